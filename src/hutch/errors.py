@@ -1,0 +1,94 @@
+"""One root, stable codes: every failure that Hutch names, and what each is called on the Execbox wire."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+WIRE_CODES = frozenset(
+    {
+        "timeout",
+        "memory_limit",
+        "validation_error",
+        "tool_error",
+        "runtime_error",
+        "serialization_error",
+        "internal_error",
+    }
+)
+
+# Finer codes of ours and the word of the protocol that stands for each.
+_ON_THE_WIRE = {
+    "result_too_large": "serialization_error",
+    "call_limit": "tool_error",
+}
+
+
+def wire_code(code: str) -> str:
+    """The Execbox code for one of ours."""
+    return code if code in WIRE_CODES else _ON_THE_WIRE.get(code, "internal_error")
+
+
+class HutchError(Exception):
+    """Something went wrong inside Hutch."""
+
+    code: ClassVar[str] = "internal_error"
+
+    def __init__(self, message: str | None = None, *, remedy: str | None = None) -> None:
+        text = message or (type(self).__doc__ or "").strip()
+        super().__init__(f"{text} {remedy}" if remedy else text)
+        self.message = text
+        self.remedy = remedy
+
+
+class SettingError(HutchError):
+    """A setting has a value that it cannot have."""
+
+    code = "invalid_setting"
+
+
+class InvalidExecution(HutchError):
+    """The execution asks for something that cannot be."""
+
+    code = "invalid_request"
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+class InvalidTool(HutchError):
+    """A tool cannot be lent to a guest as it is."""
+
+    code = "invalid_tool"
+
+
+class Busy(HutchError):
+    """Every place is taken and the wait for one is over."""
+
+    code = "busy"
+
+    def __init__(self, message: str | None = None, *, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class SandboxUnavailable(HutchError):
+    """No sandbox of the wanted strength can be had on this machine."""
+
+    code = "sandbox_unavailable"
+
+
+class ProtocolError(HutchError):
+    """The other side said something that the protocol does not have."""
+
+    code = "protocol_error"
+
+
+class ToolError(HutchError):
+    """A tool failed. Raise it from a tool to choose the code and the message that the guest sees."""
+
+    code = "tool_error"
+
+    def __init__(self, message: str, code: str = "tool_error") -> None:
+        super().__init__(message)
+        self.tool_code = wire_code(code)
