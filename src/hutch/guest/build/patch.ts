@@ -190,9 +190,15 @@ export function patch(wasm: Uint8Array): Uint8Array<ArrayBuffer> {
   append(the(SECTION.function), 2, [...leb(types), ...leb(types + 1)]);
   append(the(SECTION.global), 3, Array(3).fill([I32, 1, 0x41, 0, END]).flat());
   append(the(SECTION.export), 3, [
-    ...utf8("hutch_pages"), 3, ...leb(pages),
-    ...utf8("hutch_max_pages"), 3, ...leb(most),
-    ...utf8("hutch_faults"), 3, ...leb(faults),
+    ...utf8("hutch_pages"),
+    3,
+    ...leb(pages),
+    ...utf8("hutch_max_pages"),
+    3,
+    ...leb(most),
+    ...utf8("hutch_faults"),
+    3,
+    ...leb(faults),
   ]);
 
   const code = the(SECTION.code);
@@ -210,10 +216,20 @@ export function patch(wasm: Uint8Array): Uint8Array<ArrayBuffer> {
 
   // hutch_faults += (message is one of EXHAUSTED)
   const isFault = addresses.flatMap((address, i) => [
-    0x20, 1, 0x41, ...sleb(address), 0x46, ...(i ? [0x72] : []),
+    0x20,
+    1,
+    0x41,
+    ...sleb(address),
+    0x46,
+    ...(i ? [0x72] : []),
   ]);
   patched[thrower] = prepend(patched[thrower], [
-    ...isFault, 0x23, ...leb(faults), 0x6a, 0x24, ...leb(faults),
+    ...isFault,
+    0x23,
+    ...leb(faults),
+    0x6a,
+    0x24,
+    ...leb(faults),
   ]);
   patched.push(Uint8Array.from([0, 0x23, ...leb(pages), END]));
   patched.push(growBody(pages, most));
@@ -235,15 +251,45 @@ export function patch(wasm: Uint8Array): Uint8Array<ArrayBuffer> {
 function growBody(pages: number, most: number): Uint8Array {
   const fail = [0x04, 0x40, 0x41, 0x7f, 0x0f, END];
   return Uint8Array.from([
-    1, 1, I32,
-    0x23, ...leb(pages), 0x20, 0, 0x6a, 0x22, 1,
-    0x23, ...leb(most), 0x4b, ...fail,
-    0x20, 1, 0x3f, 0, 0x4b,
-    0x04, 0x40,
-    0x20, 1, 0x3f, 0, 0x6b, 0x40, 0, 0x41, 0x7f, 0x46, ...fail,
+    1,
+    1,
+    I32,
+    0x23,
+    ...leb(pages),
+    0x20,
+    0,
+    0x6a,
+    0x22,
+    1,
+    0x23,
+    ...leb(most),
+    0x4b,
+    ...fail,
+    0x20,
+    1,
+    0x3f,
+    0,
+    0x4b,
+    0x04,
+    0x40,
+    0x20,
+    1,
+    0x3f,
+    0,
+    0x6b,
+    0x40,
+    0,
+    0x41,
+    0x7f,
+    0x46,
+    ...fail,
     END,
-    0x23, ...leb(pages),
-    0x20, 1, 0x24, ...leb(pages),
+    0x23,
+    ...leb(pages),
+    0x20,
+    1,
+    0x24,
+    ...leb(pages),
     END,
   ]);
 }

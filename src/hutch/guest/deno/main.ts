@@ -1,0 +1,101 @@
+/** Entry of the deno runner, `deno.js SOCKET`: waits for one execution, runs it, and is done for. */
+
+import { toJson, toLog } from "../json.ts";
+import { Logs } from "../logs.ts";
+import { GuestSyntaxError, prepare, type Program } from "../source.ts";
+import { connect, renounce } from "../start.ts";
+import { explain, type Fault, lend, settle } from "../tools.ts";
+import { doneLine, type Execute, type HostMessage, startedLine, toolCallLine, Wire } from "../wire.ts";
+
+const FRAME = /guest\.js:(\d+):(\d+)/;
+const evaluate = eval;
+const { stringify } = JSON;
+const { now } = performance;
+const clock = () => now.call(performance);
+
+class Run {
+  readonly #wire: Wire;
+  readonly #request: Execute;
+  readonly #logs: Logs;
+  readonly #startedAt = clock();
+  #program?: Program;
+  #over = false;
+
+  constructor(wire: Wire, request: Execute) {
+    this.#wire = wire;
+    this.#request = request;
+    this.#logs = new Logs(request.options.maxLogLines, request.options.maxLogChars);
+  }
+
+  async start(): Promise<void> {
+    const { id, code, options, providers } = this.#request;
+    this.#wire.send(startedLine(id));
+    setTimeout(() => this.timeOut(), Math.min(options.timeoutMs, 2 ** 31 - 1));
+    this.#adoptConsole();
+    addEventListener("unhandledrejection", (event) => event.preventDefault());
+    addEventListener("error", (event) => {
+      event.preventDefault();
+      this.#fail(explain(event.error));
+    });
+    const lent = Object.fromEntries(providers.map((each) => [each.name, Object.keys(each.tools)]));
+    lend(lent, (call, provider, tool, input) => {
+      if (!this.#over) this.#wire.send(toolCallLine(id, String(call), provider, tool, input));
+    });
+    try {
+      this.#program = prepare(code);
+      const fn = evaluate(`${this.#program.code}\n//# sourceURL=guest.js`);
+      this.#finish(true, toJson(await fn(), "The result", options.maxResultBytes));
+    } catch (error) {
+      if (error instanceof GuestSyntaxError) {
+        const { message, at } = error;
+        this.#finish(false, undefined, { code: "runtime_error", message, name: "SyntaxError", ...at });
+      } else this.#fail(explain(error));
+    }
+  }
+
+  timeOut(): void {
+    this.#finish(false, undefined, { code: "timeout", message: "Execution timed out" });
+  }
+
+  #adoptConsole(): void {
+    const log = (...values: unknown[]) => void this.#logs.add(values.map(toLog).join(" "));
+    for (const name of ["log", "info", "warn", "error", "debug", "trace"] as const) console[name] = log;
+  }
+
+  #fail({ stack, ...error }: Fault): void {
+    const frame = FRAME.exec(stack ?? "");
+    const at = frame && this.#program ? this.#program.locate(Number(frame[1]), Number(frame[2])) : {};
+    this.#finish(false, undefined, { ...error, ...at });
+  }
+
+  #finish(ok: boolean, result?: string, error?: Fault): void {
+    if (this.#over) return;
+    this.#over = true;
+    const { lines: logs, truncated: logsTruncated } = this.#logs;
+    const durationMs = Math.round((clock() - this.#startedAt) * 1000) / 1000;
+    this.#wire.send(doneLine(this.#request.id, { ok, result, error, logs, logsTruncated, durationMs }));
+  }
+}
+
+let run: Run | undefined;
+
+function receive(message: HostMessage): void {
+  if (message.type === "execute") {
+    run = new Run(wire, message);
+    run.start();
+  } else if (message.type === "tool_result") {
+    settle(
+      Number(message.callId),
+      message.ok,
+      stringify(message.ok ? message.result ?? null : message.error),
+    );
+  } else run?.timeOut();
+}
+
+// The first parse, strip and eval of a process are slow: have them behind us before the guest comes.
+evaluate(prepare("const warm: number = 1; warm").code);
+const wire = new Wire(await connect(Deno.args[0]));
+renounce();
+wire.send('{"type":"ready"}\n');
+await wire.listen(receive);
+Deno.exit(0);

@@ -1,0 +1,303 @@
+/** The quickjs runner: many executions in one process, each in a VM of its own. */
+
+import { Logs } from "../logs.ts";
+import { GuestSyntaxError, type Position, prepare, type Program } from "../source.ts";
+import {
+  doneLine,
+  type Execute,
+  type Failure,
+  type HostMessage,
+  isJson,
+  startedLine,
+  toolCallLine,
+  type ToolResult,
+  type Wire,
+} from "../wire.ts";
+import { decodeText, encodingOf, urlParts } from "./platform.ts";
+import { Broken, Image, type Vm } from "./vm.ts";
+
+const FILE = "guest.js";
+const FRAME = /guest\.js:(\d+):(\d+)/;
+const DEFAULT_MAX_RESULT = 8 * 1024 * 1024;
+/** A VM that grew by more is dropped rather than reset, so that its memory goes back to the system. */
+const KEEP_GROWN = 8 * 1024 * 1024;
+const KEEP_FREE = 64;
+/** Dropped memory waits for V8's collector; past this much it is asked to come. */
+const COLLECT_AFTER = 128 * 1024 * 1024;
+const EXHAUSTED = /^(out of memory|string too long)$/;
+
+type Timer = ReturnType<typeof setTimeout>;
+
+interface Call {
+  run: Run;
+  number: number;
+}
+
+class Run {
+  readonly logs: Logs;
+  readonly startedAt = performance.now();
+  readonly deadline: number;
+  readonly timers = new Map<number, Timer>();
+  readonly queue: [entry: string, args: () => number[]][] = [];
+  readonly calls = new Set<string>();
+  busy = false;
+  over = false;
+  cancelled = false;
+  alarm?: Timer;
+
+  constructor(readonly id: string, readonly request: Execute, readonly program: Program, readonly vm: Vm) {
+    const { maxLogLines, maxLogChars, timeoutMs } = request.options;
+    this.logs = new Logs(maxLogLines, maxLogChars);
+    this.deadline = this.startedAt + timeoutMs;
+  }
+
+  readonly overdue = (): boolean => this.over || this.cancelled || performance.now() >= this.deadline;
+}
+
+export class Runner {
+  readonly #wire: Wire;
+  readonly #image: Image;
+  readonly #runs = new Map<string, Run>();
+  readonly #byVm = new Map<Vm, Run>();
+  readonly #calls = new Map<string, Call>();
+  readonly #free: Vm[] = [];
+  #callCount = 0;
+  #dropped = 0;
+
+  constructor(wire: Wire, module: WebAssembly.Module, prelude: string) {
+    this.#wire = wire;
+    const run = (vm: Vm) => this.#byVm.get(vm)!;
+    this.#image = new Image(
+      module,
+      {
+        c: (vm, [number, provider, tool, input]) => {
+          this.#toolCall(
+            run(vm),
+            vm.toNumber(number),
+            vm.toText(provider),
+            vm.toText(tool),
+            vm.toText(input),
+          );
+          return vm.undefined();
+        },
+        l: (vm, [line]) => vm.number(run(vm).logs.add(vm.toText(line)) ? 1 : 0),
+        t: (vm, [id, delay, repeat]) => {
+          this.#arm(run(vm), vm.toNumber(id), vm.toNumber(delay), vm.toNumber(repeat) === 1);
+          return vm.undefined();
+        },
+        k: (vm, [id]) => {
+          this.#disarm(run(vm), vm.toNumber(id));
+          return vm.undefined();
+        },
+        r: (vm, [length]) => vm.arrayBuffer(crypto.getRandomValues(new Uint8Array(vm.toNumber(length)))),
+        u: (vm, [operation, href, argument]) =>
+          vm.string(urlParts(vm.toText(operation), vm.toText(href), vm.toText(argument))),
+        e: (vm, [text]) => vm.arrayBuffer(new TextEncoder().encode(vm.toText(text))),
+        d: (vm, [bytes, label, mode]) => {
+          const how = vm.toNumber(mode), name = vm.toText(label);
+          return vm.string(how < 0 ? encodingOf(name) : decodeText(vm.toBytes(bytes), name, how));
+        },
+        o: (vm, args) => {
+          this.#succeed(run(vm), args.length && !vm.isUndefined(args[0]) ? vm.toText(args[0]) : undefined);
+          return vm.undefined();
+        },
+        x: (vm, [failure]) => {
+          this.#fail(run(vm), JSON.parse(vm.toText(failure)));
+          return vm.undefined();
+        },
+      },
+      prelude,
+      ["run", "settle", "fire"],
+    );
+    this.#free.push(this.#image.make());
+  }
+
+  receive(message: HostMessage): void {
+    if (message.type === "execute") this.#execute(message);
+    else if (message.type === "tool_result") this.#toolResult(message);
+    else if (message.type === "cancel") this.#cancel(message.id);
+  }
+
+  #execute(request: Execute): void {
+    const { id, options, providers } = request;
+    this.#wire.send(startedLine(id));
+    const at = performance.now();
+    let program: Program;
+    try {
+      program = prepare(request.code);
+    } catch (error) {
+      if (!(error instanceof GuestSyntaxError)) throw error;
+      return this.#reject(id, {
+        code: "runtime_error",
+        message: error.message,
+        name: "SyntaxError",
+        ...error.at,
+      }, at);
+    }
+    const run = new Run(id, request, program, this.#free.pop() ?? this.#image.make());
+    const { vm } = run;
+    this.#runs.set(id, run);
+    this.#byVm.set(vm, run);
+    vm.limit(options.memoryLimitBytes);
+    run.alarm = setTimeout(() => this.#stop(run), Math.min(options.timeoutMs, 2 ** 31 - 1));
+    const lent = Object.fromEntries(providers.map((each) => [each.name, Object.keys(each.tools)]));
+    this.#enter(run, "run", () => {
+      const fn = vm.evaluate(program.code, FILE);
+      if (vm.isException(fn)) throw new Broken(vm.toText(vm.exception()));
+      return [fn, vm.string(JSON.stringify(lent)), vm.number(options.maxResultBytes ?? DEFAULT_MAX_RESULT)];
+    });
+  }
+
+  #reject(id: string, error: Failure, at: number): void {
+    const durationMs = elapsed(at);
+    this.#wire.send(doneLine(id, { ok: false, error, logs: [], logsTruncated: false, durationMs }));
+  }
+
+  /** A VM is entered once at a time: while its stack is suspended, what comes waits in its queue. */
+  #enter(run: Run, entry: string, args: () => number[]): void {
+    run.queue.push([entry, args]);
+    if (!run.busy) this.#pump(run);
+  }
+
+  async #pump(run: Run): Promise<void> {
+    run.busy = true;
+    let sound = true;
+    try {
+      while (run.queue.length > 0 && !run.over) {
+        const [entry, args] = run.queue.shift()!;
+        if (!await run.vm.call(this.#image.entry[entry], args(), run.overdue)) this.#stopped(run);
+      }
+      // QuickJS can be too exhausted even to say so.
+      if (!run.over && run.vm.faults > 0 && run.calls.size + run.timers.size === 0) this.#exhausted(run);
+    } catch (error) {
+      sound = false;
+      this.#broke(run, error as Error);
+    }
+    run.busy = false;
+    if (run.over) this.#release(run, sound);
+  }
+
+  /** QuickJS ended with an exception that guest code could not catch. */
+  #stopped(run: Run): void {
+    if (run.over) return;
+    if (run.overdue()) this.#timeOut(run);
+    else if (run.vm.faults > 0) this.#exhausted(run);
+    else this.#fail(run, { code: "runtime_error", message: "QuickJS stopped the execution" });
+  }
+
+  #broke(run: Run, error: Error): void {
+    if (run.vm.faults > 0) return this.#exhausted(run);
+    if (error instanceof RangeError) {
+      return this.#fail(run, { code: "runtime_error", message: error.message, name: "RangeError" });
+    }
+    if (error instanceof Broken) {
+      const exhausted = EXHAUSTED.test(error.message);
+      return exhausted
+        ? this.#exhausted(run)
+        : this.#fail(run, { code: "runtime_error", message: error.message });
+    }
+    this.#fail(run, { code: "internal_error", message: `QuickJS broke off: ${error.message}` });
+  }
+
+  #succeed(run: Run, result: string | undefined): void {
+    if (result === undefined || isJson(result)) this.#finish(run, true, result);
+    else this.#fail(run, { code: "serialization_error", message: "The result is not JSON" });
+  }
+
+  #fail(run: Run, fault: Failure & { stack?: string }): void {
+    const { code, message, name, stack } = fault;
+    const engineSaid = name === "InternalError" ? EXHAUSTED.test(message) : message === "null";
+    if (engineSaid && run.vm.faults > 0) return this.#exhausted(run);
+    const frame = FRAME.exec(stack ?? "");
+    const at: Partial<Position> = frame ? run.program.locate(Number(frame[1]), Number(frame[2])) : {};
+    this.#finish(run, false, undefined, { code, message, ...(name ? { name } : {}), ...at });
+  }
+
+  #exhausted(run: Run): void {
+    const mebibytes = Math.round(run.request.options.memoryLimitBytes / 2 ** 20 * 10) / 10;
+    const message = `Execution exceeded its memory limit of ${mebibytes} MiB`;
+    this.#finish(run, false, undefined, { code: "memory_limit", message });
+  }
+
+  #timeOut(run: Run): void {
+    this.#finish(run, false, undefined, { code: "timeout", message: "Execution timed out" });
+  }
+
+  #finish(run: Run, ok: boolean, result?: string, error?: Failure): void {
+    if (run.over) return;
+    run.over = true;
+    clearTimeout(run.alarm);
+    for (const timer of run.timers.values()) clearTimeout(timer);
+    for (const call of run.calls) this.#calls.delete(call);
+    const { lines: logs, truncated: logsTruncated } = run.logs;
+    const durationMs = elapsed(run.startedAt);
+    this.#wire.send(doneLine(run.id, { ok, result, error, logs, logsTruncated, durationMs }));
+    this.#runs.delete(run.id);
+    if (!run.busy) this.#release(run, true);
+  }
+
+  #release(run: Run, sound: boolean): void {
+    const { vm } = run;
+    if (!this.#byVm.delete(vm)) return;
+    const { grown } = vm;
+    if (sound && grown <= KEEP_GROWN && this.#free.length < KEEP_FREE) {
+      vm.reset();
+      this.#free.push(vm);
+      return;
+    }
+    this.#dropped += this.#image.memory.length + grown;
+    if (this.#dropped > COLLECT_AFTER) {
+      this.#dropped = 0;
+      (globalThis as { gc?: () => void }).gc?.();
+    }
+  }
+
+  /** The time is over, or the host asked: at once if the guest waits, else at its next interrupt. */
+  #stop(run: Run): void {
+    run.cancelled = true;
+    if (!run.busy) this.#timeOut(run);
+  }
+
+  #cancel(id: string): void {
+    const run = this.#runs.get(id);
+    if (run) this.#stop(run);
+  }
+
+  #toolCall(run: Run, number: number, provider: string, tool: string, input: string): void {
+    if (run.over || !isJson(input)) return;
+    const callId = `c${++this.#callCount}`;
+    run.calls.add(callId);
+    this.#calls.set(callId, { run, number });
+    this.#wire.send(toolCallLine(run.id, callId, provider, tool, input));
+  }
+
+  #toolResult(message: ToolResult): void {
+    const call = this.#calls.get(message.callId);
+    if (!call) return;
+    const { run, number } = call;
+    this.#calls.delete(message.callId);
+    run.calls.delete(message.callId);
+    const text = JSON.stringify(message.ok ? message.result ?? null : message.error);
+    const { vm } = run;
+    this.#enter(run, "settle", () => [vm.number(number), vm.number(message.ok ? 1 : 0), vm.string(text)]);
+  }
+
+  #arm(run: Run, id: number, delay: number, repeat: boolean): void {
+    if (run.over) return;
+    const due = () => {
+      if (!repeat) run.timers.delete(id);
+      // A guest that is slower than its interval gets no backlog of ticks.
+      if (run.queue.length < 1024) this.#enter(run, "fire", () => [run.vm.number(id)]);
+    };
+    run.timers.set(id, repeat ? setInterval(due, delay) : setTimeout(due, delay));
+  }
+
+  #disarm(run: Run, id: number): void {
+    clearTimeout(run.timers.get(id));
+    run.timers.delete(id);
+  }
+}
+
+function elapsed(since: number): number {
+  return Math.round((performance.now() - since) * 1000) / 1000;
+}

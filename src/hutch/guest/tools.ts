@@ -1,0 +1,111 @@
+/**
+ * The host's tools as the guest sees them, and what a guest's error becomes: the same in both engines.
+ *
+ * Runs in the guest's realm, so it keeps hold of what it needs before guest code can replace it.
+ */
+
+import { NotJsonSafe, toJson } from "./json.ts";
+
+const { parse, stringify } = JSON;
+const { defineProperty, create, keys } = Object;
+const { apply } = Reflect;
+const { get: weakGet, set: weakSet } = WeakMap.prototype;
+const { shift, push } = Array.prototype;
+
+/** Calls beyond this wait their turn, so that `Promise.all` over many items just works. */
+const MAX_OUTSTANDING = 128;
+
+export type Emit = (call: number, provider: string, tool: string, input: string) => void;
+
+interface Waiting {
+  resolve: (value: unknown) => void;
+  reject: (error: unknown) => void;
+}
+
+export interface Fault {
+  code: string;
+  message: string;
+  name?: string;
+  stack?: string;
+}
+
+/** Errors that did not come from the guest, by the object that carries each: writing on it changes nothing. */
+const trusted = new WeakMap<object, Fault>();
+const waiting: Record<number, Waiting> = create(null);
+const backlog: (() => void)[] = [];
+let calls = 0, outstanding = 0;
+
+function trustedError(code: string, message: string): Error {
+  const error = new Error(message) as Error & { code: string };
+  error.code = code;
+  apply(weakSet, trusted, [error, { code, message }]);
+  return error;
+}
+
+function proxy(provider: string, tool: string, emit: Emit): (input?: unknown) => Promise<unknown> {
+  return (input) =>
+    new Promise((resolve, reject) => {
+      let text: string;
+      try {
+        text = toJson(input, `The input of ${provider}.${tool}`) ?? "null";
+      } catch (error) {
+        if (!(error instanceof NotJsonSafe)) throw error;
+        return reject(trustedError("serialization_error", error.message));
+      }
+      const begin = () => {
+        outstanding++;
+        const id = ++calls;
+        waiting[id] = { resolve, reject };
+        emit(id, provider, tool, text);
+      };
+      if (outstanding < MAX_OUTSTANDING) begin();
+      else apply(push, backlog, [begin]);
+    });
+}
+
+/** Defines the providers' namespaces as globals without a prototype, so that every tool's name is data. */
+export function lend(providers: Record<string, string[]>, emit: Emit): void {
+  for (const name of keys(providers)) {
+    const namespace = create(null);
+    for (const tool of providers[name]) {
+      defineProperty(namespace, tool, { value: proxy(name, tool, emit), enumerable: true });
+    }
+    defineProperty(globalThis, name, { value: namespace, writable: true, configurable: true });
+  }
+}
+
+/** Delivers the host's answer to one call; `text` is JSON of the result or of the error. */
+export function settle(id: number, ok: boolean, text: string): void {
+  const call = waiting[id];
+  if (!call) return;
+  delete waiting[id];
+  outstanding--;
+  (apply(shift, backlog, []) as (() => void) | undefined)?.();
+  if (ok) return call.resolve(parse(text));
+  const { code, message } = parse(text);
+  call.reject(trustedError(code, message));
+}
+
+/** What an uncaught error means: the host's own keep their code, everything else is the guest's. */
+export function explain(error: unknown): Fault {
+  if (error instanceof NotJsonSafe) {
+    return { code: error.tooLarge ? "result_too_large" : "serialization_error", message: error.message };
+  }
+  if (typeof error === "object" && error !== null) {
+    const known = apply(weakGet, trusted, [error]);
+    if (known) return known;
+  }
+  if (error instanceof Error) {
+    const { message, name, stack } = error;
+    return { code: "runtime_error", message: `${message}`, name: `${name}`, stack: `${stack}` };
+  }
+  return { code: "runtime_error", message: typeof error === "string" ? error : readable(error) };
+}
+
+function readable(value: unknown): string {
+  try {
+    return stringify(value) ?? String(value);
+  } catch {
+    return String(value);
+  }
+}

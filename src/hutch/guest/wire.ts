@@ -1,0 +1,149 @@
+/** What is said between host and runner: the six Execbox messages, one JSON object a line. */
+
+export interface Options {
+  timeoutMs: number;
+  memoryLimitBytes: number;
+  maxLogLines: number;
+  maxLogChars: number;
+  /** Ours: the most bytes of a result's JSON text. */
+  maxResultBytes?: number;
+}
+
+export interface Manifest {
+  name: string;
+  tools: Record<string, { safeName: string; originalName: string; description?: string }>;
+  types: string;
+}
+
+export interface Execute {
+  type: "execute";
+  id: string;
+  code: string;
+  options: Options;
+  providers: Manifest[];
+}
+
+export interface Cancel {
+  type: "cancel";
+  id: string;
+}
+
+export interface ToolResult {
+  type: "tool_result";
+  callId: string;
+  ok: boolean;
+  result?: unknown;
+  error?: { code: string; message: string };
+}
+
+export type HostMessage = Execute | Cancel | ToolResult;
+
+/** An execution's error; name, line and column are ours, and only where they are known. */
+export interface Failure {
+  code: string;
+  message: string;
+  name?: string;
+  line?: number;
+  column?: number;
+}
+
+export interface Outcome {
+  ok: boolean;
+  /** JSON text, absent for `undefined`. */
+  result?: string;
+  error?: Failure;
+  logs: string[];
+  logsTruncated: boolean;
+  durationMs: number;
+}
+
+export function startedLine(id: string): string {
+  return `{"type":"started","id":${JSON.stringify(id)}}\n`;
+}
+
+/** `input` is JSON text that the caller has made sure is one line of valid JSON. */
+export function toolCallLine(
+  id: string,
+  callId: string,
+  provider: string,
+  tool: string,
+  input: string,
+): string {
+  return `{"type":"tool_call","id":${JSON.stringify(id)},"callId":${JSON.stringify(callId)},` +
+    `"providerName":${JSON.stringify(provider)},"safeToolName":${JSON.stringify(tool)},"input":${input}}\n`;
+}
+
+export function doneLine(id: string, outcome: Outcome): string {
+  const { ok, result, error, logs, logsTruncated, durationMs } = outcome;
+  const head = `{"type":"done","id":${JSON.stringify(id)},"ok":${ok},"durationMs":${durationMs},` +
+    `"logs":${JSON.stringify(logs)}${logsTruncated ? ',"logsTruncated":true' : ""}`;
+  if (ok) return result === undefined ? `${head}}\n` : `${head},"result":${result}}\n`;
+  return `${head},"error":${JSON.stringify(error)}}\n`;
+}
+
+/** Whether guest-made text may stand in a message as it is: one line, and valid JSON by V8's own parser. */
+export function isJson(text: string): boolean {
+  if (text.includes("\n")) return false;
+  try {
+    JSON.parse(text);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+export interface Pipe {
+  read(buffer: Uint8Array): Promise<number | null>;
+  write(bytes: Uint8Array): Promise<number>;
+}
+
+/** Reads messages and batches writes: whatever is said in one turn leaves in one write. */
+export class Wire {
+  #pipe: Pipe;
+  #out = "";
+  #writing = false;
+  #encoder = new TextEncoder();
+  #drained: (() => void)[] = [];
+
+  constructor(pipe: Pipe) {
+    this.#pipe = pipe;
+  }
+
+  send(line: string): void {
+    this.#out += line;
+    if (!this.#writing) {
+      this.#writing = true;
+      queueMicrotask(() => this.#flush());
+    }
+  }
+
+  /** Resolves when everything said so far has left. */
+  drained(): Promise<void> {
+    if (!this.#writing) return Promise.resolve();
+    return new Promise((resolve) => this.#drained.push(resolve));
+  }
+
+  async #flush(): Promise<void> {
+    while (this.#out !== "") {
+      const bytes = this.#encoder.encode(this.#out);
+      this.#out = "";
+      for (let at = 0; at < bytes.length;) at += await this.#pipe.write(bytes.subarray(at));
+    }
+    this.#writing = false;
+    for (const resolve of this.#drained.splice(0)) resolve();
+  }
+
+  /** The host is trusted to keep to the protocol; its end of the pipe closing ends the loop. */
+  async listen(receive: (message: HostMessage) => void): Promise<void> {
+    const buffer = new Uint8Array(65536);
+    const decoder = new TextDecoder();
+    let rest = "";
+    for (;;) {
+      const count = await this.#pipe.read(buffer);
+      if (count === null) return;
+      const lines = (rest + decoder.decode(buffer.subarray(0, count), { stream: true })).split("\n");
+      rest = lines.pop()!;
+      for (const line of lines) receive(JSON.parse(line));
+    }
+  }
+}
