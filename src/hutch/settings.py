@@ -20,13 +20,6 @@ Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0)]
 
 
-class Secret(str):
-    """A string that does not show itself."""
-
-    def __repr__(self) -> str:
-        return "Secret('**********')"
-
-
 def _cores() -> int:
     return os.cpu_count() or 1
 
@@ -43,15 +36,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     api_key: str | None = None
     """Guards Execbox, TPMJS and the gateway. Also EXECUTOR_API_KEY."""
 
+    allowed_hosts: tuple[str, ...] = ()
+    """Names by which this server is reached, beside loopback's when it listens there."""
+    allowed_origins: tuple[str, ...] = ()
+    """Sites whose pages may connect, such as `https://example.com`."""
+    drain_seconds: Seconds = 30.0
+    """How long SIGTERM waits for running executions."""
+
     # What an execution gets when it does not say, and the most that it may ask for.
     timeout_ms: Positive = 5_000
-    max_timeout_ms: Positive = 300_000
+    most_timeout_ms: Positive = 300_000
     memory_limit_bytes: Positive = 64 * MIB
-    max_memory_limit_bytes: Positive = 1024 * MIB
+    most_memory_limit_bytes: Positive = 1024 * MIB
     max_log_lines: Count = 100
-    max_max_log_lines: Count = 10_000
+    most_log_lines: Count = 10_000
     max_log_chars: Count = 64_000
-    max_max_log_chars: Count = 4_000_000
+    most_log_chars: Count = 4_000_000
     max_code_bytes: Positive = 4 * MIB
     max_result_bytes: Positive = 8 * MIB
     max_line_bytes: Positive = 16 * MIB
@@ -84,12 +84,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     log_json: bool = False
 
+    def __repr__(self) -> str:
+        shown = (f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "api_key")
+        return f"Settings({', '.join(shown)}, api_key={'***' if self.api_key else None})"
+
     @property
     def home_path(self) -> Path:
         return Path(self.home).expanduser()
 
 
 _ALIASES = {"EXECUTOR_API_KEY": "api_key"}
+_LISTS = ("allowed_hosts", "allowed_origins")
 
 
 def load(
@@ -133,10 +138,12 @@ def _from_file(path: Path) -> dict[str, Any]:
 def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
     known = set(Settings.__struct_fields__)
     found: dict[str, Any] = {}
-    for name, value in environ.items():
+    # Our own names first, so that they beat their aliases.
+    for name, value in sorted(environ.items(), key=lambda item: item[0] in _ALIASES):
         key = _ALIASES.get(name) or (name[6:].lower() if name.startswith("HUTCH_") else None)
-        if key in known and value != "":
-            found.setdefault(key, value) if name in _ALIASES else found.__setitem__(key, value)
+        if key not in known or value == "" or (name in _ALIASES and key in found):
+            continue
+        found[key] = value.split(",") if key in _LISTS else value
     return found
 
 

@@ -22,7 +22,7 @@ export class Logs {
       this.truncated = true;
     }
     this.#charsLeft -= line.length;
-    this.lines.push(line);
+    this.lines.push(line.toWellFormed());
     return true;
   }
 }

@@ -27,12 +27,22 @@ interface Edit {
 
 const OPEN = "(async () => {";
 const CLOSE = "\n})";
+/** Guest code is evaluated under this name; V8 and QuickJS write its frames differently. */
+export const FILE = "guest.js";
+const FRAME = /guest\.js(?:, <anonymous>)?:(\d+):(\d+)/;
+const STRIP_ERROR = /^(?:SyntaxError: )?([^\n]*)[\s\S]* at file:[^\n]*?:(\d+):(\d+)\s*$/;
 const CACHE_SIZE = 64;
 const CACHEABLE = 64 * 1024;
 
 export class Program {
   /** `code` evaluates to the function to call. */
   constructor(readonly code: string, readonly edits: readonly Edit[], readonly source: string) {}
+
+  /** The innermost of the guest's own lines in a stack. */
+  lineOf(stack: string | undefined): Partial<Position> {
+    const frame = FRAME.exec(stack ?? "");
+    return frame ? this.locate(Number(frame[1]), Number(frame[2])) : {};
+  }
 
   /** Where a position in `code` is in what the guest's author wrote. */
   locate(line: number, column: number): Position {
@@ -113,21 +123,30 @@ function parseEither(source: string): { tree: Tree; text: string } {
   try {
     return { tree: parseJs(source), text: source };
   } catch (error) {
-    const text = strip(source);
-    if (text === null) throw error;
+    const text = strip(source, error as GuestSyntaxError);
     return { tree: parseJs(text), text };
   }
 }
 
-function strip(source: string): string | null {
-  for (const mode of ["strip", "transform"] as const) {
+/** Of two complaints about a source, the one that got further is about what is really wrong. */
+function strip(source: string, asJavaScript: GuestSyntaxError): string {
+  try {
+    return stripTypeScriptTypes(source, { mode: "strip" });
+  } catch {
     try {
-      return stripTypeScriptTypes(source, { mode });
-    } catch {
-      continue;
+      return stripTypeScriptTypes(source, { mode: "transform" });
+    } catch (error) {
+      const [, message, line, column] = STRIP_ERROR.exec((error as Error).message) ?? [];
+      const at = { line: Number(line), column: Number(column) };
+      throw message && asJavaScript.at && after(at, asJavaScript.at)
+        ? new GuestSyntaxError(message, at)
+        : asJavaScript;
     }
   }
-  return null;
+}
+
+function after(one: Position, other: Position): boolean {
+  return one.line > other.line || (one.line === other.line && one.column > other.column);
 }
 
 function parseJs(text: string): Tree {

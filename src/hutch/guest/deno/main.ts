@@ -2,12 +2,11 @@
 
 import { toJson, toLog } from "../json.ts";
 import { Logs } from "../logs.ts";
-import { GuestSyntaxError, prepare, type Program } from "../source.ts";
+import { FILE, GuestSyntaxError, prepare, type Program } from "../source.ts";
 import { connect, renounce } from "../start.ts";
 import { explain, type Fault, lend, settle } from "../tools.ts";
 import { doneLine, type Execute, type HostMessage, startedLine, toolCallLine, Wire } from "../wire.ts";
 
-const FRAME = /guest\.js:(\d+):(\d+)/;
 const evaluate = eval;
 const { stringify } = JSON;
 const { now } = performance;
@@ -43,7 +42,7 @@ class Run {
     });
     try {
       this.#program = prepare(code);
-      const fn = evaluate(`${this.#program.code}\n//# sourceURL=guest.js`);
+      const fn = evaluate(`${this.#program.code}\n//# sourceURL=${FILE}`);
       this.#finish(true, toJson(await fn(), "The result", options.maxResultBytes));
     } catch (error) {
       if (error instanceof GuestSyntaxError) {
@@ -63,9 +62,7 @@ class Run {
   }
 
   #fail({ stack, ...error }: Fault): void {
-    const frame = FRAME.exec(stack ?? "");
-    const at = frame && this.#program ? this.#program.locate(Number(frame[1]), Number(frame[2])) : {};
-    this.#finish(false, undefined, { ...error, ...at });
+    this.#finish(false, undefined, { ...error, ...this.#program?.lineOf(stack) });
   }
 
   #finish(ok: boolean, result?: string, error?: Fault): void {

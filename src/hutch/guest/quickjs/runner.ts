@@ -1,7 +1,7 @@
 /** The quickjs runner: many executions in one process, each in a VM of its own. */
 
 import { Logs } from "../logs.ts";
-import { GuestSyntaxError, type Position, prepare, type Program } from "../source.ts";
+import { FILE, GuestSyntaxError, prepare, type Program } from "../source.ts";
 import {
   doneLine,
   type Execute,
@@ -16,8 +16,6 @@ import {
 import { decodeText, encodingOf, urlParts } from "./platform.ts";
 import { Broken, Image, type Vm } from "./vm.ts";
 
-const FILE = "guest.js";
-const FRAME = /guest\.js:(\d+):(\d+)/;
 const DEFAULT_MAX_RESULT = 8 * 1024 * 1024;
 /** A VM that grew by more is dropped rather than reset, so that its memory goes back to the system. */
 const KEEP_GROWN = 8 * 1024 * 1024;
@@ -208,8 +206,7 @@ export class Runner {
     const { code, message, name, stack } = fault;
     const engineSaid = name === "InternalError" ? EXHAUSTED.test(message) : message === "null";
     if (engineSaid && run.vm.faults > 0) return this.#exhausted(run);
-    const frame = FRAME.exec(stack ?? "");
-    const at: Partial<Position> = frame ? run.program.locate(Number(frame[1]), Number(frame[2])) : {};
+    const at = run.program.lineOf(stack);
     this.#finish(run, false, undefined, { code, message, ...(name ? { name } : {}), ...at });
   }
 
@@ -252,10 +249,10 @@ export class Runner {
     }
   }
 
-  /** The time is over, or the host asked: at once if the guest waits, else at its next interrupt. */
+  /** The time is over, or the host asked. A suspended guest learns it at its next interrupt. */
   #stop(run: Run): void {
     run.cancelled = true;
-    if (!run.busy) this.#timeOut(run);
+    this.#timeOut(run);
   }
 
   #cancel(id: string): void {

@@ -1,0 +1,22 @@
+"""Hutch runs other people's code for AI agents, safely and at once."""
+
+from hutch._version import __version__
+from hutch.api import Hutch, connect, run_sync
+from hutch.errors import Busy, HutchError, ToolError
+from hutch.kernel import Result
+from hutch.session.providers import Provider, Tool, ToolContext, tool
+
+__all__ = [
+    "Busy",
+    "Hutch",
+    "HutchError",
+    "Provider",
+    "Result",
+    "Tool",
+    "ToolContext",
+    "ToolError",
+    "__version__",
+    "connect",
+    "run_sync",
+    "tool",
+]

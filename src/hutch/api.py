@@ -1,0 +1,179 @@
+"""Hutch from Python: run guest code here, in a runner of your own, or on another machine."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from hutch import settings as settings_module
+from hutch.kernel import Execution, Kernel, Result
+from hutch.session.providers import Provider, Tool
+
+if TYPE_CHECKING:
+    from hutch.app import App
+    from hutch.session.remote import Remote
+    from hutch.settings import Settings
+
+Tools = Provider | Iterable[Provider | Tool | Callable[..., Any]] | Mapping[str, Iterable[Any]] | None
+
+
+def providers_of(tools: Tools) -> list[Provider]:
+    """Providers from whatever a caller finds convenient.
+
+    A list of functions becomes the namespace `tools`; a mapping has a namespace for each of its keys;
+    providers are taken as they are, also among functions.
+    """
+    if tools is None:
+        return []
+    if isinstance(tools, Provider):
+        return [tools]
+    if isinstance(tools, Mapping):
+        return [Provider.of(*each, name=name) for name, each in tools.items()]
+    items = list(tools)
+    found = [each for each in items if isinstance(each, Provider)]
+    functions = [each for each in items if not isinstance(each, Provider)]
+    return [Provider.of(*functions), *found] if functions else found
+
+
+class Hutch:
+    """A sandbox to run guest code in.
+
+    ```python
+    async with hutch.Hutch() as h:
+        r = await h.run("return (await tools.add({a: 1, b: 2})) * 2", tools=[add])
+    ```
+
+    Keyword arguments are settings (see `hutch.settings.Settings`); they beat HUTCH_* variables
+    and hutch.toml. With `runner`, a command, executions run in any Execbox runner that speaks
+    one JSON object a line on stdin and stdout, instead of in Hutch's own jail.
+    """
+
+    def __init__(
+        self,
+        *,
+        runner: Sequence[str] | None = None,
+        settings: Settings | None = None,
+        **overrides: Any,
+    ) -> None:
+        self.settings = settings or settings_module.load(overrides)
+        self._runner = runner
+        self._app: App | None = None
+        self._kernel: Kernel | None = None
+        self._close: Callable[[], Any] | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Makes the sandbox; runner processes start with the first execution of their engine."""
+        if self._kernel is not None:
+            return
+        if self._runner is not None:
+            from hutch.sandbox.external import external_pool
+
+            pool = external_pool(self.settings, self._runner)
+            self._kernel, self._close = Kernel(self.settings, pool, lambda _: None), pool.close
+            return
+        from hutch.app import App
+
+        app = App(self.settings)
+        self._app, self._kernel, self._close = app, app.kernel, app.close
+
+    async def close(self) -> None:
+        """Ends every runner process and removes every temporary file."""
+        close, self._close, self._kernel = self._close, None, None
+        if close is not None:
+            await close()
+
+    async def run(
+        self,
+        code: str,
+        *,
+        tools: Tools = None,
+        engine: str = "quickjs",
+        owner: str = "default",
+        timeout_ms: float | None = None,
+        memory_limit_bytes: int | None = None,
+        max_log_lines: int | None = None,
+        max_log_chars: int | None = None,
+    ) -> Result:
+        """Runs guest code to its end and returns how it ended; a guest's failure is a Result, not an exception.
+
+        Raises HutchError when it could not be begun: Busy, InvalidExecution, InvalidTool, SandboxUnavailable.
+        Cancelling the call stops the guest and its tools.
+        """
+        from hutch.sandbox.profile import EXTERNAL, profile_for
+
+        if self._kernel is None:
+            await self.start()
+        assert self._kernel is not None
+        limits = self._kernel.limits(
+            {
+                "timeout_ms": timeout_ms,
+                "memory_limit_bytes": memory_limit_bytes,
+                "max_log_lines": max_log_lines,
+                "max_log_chars": max_log_chars,
+            }
+        )
+        execution = Execution(
+            code=code,
+            profile=EXTERNAL if self._runner is not None else profile_for(engine),
+            limits=limits,
+            providers=providers_of(tools),
+            owner=owner,
+        )
+        return await self._kernel.run(execution)
+
+
+def connect(url: str, *, api_key: str | None = None) -> Remote:
+    """A Hutch on another machine: the same `run`, with the runner there and the tools here.
+
+    ```python
+    async with hutch.connect("ws://127.0.0.1:4111/execbox") as h:
+        r = await h.run("return await tools.add({a: 1, b: 2})", tools=[add])
+    ```
+    """
+    from hutch.session.remote import Remote
+
+    return Remote(url, api_key=api_key)
+
+
+class _Background:
+    """An event loop in a thread, with a Hutch that stays warm between synchronous calls."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="hutch", daemon=True)
+        self._thread.start()
+        self._hutch = Hutch()
+        atexit.register(self._stop)
+
+    def run(self, code: str, options: dict[str, Any]) -> Result:
+        return asyncio.run_coroutine_threadsafe(self._hutch.run(code, **options), self._loop).result()
+
+    def _stop(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._hutch.close(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+
+_background: _Background | None = None
+_background_lock = threading.Lock()
+
+
+def run_sync(code: str, **options: Any) -> Result:
+    """`Hutch.run` for code without an event loop. The first call starts a sandbox that later calls reuse."""
+    global _background
+    with _background_lock:
+        if _background is None:
+            _background = _Background()
+    return _background.run(code, options)

@@ -1,0 +1,60 @@
+"""Builds the whole from Settings: the only place that knows every room."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hutch.kernel import Kernel
+from hutch.metrics import RunCounters
+from hutch.runs import RunRecord, log_run
+from hutch.sandbox import selftest
+from hutch.sandbox.launcher import Launcher
+from hutch.sandbox.pool import Pool
+from hutch.sandbox.profile import profile_for
+from hutch.settings import Settings
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from hutch.doors.gate import Gate
+
+
+class App:
+    """A running Hutch: the kernel and all it stands on. It belongs to the event loop that made it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        jail, self.verdict = selftest.choose(settings)
+        self.counters = RunCounters()
+        self._launcher = Launcher(settings, jail)
+        self.pool = Pool(settings, self._launcher.launch)
+        self.kernel = Kernel(settings, self.pool, self._record)
+
+    async def warm_up(self) -> None:
+        """For a server: have runners of both engines ready before the first request."""
+        quickjs, deno = profile_for("quickjs"), profile_for("deno")
+        self.pool.warm(quickjs, self.settings.quickjs_warm)
+        self.pool.warm(deno, self.settings.deno_warm)
+        await self.pool.warmed(quickjs)
+
+    def web(self, gate: Gate) -> Starlette:
+        """All doors that open onto HTTP."""
+        from starlette.applications import Starlette
+
+        from hutch.doors import health
+        from hutch.doors.execbox import websocket as execbox
+
+        return Starlette(
+            routes=[
+                *health.routes(self, gate),
+                *execbox.routes(self.kernel, gate),
+            ]
+        )
+
+    async def close(self) -> None:
+        await self.pool.close()
+        self._launcher.close()
+
+    def _record(self, record: RunRecord) -> None:
+        self.counters.count(record)
+        log_run(record)

@@ -1,0 +1,46 @@
+"""`/health` and `/metrics`: whether it lives, and how it does."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Protocol
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from hutch._version import __version__
+from hutch.doors.gate import Gate
+from hutch.metrics import RunCounters, exposition
+from hutch.sandbox.pool import Pool
+from hutch.sandbox.selftest import Verdict
+
+
+class Server(Protocol):
+    """What these routes look at."""
+
+    pool: Pool
+    verdict: Verdict
+    counters: RunCounters
+
+
+def routes(server: Server, gate: Gate) -> list[BaseRoute]:
+    began = time.monotonic()
+
+    async def health(request: Request) -> Response:
+        body = {
+            "status": "draining" if gate.draining else "ok",
+            "implementationVersion": __version__,
+            "runtime": "deno",
+            "isolation": server.verdict.isolation,
+            "uptimeSeconds": round(time.monotonic() - began, 3),
+            "timestamp": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        }
+        return JSONResponse(body, status_code=503 if gate.draining else 200)
+
+    async def metrics(request: Request) -> Response:
+        refusal = gate.refuse(request, origin=True)
+        return refusal or Response(exposition(server.counters, server.pool), media_type="text/plain; version=0.0.4")
+
+    return [Route("/health", health), Route("/metrics", metrics)]

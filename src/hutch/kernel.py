@@ -1,0 +1,146 @@
+"""Execution -> Result: picks the engine, lends the tools, enforces the limits, records the run."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from hutch.errors import InvalidExecution
+from hutch.runs import RunRecord
+from hutch.sandbox.pool import Pool, Runner
+from hutch.sandbox.profile import Profile
+from hutch.session.host import Limits, Outcome, Session
+from hutch.session.messages import WireError
+from hutch.session.providers import Provider, check_providers
+from hutch.settings import Settings
+
+# An execution whose runner was lost through a neighbour's fault is run once more, if nothing happened yet.
+ATTEMPTS = 2
+
+
+_CEILINGS = {
+    "timeout_ms": "most_timeout_ms",
+    "memory_limit_bytes": "most_memory_limit_bytes",
+    "max_log_lines": "most_log_lines",
+    "max_log_chars": "most_log_chars",
+}
+
+
+class Execution(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a run needs, whichever door it came through."""
+
+    code: str
+    profile: Profile
+    limits: Limits = Limits()
+    providers: Sequence[Provider] = ()
+    owner: str = "default"
+    door: str = "python"
+    label: str | None = None
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run ended. `error` is None exactly when `ok`."""
+
+    ok: bool
+    result: Any = None
+    error: WireError | None = None
+    logs: list[str] = []
+    logs_truncated: bool = False
+    duration_ms: float = 0.0
+    run_id: str = ""
+    result_json: bytes | None = None
+
+    @classmethod
+    def of(cls, run_id: str, outcome: Outcome) -> Result:
+        return cls(
+            ok=outcome.ok,
+            result=outcome.result,
+            error=outcome.error,
+            logs=outcome.logs,
+            logs_truncated=outcome.logs_truncated,
+            duration_ms=outcome.duration_ms,
+            run_id=run_id,
+            result_json=outcome.result_json,
+        )
+
+
+class Kernel:
+    """Runs executions on the pool's runners."""
+
+    def __init__(self, settings: Settings, pool: Pool, record: Callable[[RunRecord], None]) -> None:
+        self.settings = settings
+        self.pool = pool
+        self._record = record
+
+    def limits(self, asked: dict[str, Any], *, clamp: bool = False) -> Limits:
+        """The limits of an execution from what its caller asked for; defaults for what it did not.
+
+        What exceeds the operator's maximum is an error, or, with `clamp`, the maximum.
+        """
+        settings = self.settings
+        chosen: dict[str, Any] = {
+            "max_result_bytes": settings.max_result_bytes,
+            "max_calls": settings.max_calls,
+            "max_outstanding_calls": settings.max_outstanding_calls,
+        }
+        for name, ceiling in _CEILINGS.items():
+            value, most = asked.get(name), getattr(settings, ceiling)
+            number = getattr(settings, name) if value is None else _number(name, value)
+            if number > most and value is not None and not clamp:
+                raise InvalidExecution(name, f"is {number:g}; the most is {most} (setting {ceiling})")
+            chosen[name] = min(number, most) if name == "timeout_ms" else int(min(number, most))
+        return Limits(**chosen)
+
+    async def run(self, execution: Execution, on_started: Callable[[], None] | None = None) -> Result:
+        """Runs to the end. Raises HutchError only when it could not be begun; a guest's failure is a Result."""
+        self._check(execution)
+        run_id = uuid4().hex
+        began = time.time()
+        for attempt in range(ATTEMPTS):
+            runner = await self.pool.acquire(execution.profile, execution.owner)
+            session, outcome = await self._attempt(runner, execution, run_id, on_started)
+            if not outcome.lost or session.called_tools or attempt == ATTEMPTS - 1:
+                break
+        self._record(RunRecord.of(run_id, execution, outcome, began))
+        return Result.of(run_id, outcome)
+
+    async def _attempt(
+        self,
+        runner: Runner,
+        execution: Execution,
+        run_id: str,
+        on_started: Callable[[], None] | None,
+    ) -> tuple[Session, Outcome]:
+        link = runner.link
+        session = link.open(run_id, execution.code, execution.limits, execution.providers, on_started)
+        runner.began(session)
+        outcome: Outcome | None = None
+        try:
+            outcome = await asyncio.shield(session.outcome)
+            runner.ended(outcome, session)
+            return session, outcome
+        except asyncio.CancelledError:
+            session.cancel()
+            outcome = await session.outcome
+            raise
+        finally:
+            link.forget(session)
+            self.pool.release(runner, outcome, session)
+
+    def _check(self, execution: Execution) -> None:
+        size = len(execution.code.encode(errors="surrogatepass"))
+        if size > self.settings.max_code_bytes:
+            raise InvalidExecution("code", f"has {size} bytes; the limit is {self.settings.max_code_bytes}")
+        check_providers(execution.providers)
+
+
+def _number(name: str, value: Any) -> float:
+    least = 0 if name.startswith("max_log") else 1
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < float("inf"):
+        raise InvalidExecution(name, f"expected a number of at least {least}, got {value!r}")
+    return value

@@ -1,0 +1,97 @@
+"""Counters of every run and of the pool, in Prometheus' text form."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from hutch.runs import RunRecord
+from hutch.sandbox.pool import Pool
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+# Upper bounds of the duration histogram, in seconds.
+BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+class RunCounters:
+    """What happened since the start; plain numbers, so that counting costs next to nothing."""
+
+    def __init__(self) -> None:
+        self.outcomes: Counter[tuple[str, str, str]] = Counter()
+        self.tool_calls: Counter[str] = Counter()
+        self.buckets: dict[str, list[int]] = {}
+        self.seconds: Counter[str] = Counter()
+
+    def count(self, record: RunRecord) -> None:
+        engine, seconds = record.engine, record.duration_ms / 1000
+        self.outcomes[record.door, engine, record.code or "ok"] += 1
+        self.tool_calls[engine] += record.tool_calls
+        self.seconds[engine] += seconds  # type: ignore[assignment]
+        filled = self.buckets.setdefault(engine, [0] * (len(BUCKETS) + 1))
+        filled[next((i for i, bound in enumerate(BUCKETS) if seconds <= bound), len(BUCKETS))] += 1
+
+
+class _Collector:
+    """Reads the counters and the pool when somebody scrapes."""
+
+    def __init__(self, runs: RunCounters, pool: Pool) -> None:
+        self._runs = runs
+        self._pool = pool
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._of_runs()
+        yield from self._of_pool()
+
+    def _of_runs(self) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+
+        runs = CounterMetricFamily("hutch_runs", "Runs by outcome.", labels=["door", "engine", "outcome"])
+        for labels, value in self._runs.outcomes.items():
+            runs.add_metric(labels, value)
+        yield runs
+        calls = CounterMetricFamily("hutch_tool_calls", "Tool calls by guests.", labels=["engine"])
+        for engine, value in self._runs.tool_calls.items():
+            calls.add_metric([engine], value)
+        yield calls
+        durations = HistogramMetricFamily("hutch_run_seconds", "Duration of runs.", labels=["engine"])
+        for engine, filled in self._runs.buckets.items():
+            total, cumulative = 0, []
+            for bound, value in zip((*map(str, BUCKETS), "+Inf"), filled, strict=True):
+                total += value
+                cumulative.append((bound, total))
+            durations.add_metric([engine], cumulative, self._runs.seconds[engine])
+        yield durations
+
+    def _of_pool(self) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        stats = self._pool.stats()
+        by_engine = {
+            "hutch_processes": ("Runner processes.", stats.processes),
+            "hutch_executions_in_flight": ("Executions in flight.", stats.in_flight),
+            "hutch_processes_warm": ("Runner processes that wait for an execution.", stats.warm),
+        }
+        for name, (text, values) in by_engine.items():
+            gauge = GaugeMetricFamily(name, text, labels=["engine"])
+            for engine, value in values.items():
+                gauge.add_metric([engine], value)
+            yield gauge
+        yield GaugeMetricFamily("hutch_processes_starting", "Runner processes being started.", stats.starting)
+        yield GaugeMetricFamily("hutch_executions_waiting", "Executions waiting for a place.", stats.waiting)
+        yield CounterMetricFamily("hutch_processes_started", "Runner processes started.", stats.started)
+        yield CounterMetricFamily("hutch_processes_ended", "Runner processes ended by the pool.", stats.evicted)
+        yield CounterMetricFamily(
+            "hutch_executions_refused", "Executions for which no place came free in time.", stats.timeouts_waiting
+        )
+
+
+def exposition(runs: RunCounters, pool: Pool) -> bytes:
+    """Everything, as Prometheus reads it."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    registry = CollectorRegistry()
+    registry.register(_Collector(runs, pool))  # type: ignore[arg-type]
+    return generate_latest(registry)

@@ -1,0 +1,101 @@
+"""Somebody else's Execbox runner, driven over its stdin and stdout: one session at a time, reused."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from hutch.errors import SandboxUnavailable
+from hutch.sandbox.pool import Pool, Runner
+from hutch.sandbox.profile import EXTERNAL, Profile
+from hutch.session.channel import StreamChannel
+from hutch.session.host import Outcome, Session
+from hutch.session.link import Link
+from hutch.settings import Settings
+
+
+class ExternalRunner:
+    """A runner process of the caller's own choosing. It is as isolated as the caller made it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], link: Link) -> None:
+        self.profile = EXTERNAL
+        self.owner: str | None = None
+        self.executions = 0
+        self.in_flight = 0
+        self.idle_since = 0.0
+        self.suspects: set[str] = set()
+        self.on_exit: Callable[[Runner], None] = lambda _: None
+        self.link = link
+        self._process = process
+        self._exited = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._pidfd = os.pidfd_open(process.pid)
+        self._loop.add_reader(self._pidfd, self._reap)
+
+    @property
+    def alive(self) -> bool:
+        return self.link.closed is None and not self.exited
+
+    @property
+    def exited(self) -> bool:
+        return self._exited.is_set()
+
+    def began(self, session: Session) -> None:
+        self.executions += 1
+
+    def ended(self, outcome: Outcome, session: Session) -> None:
+        self.idle_since = self._loop.time()
+
+    def spent(self, outcome: Outcome | None) -> bool:
+        """After a timeout or a failure of its own it may still be busy with the old execution."""
+        return outcome is None or (
+            outcome.error is not None and outcome.error.code in ("timeout", "internal_error")
+        )
+
+    def kill(self) -> None:
+        self.link.close()
+        if self._process.returncode is None:
+            # A session of its own, so that what it started goes with it.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def wait(self) -> None:
+        await self._exited.wait()
+
+    def _reap(self) -> None:
+        code = self._process.poll()
+        if code is None:
+            return
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self.link.lose(f"it ended with exit code {code}")
+        self._exited.set()
+        self.on_exit(self)
+
+
+def external_pool(settings: Settings, command: Sequence[str]) -> Pool:
+    """A pool whose every runner is a process of `command`."""
+    one_at_a_time = msgspec.structs.replace(
+        settings, quickjs_vms=1, quickjs_processes=settings.max_processes, owners_share=True
+    )
+
+    async def launch(_: Profile) -> Runner:
+        try:
+            process = subprocess.Popen(
+                list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            )
+        except OSError as error:
+            raise SandboxUnavailable(f"The runner {command[0]!r} cannot be started: {error}") from None
+        channel = StreamChannel(settings.max_line_bytes)
+        loop = asyncio.get_running_loop()
+        await loop.connect_read_pipe(lambda: channel, process.stdout)
+        await loop.connect_write_pipe(lambda: channel, process.stdin)
+        return ExternalRunner(process, Link(channel, full_manifests=True))
+
+    return Pool(one_at_a_time, launch)

@@ -1,0 +1,113 @@
+"""Starts runner processes: a socket, a jail around Deno, bounds, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import shutil
+import tempfile
+from importlib.resources import files
+from pathlib import Path
+
+from hutch.errors import SandboxUnavailable
+from hutch.sandbox.cgroup import Group
+from hutch.sandbox.jail import Jail, Launch, Mount
+from hutch.sandbox.meter import Meter
+from hutch.sandbox.process import RunnerProcess
+from hutch.sandbox.profile import Profile
+from hutch.session.channel import StreamChannel
+from hutch.settings import MIB, Settings
+
+BUNDLE_TARGET = "/hutch"
+SOCKET_TARGET = "/hutch.sock"
+MAX_TASKS = 128
+_PREFIX = "hutch-run-"
+
+
+def bundle_folder() -> Path:
+    """Where the build put the runners. Raises SandboxUnavailable when it did not."""
+    folder = Path(str(files("hutch"))) / "guest" / "dist"
+    if not (folder / "quickjs.wasm").is_file():
+        raise SandboxUnavailable(
+            "The guest bundle is missing.", remedy="Build it with `make install` or `pip install .`."
+        )
+    return folder
+
+
+class Launcher:
+    """Makes runners of any profile in one jail."""
+
+    def __init__(self, settings: Settings, jail: Jail) -> None:
+        self._settings = settings
+        self._jail = jail
+        self._bundle = bundle_folder()
+        self._meter = None if jail.controller else Meter()
+        self._numbers = itertools.count(1)
+        _sweep()
+        if jail.controller is not None:
+            jail.controller.sweep()
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_runtime_dir()))
+
+    async def launch(self, profile: Profile) -> RunnerProcess:
+        """A runner that is ready. Raises SandboxUnavailable when it cannot be had."""
+        path = self._folder / str(next(self._numbers))
+        loop = asyncio.get_running_loop()
+        connected: asyncio.Future[StreamChannel] = loop.create_future()
+
+        def accept() -> StreamChannel:
+            channel = StreamChannel(self._settings.max_line_bytes)
+            if not connected.done():
+                connected.set_result(channel)
+            return channel
+
+        server = await loop.create_unix_server(accept, str(path))
+        try:
+            process = self._spawn(profile, path)
+            await process.ready(connected)
+            return process
+        finally:
+            server.close()
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+
+    def _spawn(self, profile: Profile, socket: Path) -> RunnerProcess:
+        bundle = Mount(str(self._bundle), BUNDLE_TARGET)
+        control = Mount(str(socket), SOCKET_TARGET, writable=True)
+        arguments = profile.deno_arguments(self._jail.seen(bundle), self._jail.seen(control))
+        launch = Launch(
+            argv=(self._jail.deno, *arguments),
+            mounts=(bundle, control, *profile.mounts),
+            env=profile.env,
+            cwd=profile.cwd,
+        )
+        group = self._group(profile)
+        return RunnerProcess(profile, self._jail.command(launch, group=group), group, self._meter)
+
+    def _group(self, profile: Profile) -> Group | None:
+        if self._jail.controller is None:
+            return None
+        memory = self._settings.quickjs_process_bytes
+        if profile.details.single_use:
+            memory = self._settings.most_memory_limit_bytes + 256 * MIB
+        return self._jail.controller.create(memory, MAX_TASKS)
+
+    def close(self) -> None:
+        if self._meter is not None:
+            self._meter.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _runtime_dir() -> str:
+    """A socket's path must be short, so not below HUTCH_HOME."""
+    preferred = os.environ.get("XDG_RUNTIME_DIR", "")
+    return preferred if preferred and os.access(preferred, os.W_OK) else tempfile.gettempdir()
+
+
+def _sweep() -> None:
+    """Removes the folders that hosts which were killed left behind."""
+    for folder in Path(_runtime_dir()).glob(f"{_PREFIX}*"):
+        owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(folder, ignore_errors=True)

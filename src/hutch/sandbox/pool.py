@@ -1,0 +1,421 @@
+"""Runner processes kept warm and lent out: shared ones for quickjs, single-use ones for deno.
+
+Waiting is first come, first served, and bounded. A shared process belongs to one owner for its whole
+life, unless owners share; a process that becomes idle too long, too old or suspect is replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import msgspec
+
+from hutch.errors import Busy, HutchError, SandboxUnavailable
+from hutch.sandbox.profile import Profile
+from hutch.session.host import Outcome, Session
+from hutch.session.link import Link
+from hutch.settings import Settings
+
+
+class Runner(Protocol):
+    """What the pool lends: a runner, and the process that holds it."""
+
+    profile: Profile
+    owner: str | None
+    executions: int
+    in_flight: int
+    idle_since: float
+    suspects: set[str]
+    on_exit: Callable[[Runner], None]
+
+    @property
+    def link(self) -> Link: ...
+
+    @property
+    def alive(self) -> bool: ...
+
+    @property
+    def exited(self) -> bool: ...
+
+    def began(self, session: Session) -> None:
+        """An execution starts on it."""
+
+    def ended(self, outcome: Outcome, session: Session) -> None:
+        """It reported an execution's end."""
+
+    def spent(self, outcome: Outcome | None) -> bool:
+        """Whether it may not be used again after an execution that ended so (None: it was abandoned)."""
+
+    def kill(self) -> None:
+        """Ends it for certain."""
+
+    async def wait(self) -> None:
+        """Returns when it is gone."""
+
+
+Launch = Callable[[Profile], Awaitable[Runner]]
+
+# Executions in flight in a process before a second one of the same owner is started.
+SPREAD_AT = 2
+# How long a runner that missed its cancel grace may take before its process is ended.
+SUSPECT_SECONDS = 0.25
+HOUSEKEEPING_SECONDS = 5.0
+START_ATTEMPTS = 3
+
+
+class Waiter(msgspec.Struct, eq=False):
+    """An execution that waits for a place."""
+
+    profile: Profile
+    owner: str
+    future: asyncio.Future[Runner]
+
+
+class PoolStats(msgspec.Struct, frozen=True):
+    """What the pool has and does, for metrics."""
+
+    processes: dict[str, int]
+    in_flight: dict[str, int]
+    warm: dict[str, int]
+    starting: int
+    waiting: int
+    started: int
+    evicted: int
+    timeouts_waiting: int
+
+
+class Pool:
+    """Lends runners."""
+
+    def __init__(self, settings: Settings, launch: Launch) -> None:
+        self._settings = settings
+        self._launch = launch
+        self._shared: dict[tuple[Profile, str], list[Runner]] = {}
+        self._warm: dict[Profile, deque[Runner]] = {}
+        self._targets: dict[Profile, int] = {}
+        self._busy: set[Runner] = set()
+        self._waiters: deque[Waiter] = deque()
+        self._starting: Counter[Profile] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._leaving: set[Runner] = set()
+        self._failures = 0
+        self._closed = False
+        self._started = self._evicted = self._late = 0
+        self._housekeeper: asyncio.TimerHandle | None = None
+
+    # --- lending ---
+
+    async def acquire(self, profile: Profile, owner: str) -> Runner:
+        """A runner for one execution. Raises Busy when none comes free in time."""
+        if self._closed:
+            raise Busy("The sandbox is shutting down.")
+        self._keep_house()
+        if not self._waiters:
+            runner = self._take(profile, owner)
+            if runner is not None:
+                return runner
+        if len(self._waiters) >= self._settings.max_queue:
+            raise Busy(f"{len(self._waiters)} executions are waiting already.", retry_after=self._wait_guess())
+        waiter = Waiter(profile, owner, asyncio.get_running_loop().create_future())
+        self._waiters.append(waiter)
+        self._fill()
+        try:
+            async with asyncio.timeout(self._settings.queue_seconds):
+                return await waiter.future
+        except TimeoutError:
+            self._late += 1
+            seconds = self._settings.queue_seconds
+            raise Busy(f"No place came free within {seconds:g} s.", retry_after=self._wait_guess()) from None
+        except asyncio.CancelledError:
+            if waiter.future.done() and not waiter.future.cancelled() and not waiter.future.exception():
+                self.release(waiter.future.result())
+            raise
+        finally:
+            with contextlib.suppress(ValueError):
+                self._waiters.remove(waiter)
+
+    def release(self, runner: Runner, outcome: Outcome | None = None, session: Session | None = None) -> None:
+        """Takes a runner back, or ends it where it may not be used again."""
+        runner.in_flight -= 1
+        if runner.spent(outcome):
+            self._end(runner)
+        elif outcome is not None and outcome.unresponsive and session is not None:
+            self._suspect(runner, session.id)
+        elif runner.executions >= self._settings.recycle_after and runner.in_flight == 0:
+            self._end(runner)
+        self._serve()
+
+    def warm(self, profile: Profile, count: int) -> None:
+        """Keeps this many unowned runners of a profile ready from now on."""
+        self._targets[profile] = count
+        self._fill()
+
+    async def warmed(self, profile: Profile) -> None:
+        """Waits until a runner of a profile is ready."""
+        while not self._warm.get(profile) and self._starting[profile] > 0:
+            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+
+    def _take(self, profile: Profile, owner: str) -> Runner | None:
+        runner = self._take_single(profile) if profile.details.single_use else self._take_shared(profile, owner)
+        if runner is not None:
+            runner.in_flight += 1
+        return runner
+
+    def _take_single(self, profile: Profile) -> Runner | None:
+        runner = self._pop_warm(profile)
+        self._targets.setdefault(profile, self._settings.deno_warm)
+        if runner is not None:
+            self._busy.add(runner)
+            self._soon(self._fill)
+        return runner
+
+    def _take_shared(self, profile: Profile, owner: str) -> Runner | None:
+        key = (profile, "" if self._settings.owners_share else owner)
+        mine = self._shared.setdefault(key, [])
+        usable = [each for each in mine if self._usable(each)]
+        best = min(usable, key=lambda each: each.in_flight, default=None)
+        if best is not None and best.in_flight < SPREAD_AT:
+            return best
+        if len(mine) < self._settings.quickjs_processes:
+            fresh = self._pop_warm(profile)
+            if fresh is not None:
+                fresh.owner = key[1]
+                mine.append(fresh)
+                self._soon(self._fill)
+                return fresh
+            if best is not None and self._starting[profile] == 0:
+                self._soon(lambda: self._start(profile))
+        return best
+
+    def _usable(self, runner: Runner) -> bool:
+        return (
+            runner.alive
+            and not runner.suspects
+            and runner.in_flight < self._settings.quickjs_vms
+            and runner.executions < self._settings.recycle_after
+        )
+
+    def _pop_warm(self, profile: Profile) -> Runner | None:
+        ready = self._warm.get(profile)
+        while ready:
+            runner = ready.popleft()
+            if runner.alive:
+                return runner
+        return None
+
+    # --- starting ---
+
+    def _fill(self) -> None:
+        """Starts what the waiters and the targets want, as far as there is room."""
+        if self._closed:
+            return
+        for profile, count in self._wanted().items():
+            have = self._starting[profile] + len(self._warm.get(profile, ()))
+            for _ in range(count - have):
+                if not self._room_for(profile):
+                    return
+                self._start(profile)
+
+    def _wanted(self) -> Counter[Profile]:
+        """Processes wanted beyond those in use: for waiters first, then for the targets."""
+        wanted: Counter[Profile] = Counter()
+        owners: set[tuple[Profile, str]] = set()
+        for waiter in self._waiters:
+            if waiter.profile.details.single_use:
+                wanted[waiter.profile] += 1
+            else:
+                owners.add((waiter.profile, "" if self._settings.owners_share else waiter.owner))
+        for profile, _ in owners:
+            wanted[profile] += 1
+        for profile, target in self._targets.items():
+            wanted[profile] = max(wanted[profile], target)
+        return wanted
+
+    def _room_for(self, profile: Profile) -> bool:
+        if self._count() < self._settings.max_processes:
+            return True
+        if self._waiters and not self._leaving:
+            victim = self._least_needed(profile)
+            if victim is not None:
+                self._end(victim)
+        return False
+
+    def _count(self) -> int:
+        shared = sum(len(each) for each in self._shared.values())
+        warm = sum(len(each) for each in self._warm.values())
+        return shared + warm + len(self._busy) + len(self._leaving) + self._starting.total()
+
+    def _least_needed(self, profile: Profile) -> Runner | None:
+        """The process that has idled longest and is of no use to who waits first."""
+        idle = [each for mine in self._shared.values() for each in mine if each.in_flight == 0]
+        idle += [each for other, ready in self._warm.items() if other != profile for each in ready]
+        return min(idle, key=lambda each: each.idle_since, default=None)
+
+    def _start(self, profile: Profile) -> None:
+        if self._closed or self._count() >= self._settings.max_processes:
+            return
+        self._starting[profile] += 1
+        task = asyncio.get_running_loop().create_task(self._bring_up(profile), name=f"start {profile.engine}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _bring_up(self, profile: Profile) -> None:
+        try:
+            runner = await self._launch(profile)
+        except (HutchError, OSError) as error:
+            self._starting[profile] -= 1
+            self._failed(profile, error)
+            return
+        except asyncio.CancelledError:
+            self._starting[profile] -= 1
+            raise
+        self._starting[profile] -= 1
+        self._failures = 0
+        self._started += 1
+        runner.on_exit = self._gone
+        if self._closed:
+            runner.kill()
+            return
+        self._warm.setdefault(profile, deque()).append(runner)
+        self._serve()
+
+    def _failed(self, profile: Profile, error: Exception) -> None:
+        """A start may fail for want of memory or processes: after a few in a row, the waiters are told."""
+        self._failures += 1
+        if self._failures < START_ATTEMPTS:
+            self._start(profile)
+            return
+        self._failures = 0
+        unavailable = error if isinstance(error, HutchError) else SandboxUnavailable(str(error))
+        for waiter in [each for each in self._waiters if each.profile == profile]:
+            if not waiter.future.done():
+                waiter.future.set_exception(unavailable)
+
+    def _serve(self) -> None:
+        """Gives what is free to whoever has waited longest."""
+        for waiter in list(self._waiters):
+            if waiter.future.done():
+                continue
+            runner = self._take(waiter.profile, waiter.owner)
+            if runner is not None:
+                waiter.future.set_result(runner)
+                self._waiters.remove(waiter)
+        if self._waiters:
+            self._fill()
+
+    # --- ending ---
+
+    def _suspect(self, runner: Runner, id: str) -> None:
+        """A runner that does not answer gets nothing new; if it stays silent, it goes, and its neighbours with it."""
+        runner.suspects.add(id)
+        runner.link.on_late = lambda late: self._cleared(runner, late)
+
+        def decide() -> None:
+            if id in runner.suspects:
+                self._end(runner)
+
+        asyncio.get_running_loop().call_later(SUSPECT_SECONDS, decide)
+
+    def _cleared(self, runner: Runner, id: str) -> None:
+        runner.suspects.discard(id)
+        self._serve()
+
+    def _end(self, runner: Runner) -> None:
+        self._evicted += 1
+        self._forget(runner)
+        if not runner.exited:
+            self._leaving.add(runner)
+        runner.kill()
+
+    def _forget(self, runner: Runner) -> None:
+        self._busy.discard(runner)
+        for ready in self._warm.values():
+            if runner in ready:
+                ready.remove(runner)
+        for key, mine in list(self._shared.items()):
+            if runner in mine:
+                mine.remove(runner)
+                if not mine:
+                    del self._shared[key]
+
+    def _gone(self, runner: Runner) -> None:
+        self._leaving.discard(runner)
+        self._forget(runner)
+        self._serve()
+        self._fill()
+
+    async def close(self) -> None:
+        """Ends every process and waits until all are gone."""
+        self._closed = True
+        if self._housekeeper is not None:
+            self._housekeeper.cancel()
+        for waiter in self._waiters:
+            if not waiter.future.done():
+                waiter.future.set_exception(Busy("The sandbox is shutting down."))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        everyone = [
+            *self._leaving,
+            *self._busy,
+            *(each for mine in self._shared.values() for each in mine),
+            *(each for ready in self._warm.values() for each in ready),
+        ]
+        for runner in everyone:
+            runner.kill()
+        await asyncio.gather(*(runner.wait() for runner in everyone))
+
+    # --- keeping house ---
+
+    def _keep_house(self) -> None:
+        if self._housekeeper is None and not self._closed:
+            loop = asyncio.get_running_loop()
+            self._housekeeper = loop.call_later(HOUSEKEEPING_SECONDS, self._tidy)
+
+    def _tidy(self) -> None:
+        """Ends what has idled too long, beyond what is to be kept warm."""
+        self._housekeeper = None
+        before = asyncio.get_running_loop().time() - self._settings.idle_seconds
+        for mine in list(self._shared.values()):
+            for runner in list(mine):
+                if runner.in_flight == 0 and runner.idle_since < before:
+                    self._end(runner)
+        for profile, ready in self._warm.items():
+            surplus = len(ready) - self._targets.get(profile, 0)
+            for runner in list(ready)[: max(0, surplus)]:
+                if runner.idle_since < before:
+                    self._end(runner)
+        if self._count() > 0:
+            self._keep_house()
+
+    def _soon(self, action: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(action)
+
+    def _wait_guess(self) -> float:
+        """Seconds after which trying again is sensible: the longer the queue, the later."""
+        return float(min(30, 1 + len(self._waiters) // 20))
+
+    def stats(self) -> PoolStats:
+        processes: Counter[str] = Counter()
+        in_flight: Counter[str] = Counter()
+        for (profile, _), mine in self._shared.items():
+            processes[profile.engine] += len(mine)
+            in_flight[profile.engine] += sum(each.in_flight for each in mine)
+        for runner in self._busy:
+            processes[runner.profile.engine] += 1
+            in_flight[runner.profile.engine] += 1
+        warm = Counter({profile.engine: len(ready) for profile, ready in self._warm.items()})
+        return PoolStats(
+            processes=dict(processes + warm),
+            in_flight=dict(in_flight),
+            warm=dict(warm),
+            starting=self._starting.total(),
+            waiting=len(self._waiters),
+            started=self._started,
+            evicted=self._evicted,
+            timeouts_waiting=self._late,
+        )

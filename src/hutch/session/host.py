@@ -1,0 +1,311 @@
+"""The host's side of one execution: says execute, answers tool calls, keeps the time, and judges the end.
+
+A state machine over callbacks: whoever owns the channel hands it the runner's messages. It believes
+nothing that it cannot check: every code in a runner's `done` is accepted only where our own clock
+or our own tool results bear it out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import anyio
+import msgspec
+from msgspec import UNSET, Raw
+
+from hutch.errors import ToolError, wire_code
+from hutch.session.jsonvalue import NotJsonSafe, decode_value
+from hutch.session.messages import (
+    Cancel,
+    Done,
+    Options,
+    RunnerMessage,
+    Started,
+    ToolCall,
+    ToolResult,
+    WireError,
+    encode,
+    execute_line,
+    tool_result_line,
+)
+from hutch.session.providers import Provider, ToolContext
+
+CANCEL_GRACE = 0.025
+BACKSTOP = 0.1
+START_TIMEOUT = 60.0
+MAX_RECORDED_CALLS = 1_000
+
+TIMED_OUT = WireError(code="timeout", message="Execution timed out")
+
+# Codes that a runner may report on its own; `timeout` is checked against our clock.
+_RUNNER_CODES = frozenset(
+    {"runtime_error", "serialization_error", "result_too_large", "memory_limit", "internal_error"}
+)
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """The bounds of one execution."""
+
+    timeout_ms: float = 5_000
+    memory_limit_bytes: int = 67_108_864
+    max_log_lines: int = 100
+    max_log_chars: int = 64_000
+    max_result_bytes: int = 8_388_608
+    max_calls: int = 100_000
+    max_outstanding_calls: int = 256
+    engine: str | None = None
+    """Which engine a runner that has several is to use."""
+
+    def options(self) -> Options:
+        return Options(
+            timeout_ms=self.timeout_ms,
+            memory_limit_bytes=self.memory_limit_bytes,
+            max_log_lines=self.max_log_lines,
+            max_log_chars=self.max_log_chars,
+            max_result_bytes=self.max_result_bytes,
+            engine=self.engine or UNSET,
+        )
+
+
+class CallRecord(msgspec.Struct, frozen=True):
+    """One tool call, for the run's record."""
+
+    provider: str
+    tool: str
+    ok: bool
+    duration_ms: float
+
+
+class Outcome(msgspec.Struct, kw_only=True):
+    """How a session ended."""
+
+    ok: bool
+    result: Any = None
+    result_json: bytes | None = None
+    error: WireError | None = None
+    logs: list[str] = []
+    logs_truncated: bool = False
+    duration_ms: float = 0.0
+    calls: list[CallRecord] = []
+    call_count: int = 0
+    lost: bool = False
+    """The runner went away through no known fault of this execution."""
+    unresponsive: bool = False
+    """The runner did not answer a cancel within its grace."""
+
+
+class Session:
+    """One execution, as the host sees it."""
+
+    def __init__(
+        self,
+        id: str,
+        code: str,
+        limits: Limits,
+        providers: Sequence[Provider],
+        send: Callable[[bytes], None],
+        *,
+        writable: Callable[[], Any] | None = None,
+        full_manifests: bool = True,
+        on_started: Callable[[], None] | None = None,
+    ) -> None:
+        self.id = id
+        self.limits = limits
+        self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._code = code
+        self._providers: Mapping[str, Provider] = {each.name: each for each in providers}
+        self._send = send
+        self._writable = writable
+        self._full_manifests = full_manifests
+        self._on_started = on_started
+        self._sent_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._cancelling = False
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._seen: set[str] = set()
+        self._calls: list[CallRecord] = []
+        self._reported: set[tuple[str, str]] = set()
+        self._cancelled = anyio.Event()
+
+    @property
+    def called_tools(self) -> bool:
+        return bool(self._seen)
+
+    def begin(self) -> None:
+        """Sends `execute`."""
+        self._sent_at = self._loop.time()
+        self._timer = self._loop.call_later(START_TIMEOUT, self.lose, "the runner did not start the execution")
+        manifests = [each.manifest_json(full=self._full_manifests) for each in self._providers.values()]
+        self._send(execute_line(self.id, self._code, self.limits.options(), manifests))
+
+    def receive(self, message: RunnerMessage) -> None:
+        if self.outcome.done():
+            return
+        if isinstance(message, ToolCall):
+            self._tool_call(message)
+        elif message.id != self.id:
+            return
+        elif isinstance(message, Started):
+            self._rearm(self.limits.timeout_ms / 1000 + BACKSTOP, self.cancel)
+            if self._on_started is not None:
+                self._on_started()
+        else:
+            self._done(message)
+
+    def cancel(self) -> None:
+        """Asks the runner to stop, stops our own tools now, and waits no longer than the grace."""
+        if self._cancelling or self.outcome.done():
+            return
+        self._cancelling = True
+        self._abandon_tools()
+        self._send(encode(Cancel(self.id)))
+        self._rearm(CANCEL_GRACE, self._give_up)
+
+    def lose(self, reason: str) -> None:
+        """The channel closed, or the runner failed, before `done`."""
+        if self.outcome.done():
+            return
+        if self._cancelling:
+            self._settle(Outcome(ok=False, error=TIMED_OUT, unresponsive=True))
+        else:
+            message = f"The runner was lost: {reason}"
+            self._settle(
+                Outcome(ok=False, error=WireError(code="internal_error", message=message), lost=True)
+            )
+
+    def fail(self, error: WireError) -> None:
+        """Something that we saw ourselves ends the execution, such as its memory limit."""
+        if not self.outcome.done():
+            self._settle(Outcome(ok=False, error=TIMED_OUT if self._cancelling else error))
+
+    def _give_up(self) -> None:
+        self._settle(Outcome(ok=False, error=TIMED_OUT, unresponsive=True))
+
+    # --- tool calls ---
+
+    def _tool_call(self, call: ToolCall) -> None:
+        if self._cancelling or call.call_id in self._seen:
+            return
+        if len(self._seen) >= self.limits.max_calls:
+            self._refuse(call, f"More than {self.limits.max_calls} tool calls in one execution")
+        elif len(self._tasks) >= self.limits.max_outstanding_calls:
+            self._refuse(call, f"More than {self.limits.max_outstanding_calls} tool calls at once")
+        else:
+            self._seen.add(call.call_id)
+            task = self._loop.create_task(self._dispatch(call))
+            self._tasks[call.call_id] = task
+            task.add_done_callback(lambda _: self._tasks.pop(call.call_id, None))
+
+    def _refuse(self, call: ToolCall, message: str) -> None:
+        self._answer_error(call.call_id, wire_code("call_limit"), message)
+
+    async def _dispatch(self, call: ToolCall) -> None:
+        began = self._loop.time()
+        ok = False
+        try:
+            if self._writable is not None:
+                await self._writable()
+            result = await self._invoke(call)
+            if len(result) > self.limits.max_result_bytes:
+                raise ToolError(
+                    f"Tool {call.safe_tool_name} returned {len(result)} bytes of JSON;"
+                    f" the limit is {self.limits.max_result_bytes}",
+                    "serialization_error",
+                )
+            ok = True
+            self._send_answer(tool_result_line(call.call_id, result))
+        except ToolError as error:
+            self._answer_error(call.call_id, error.tool_code, error.message)
+        finally:
+            if len(self._calls) < MAX_RECORDED_CALLS:
+                elapsed = round((self._loop.time() - began) * 1000, 3)
+                self._calls.append(CallRecord(call.provider_name, call.safe_tool_name, ok, elapsed))
+
+    async def _invoke(self, call: ToolCall) -> bytes:
+        provider = self._providers.get(call.provider_name)
+        if provider is None:
+            raise ToolError(f"Unknown tool {call.provider_name}.{call.safe_tool_name}", "internal_error")
+        try:
+            value = decode_value(bytes(call.input))
+        except NotJsonSafe as error:
+            raise ToolError(f"The input is not JSON: {error}", "serialization_error") from None
+        context = ToolContext(
+            run_id=self.id,
+            provider=call.provider_name,
+            tool=provider.original_name(call.safe_tool_name),
+            deadline=self._sent_at + self.limits.timeout_ms / 1000,
+            cancelled=self._cancelled,
+        )
+        return await provider.dispatch(call.safe_tool_name, value, context)
+
+    def _answer_error(self, call_id: str, code: str, message: str) -> None:
+        if len(self._reported) < MAX_RECORDED_CALLS:
+            self._reported.add((code, message))
+        error = WireError(code=code, message=message)
+        self._send_answer(encode(ToolResult(call_id=call_id, ok=False, error=error)))
+
+    def _send_answer(self, line: bytes) -> None:
+        if not self._cancelling and not self.outcome.done():
+            self._send(line)
+
+    def _abandon_tools(self) -> None:
+        self._cancelled.set()
+        for task in self._tasks.values():
+            task.cancel()
+
+    # --- the end ---
+
+    def _done(self, done: Done) -> None:
+        outcome = Outcome(ok=False, logs=done.logs, duration_ms=done.duration_ms)
+        outcome.logs_truncated = done.logs_truncated is True
+        if self._cancelling:
+            outcome.error = TIMED_OUT
+        elif done.ok:
+            self._accept(outcome, done.result)
+        else:
+            assert done.error is not UNSET
+            outcome.error = self._judge(done.error)
+        self._settle(outcome)
+
+    def _accept(self, outcome: Outcome, result: Raw | msgspec.UnsetType) -> None:
+        raw = b"" if result is UNSET else bytes(result)
+        if len(raw) > self.limits.max_result_bytes:
+            message = f"The result has {len(raw)} bytes of JSON; the limit is {self.limits.max_result_bytes}"
+            outcome.error = WireError(code="result_too_large", message=message)
+            return
+        try:
+            outcome.result = decode_value(raw) if raw else None
+        except NotJsonSafe as error:
+            outcome.error = WireError(code="serialization_error", message=f"The result is not JSON: {error}")
+            return
+        outcome.ok = True
+        outcome.result_json = raw or None
+
+    def _judge(self, error: WireError) -> WireError:
+        """Accepts a code that we can bear out; anything else is the guest's own error."""
+        if error.code in _RUNNER_CODES or (error.code, error.message) in self._reported:
+            return error
+        if error.code == "timeout" and self._elapsed_ms() + 1 >= self.limits.timeout_ms:
+            return TIMED_OUT
+        return msgspec.structs.replace(error, code="runtime_error")
+
+    def _settle(self, outcome: Outcome) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._abandon_tools()
+        if not outcome.duration_ms:
+            outcome.duration_ms = self._elapsed_ms()
+        outcome.calls = self._calls
+        outcome.call_count = len(self._seen)
+        self.outcome.set_result(outcome)
+
+    def _elapsed_ms(self) -> float:
+        return round((self._loop.time() - self._sent_at) * 1000, 3)
+
+    def _rearm(self, delay: float, action: Callable[[], None]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(delay, action)

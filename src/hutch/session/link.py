@@ -1,0 +1,90 @@
+"""One channel to a runner and the sessions on it: routes what comes to the session that it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from msgspec import UNSET
+
+from hutch.errors import ProtocolError
+from hutch.session.channel import Channel
+from hutch.session.host import Limits, Session
+from hutch.session.messages import Done, RunnerMessage, ToolCall, decode_from_runner
+from hutch.session.providers import Provider
+
+
+class Link:
+    """The host's end of a channel. Malformed and foreign messages are dropped; the channel stays usable."""
+
+    def __init__(self, channel: Channel, *, full_manifests: bool = False) -> None:
+        """`full_manifests`: whether the runner is to get the tools' type declarations, which ours do not read."""
+        self._full_manifests = full_manifests
+        self.sessions: dict[str, Session] = {}
+        self.closed: str | None = None
+        self.dropped = 0
+        self.on_late: Callable[[str], None] = lambda _: None
+        self._channel = channel
+        channel.on_line = self._line
+        channel.on_close = self.lose
+
+    def open(
+        self,
+        id: str,
+        code: str,
+        limits: Limits,
+        providers: Sequence[Provider],
+        on_started: Callable[[], None] | None = None,
+    ) -> Session:
+        """A session that has begun; its `outcome` is awaited by the caller, who then calls `forget`."""
+        session = Session(
+            id,
+            code,
+            limits,
+            providers,
+            self._channel.send,
+            writable=self._channel.writable,
+            full_manifests=self._full_manifests,
+            on_started=on_started,
+        )
+        self.sessions[id] = session
+        if self.closed is not None:
+            session.lose(self.closed)
+        else:
+            session.begin()
+        return session
+
+    def forget(self, session: Session) -> None:
+        self.sessions.pop(session.id, None)
+
+    def lose(self, reason: str) -> None:
+        """The channel ended: so did every session on it."""
+        if self.closed is None:
+            self.closed = reason
+        for session in list(self.sessions.values()):
+            session.lose(reason)
+
+    def close(self) -> None:
+        self._channel.close()
+        self.lose("closed by the host")
+
+    def _line(self, line: bytes) -> None:
+        try:
+            message = decode_from_runner(line)
+        except ProtocolError:
+            self.dropped += 1
+            return
+        session = self._session_of(message)
+        if session is None:
+            self.dropped += 1
+            if isinstance(message, Done):
+                self.on_late(message.id)
+        else:
+            session.receive(message)
+
+    def _session_of(self, message: RunnerMessage) -> Session | None:
+        if message.id is not UNSET:
+            return self.sessions.get(message.id)
+        # A tool_call of the plain protocol names no execution: there is only one on such a channel.
+        if isinstance(message, ToolCall) and len(self.sessions) == 1:
+            return next(iter(self.sessions.values()))
+        return None

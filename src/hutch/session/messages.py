@@ -1,0 +1,176 @@
+"""The six Execbox messages as types, and their form on a line: strict in what is required, tolerant of the rest."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from hutch.errors import ProtocolError
+from hutch.session.jsonvalue import encode_value, too_deep
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Limits that the runner enforces. The last two are ours: others ignore them."""
+
+    timeout_ms: float
+    memory_limit_bytes: float
+    max_log_lines: float
+    max_log_chars: float
+    max_result_bytes: float | UnsetType = UNSET
+    engine: str | UnsetType = UNSET
+
+
+class WireError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An error on the wire; name, line and column are ours, and only where they are known."""
+
+    code: str
+    message: str
+    name: str | None = None
+    line: int | None = None
+    column: int | None = None
+
+
+class ManifestTool(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    safe_name: str
+    original_name: str
+    description: str | UnsetType = UNSET
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """A provider as the runner sees it: names and texts, nothing that runs."""
+
+    name: str
+    tools: dict[str, ManifestTool]
+    types: str
+
+
+class Execute(msgspec.Struct, frozen=True, kw_only=True, tag="execute", tag_field="type"):
+    id: str
+    code: str
+    options: Options
+    providers: list[Manifest]
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel", tag_field="type"):
+    id: str
+
+
+class ToolResult(
+    msgspec.Struct, frozen=True, kw_only=True, tag="tool_result", tag_field="type", rename="camel"
+):
+    call_id: str
+    ok: bool
+    result: Raw | UnsetType = UNSET
+    error: WireError | UnsetType = UNSET
+
+
+class Started(msgspec.Struct, frozen=True, tag="started", tag_field="type"):
+    id: str
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True, tag="tool_call", tag_field="type", rename="camel"):
+    call_id: str
+    provider_name: str
+    safe_tool_name: str
+    input: Raw
+    id: str | UnsetType = UNSET
+    """Ours: which execution calls, where a channel carries several."""
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done", tag_field="type", rename="camel"):
+    id: str
+    ok: bool
+    duration_ms: float
+    logs: list[str]
+    result: Raw | UnsetType = UNSET
+    error: WireError | UnsetType = UNSET
+    logs_truncated: bool | UnsetType = UNSET
+
+
+HostMessage = Execute | Cancel | ToolResult
+RunnerMessage = Started | ToolCall | Done
+
+_encoder = msgspec.json.Encoder()
+_from_host = msgspec.json.Decoder(HostMessage)
+_from_runner = msgspec.json.Decoder(RunnerMessage)
+
+
+def encode(message: HostMessage | RunnerMessage) -> bytes:
+    """One line, with its end."""
+    return _encoder.encode(message) + b"\n"
+
+
+def execute_line(id: str, code: str, options: Options, manifests: list[bytes]) -> bytes:
+    """An execute whose manifests are JSON text already: they are the same for every execution."""
+    return (
+        b'{"type":"execute","id":' + _encoder.encode(id)
+        + b',"code":' + encode_value(code)
+        + b',"options":' + _encoder.encode(options)
+        + b',"providers":[' + b",".join(manifests) + b"]}\n"
+    )
+
+
+def tool_result_line(call_id: str, result: bytes) -> bytes:
+    """A successful tool_result whose result is JSON text already."""
+    return (
+        b'{"type":"tool_result","callId":' + _encoder.encode(call_id) + b',"ok":true,"result":' + result + b"}\n"
+    )
+
+
+def decode_from_runner(line: bytes) -> RunnerMessage:
+    """Raises ProtocolError for what is none of a runner's messages."""
+    message: RunnerMessage = _decode(_from_runner, line)
+    if isinstance(message, Done) and not message.ok and not message.error:
+        raise ProtocolError("done: an unsuccessful execution must carry `error`")
+    return message
+
+
+def decode_from_host(line: bytes) -> HostMessage:
+    """Raises ProtocolError for what is none of a host's messages."""
+    message: HostMessage = _decode(_from_host, line)
+    if isinstance(message, ToolResult) and (message.result if message.ok else message.error) is UNSET:
+        missing = "result" if message.ok else "error"
+        raise ProtocolError(f"tool_result: `{missing}` is missing")
+    return message
+
+
+def _decode(decoder: msgspec.json.Decoder[Any], line: bytes) -> Any:
+    if too_deep(line):
+        raise ProtocolError("a message is nested too deeply")
+    try:
+        return decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if b"\\ud" not in line and b"\\uD" not in line:
+            raise ProtocolError(str(error)) from None
+    try:
+        return msgspec.convert(_with_lone_surrogates(line), decoder.type)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(str(error)) from None
+
+
+def _with_lone_surrogates(line: bytes) -> Any:
+    """What msgspec does not read: payloads keep their lone surrogates, the rest gets U+FFFD for them."""
+    message = json.loads(line)
+    if not isinstance(message, dict):
+        raise ProtocolError("a message must be an object")
+    return {key: _raw(value) if key in _PAYLOADS else _well_formed(value) for key, value in message.items()}
+
+
+_PAYLOADS = ("result", "input")
+
+
+def _raw(value: Any) -> Raw:
+    return Raw(json.dumps(value).encode())
+
+
+def _well_formed(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    if isinstance(value, list):
+        return [_well_formed(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _well_formed(item) for key, item in value.items()}
+    return value

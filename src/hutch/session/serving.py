@@ -1,0 +1,182 @@
+"""The runner's side of a channel: takes `execute`, has it run, passes tool calls on, and answers `done`.
+
+What runs the code is a function that is given to it, so that the same lines serve a WebSocket
+client, a program on our stdin, and tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Raw
+
+from hutch.errors import HutchError, ProtocolError, ToolError, wire_code
+from hutch.session.channel import Channel
+from hutch.session.host import TIMED_OUT
+from hutch.session.jsonvalue import encode_value
+from hutch.session.messages import (
+    Cancel,
+    Done,
+    Execute,
+    Manifest,
+    Options,
+    Started,
+    ToolCall,
+    ToolResult,
+    WireError,
+    decode_from_host,
+    encode,
+)
+from hutch.session.providers import Provider, ToolContext
+
+
+class Request(msgspec.Struct, frozen=True):
+    """An execution that the other side asks for, with its tools on the other side."""
+
+    code: str
+    options: Options
+    providers: Sequence[Provider]
+    on_started: Callable[[], None]
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of it."""
+
+    ok: bool
+    duration_ms: float
+    logs: list[str]
+    logs_truncated: bool = False
+    result_json: bytes | None = None
+    error: WireError | None = None
+
+
+class Serving:
+    """Serves one channel until it closes; then everything that it started ends."""
+
+    def __init__(
+        self, channel: Channel, run: Callable[[Request], Awaitable[Answer]], *, multiplexed: bool
+    ) -> None:
+        self.dropped = 0
+        self._channel = channel
+        self._run = run
+        self._multiplexed = multiplexed
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._calls: dict[str, asyncio.Future[ToolResult]] = {}
+        self._numbers = itertools.count(1)
+        self._closed = asyncio.get_running_loop().create_future()
+        channel.on_line = self._line
+        channel.on_close = self._close
+
+    async def closed(self) -> None:
+        """Waits for the end of the channel and of all that it started."""
+        await asyncio.shield(self._closed)
+        await self.stop()
+
+    async def stop(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    @property
+    def active(self) -> int:
+        return len(self._tasks)
+
+    def _close(self, _: str) -> None:
+        if not self._closed.done():
+            self._closed.set_result(None)
+        for task in self._tasks.values():
+            task.cancel()
+
+    def _line(self, line: bytes) -> None:
+        try:
+            message = decode_from_host(line)
+        except ProtocolError:
+            self.dropped += 1
+            return
+        if isinstance(message, Execute):
+            self._execute(message)
+        elif isinstance(message, Cancel):
+            task = self._tasks.get(message.id)
+            if task is not None:
+                task.cancel()
+        else:
+            waiting = self._calls.pop(message.call_id, None)
+            if waiting is None:
+                self.dropped += 1
+            elif not waiting.done():
+                waiting.set_result(message)
+
+    def _execute(self, message: Execute) -> None:
+        if message.id in self._tasks:
+            self.dropped += 1
+        elif self._tasks and not self._multiplexed:
+            busy = WireError(code="internal_error", message="The runner is busy with another execution")
+            self._done(message.id, Answer(ok=False, duration_ms=0, logs=[], error=busy))
+        else:
+            task = asyncio.get_running_loop().create_task(self._serve(message))
+            self._tasks[message.id] = task
+
+    async def _serve(self, message: Execute) -> None:
+        try:
+            providers = [self._provider(message.id, each) for each in message.providers]
+            request = Request(
+                message.code,
+                message.options,
+                providers,
+                lambda: self._channel.send(encode(Started(message.id))),
+            )
+            answer = await self._run(request)
+        except HutchError as error:
+            code = "validation_error" if error.code in ("invalid_tool", "invalid_request") else error.code
+            failure = WireError(code=wire_code(code), message=str(error))
+            answer = Answer(ok=False, duration_ms=0, logs=[], error=failure)
+        except asyncio.CancelledError:
+            answer = Answer(ok=False, duration_ms=0, logs=[], error=TIMED_OUT)
+        finally:
+            del self._tasks[message.id]
+        self._done(message.id, answer)
+
+    def _provider(self, id: str, manifest: Manifest) -> Provider:
+        async def call(tool: str, value: Any, context: ToolContext) -> bytes:
+            return await self._ask(id, manifest.name, tool, value)
+
+        return Provider.from_manifest(msgspec.to_builtins(manifest), call)
+
+    async def _ask(self, id: str, provider: str, tool: str, value: Any) -> bytes:
+        call_id = f"call-{next(self._numbers)}"
+        answer: asyncio.Future[ToolResult] = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = answer
+        call = ToolCall(
+            call_id=call_id,
+            provider_name=provider,
+            safe_tool_name=tool,
+            input=Raw(encode_value(value)),
+            id=id if self._multiplexed else UNSET,
+        )
+        try:
+            self._channel.send(encode(call))
+            result = await answer
+        finally:
+            self._calls.pop(call_id, None)
+        if result.error is not UNSET:
+            raise ToolError(result.error.message, result.error.code)
+        return bytes(result.result) if result.result is not UNSET else b"null"
+
+    def _done(self, id: str, answer: Answer) -> None:
+        error = answer.error
+        if error is not None:
+            error = msgspec.structs.replace(error, code=wire_code(error.code))
+        done = Done(
+            id=id,
+            ok=answer.ok,
+            duration_ms=answer.duration_ms,
+            logs=answer.logs,
+            result=UNSET if answer.result_json is None else Raw(answer.result_json),
+            error=UNSET if error is None else error,
+            logs_truncated=True if answer.logs_truncated else UNSET,
+        )
+        self._channel.send(encode(done))

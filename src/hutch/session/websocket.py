@@ -1,0 +1,75 @@
+"""A channel over a WebSocket, ours or a client's: one message is one line."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from hutch.session.channel import CloseHandler, LineHandler, nobody
+
+# Bytes said but not sent yet, past which whoever asks is told to wait.
+HIGH_WATER = 1024 * 1024
+
+
+class WebSocketChannel:
+    """Knows no WebSocket library: it is given how to send, and is fed what comes."""
+
+    def __init__(self, send_text: Callable[[str], Awaitable[None]], close: Callable[[], Awaitable[None]]) -> None:
+        self.on_line: LineHandler = nobody
+        self.on_close: CloseHandler = nobody
+        self._send_text = send_text
+        self._close = close
+        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._queued = 0
+        self._clear = asyncio.Event()
+        self._clear.set()
+        self._ended = False
+        self._writer = asyncio.get_running_loop().create_task(self._write())
+
+    def feed(self, message: str | bytes) -> None:
+        """A message came. It may be several lines."""
+        data = message.encode(errors="surrogatepass") if isinstance(message, str) else message
+        for line in data.splitlines():
+            if line and not self._ended:
+                self.on_line(line)
+
+    def ended(self, reason: str) -> None:
+        """The other side went away."""
+        if not self._ended:
+            self._stop()
+            self.on_close(reason)
+
+    def send(self, line: bytes) -> None:
+        if self._ended:
+            return
+        self._queued += len(line)
+        if self._queued > HIGH_WATER:
+            self._clear.clear()
+        self._queue.put_nowait(line)
+
+    async def writable(self) -> None:
+        await self._clear.wait()
+
+    def close(self) -> None:
+        self.on_close = nobody
+        self._stop()
+
+    async def finished(self) -> None:
+        """Waits until what was said before the end has left, as far as it could."""
+        await asyncio.wait({self._writer})
+
+    def _stop(self) -> None:
+        self._ended = True
+        self._clear.set()
+        self._queue.put_nowait(None)
+
+    async def _write(self) -> None:
+        try:
+            while (line := await self._queue.get()) is not None:
+                self._queued -= len(line)
+                if self._queued <= HIGH_WATER:
+                    self._clear.set()
+                await self._send_text(line.decode().rstrip("\n"))
+            await self._close()
+        except (OSError, RuntimeError) as error:
+            self.ended(str(error) or "the connection closed")

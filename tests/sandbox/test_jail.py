@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hutch.errors import InvalidExecution
+from hutch.sandbox import runtime
+from hutch.sandbox.jail import DENO, DEVICES, Bubblewrap, Jail, Launch, Mount
+from tests.sandbox import jails
+from tests.sandbox.jails import container, evaluate, process, run
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A directory that every user may enter, unlike pytest's own."""
+    path = Path(tempfile.mkdtemp(prefix="hutch-test-"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+def test_guest_sees_nothing_but_deno_its_libraries_and_four_devices() -> None:
+    walk = """(function walk(d) { return [...Deno.readDirSync(d)].flatMap((e) =>
+        e.isDirectory ? walk(d + e.name + "/") : [d + e.name]) })("/")"""
+    jail = container()
+    expected = {DENO, "/proc/self/exe", *jail.libraries, *DEVICES}
+    assert set(evaluate(jail, walk, "-A").split(",")) == expected
+
+
+def test_guest_has_the_environment_it_was_given_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OF_THE_HOST", "1")
+    shown = "JSON.stringify(Deno.env.toObject())"
+    fixed = {"DENO_DIR", "DENO_NO_UPDATE_CHECK", "NO_COLOR"}
+    for jail, more in ((container(), {"PWD"}), (process(), set())):
+        environment = json.loads(evaluate(jail, shown, "--allow-env", env=(("GIVEN", "x y\n"),)))
+        assert environment.keys() - more == {*fixed, "GIVEN"}
+        assert environment["GIVEN"] == "x y\n"
+
+
+@pytest.mark.parametrize("jail", [container(), process()], ids=lambda jail: jail.isolation)
+def test_values_of_the_environment_are_not_in_the_command_line(jail: Jail) -> None:
+    with jail.command(Launch((jail.deno,), env=(("TOKEN", "s3cret"),))) as command:
+        assert "s3cret" not in " ".join(command.argv)
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [("A", "x\0--bind\0/\0/host"), ("A\0B", "x"), ("", "x"), ("A=B", "x"), ("LD_PRELOAD", "/tmp/x.so")],
+)
+@pytest.mark.parametrize("jail", [container(), process()], ids=lambda jail: jail.isolation)
+def test_environment_cannot_change_the_jail_or_the_loader(jail: Jail, variable: tuple[str, str]) -> None:
+    with pytest.raises(InvalidExecution, match="env"):
+        jail.command(Launch((jail.deno,), env=(variable,)))
+
+
+def test_path_with_nul_is_refused() -> None:
+    with pytest.raises(InvalidExecution, match="NUL"):
+        container().command(Launch((DENO,), mounts=(Mount("/tmp", "/x\0--bind\0/\0/host"),)))
+
+
+def test_mount_is_read_only_unless_it_is_writable(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("text")
+    write = "Deno.readTextFileSync('/data/file') + Deno.writeTextFileSync('/data/new', 'x')"
+    refused = evaluate(container(), write, "-A", mounts=(Mount(str(tmp_path), "/data"),))
+    assert "Read-only file system" in refused
+    evaluate(container(), write, "-A", mounts=(Mount(str(tmp_path), "/data", writable=True),))
+    assert (tmp_path / "new").read_text() == "x"
+
+
+def test_guest_talks_over_a_socket_that_is_mounted(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket"))
+        server.listen()
+        server.settimeout(jails.SECONDS)
+        mount = Mount(str(tmp_path / "socket"), "/control", writable=True)
+        jail = container()
+        with jails.guest(jail, "-A", mounts=(mount,)) as child:
+            assert child.stdin is not None
+            child.stdin.write(
+                f"const c = await Deno.connect({{transport: 'unix', path: '{jail.seen(mount)}'}});"
+                "await c.write(new TextEncoder().encode('hello'));"
+            )
+            child.stdin.close()
+            connection, _ = server.accept()
+            with connection:
+                assert connection.recv(100) == b"hello"
+
+
+def test_root_is_read_only_and_tmp_is_bounded() -> None:
+    code = """
+    const tries = ["/x", "/dev/x", "/proc/x", "/tmp/x"].map((path) => {
+      try { Deno.writeTextFileSync(path, "x"); return true } catch { return false } });
+    let full = ""; try { Deno.writeFileSync("/tmp/big", new Uint8Array(2 << 20)) } catch (e) { full = e.message }
+    console.log(JSON.stringify([tries, full.includes("No space left")]))"""
+    told = run(container(), code, "-A", tmp_bytes=1 << 20)
+    assert json.loads(told.stdout) == [[False, False, False, True], True]
+    assert not Path("/tmp/big").exists()
+
+
+def test_guest_starts_no_processes_unless_it_may() -> None:
+    start = "new Deno.Command(Deno.execPath(), {args: ['--version']}).outputSync().code"
+    assert "Operation not permitted" in evaluate(container(), start, "-A")
+    assert evaluate(container(), start, "-A", forks=True) == "0"
+
+
+def test_guest_cannot_reach_a_listener_of_the_host() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        code = f"await Deno.connect({{port: {listener.getsockname()[1]}}}).then(() => 'reached', (e) => e.message)"
+        assert "refused" in evaluate(container(), code, "-A")
+
+
+def test_container_works_for_a_user_without_privileges(public: Path) -> None:
+    deno = shutil.copy(runtime.locate(), public / "deno")
+    user = jails.unprivileged()
+    shown = "JSON.stringify([Deno.uid(), Deno.pid])"
+    assert evaluate(container(deno=str(deno)), shown, "-A", user=user) == "[65534,2]"
+
+
+def test_no_descriptor_of_the_jail_reaches_the_guest_or_stays_with_the_host() -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    with jails.guest(container()) as child:
+        jails.start_waiting(child)
+        for pid in jails.descendants(child.pid):
+            links = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
+            assert not [link for link in links if "hutch" in link]
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("jail", [container(), process()], ids=lambda jail: jail.isolation)
+def test_a_crash_of_the_guest_leaves_no_core(jail: Jail) -> None:
+    with jails.guest(jail) as child:
+        jails.start_waiting(child)
+        limits = Path(f"/proc/{jails.descendants(child.pid)[-1]}/limits").read_text()
+    core = next(line for line in limits.splitlines() if line.startswith("Max core"))
+    assert core.split()[4:6] == ["0", "0"]
+
+
+def test_process_isolation_gains_no_privileges_and_has_none() -> None:
+    with jails.guest(process()) as child:
+        jails.start_waiting(child)
+        status = Path(f"/proc/{child.pid}/status").read_text()
+    fields = dict(line.split(":\t", 1) for line in status.splitlines())
+    assert fields["NoNewPrivs"] == "1"
+    assert int(fields["CapEff"], 16) == 0
+
+
+def test_process_isolation_starts_in_a_mounted_directory_or_at_the_root(tmp_path: Path) -> None:
+    mounts = (Mount(str(tmp_path), "/work"),)
+    assert process().seen(mounts[0]) == str(tmp_path)
+    assert evaluate(process(), "Deno.cwd()", "--allow-read", mounts=mounts, cwd="/work") == str(tmp_path)
+    assert evaluate(process(), "Deno.cwd()", "--allow-read") == "/"
+
+
+def test_info_fd_tells_the_pid_of_the_child() -> None:
+    read, write = os.pipe()
+    try:
+        with jails.guest(container(), info_fd=write) as child:
+            jails.start_waiting(child)
+            told = json.loads(os.read(read, 4096))
+            assert told["child-pid"] in jails.descendants(child.pid)
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+HOST = """
+import subprocess, sys
+from tests.sandbox import jails
+with jails.guest(jails.container() if sys.argv[1] == "container" else jails.process()) as child:
+    jails.start_waiting(child)
+    print(*jails.descendants(child.pid), flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("isolation", ["container", "process"])
+def test_no_guest_outlives_a_host_that_is_killed(isolation: str) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", HOST, isolation]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as host:
+        assert host.stdout is not None
+        guests = [os.pidfd_open(int(pid)) for pid in host.stdout.readline().split()]
+        host.send_signal(signal.SIGKILL)
+    assert guests
+    for handle in guests:
+        # A pidfd can be read once its process is gone.
+        assert select.select([handle], [], [], jails.SECONDS)[0]
+        os.close(handle)
+
+
+def test_an_older_bubblewrap_is_not_given_options_that_it_does_not_know() -> None:
+    path = container().bwrap
+    assert path is not None
+    jail = container(bwrap=Bubblewrap(path.path, "0.6.1"))
+    given = list(jail.arguments(Launch((DENO,))))
+    assert "--size" not in given
+    assert "--disable-userns" not in given
+    assert evaluate(jail, "1 + 1") == "2"

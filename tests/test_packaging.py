@@ -1,0 +1,150 @@
+"""The wheel is whole and holds nothing else; versions are said once and pinned."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import hutch._version
+
+ROOT = Path(__file__).parent.parent
+BUNDLE = {"quickjs.js", "quickjs.wasm", "deno.js", "prelude.js"}
+
+
+@pytest.fixture(scope="module")
+def pyproject() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+@pytest.fixture(scope="module")
+def pins() -> dict[str, str]:
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    pairs = (line.split("==") for line in lines if not line.startswith("#"))
+    return {canonicalize_name(name): version for name, version in pairs}
+
+
+def build(target: str, tree: Path, out: Path) -> Path:
+    """Without isolation: nothing is downloaded and a bundle that is current is kept, so this is quick."""
+    command = [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", str(out)]
+    done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return next(out.iterdir())
+
+
+def unpack(sdist: Path, folder: Path) -> Path:
+    with tarfile.open(sdist) as archive:
+        if hasattr(tarfile, "data_filter"):  # Python 3.11.4 and newer
+            archive.extraction_filter = tarfile.data_filter
+        archive.extractall(folder)
+    return next(folder.iterdir())
+
+
+def names_in_wheel(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("wheel", ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("sdist", ROOT, tmp_path_factory.mktemp("sdist"))
+
+
+def test_wheel_has_the_guest_as_its_bundle_and_nothing_else_of_it(wheel: Path) -> None:
+    guest = {name.removeprefix("hutch/guest/") for name in names_in_wheel(wheel) if "/guest/" in name}
+    assert {name for name in guest if not name.endswith(".py")} == {f"dist/{name}" for name in BUNDLE}
+
+
+def test_wheel_has_every_python_module_the_types_marker_the_licence_and_the_command(wheel: Path) -> None:
+    names = names_in_wheel(wheel)
+    modules = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src/hutch").rglob("*.py")}
+    assert modules <= names
+    assert "hutch/py.typed" in names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    with zipfile.ZipFile(wheel) as archive:
+        entry_points = next(name for name in names if name.endswith("entry_points.txt"))
+        assert "hutch = hutch.cli:main" in archive.read(entry_points).decode()
+
+
+def test_wheel_has_nothing_outside_the_package(wheel: Path) -> None:
+    tops = {name.split("/")[0] for name in names_in_wheel(wheel)}
+    assert tops == {"hutch", f"hutch-{hutch._version.__version__}.dist-info"}
+
+
+def test_sdist_has_sources_and_no_bundle(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"hatch_build.py", "src/hutch/guest/deno.lock", "src/hutch/guest/build/main.ts"} <= names
+    assert not [name for name in names if name.startswith(("src/hutch/guest/dist", ".venv", "build/"))]
+
+
+def test_sdist_builds_the_same_wheel(
+    sdist: Path, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = unpack(sdist, tmp_path)
+    monkeypatch.setenv("DENO_DIR", str(ROOT / "build/deno"))  # filled by `make install`
+    again = build("wheel", tree, tmp_path / "out")
+    assert names_in_wheel(again) == names_in_wheel(wheel)
+
+
+def test_build_without_the_registry_says_what_to_do(
+    sdist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = unpack(sdist, tmp_path)
+    monkeypatch.setenv("DENO_DIR", str(tmp_path / "empty"))
+    monkeypatch.setenv("NPM_CONFIG_REGISTRY", "http://127.0.0.1:9")
+    done = subprocess.run(
+        [sys.executable, "hatch_build.py"], cwd=tree, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "Connection refused" in done.stderr
+    assert "NPM_CONFIG_REGISTRY" in done.stderr
+    assert "HTTPS_PROXY" in done.stderr
+    assert not (tree / "src/hutch/guest/dist").exists()
+
+
+def test_version_is_said_once(pyproject: dict, wheel: Path) -> None:
+    assert pyproject["project"]["dynamic"] == ["version"]
+    assert wheel.name == f"hutch-{hutch._version.__version__}-py3-none-any.whl"
+
+
+def test_lock_has_names_and_versions_only() -> None:
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    assert lines
+    assert [
+        line for line in lines if not re.fullmatch(r"#.*|[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.+!]*", line)
+    ] == []
+    assert "://" not in "".join(lines)
+
+
+def test_guest_lock_names_no_registry() -> None:
+    assert "://" not in (ROOT / "src/hutch/guest/deno.lock").read_text()
+
+
+def test_every_dependency_is_pinned_within_its_bounds(pyproject: dict, pins: dict[str, str]) -> None:
+    project = pyproject["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    for requirement in map(Requirement, wanted):
+        pin = pins.get(canonicalize_name(requirement.name))
+        assert pin is not None, f"{requirement.name} is not in requirements.lock: run `make lock`"
+        assert requirement.specifier.contains(pin), f"{requirement} does not allow {pin}: run `make lock`"
+
+
+def test_wheel_is_built_with_the_deno_that_it_runs(pyproject: dict) -> None:
+    build_with = [line for line in pyproject["build-system"]["requires"] if line.startswith("deno")]
+    run_with = [line for line in pyproject["project"]["dependencies"] if line.startswith("deno")]
+    assert build_with == run_with
+    assert re.fullmatch(r"deno==[0-9.]+", run_with[0])
