@@ -6,11 +6,13 @@ import asyncio
 import atexit
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from hutch import settings as settings_module
 from hutch.kernel import Execution, Kernel, Result
+from hutch.runs import log_run
 from hutch.session.providers import Provider, Tool
 
 if TYPE_CHECKING:
@@ -35,8 +37,14 @@ def providers_of(tools: Tools) -> list[Provider]:
         return [Provider.of(*each, name=name) for name, each in tools.items()]
     items = list(tools)
     found = [each for each in items if isinstance(each, Provider)]
-    functions = [each for each in items if not isinstance(each, Provider)]
-    return [Provider.of(*functions), *found] if functions else found
+    functions = tuple(each for each in items if not isinstance(each, Provider))
+    return [_provider(functions), *found] if functions else found
+
+
+@lru_cache(maxsize=128)
+def _provider(functions: tuple[Tool | Callable[..., Any], ...]) -> Provider:
+    """Reading hints and docstrings takes longer than many an execution."""
+    return Provider.of(*functions)
 
 
 class Hutch:
@@ -82,7 +90,7 @@ class Hutch:
             from hutch.sandbox.external import external_pool
 
             pool = external_pool(self.settings, self._runner)
-            self._kernel, self._close = Kernel(self.settings, pool, lambda _: None), pool.close
+            self._kernel, self._close = Kernel(self.settings, pool, log_run), pool.close
             return
         from hutch.app import App
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hutch.kernel import Kernel
+from hutch.kernel import Execution, Kernel
 from hutch.metrics import RunCounters
-from hutch.runs import RunRecord, log_run
+from hutch.runs import log_run
 from hutch.sandbox import selftest
 from hutch.sandbox.launcher import Launcher
 from hutch.sandbox.pool import Pool
 from hutch.sandbox.profile import profile_for
+from hutch.session.host import Outcome
 from hutch.settings import Settings
 
 if TYPE_CHECKING:
@@ -55,6 +56,6 @@ class App:
         await self.pool.close()
         self._launcher.close()
 
-    def _record(self, record: RunRecord) -> None:
-        self.counters.count(record)
-        log_run(record)
+    def _record(self, run_id: str, execution: Execution, outcome: Outcome, began: float) -> None:
+        self.counters.count(execution, outcome)
+        log_run(run_id, execution, outcome, began)

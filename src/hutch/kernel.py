@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
-from uuid import uuid4
 
 import msgspec
 
 from hutch.errors import InvalidExecution
-from hutch.runs import RunRecord
 from hutch.sandbox.pool import Pool, Runner
 from hutch.sandbox.profile import Profile
 from hutch.session.host import Limits, Outcome, Session
@@ -69,10 +68,14 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+Recorder = Callable[[str, Execution, Outcome, float], None]
+"""Gets the run's id, what was run, how it ended, and when it began."""
+
+
 class Kernel:
     """Runs executions on the pool's runners."""
 
-    def __init__(self, settings: Settings, pool: Pool, record: Callable[[RunRecord], None]) -> None:
+    def __init__(self, settings: Settings, pool: Pool, record: Recorder) -> None:
         self.settings = settings
         self.pool = pool
         self._record = record
@@ -99,14 +102,14 @@ class Kernel:
     async def run(self, execution: Execution, on_started: Callable[[], None] | None = None) -> Result:
         """Runs to the end. Raises HutchError only when it could not be begun; a guest's failure is a Result."""
         self._check(execution)
-        run_id = uuid4().hex
+        run_id = os.urandom(16).hex()
         began = time.time()
         for attempt in range(ATTEMPTS):
             runner = await self.pool.acquire(execution.profile, execution.owner)
             session, outcome = await self._attempt(runner, execution, run_id, on_started)
             if not outcome.lost or session.called_tools or attempt == ATTEMPTS - 1:
                 break
-        self._record(RunRecord.of(run_id, execution, outcome, began))
+        self._record(run_id, execution, outcome, began)
         return Result.of(run_id, outcome)
 
     async def _attempt(
@@ -121,21 +124,21 @@ class Kernel:
         runner.began(session)
         outcome: Outcome | None = None
         try:
-            outcome = await asyncio.shield(session.outcome)
+            outcome = await session.wait()
             runner.ended(outcome, session)
             return session, outcome
         except asyncio.CancelledError:
             session.cancel()
-            outcome = await session.outcome
+            outcome = await session.wait()
             raise
         finally:
             link.forget(session)
             self.pool.release(runner, outcome, session)
 
     def _check(self, execution: Execution) -> None:
-        size = len(execution.code.encode(errors="surrogatepass"))
-        if size > self.settings.max_code_bytes:
-            raise InvalidExecution("code", f"has {size} bytes; the limit is {self.settings.max_code_bytes}")
+        most = self.settings.max_code_bytes
+        if len(execution.code) * 4 > most and (size := len(execution.code.encode(errors="surrogatepass"))) > most:
+            raise InvalidExecution("code", f"has {size} bytes; the limit is {most}")
         check_providers(execution.providers)
 
 

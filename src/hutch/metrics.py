@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hutch.runs import RunRecord
 from hutch.sandbox.pool import Pool
+from hutch.session.host import Outcome
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
+
+    from hutch.kernel import Execution
 
 # Upper bounds of the duration histogram, in seconds.
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -23,15 +26,14 @@ class RunCounters:
         self.outcomes: Counter[tuple[str, str, str]] = Counter()
         self.tool_calls: Counter[str] = Counter()
         self.buckets: dict[str, list[int]] = {}
-        self.seconds: Counter[str] = Counter()
+        self.seconds: dict[str, float] = {}
 
-    def count(self, record: RunRecord) -> None:
-        engine, seconds = record.engine, record.duration_ms / 1000
-        self.outcomes[record.door, engine, record.code or "ok"] += 1
-        self.tool_calls[engine] += record.tool_calls
-        self.seconds[engine] += seconds  # type: ignore[assignment]
-        filled = self.buckets.setdefault(engine, [0] * (len(BUCKETS) + 1))
-        filled[next((i for i, bound in enumerate(BUCKETS) if seconds <= bound), len(BUCKETS))] += 1
+    def count(self, execution: Execution, outcome: Outcome) -> None:
+        engine, seconds = execution.profile.engine, outcome.duration_ms / 1000
+        self.outcomes[execution.door, engine, outcome.error.code if outcome.error else "ok"] += 1
+        self.tool_calls[engine] += outcome.call_count
+        self.seconds[engine] = self.seconds.get(engine, 0.0) + seconds
+        self.buckets.setdefault(engine, [0] * (len(BUCKETS) + 1))[bisect_left(BUCKETS, seconds)] += 1
 
 
 class _Collector:

@@ -57,7 +57,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
 
-def log_run(record: RunRecord) -> None:
+def log_run(run_id: str, execution: Execution, outcome: Outcome, began: float) -> None:
     """Writes the record where an operator's log goes; formatting is the log's own business."""
     if logger.isEnabledFor(logging.INFO):
+        record = RunRecord.of(run_id, execution, outcome, began)
         logger.info("run", extra={"fields": msgspec.to_builtins(record)})

@@ -8,7 +8,9 @@ from hutch.errors import SandboxUnavailable
 from hutch.sandbox import runtime
 
 
-def test_deno_of_the_package_is_found_and_its_version_is_the_one_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deno_of_the_package_is_found_and_its_version_is_the_one_it_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("HUTCH_DENO", raising=False)
     deno = runtime.locate()
     told = subprocess.run([deno, "--version"], capture_output=True, text=True, check=True).stdout

@@ -117,7 +117,9 @@ print(json.dumps(told))
 def under_filter(folder: Path, argument: str) -> subprocess.CompletedProcess[str]:
     (folder / "filter").write_bytes(seccomp.program())
     command = [sys.executable, "-c", UNDER_FILTER, str(folder / "filter"), argument]
-    return subprocess.run(command, capture_output=True, text=True, timeout=jails.SECONDS, start_new_session=True)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=jails.SECONDS, start_new_session=True
+    )
 
 
 def test_the_kernel_takes_the_filter_and_refuses_what_it_names(tmp_path: Path) -> None:

@@ -92,6 +92,9 @@ export function isJson(text: string): boolean {
   }
 }
 
+/** After everything that the current event set off; taken before guest code can replace it. */
+const soon = setImmediate;
+
 export interface Pipe {
   read(buffer: Uint8Array): Promise<number | null>;
   write(bytes: Uint8Array): Promise<number>;
@@ -113,7 +116,7 @@ export class Wire {
     this.#out += line;
     if (!this.#writing) {
       this.#writing = true;
-      queueMicrotask(() => this.#flush());
+      soon(() => this.#flush());
     }
   }
 

@@ -68,10 +68,12 @@ class Group:
         return self._event(self._tasks, "pids.events", "max")
 
     def processes(self) -> list[int]:
-        try:
-            return [int(pid) for pid in _read(f"{self._memory}/cgroup.procs").split() if pid != "0"]
-        except OSError:
-            return []
+        found: set[int] = set()
+        for directory in self._directories():
+            with suppress(OSError):
+                found.update(map(int, _read(f"{directory}/cgroup.procs").split()))
+        # Zero stands for a process that is outside of our pid namespace.
+        return sorted(found - {0})
 
     def kill(self) -> None:
         """SIGKILL to every process in the group. They may still be dying when this returns."""

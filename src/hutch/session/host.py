@@ -113,8 +113,9 @@ class Session:
     ) -> None:
         self.id = id
         self.limits = limits
-        self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self.outcome: Outcome | None = None
         self._loop = asyncio.get_running_loop()
+        self._waiting: asyncio.Future[None] | None = None
         self._code = code
         self._providers: Mapping[str, Provider] = {each.name: each for each in providers}
         self._send = send
@@ -122,13 +123,14 @@ class Session:
         self._full_manifests = full_manifests
         self._on_started = on_started
         self._sent_at = 0.0
+        self._started_at: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._cancelling = False
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._seen: set[str] = set()
         self._calls: list[CallRecord] = []
         self._reported: set[tuple[str, str]] = set()
-        self._cancelled = anyio.Event()
+        self._cancelled: anyio.Event | None = None
 
     @property
     def called_tools(self) -> bool:
@@ -137,19 +139,28 @@ class Session:
     def begin(self) -> None:
         """Sends `execute`."""
         self._sent_at = self._loop.time()
-        self._timer = self._loop.call_later(START_TIMEOUT, self.lose, "the runner did not start the execution")
+        # One timer for both deadlines: most executions are over before it is looked at.
+        first = min(START_TIMEOUT, self.limits.timeout_ms / 1000 + BACKSTOP)
+        self._timer = self._loop.call_later(first, self._watch)
         manifests = [each.manifest_json(full=self._full_manifests) for each in self._providers.values()]
         self._send(execute_line(self.id, self._code, self.limits.options(), manifests))
 
+    async def wait(self) -> Outcome:
+        """The outcome. Cancelling the wait leaves the execution as it is."""
+        while self.outcome is None:
+            self._waiting = self._loop.create_future()
+            await self._waiting
+        return self.outcome
+
     def receive(self, message: RunnerMessage) -> None:
-        if self.outcome.done():
+        if self.outcome is not None:
             return
         if isinstance(message, ToolCall):
             self._tool_call(message)
         elif message.id != self.id:
             return
         elif isinstance(message, Started):
-            self._rearm(self.limits.timeout_ms / 1000 + BACKSTOP, self.cancel)
+            self._started_at = self._loop.time()
             if self._on_started is not None:
                 self._on_started()
         else:
@@ -157,16 +168,18 @@ class Session:
 
     def cancel(self) -> None:
         """Asks the runner to stop, stops our own tools now, and waits no longer than the grace."""
-        if self._cancelling or self.outcome.done():
+        if self._cancelling or self.outcome is not None:
             return
         self._cancelling = True
         self._abandon_tools()
         self._send(encode(Cancel(self.id)))
-        self._rearm(CANCEL_GRACE, self._give_up)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(CANCEL_GRACE, self._give_up)
 
     def lose(self, reason: str) -> None:
         """The channel closed, or the runner failed, before `done`."""
-        if self.outcome.done():
+        if self.outcome is not None:
             return
         if self._cancelling:
             self._settle(Outcome(ok=False, error=TIMED_OUT, unresponsive=True))
@@ -178,7 +191,7 @@ class Session:
 
     def fail(self, error: WireError) -> None:
         """Something that we saw ourselves ends the execution, such as its memory limit."""
-        if not self.outcome.done():
+        if self.outcome is None:
             self._settle(Outcome(ok=False, error=TIMED_OUT if self._cancelling else error))
 
     def _give_up(self) -> None:
@@ -232,6 +245,8 @@ class Session:
             value = decode_value(bytes(call.input))
         except NotJsonSafe as error:
             raise ToolError(f"The input is not JSON: {error}", "serialization_error") from None
+        if self._cancelled is None:
+            self._cancelled = anyio.Event()
         context = ToolContext(
             run_id=self.id,
             provider=call.provider_name,
@@ -248,11 +263,12 @@ class Session:
         self._send_answer(encode(ToolResult(call_id=call_id, ok=False, error=error)))
 
     def _send_answer(self, line: bytes) -> None:
-        if not self._cancelling and not self.outcome.done():
+        if not self._cancelling and self.outcome is None:
             self._send(line)
 
     def _abandon_tools(self) -> None:
-        self._cancelled.set()
+        if self._cancelled is not None:
+            self._cancelled.set()
         for task in self._tasks.values():
             task.cancel()
 
@@ -300,12 +316,25 @@ class Session:
             outcome.duration_ms = self._elapsed_ms()
         outcome.calls = self._calls
         outcome.call_count = len(self._seen)
-        self.outcome.set_result(outcome)
+        self.outcome = outcome
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
     def _elapsed_ms(self) -> float:
         return round((self._loop.time() - self._sent_at) * 1000, 3)
 
-    def _rearm(self, delay: float, action: Callable[[], None]) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_later(delay, action)
+    # --- the clock ---
+
+    def _deadline(self) -> float:
+        """When the runner must have answered: from `started` on the execution's time counts, before it ours."""
+        if self._started_at is None:
+            return self._sent_at + max(START_TIMEOUT, self.limits.timeout_ms / 1000)
+        return self._started_at + self.limits.timeout_ms / 1000 + BACKSTOP
+
+    def _watch(self) -> None:
+        if self._loop.time() < self._deadline():
+            self._timer = self._loop.call_at(self._deadline(), self._watch)
+        elif self._started_at is None:
+            self.lose("the runner did not start the execution")
+        else:
+            self.cancel()

@@ -69,7 +69,7 @@ class Remote:
         link = await self._connected()
         session = link.open(uuid4().hex, code, limits, providers)
         try:
-            outcome = await asyncio.shield(session.outcome)
+            outcome = await session.wait()
         except asyncio.CancelledError:
             session.cancel()
             raise

@@ -29,6 +29,8 @@ class Run {
   async start(): Promise<void> {
     const { id, code, options, providers } = this.#request;
     this.#wire.send(startedLine(id));
+    // A guest that never yields must not keep this in.
+    await this.#wire.drained();
     setTimeout(() => this.timeOut(), Math.min(options.timeoutMs, 2 ** 31 - 1));
     this.#adoptConsole();
     addEventListener("unhandledrejection", (event) => event.preventDefault());

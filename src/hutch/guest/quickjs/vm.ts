@@ -154,7 +154,9 @@ export class Vm {
       e.memory.grow((memory.length - e.memory.buffer.byteLength) / PAGE);
     }
     const bytes = new Uint8Array(e.memory.buffer);
-    bytes.set(memory);
+    // No frame is live: of the C stack below the pointer, what was used is wiped and the rest left alone.
+    bytes.fill(0, stackPointer - 2 * STACK_BYTES, stackPointer);
+    bytes.set(memory.subarray(stackPointer), stackPointer);
     if (used > memory.length) bytes.fill(0, memory.length, used);
     e.hutch_pages.value = memory.length / PAGE;
     e.hutch_faults.value = 0;

@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import decimal
+import enum
+import json
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pydantic
+import pytest
+
+from hutch.session.jsonvalue import MAX_DEPTH, NotJsonSafe, decode_value, encode_value, too_deep, well_formed
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
+class Point(msgspec.Struct, rename="camel"):
+    x_axis: int
+    tags: set[str] = set()
+
+
+@dataclasses.dataclass
+class Pair:
+    left: Any
+    right: Any = None
+
+
+class User(pydantic.BaseModel):
+    name: str = pydantic.Field(alias="fullName")
+    born: datetime.date | None = None
+
+
+def nested(depth: int, wrap: Callable[[Any], Any] = lambda inner: [inner]) -> Any:
+    value: Any = wrap(1)
+    for _ in range(depth - 1):
+        value = wrap(value)
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, b"null"),
+        (True, b"true"),
+        (1.5, b"1.5"),
+        ("x", b'"x"'),
+        ((1, [2]), b"[1,[2]]"),
+        ({"a": {"b": []}}, b'{"a":{"b":[]}}'),
+        ({1: "a", None: "b", True: "c"}, b'{"1":"c","null":"b"}'),
+        ({"__proto__": 1, "constructor": 2}, b'{"__proto__":1,"constructor":2}'),
+        ("\ud800\x00\u2028", b'"\\ud800\\u0000\\u2028"'),
+        (Color.RED, b'"red"'),
+        (Level.HIGH, b"3"),
+        (Point(1, {"t"}), b'{"xAxis":1,"tags":["t"]}'),
+        (Pair(Point(2), Color.RED), b'{"left":{"xAxis":2,"tags":[]},"right":"red"}'),
+        (User(fullName="Ann", born=datetime.date(2000, 1, 2)), b'{"fullName":"Ann","born":"2000-01-02"}'),
+        ([Pair(User(fullName="Bo"))], b'[{"left":{"fullName":"Bo","born":null},"right":null}]'),
+        (datetime.datetime(2020, 1, 2, 3, tzinfo=datetime.UTC), b'"2020-01-02T03:00:00Z"'),
+        (uuid.UUID(int=1), b'"00000000-0000-0000-0000-000000000001"'),
+        (decimal.Decimal("1.10"), b'"1.10"'),
+        (10**308, str(10**308).encode()),
+        ("9" * 400, b'"' + b"9" * 400 + b'"'),
+    ],
+)
+def test_json_safe_values_become_their_json_text(value: object, text: bytes) -> None:
+    assert encode_value(value) == text
+
+
+class Custom:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [
+        (float("nan"), "$ is NaN"),
+        ({"a": [0, 1, 2, float("-inf")]}, "$.a[3] is -Infinity"),
+        ({"a b": {1, 2}}, '$["a b"] is a set'),
+        ([b"x"], "$[0] is a bytes"),
+        (Custom(), "$ is a Custom"),
+        ({"f": print}, "$.f is a builtin_function_or_method"),
+        ({"a": {(1, 2): 3}}, "$.a has a tuple as a key"),
+        (Pair([Custom()]), "$.left[0] is a Custom"),
+        (Pair(Point(1, {"t"}), float("nan")), "$.right is NaN"),
+        ([10**400], "$[0] is an integer beyond the numbers of JavaScript"),
+        ([-(10**5000)], "$[0] is an integer beyond the numbers of JavaScript"),
+        ((x for x in ()), "$ is a generator"),
+        (1j, "$ is a complex"),
+    ],
+)
+def test_what_is_not_json_is_refused_with_its_place(value: object, fault: str) -> None:
+    with pytest.raises(NotJsonSafe) as caught:
+        encode_value(value)
+    assert str(caught.value) == fault
+
+
+def test_cycles_are_refused_in_lists_dicts_and_models() -> None:
+    loop: list[Any] = []
+    loop.append({"back": loop})
+    with pytest.raises(NotJsonSafe, match=r"^\$\[0\]\.back refers back"):
+        encode_value(loop)
+    pair = Pair(1)
+    pair.right = pair
+    with pytest.raises(NotJsonSafe, match=r"^\$\.right refers back"):
+        encode_value(pair)
+
+
+def test_one_value_in_two_places_is_no_cycle() -> None:
+    shared = [1]
+    assert encode_value([shared, shared]) == b"[[1],[1]]"
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda inner: [inner], lambda inner: {"a": inner}, Pair], ids=["list", "dict", "dataclass"]
+)
+def test_depth_is_bounded_also_where_python_would_overflow(wrap: Callable[[Any], Any]) -> None:
+    encode_value(nested(MAX_DEPTH // 2, wrap))
+    for depth in (MAX_DEPTH * 2, 5_000):
+        with pytest.raises(NotJsonSafe, match="nested deeper than 128 levels") as caught:
+            encode_value(nested(depth, wrap))
+        assert len(str(caught.value)) < 300
+    assert decode_value(encode_value(nested(MAX_DEPTH))) == nested(MAX_DEPTH)
+    with pytest.raises(NotJsonSafe):
+        encode_value(nested(MAX_DEPTH + 1))
+
+
+def test_a_model_whose_serializer_fails_is_not_json() -> None:
+    class Broken(pydantic.BaseModel):
+        @pydantic.model_serializer
+        def fail(self) -> dict[str, Any]:
+            raise LookupError("no such thing")
+
+    with pytest.raises(NotJsonSafe):
+        encode_value({"a": Broken()})
+
+
+def test_small_values_are_encoded_quickly() -> None:
+    value = {"a": 1, "b": 2}
+    best = min(_time(lambda: encode_value(value)) for _ in range(5))
+    assert best < 50e-6  # about 3 µs; generous for a busy machine
+
+
+def _time(work: Callable[[], object], rounds: int = 1_000) -> float:
+    started = time.perf_counter()
+    for _ in range(rounds):
+        work()
+    return (time.perf_counter() - started) / rounds
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"a":[1,2.5,-3e2,true,false,null,"x"]}',
+        b'"\\ud800"',
+        b'{"\\udfff":"a\\ud83d","ok":"\\ud83d\\ude00"}',
+        b'{"__proto__":{"x":1}}',
+        b'"\\u0000\\u2028"',
+        b"  [ ]  ",
+        b"123456789012345678901234567890",
+    ],
+)
+def test_json_text_becomes_its_value(text: bytes) -> None:
+    assert decode_value(text) == json.loads(text)
+    assert decode_value(memoryview(text)) == json.loads(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{",
+        b"NaN",
+        b"[Infinity]",
+        b"1e999",
+        b'["\\ud800", NaN]',
+        b'["\\ud800", 1e999]',
+        b'["\\ud800", -Infinity]',
+        b'["\\ud800", ' + b"1" * 5_000 + b"]",
+        b'"\xff"',
+        b'["\\ud800","\xed\xa0\x80"]',
+        b"[1] x",
+        b"{a:1}",
+        b"'a'",
+    ],
+)
+def test_malformed_text_is_refused(text: bytes) -> None:
+    with pytest.raises(NotJsonSafe, match="malformed JSON"):
+        decode_value(text)
+
+
+def test_text_that_is_too_deep_is_refused_before_it_is_parsed() -> None:
+    with pytest.raises(NotJsonSafe, match="deeper than 128"):
+        decode_value(b"[" * 200_000 + b"]" * 200_000)
+    with pytest.raises(NotJsonSafe, match="deeper than 128"):
+        decode_value(b'["\\ud800",' + b"[" * 128 + b"]" * 128 + b"]")
+
+
+@pytest.mark.parametrize(
+    ("line", "deep"),
+    [
+        (b"[" * 128 + b"]" * 128, False),
+        (b"[" * 129 + b"]" * 129, True),
+        (b'{"a":' * 128 + b"1" + b"}" * 128, False),
+        (b'{"a":' * 129 + b"1" + b"}" * 129, True),
+        (b"[" + b"[]," * 500 + b"1]", False),
+        (b"[" * 127 + b"[],[],[]" * 100 + b"]" * 127, False),
+        (b"[" * 128 + b"[],[],[]" * 100 + b"]" * 128, True),
+        (b'["' + b"[" * 500 + b'"]', False),
+        (b'["\\"' + b"[" * 500 + b'"]', False),
+        (b'["\\\\",' + b"[" * 500 + b"]" * 500 + b"]", True),
+        (b'["\\\\\\"' + b"[" * 500 + b'"]', False),
+        (b'["a","' + b'{"a' * 300 + b'"]', True),  # malformed, and deep before the fault
+        (b"[" * 200_000 + b"]" * 200_000, True),
+        (b"]" * 500 + b"[" * 500, False),  # malformed from its first byte: the decoder says so
+    ],
+)
+def test_depth_is_told_from_the_text_alone(line: bytes, deep: bool) -> None:
+    assert too_deep(line) is deep
+
+
+def test_the_limit_of_depth_can_be_chosen() -> None:
+    assert too_deep(b"[[]]", 1)
+    assert not too_deep(b"[[]]", 2)
+
+
+TEN_MB = 10_000_000
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[" * TEN_MB,
+        b"[]" * (TEN_MB // 2),
+        (b"[" * 128 + b"]" * 128) * (TEN_MB // 256),
+        b"[" * 127 + b"[]" * (TEN_MB // 2) + b"]" * 127,
+        b'["' + b'[\\"' * (TEN_MB // 3) + b'"]',
+        b"[" + b'"[",' * (TEN_MB // 4) + b"1]",
+        b'["' + b'\\"[' * (TEN_MB // 3),
+        b"[" * 200 + b'"' + b"\\" * TEN_MB,
+        b"[" * 200 + b'"' * TEN_MB,
+    ],
+    ids=["open", "pairs", "at the limit", "near the limit", "escapes", "strings", "open string", "\\", "quotes"],
+)
+def test_ten_hostile_megabytes_are_judged_in_linear_time(line: bytes) -> None:
+    started = time.perf_counter()
+    too_deep(line)
+    assert time.perf_counter() - started < 10  # under a second when the machine is idle
+
+
+def test_lone_surrogates_can_be_replaced() -> None:
+    assert well_formed("a\ud800b😀") == "a\ufffdb😀"
