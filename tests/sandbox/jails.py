@@ -59,7 +59,9 @@ def run(where: Jail, code: str, *permissions: str, **options: Any) -> subprocess
 
 def evaluate(where: Jail, expression: str, *permissions: str, **options: Any) -> str:
     """What an expression gives, as text, or the error's name and message."""
-    code = f"try {{ console.log(String({expression})) }} catch (e) {{ console.log(e.name + ': ' + e.message) }}"
+    code = (
+        f"try {{ console.log(String({expression})) }} catch (e) {{ console.log(e.name + ': ' + e.message) }}"
+    )
     told = run(where, code, *permissions, **options)
     assert told.returncode == 0, told.stderr
     return told.stdout.strip()

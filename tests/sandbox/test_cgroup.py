@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.sandbox import jails
 
 from hutch.sandbox import cgroup
 from hutch.sandbox.cgroup import Controller
-from tests.sandbox import jails
 
 MIB = 1 << 20
 HUNGRY = "const kept = []; for (let i = 0; i < 400; i++) kept.push(new Uint8Array(1 << 20).fill(1));"
@@ -149,7 +149,7 @@ def test_no_hierarchy_at_all_is_not_an_error(tmp_path: Path) -> None:
 
 
 class Kernel:
-    """Version 2's rules, for machines that have version 1: what a directory holds, and what may be written."""
+    """Version 2's rules, for machines that have version 1: what there is, and what may be written."""
 
     FILES = ("memory.max", "memory.swap.max", "memory.oom.group", "pids.max", "memory.events", "pids.events")
 

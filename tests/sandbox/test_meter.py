@@ -3,12 +3,13 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
+from tests.sandbox import jails
 
 from hutch.sandbox import meter as module
 from hutch.sandbox.meter import Meter
-from tests.sandbox import jails
 
 MIB = 1 << 20
 GROWING = "const kept = []; setInterval(() => kept.push(new Uint8Array(4 << 20).fill(1)), 1);"
@@ -23,14 +24,29 @@ def feed(child: subprocess.Popen[str], code: str) -> None:
     child.stdin.close()
 
 
+async def next_look(meter: Meter) -> None:
+    """Wait until the meter has looked at something that certainly has more than nothing."""
+    looked = asyncio.Event()
+    meter.watch(os.getpid(), 0, looked.set)
+    await looked.wait()
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 @pytest.mark.parametrize("isolation", ["container", "process"])
 def test_excess_of_a_guest_is_told_once_and_soon(isolation: str) -> None:
     async def body(child: subprocess.Popen[str]) -> None:
-        told, excess = [], asyncio.Event()
+        told: list[int] = []
+
+        def end() -> None:
+            told.append(1)
+            child.kill()
+
         meter = Meter()
-        watch = meter.watch(child.pid, 200 * MIB, lambda: (told.append(1), excess.set(), child.kill()))
+        watch = meter.watch(child.pid, 200 * MIB, end)
         async with asyncio.timeout(jails.SECONDS):
-            await excess.wait()
             await asyncio.to_thread(child.wait)
             await meter._task
         assert (watch.exceeded, told) == (True, [1])
@@ -44,18 +60,16 @@ def test_excess_of_a_guest_is_told_once_and_soon(isolation: str) -> None:
 
 def test_a_guest_within_its_limit_is_not_told_until_the_limit_is_lowered() -> None:
     async def body(child: subprocess.Popen[str]) -> None:
-        meter, looked, excess = Meter(interval=0.001), asyncio.Event(), asyncio.Event()
+        meter, excess = Meter(interval=0.001), asyncio.Event()
         watch = meter.watch(child.pid, 512 * MIB, excess.set)
-        other = meter.watch(os.getpid(), 0, looked.set)
         async with asyncio.timeout(jails.SECONDS):
-            await looked.wait()
-            while watch.peak_bytes < 64 * MIB:
-                await asyncio.sleep(0)
+            await next_look(meter)
+            await next_look(meter)
+            assert watch.peak_bytes > 64 * MIB
             assert not watch.exceeded
             watch.limit_bytes = 32 * MIB
             await excess.wait()
-        other.stop()
-        watch.stop()
+        meter.close()
         # Its binary is not counted: that is some 100 MB, which all processes share.
         assert watch.peak_bytes < 110 * MIB
 
@@ -68,7 +82,7 @@ def test_a_guest_within_its_limit_is_not_told_until_the_limit_is_lowered() -> No
 
 def test_nothing_runs_and_nothing_is_open_when_nothing_is_watched() -> None:
     async def body() -> None:
-        before = len(os.listdir("/proc/self/fd"))
+        before = descriptors()
         meter, excess = Meter(interval=0.001), asyncio.Event()
         assert meter._task is None
         watch = meter.watch(os.getpid(), 0, excess.set)
@@ -76,37 +90,33 @@ def test_nothing_runs_and_nothing_is_open_when_nothing_is_watched() -> None:
             await excess.wait()
             watch.stop()
             await meter._task
-        assert len(os.listdir("/proc/self/fd")) == before
-        again = meter.watch(os.getpid(), 0, excess.set)
-        assert not meter._task.done()
-        again.stop()
+            assert descriptors() == before
+            await next_look(meter)
         meter.close()
+        assert descriptors() == before
 
     asyncio.run(body())
 
 
 def test_a_callback_that_fails_does_not_end_the_other_watches() -> None:
     async def body() -> None:
-        failures: list[object] = []
-        asyncio.get_running_loop().set_exception_handler(
-            lambda _, context: failures.append(context["exception"])
-        )
-        meter, excess = Meter(interval=0.001), asyncio.Event()
+        failed = asyncio.Event()
+        asyncio.get_running_loop().set_exception_handler(lambda *_: failed.set())
+        meter = Meter(interval=0.001)
         meter.watch(os.getpid(), 0, lambda: 1 // 0)
         async with asyncio.timeout(jails.SECONDS):
-            while not failures:
-                await asyncio.sleep(0)
-            meter.watch(os.getpid(), 0, excess.set)
-            await excess.wait()
+            await failed.wait()
+            await next_look(meter)
         meter.close()
 
     asyncio.run(body())
 
 
 def test_the_watch_of_a_process_that_ended_ends() -> None:
+    child = subprocess.Popen(["/bin/true"])
+    child.wait()
+
     async def body() -> None:
-        child = subprocess.Popen(["/bin/true"])
-        child.wait()
         meter = Meter(interval=0.001)
         watch = meter.watch(child.pid, 0, lambda: None)
         async with asyncio.timeout(jails.SECONDS):

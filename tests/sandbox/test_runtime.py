@@ -1,4 +1,3 @@
-import os
 import subprocess
 from pathlib import Path
 
@@ -47,7 +46,7 @@ def test_a_program_that_is_not_deno_is_refused() -> None:
 def test_libraries_are_the_loader_and_what_it_loads() -> None:
     found = runtime.libraries(runtime.locate())
     assert runtime.interpreter(runtime.locate()) == found[0]
-    assert all(os.path.exists(path) for path in found)
+    assert all(Path(path).exists() for path in found)
     assert any("libc.so" in path for path in found)
 
 

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.sandbox import jails
 
 from hutch.sandbox import seccomp
-from tests.sandbox import jails
 
 ALLOW, KILL = 0x7FFF0000, 0x80000000
 EPERM, ENOSYS, EAFNOSUPPORT = (0x00050000 | code for code in (errno.EPERM, errno.ENOSYS, errno.EAFNOSUPPORT))

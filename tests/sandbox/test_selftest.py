@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.sandbox import jails
 
 from hutch.errors import SandboxUnavailable
 from hutch.sandbox import cgroup, probe, runtime, selftest
 from hutch.sandbox.cgroup import Controller, Group
 from hutch.sandbox.jail import Jail, Launch
 from hutch.settings import Settings
-from tests.sandbox import jails
 
 
 def failed(checks: list[selftest.Check]) -> list[str]:

@@ -7,7 +7,7 @@
 import { NotJsonSafe, toJson } from "./json.ts";
 
 const { parse, stringify } = JSON;
-const { defineProperty, create, keys } = Object;
+const { defineProperty, create } = Object;
 const { apply } = Reflect;
 const { get: weakGet, set: weakSet } = WeakMap.prototype;
 const { shift, push } = Array.prototype;
@@ -15,7 +15,11 @@ const { shift, push } = Array.prototype;
 /** Calls beyond this wait their turn, so that `Promise.all` over many items just works. */
 const MAX_OUTSTANDING = 128;
 
-export type Emit = (call: number, provider: string, tool: string, input: string) => void;
+/** `tool` counts through all providers' tools, in the order in which they were lent. */
+export type Emit = (call: number, tool: number, input: string) => void;
+
+/** Namespaces and the names of their tools. */
+export type Lent = [name: string, tools: string[]][];
 
 interface Waiting {
   resolve: (value: unknown) => void;
@@ -42,12 +46,12 @@ function trustedError(code: string, message: string): Error {
   return error;
 }
 
-function proxy(provider: string, tool: string, emit: Emit): (input?: unknown) => Promise<unknown> {
+function proxy(name: string, tool: number, emit: Emit): (input?: unknown) => Promise<unknown> {
   return (input) =>
     new Promise((resolve, reject) => {
       let text: string;
       try {
-        text = toJson(input, `The input of ${provider}.${tool}`) ?? "null";
+        text = toJson(input, `The input of ${name}`) ?? "null";
       } catch (error) {
         if (!(error instanceof NotJsonSafe)) throw error;
         return reject(trustedError("serialization_error", error.message));
@@ -56,7 +60,7 @@ function proxy(provider: string, tool: string, emit: Emit): (input?: unknown) =>
         outstanding++;
         const id = ++calls;
         waiting[id] = { resolve, reject };
-        emit(id, provider, tool, text);
+        emit(id, tool, text);
       };
       if (outstanding < MAX_OUTSTANDING) begin();
       else apply(push, backlog, [begin]);
@@ -64,11 +68,14 @@ function proxy(provider: string, tool: string, emit: Emit): (input?: unknown) =>
 }
 
 /** Defines the providers' namespaces as globals without a prototype, so that every tool's name is data. */
-export function lend(providers: Record<string, string[]>, emit: Emit): void {
-  for (const name of keys(providers)) {
+export function lend(providers: Lent, emit: Emit): void {
+  let count = 0;
+  for (let i = 0; i < providers.length; i++) {
+    const [name, tools] = providers[i];
     const namespace = create(null);
-    for (const tool of providers[name]) {
-      defineProperty(namespace, tool, { value: proxy(name, tool, emit), enumerable: true });
+    for (let j = 0; j < tools.length; j++) {
+      const value = proxy(`${name}.${tools[j]}`, count++, emit);
+      defineProperty(namespace, tools[j], { value, enumerable: true });
     }
     defineProperty(globalThis, name, { value: namespace, writable: true, configurable: true });
   }

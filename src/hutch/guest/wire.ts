@@ -61,16 +61,23 @@ export function startedLine(id: string): string {
   return `{"type":"started","id":${JSON.stringify(id)}}\n`;
 }
 
-/** `input` is JSON text that the caller has made sure is one line of valid JSON. */
-export function toolCallLine(
-  id: string,
-  callId: string,
-  provider: string,
-  tool: string,
-  input: string,
-): string {
-  return `{"type":"tool_call","id":${JSON.stringify(id)},"callId":${JSON.stringify(callId)},` +
-    `"providerName":${JSON.stringify(provider)},"safeToolName":${JSON.stringify(tool)},"input":${input}}\n`;
+/** `target` is a tool's `targets` entry, `input` one line of valid JSON. */
+export function toolCallLine(id: string, callId: string, target: string, input: string): string {
+  return `{"type":"tool_call","id":${JSON.stringify(id)},"callId":"${callId}",${target},"input":${input}}\n`;
+}
+
+/** For every tool, in order, how a call of it names it on the wire. */
+export function targets(providers: Manifest[]): string[] {
+  return providers.flatMap(({ name, tools }) =>
+    Object.keys(tools).map((tool) =>
+      `"providerName":${JSON.stringify(name)},"safeToolName":${JSON.stringify(tool)}`
+    )
+  );
+}
+
+/** Namespaces and the names of their tools, as the guest needs them. */
+export function lendable(providers: Manifest[]): [string, string[]][] {
+  return providers.map(({ name, tools }) => [name, Object.keys(tools)]);
 }
 
 export function doneLine(id: string, outcome: Outcome): string {

@@ -5,7 +5,8 @@
  * place its allocator would grow past the old end, run after run. The patch routes `memory.grow` and
  * `memory.size` through a break of our own (`hutch_pages`) under a maximum that the runner sets for
  * every execution (`hutch_max_pages`), and counts in `hutch_faults` how often the engine itself
- * reported exhaustion, which no guest can imitate by throwing a lookalike.
+ * reported exhaustion, which no guest can imitate by throwing a lookalike. `hutch_drive` calls a guest
+ * function and all the jobs that follow in one go, because every entry by JSPI costs.
  *
  * Only appended functions and globals, so no existing index moves. Every assumption about the
  * module's shape is asserted: an upgrade that breaks one fails the build, not a run.
@@ -181,15 +182,28 @@ export function patch(wasm: Uint8Array): Uint8Array<ArrayBuffer> {
   };
   const types = countOf(the(SECTION.type));
   const imported = importedFunctions(the(SECTION.import));
-  const size = imported + countOf(the(SECTION.function)), grow = size + 1;
+  const size = imported + countOf(the(SECTION.function)), grow = size + 1, drive = size + 2;
   const pages = countOf(the(SECTION.global)), most = pages + 1, faults = pages + 2;
   const thrower = exportedFunction(the(SECTION.export), "JS_ThrowInternalError") - imported;
   const addresses = EXHAUSTED.map((text) => addressOf(the(SECTION.data), text));
 
-  append(the(SECTION.type), 2, [0x60, 0, 1, I32, 0x60, 1, I32, 1, I32]);
-  append(the(SECTION.function), 2, [...leb(types), ...leb(types + 1)]);
+  const exported = (name: string) => exportedFunction(the(SECTION.export), name);
+  const driveCode = driveBody(
+    exported("qjs_call"),
+    exported("qjs_is_exception"),
+    exported("qjs_free_value"),
+    exported("qjs_is_job_pending"),
+    exported("qjs_execute_pending_job"),
+  );
+
+  append(the(SECTION.type), 3, [
+    ...[0x60, 0, 1, I32],
+    ...[0x60, 1, I32, 1, I32],
+    ...[0x60, 4, I32, I32, I32, I32, 1, I32],
+  ]);
+  append(the(SECTION.function), 3, [...leb(types), ...leb(types + 1), ...leb(types + 2)]);
   append(the(SECTION.global), 3, Array(3).fill([I32, 1, 0x41, 0, END]).flat());
-  append(the(SECTION.export), 3, [
+  append(the(SECTION.export), 4, [
     ...utf8("hutch_pages"),
     3,
     ...leb(pages),
@@ -199,6 +213,9 @@ export function patch(wasm: Uint8Array): Uint8Array<ArrayBuffer> {
     ...utf8("hutch_faults"),
     3,
     ...leb(faults),
+    ...utf8("hutch_drive"),
+    0,
+    ...leb(drive),
   ]);
 
   const code = the(SECTION.code);
@@ -233,6 +250,7 @@ export function patch(wasm: Uint8Array): Uint8Array<ArrayBuffer> {
   ]);
   patched.push(Uint8Array.from([0, 0x23, ...leb(pages), END]));
   patched.push(growBody(pages, most));
+  patched.push(driveCode);
   const chunks: Uint8Array[] = [Uint8Array.from(leb(patched.length))];
   for (const body of patched) chunks.push(Uint8Array.from(leb(body.length)), body);
   code.body = concat(chunks);
@@ -291,6 +309,24 @@ function growBody(pages: number, most: number): Uint8Array {
     0x24,
     ...leb(pages),
     END,
+  ]);
+}
+
+/**
+ * drive(fn, self, argc, argv): calls, then runs jobs until none is left. Answers 0 when all went
+ * well, 1 when a job, 2 when the call ended with an exception.
+ */
+function driveBody(call: number, failed: number, free: number, pending: number, job: number): Uint8Array {
+  return Uint8Array.from([
+    ...[1, 1, I32],
+    ...[0x20, 0, 0x20, 1, 0x20, 2, 0x20, 3, CALL, ...leb(call), 0x22, 4],
+    ...[CALL, ...leb(failed), 0x04, 0x40, 0x41, 2, 0x0f, END],
+    ...[0x20, 4, CALL, ...leb(free)],
+    ...[0x03, 0x40],
+    ...[CALL, ...leb(pending), 0x45, 0x04, 0x40, 0x41, 0, 0x0f, END],
+    ...[CALL, ...leb(job), 0x41, 0, 0x48, 0x04, 0x40, 0x41, 1, 0x0f, END],
+    ...[0x0c, 0, END],
+    ...[0x00, END],
   ]);
 }
 

@@ -5,7 +5,16 @@ import { Logs } from "../logs.ts";
 import { FILE, GuestSyntaxError, prepare, type Program } from "../source.ts";
 import { connect, renounce } from "../start.ts";
 import { explain, type Fault, lend, settle } from "../tools.ts";
-import { doneLine, type Execute, type HostMessage, startedLine, toolCallLine, Wire } from "../wire.ts";
+import {
+  doneLine,
+  type Execute,
+  type HostMessage,
+  lendable,
+  startedLine,
+  targets,
+  toolCallLine,
+  Wire,
+} from "../wire.ts";
 
 const evaluate = eval;
 const { stringify } = JSON;
@@ -38,9 +47,9 @@ class Run {
       event.preventDefault();
       this.#fail(explain(event.error));
     });
-    const lent = Object.fromEntries(providers.map((each) => [each.name, Object.keys(each.tools)]));
-    lend(lent, (call, provider, tool, input) => {
-      if (!this.#over) this.#wire.send(toolCallLine(id, String(call), provider, tool, input));
+    const named = targets(providers);
+    lend(lendable(providers), (call, tool, input) => {
+      if (!this.#over) this.#wire.send(toolCallLine(id, String(call), named[tool], input));
     });
     try {
       this.#program = prepare(code);

@@ -8,7 +8,9 @@ import {
   type Failure,
   type HostMessage,
   isJson,
+  lendable,
   startedLine,
+  targets,
   toolCallLine,
   type ToolResult,
   type Wire,
@@ -38,10 +40,10 @@ class Run {
   readonly timers = new Map<number, Timer>();
   readonly queue: [entry: string, args: () => number[]][] = [];
   readonly calls = new Set<string>();
+  targets?: string[];
   busy = false;
   over = false;
   cancelled = false;
-  alarm?: Timer;
 
   constructor(readonly id: string, readonly request: Execute, readonly program: Program, readonly vm: Vm) {
     const { maxLogLines, maxLogChars, timeoutMs } = request.options;
@@ -60,6 +62,8 @@ export class Runner {
   readonly #calls = new Map<string, Call>();
   readonly #free: Vm[] = [];
   #callCount = 0;
+  #alarm?: Timer;
+  #alarmAt = Infinity;
   #dropped = 0;
 
   constructor(wire: Wire, module: WebAssembly.Module, prelude: string) {
@@ -68,14 +72,8 @@ export class Runner {
     this.#image = new Image(
       module,
       {
-        c: (vm, [number, provider, tool, input]) => {
-          this.#toolCall(
-            run(vm),
-            vm.toNumber(number),
-            vm.toText(provider),
-            vm.toText(tool),
-            vm.toText(input),
-          );
+        c: (vm, [number, tool, input]) => {
+          this.#toolCall(run(vm), vm.toNumber(number), vm.toNumber(tool), vm.toText(input));
           return vm.undefined();
         },
         l: (vm, [line]) => vm.number(run(vm).logs.add(vm.toText(line)) ? 1 : 0),
@@ -137,12 +135,12 @@ export class Runner {
     this.#runs.set(id, run);
     this.#byVm.set(vm, run);
     vm.limit(options.memoryLimitBytes);
-    run.alarm = setTimeout(() => this.#stop(run), Math.min(options.timeoutMs, 2 ** 31 - 1));
-    const lent = Object.fromEntries(providers.map((each) => [each.name, Object.keys(each.tools)]));
+    this.#watch(run.deadline);
+    const lent = JSON.stringify(lendable(providers));
     this.#enter(run, "run", () => {
       const fn = vm.evaluate(program.code, FILE);
       if (vm.isException(fn)) throw new Broken(vm.toText(vm.exception()));
-      return [fn, vm.string(JSON.stringify(lent)), vm.number(options.maxResultBytes ?? DEFAULT_MAX_RESULT)];
+      return [fn, vm.string(lent), vm.number(options.maxResultBytes ?? DEFAULT_MAX_RESULT)];
     });
   }
 
@@ -223,7 +221,6 @@ export class Runner {
   #finish(run: Run, ok: boolean, result?: string, error?: Failure): void {
     if (run.over) return;
     run.over = true;
-    clearTimeout(run.alarm);
     for (const timer of run.timers.values()) clearTimeout(timer);
     for (const call of run.calls) this.#calls.delete(call);
     const { lines: logs, truncated: logsTruncated } = run.logs;
@@ -249,6 +246,24 @@ export class Runner {
     }
   }
 
+  /** One timer for all deadlines: most executions end long before theirs, and timers cost. */
+  #watch(deadline: number): void {
+    if (deadline >= this.#alarmAt) return;
+    clearTimeout(this.#alarm);
+    this.#alarmAt = deadline;
+    const delay = Math.min(Math.max(0, deadline - performance.now()), 2 ** 31 - 1);
+    this.#alarm = setTimeout(() => this.#ring(), delay);
+  }
+
+  #ring(): void {
+    this.#alarmAt = Infinity;
+    const now = performance.now();
+    for (const run of [...this.#runs.values()]) if (run.deadline <= now) this.#stop(run);
+    let next = Infinity;
+    for (const run of this.#runs.values()) next = Math.min(next, run.deadline);
+    if (next < Infinity) this.#watch(next);
+  }
+
   /** The time is over, or the host asked. A suspended guest learns it at its next interrupt. */
   #stop(run: Run): void {
     run.cancelled = true;
@@ -260,12 +275,14 @@ export class Runner {
     if (run) this.#stop(run);
   }
 
-  #toolCall(run: Run, number: number, provider: string, tool: string, input: string): void {
-    if (run.over || !isJson(input)) return;
+  #toolCall(run: Run, number: number, tool: number, input: string): void {
+    run.targets ??= targets(run.request.providers);
+    const target = run.targets[tool];
+    if (run.over || target === undefined || !isJson(input)) return;
     const callId = `c${++this.#callCount}`;
     run.calls.add(callId);
     this.#calls.set(callId, { run, number });
-    this.#wire.send(toolCallLine(run.id, callId, provider, tool, input));
+    this.#wire.send(toolCallLine(run.id, callId, target, input));
   }
 
   #toolResult(message: ToolResult): void {

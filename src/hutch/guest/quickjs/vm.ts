@@ -12,6 +12,8 @@ const RANDOM_STATE = 280;
 /** About 1,000 plain calls deep. V8 stops deeper native recursion itself; that ends the run. */
 const STACK_BYTES = 262_144;
 const SLICE_MS = 5;
+/** Room for a call's arguments, and at its end for a length that comes back. */
+const SCRATCH_BYTES = 64;
 
 interface Exports {
   memory: WebAssembly.Memory;
@@ -19,12 +21,12 @@ interface Exports {
   hutch_pages: WebAssembly.Global;
   hutch_max_pages: WebAssembly.Global;
   hutch_faults: WebAssembly.Global;
+  hutch_drive(fn: number, self: number, argc: number, argv: number): number;
   _initialize(): void;
   qjs_init(): number;
   qjs_set_interrupt_handler(on: number): void;
   qjs_set_max_stack_size(bytes: number): void;
   qjs_eval(code: number, length: number, file: number, flags: number): number;
-  qjs_call(fn: number, self: number, argc: number, argv: number): number;
   qjs_is_exception(box: number): number;
   qjs_get_exception(): number;
   qjs_get_global(): number;
@@ -41,8 +43,6 @@ interface Exports {
   qjs_free_cstring(text: number): void;
   qjs_free_value(box: number): void;
   qjs_is_undefined(box: number): number;
-  qjs_execute_pending_job(): number;
-  qjs_is_job_pending(): number;
   qjs_get_context_ptr(): number;
   wasm_malloc(bytes: number): number;
   wasm_free(address: number): void;
@@ -70,8 +70,7 @@ export class Broken extends Error {}
 export class Vm {
   readonly #exports: Exports;
   readonly #image: Image;
-  readonly #call: (fn: number, self: number, argc: number, argv: number) => Promise<number>;
-  readonly #job: () => Promise<number>;
+  readonly #drive: (fn: number, self: number, argc: number, argv: number) => Promise<number>;
   #overdue: Overdue = never;
   #sliceEnd = 0;
 
@@ -108,8 +107,7 @@ export class Vm {
       },
     });
     this.#exports = instance.exports as unknown as Exports;
-    this.#call = promising(this.#exports.qjs_call);
-    this.#job = promising(this.#exports.qjs_execute_pending_job);
+    this.#drive = promising(this.#exports.hutch_drive);
   }
 
   /** Starts QuickJS itself: only for the image, every other VM is a copy of it. */
@@ -232,13 +230,13 @@ export class Vm {
   }
 
   #lengthed(read: (lengthOut: number) => number): [number, number] {
-    const e = this.#exports;
-    const out = e.wasm_malloc(4);
-    if (out === 0) throw new Broken("out of memory");
+    const out = this.#image.scratch + SCRATCH_BYTES - 4;
     const address = read(out);
-    const length = new DataView(e.memory.buffer).getUint32(out, true);
-    e.wasm_free(out);
-    return [address, length];
+    return [address, new DataView(this.#exports.memory.buffer).getUint32(out, true)];
+  }
+
+  allocate(bytes: number): number {
+    return this.#exports.wasm_malloc(bytes);
   }
 
   property(box: number, name: string): number {
@@ -282,23 +280,15 @@ export class Vm {
    * Answers false when the guest was stopped. Only one call at a time.
    */
   async call(fn: number, args: number[], overdue: Overdue): Promise<boolean> {
-    const e = this.#exports;
-    const argv = e.wasm_malloc(4 * args.length + 4);
-    if (argv === 0) throw new Broken("out of memory");
+    const e = this.#exports, { scratch, undefinedBox } = this.#image;
     const view = new DataView(e.memory.buffer);
-    args.forEach((box, i) => view.setUint32(argv + 4 * i, box, true));
+    for (let i = 0; i < args.length; i++) view.setUint32(scratch + 4 * i, args[i], true);
     this.#overdue = overdue;
     this.#sliceEnd = performance.now() + SLICE_MS;
     e.qjs_set_interrupt_handler(1);
     try {
-      const result = await this.#call(fn, this.#image.undefinedBox, args.length, argv);
-      if (this.isException(result)) return false;
-      e.qjs_free_value(result);
-      e.wasm_free(argv);
+      if (await this.#drive(fn, undefinedBox, args.length, scratch) !== 0) return false;
       for (const box of args) e.qjs_free_value(box);
-      while (e.qjs_is_job_pending()) {
-        if ((await this.#job()) < 0) return false;
-      }
       return true;
     } finally {
       // V8 allows a suspending import only under a promising call.
@@ -322,6 +312,7 @@ export class Image {
   stackPointer = 0;
   context = 0;
   undefinedBox = 0;
+  scratch = 0;
   /** The prelude's own functions. */
   readonly entry: Record<string, number> = {};
 
@@ -335,6 +326,7 @@ export class Image {
     vm.boot();
     vm.defineHostFunctions(Object.keys(functions));
     this.undefinedBox = vm.undefined();
+    this.scratch = vm.allocate(SCRATCH_BYTES);
     const made = vm.evaluate(prelude, "prelude.js");
     if (vm.isException(made)) throw new Error(`The prelude fails: ${vm.toText(vm.exception())}`);
     for (const name of entries) this.entry[name] = vm.property(made, name);

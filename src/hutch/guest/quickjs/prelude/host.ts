@@ -7,7 +7,7 @@ function take<F>(letter: string): F {
   return value;
 }
 
-export const toolCall = take<(call: number, provider: string, tool: string, input: string) => void>("c");
+export const toolCall = take<(call: number, tool: number, input: string) => void>("c");
 /** Answers 0 when no further line will be kept. */
 export const log = take<(line: string) => number>("l");
 export const armTimer = take<(id: number, milliseconds: number, repeat: number) => void>("t");
