@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from hutch.sandbox import jail, runtime
@@ -69,8 +70,8 @@ def evaluate(where: Jail, expression: str, *permissions: str, **options: Any) ->
 
 def descendants(pid: int) -> list[int]:
     """A process and all below it, as the host sees them."""
-    with open(f"/proc/{pid}/task/{pid}/children") as file:
-        return [pid, *(below for child in file.read().split() for below in descendants(int(child)))]
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(below for child in children for below in descendants(int(child)))]
 
 
 def start_waiting(child: subprocess.Popen[str]) -> None:

@@ -125,6 +125,7 @@ def test_what_a_killed_host_left_is_swept_and_what_lives_is_not(controller: Cont
     os.close(left)
     controller.close()
     assert not [name for name in bases(controller) if mark in name]
+    assert Path(ours.entry()[0]).exists(), "swept while we live"
     assert ours.remove()
 
 

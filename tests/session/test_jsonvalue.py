@@ -57,7 +57,7 @@ def nested(depth: int, wrap: Callable[[Any], Any] = lambda inner: [inner]) -> An
         ("x", b'"x"'),
         ((1, [2]), b"[1,[2]]"),
         ({"a": {"b": []}}, b'{"a":{"b":[]}}'),
-        ({1: "a", None: "b", True: "c"}, b'{"1":"c","null":"b"}'),
+        ({1: "a", None: "b", False: "c", 1.5: "d"}, b'{"1":"a","null":"b","false":"c","1.5":"d"}'),
         ({"__proto__": 1, "constructor": 2}, b'{"__proto__":1,"constructor":2}'),
         ("\ud800\x00\u2028", b'"\\ud800\\u0000\\u2028"'),
         (Color.RED, b'"red"'),
@@ -250,7 +250,17 @@ TEN_MB = 10_000_000
         b"[" * 200 + b'"' + b"\\" * TEN_MB,
         b"[" * 200 + b'"' * TEN_MB,
     ],
-    ids=["open", "pairs", "at the limit", "near the limit", "escapes", "strings", "open string", "\\", "quotes"],
+    ids=[
+        "open",
+        "pairs",
+        "at the limit",
+        "near the limit",
+        "escapes",
+        "strings",
+        "open string",
+        "\\",
+        "quotes",
+    ],
 )
 def test_ten_hostile_megabytes_are_judged_in_linear_time(line: bytes) -> None:
     started = time.perf_counter()

@@ -72,10 +72,13 @@ def test_identifiers_are_namespaces(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "my-tools", "1a", "a b", "tools\n", "größe", "class", "let", "undefined", "globalThis", None, 5]
+    "name",
+    ["", "my-tools", "1a", "a b", "tools\n", "größe", "class", "let", "undefined", "globalThis", None, 5],
 )
 def test_other_namespaces_are_refused_with_what_is_expected(name: object) -> None:
-    with pytest.raises(InvalidTool, match=r"^Invalid provider namespace: .*\. Expected a JavaScript identifier"):
+    with pytest.raises(
+        InvalidTool, match=r"^Invalid provider namespace: .*\. Expected a JavaScript identifier"
+    ):
         check_namespace(name)
 
 

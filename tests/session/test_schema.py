@@ -106,6 +106,9 @@ def property_of(shape: Shape, name: str = "p") -> Any:
     return shape.schema["properties"][name]
 
 
+COUNTED = {"type": "integer", "minimum": 1, "description": "Many"}
+
+
 @pytest.mark.parametrize(
     ("hint", "schema"),
     [
@@ -116,13 +119,12 @@ def property_of(shape: Shape, name: str = "p") -> Any:
         (Literal["a", "b"], {"enum": ["a", "b"]}),
         (Any, {}),
         (datetime.date, {"type": "string", "format": "date"}),
-        (Annotated[int, msgspec.Meta(ge=1, description="How many")], "How many"),
-        (Annotated[int, pydantic.Field(ge=1, description="How many")], "How many"),
+        (Annotated[int, msgspec.Meta(ge=1, description="Many")], COUNTED),
+        (Annotated[int, pydantic.Field(ge=1, description="Many")], COUNTED),
     ],
+    ids=str,
 )
 def test_hints_become_json_schema(hint: Any, schema: Any) -> None:
-    if isinstance(schema, str):
-        schema = {"type": "integer", "minimum": 1, "description": schema}
     assert shape_of(hint).schema == schema
 
 
@@ -168,7 +170,9 @@ def test_models_of_every_kind_are_converted_and_their_schema_accepts_the_same(
         (Literal["a"], "\ud800", "Expected well-formed Unicode"),
     ],
 )
-def test_a_mismatch_names_the_place_and_the_expectation_on_one_line(hint: Any, value: Any, reason: str) -> None:
+def test_a_mismatch_names_the_place_and_the_expectation_on_one_line(
+    hint: Any, value: Any, reason: str
+) -> None:
     with pytest.raises(Mismatch) as caught:
         shape_of(hint).convert(value)
     assert str(caught.value).startswith(reason)
@@ -240,9 +244,13 @@ def test_properties_named_like_keywords_keep_their_references() -> None:
 
 @pytest.mark.parametrize("hint", [Bare, Callable[[int], int], type, list[Bare], Bare | None, 5])
 def test_a_hint_that_cannot_be_a_schema_is_refused_with_function_parameter_and_remedy(hint: Any) -> None:
-    with pytest.raises(InvalidTool, match=r"^Tool t: parameter `p` has a hint that cannot .*explicit schema\.$"):
+    with pytest.raises(
+        InvalidTool, match=r"^Tool t: parameter `p` has a hint that cannot .*explicit schema\.$"
+    ):
         object_shape([field(hint)], "Tool t")
-    with pytest.raises(InvalidTool, match="^Tool t: the return hint cannot be JSON Schema: .*explicit schema"):
+    with pytest.raises(
+        InvalidTool, match=r"^Tool t: the return hint cannot be JSON Schema: .*explicit schema"
+    ):
         returned_schema(hint, "Tool t")
 
 
@@ -269,7 +277,9 @@ def test_models_are_recognized(hint: Any) -> None:
     assert is_model(hint)
 
 
-@pytest.mark.parametrize("hint", [int, dict, dict[str, int], list[User], User | None, Grid, Any, Bare, Unit])
+@pytest.mark.parametrize(
+    "hint", [int, dict, dict[str, int], list[User], User | None, Grid, Any, Bare, Unit], ids=str
+)
 def test_other_hints_are_no_models(hint: Any) -> None:
     assert not is_model(hint)
 
@@ -330,7 +340,9 @@ def test_an_empty_docstring_tells_nothing() -> None:
 
 
 def test_a_validator_gives_one_line_with_path_and_expectation() -> None:
-    check = validator({"type": "object", "properties": {"a b": {"type": "array", "items": {"type": "integer"}}}})
+    check = validator(
+        {"type": "object", "properties": {"a b": {"type": "array", "items": {"type": "integer"}}}}
+    )
     assert check({"a b": [1]}) is None
     assert check({"a b": [1, "x\ny"]}) == '"x\\ny" is not of type "integer" - at `$[\'a b\'][1]`'
     long = check({"a b": ["x" * 100_000]})
@@ -345,7 +357,8 @@ def test_the_draft_is_2020_12_unless_the_schema_says_otherwise() -> None:
 
 
 @pytest.mark.parametrize(
-    "schema", [{"type": "objekt"}, {"pattern": "("}, {"$schema": "http://127.0.0.1/x"}, {"$ref": "#/$defs/no"}, 5]
+    "schema",
+    [{"type": "objekt"}, {"pattern": "("}, {"$schema": "http://127.0.0.1/x"}, {"$ref": "#/$defs/no"}, 5],
 )
 def test_an_invalid_schema_is_refused(schema: Any) -> None:
     with pytest.raises(InvalidTool, match="Invalid JSON Schema at `"):

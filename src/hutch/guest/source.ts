@@ -5,7 +5,6 @@
  * in JavaScript or TypeScript. Lines stay where they are; `Program.locate` undoes what was inserted.
  */
 
-import { stripTypeScriptTypes } from "node:module";
 import { type ImportDeclaration, parse, type Program as Tree, type Statement } from "acorn";
 
 export interface Position {
@@ -55,6 +54,29 @@ export class Program {
       if (onLine && column - 1 > from - lineStart) column -= text.length - (to - from);
     }
     return { line, column: Math.max(1, column) };
+  }
+}
+
+type Strip = (source: string, options: { mode: "strip" | "transform" }) => string;
+
+let stripTypeScriptTypes: Strip | undefined;
+
+/** Node's module API takes 20 to 50 ms to load, and most sources are JavaScript. */
+export async function loadTypeScript(): Promise<void> {
+  stripTypeScriptTypes ??= (await import("node:module")).stripTypeScriptTypes as Strip;
+}
+
+/** Thrown by `prepare` for what is no JavaScript, while TypeScript's part is not loaded. */
+export class TypeScriptNeeded extends Error {}
+
+/** `prepare`, with TypeScript's part loaded if it is needed. */
+export async function prepareEither(source: string): Promise<Program> {
+  try {
+    return prepare(source);
+  } catch (error) {
+    if (!(error instanceof TypeScriptNeeded)) throw error;
+    await loadTypeScript();
+    return prepare(source);
   }
 }
 
@@ -130,6 +152,7 @@ function parseEither(source: string): { tree: Tree; text: string } {
 
 /** Of two complaints about a source, the one that got further is about what is really wrong. */
 function strip(source: string, asJavaScript: GuestSyntaxError): string {
+  if (!stripTypeScriptTypes) throw new TypeScriptNeeded();
   try {
     return stripTypeScriptTypes(source, { mode: "strip" });
   } catch {

@@ -2,8 +2,11 @@
 
 const KINDS = ["read", "write", "net", "env", "sys", "run", "ffi", "import"] as const;
 
-export async function connect(path: string): Promise<Deno.UnixConn> {
-  return await Deno.connect({ transport: "unix", path });
+/** Where the bundle is. */
+export const folder = new URL(".", Deno.mainModule).pathname;
+
+export async function connect(): Promise<Deno.UnixConn> {
+  return await Deno.connect({ transport: "unix", path: Deno.args[1] });
 }
 
 export function renounce(): void {

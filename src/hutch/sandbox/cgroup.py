@@ -141,13 +141,18 @@ class Controller:
             time.sleep(0.002 if self._leftover else 0)
 
     def sweep(self) -> int:
-        """Kill and remove the groups of hosts that are gone; how many there were."""
-        stale = {name for base in {self._memory, self._tasks} for name in _names(base) if _is_stale(name)}
-        for name in stale:
-            group = self._group(name)
+        """Kill and remove the groups of hosts that are gone; how many there were.
+
+        Also those beside our own group: a host that is started again may be in another session's.
+        """
+        stale = {
+            path for base in {self._memory, self._tasks} for path in _named(base) if _is_stale(path.name)
+        }
+        for path in stale:
+            group = Group(self.version, str(path), str(path), self._leftover)
             group.kill()
             group.remove()
-        return len(stale)
+        return len({path.name for path in stale})
 
     def _retry(self) -> None:
         self._leftover[:] = [group for group in self._leftover if not group.remove()]
@@ -279,9 +284,17 @@ def _own(hierarchy: _Hierarchy, path: str) -> Path:
     return hierarchy.mount if inside.startswith("..") else hierarchy.mount / inside
 
 
-def _names(base: Path) -> list[str]:
+def _named(base: Path) -> list[Path]:
+    """The groups with names like ours in `base` and beside it."""
+    found: list[Path] = []
+    for place in {base, *_entries(base.parent)}:
+        found += [path for path in _entries(place) if _NAME.fullmatch(path.name)]
+    return found
+
+
+def _entries(directory: Path) -> list[Path]:
     try:
-        return [name for name in os.listdir(base) if _NAME.fullmatch(name)]
+        return list(directory.iterdir())
     except OSError:
         return []
 

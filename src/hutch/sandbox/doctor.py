@@ -17,7 +17,7 @@ from hutch.sandbox.verdict import Verdict
 from hutch.settings import Settings
 
 State = Literal["ok", "weak", "missing"]
-BUNDLE = ("quickjs.js", "deno.js", "quickjs.wasm")
+BUNDLE = ("entry.js", "image.bin", "image.json", "quickjs.js", "deno.js", "quickjs.wasm")
 _DELEGATE = (
     "A meter bounds memory instead, less exactly. For groups run Hutch as root, or give it some of its own: "
     "`Delegate=yes` in its systemd unit, or `systemd-run --user --scope -p Delegate=yes hutch serve`."

@@ -54,18 +54,22 @@ class Launcher:
         """A runner that is ready. Raises SandboxUnavailable when it cannot be had."""
         path = self._folder / str(next(self._numbers))
         loop = asyncio.get_running_loop()
-        connected: asyncio.Future[StreamChannel] = loop.create_future()
+        greeting: asyncio.Future[StreamChannel] = loop.create_future()
 
         def accept() -> StreamChannel:
             channel = StreamChannel(self._settings.max_line_bytes)
-            if not connected.done():
-                connected.set_result(channel)
+
+            def greeted(_: bytes) -> None:
+                if not greeting.done():
+                    greeting.set_result(channel)
+
+            channel.on_line = greeted
             return channel
 
         server = await loop.create_unix_server(accept, str(path))
         try:
             process = self._spawn(profile, path)
-            await process.ready(connected)
+            await process.ready(greeting)
             return process
         finally:
             server.close()

@@ -86,30 +86,20 @@ class RunnerProcess:
     def alive(self) -> bool:
         return self._link is not None and self._link.closed is None and not self.exited
 
-    async def ready(self, connected: asyncio.Future[StreamChannel]) -> None:
-        """Waits for the runner's first line. Raises SandboxUnavailable with what it printed otherwise."""
-        first: asyncio.Future[bytes] = self._loop.create_future()
-
-        def heard(line: bytes) -> None:
-            if not first.done():
-                first.set_result(line)
-
+    async def ready(self, greeting: asyncio.Future[StreamChannel]) -> None:
+        """Waits until the runner has said its first line. Raises SandboxUnavailable with what it printed else."""
         exited = self._loop.create_task(self._exited.wait())
         try:
             async with asyncio.timeout(READY_SECONDS):
-                await asyncio.wait({connected, exited}, return_when=asyncio.FIRST_COMPLETED)
-                if connected.done():
-                    channel = connected.result()
-                    channel.on_line = heard
-                    channel.on_close = lambda _: heard(b"")
-                    await asyncio.wait({first, exited}, return_when=asyncio.FIRST_COMPLETED)
-                    if first.done() and first.result():
-                        self._adopt(channel)
-                        return
+                await asyncio.wait((greeting, exited), return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
             pass
         finally:
             exited.cancel()
+        if greeting.done():
+            self._adopt(greeting.result())
+            return
+        greeting.cancel()
         self.kill()
         said = self.output().strip() or "it said nothing"
         raise SandboxUnavailable(

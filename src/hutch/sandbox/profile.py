@@ -73,7 +73,8 @@ class Profile(msgspec.Struct, frozen=True):
             f"--allow-write={socket}",
             f"--allow-net=unix:{socket}",
             *self.permissions,
-            f"{script_folder}/{engine.script}",
+            f"{script_folder}/entry.js",
+            engine.script,
             socket,
         )
 

@@ -211,7 +211,7 @@ class _Types:
         key = self._sharing_key(ref, root)
         name = self._shared.get(key) if key else None
         if name is None:
-            name = self._free_name(root.label if ref == "#" else unquote(ref.rpartition("/")[2]))
+            name = self._free_name(root.label if ref == "#" else _steps(ref)[-1])
             self.declarations[name] = ""  # keeps its place
             self._waiting[name] = lambda: self._declare(name, target, root)
             if key:
@@ -224,7 +224,7 @@ class _Types:
         rendered = self._render(target, root, "  ", True)
         self._open.pop()
         comment = _comment(_schema_doc(target, default=False), "  ")
-        if rendered.rank == 0 and rendered.text.startswith("{"):
+        if rendered.rank == 0 and rendered.text.startswith("{") and rendered.text.endswith("}"):
             self.declarations[name] = f"{comment}  interface {name} {rendered.text}"
         else:
             self.declarations[name] = f"{comment}  type {name} = {rendered.text};"
@@ -305,8 +305,7 @@ def _resolve(ref: str, root: Any) -> Any:
     if not ref.startswith("#/"):
         return _NOTHING
     found = root
-    for step in unquote(ref[2:]).split("/"):
-        key = step.replace("~1", "/").replace("~0", "~")
+    for key in _steps(ref):
         if isinstance(found, list) and key.isdecimal() and len(key) < 6 and int(key) < len(found):
             found = found[int(key)]
         elif isinstance(found, dict) and key in found:
@@ -314,6 +313,10 @@ def _resolve(ref: str, root: Any) -> Any:
         else:
             return _NOTHING
     return found
+
+
+def _steps(ref: str) -> list[str]:
+    return [step.replace("~1", "/").replace("~0", "~") for step in unquote(ref[2:]).split("/")]
 
 
 def _references(node: Any) -> list[str]:

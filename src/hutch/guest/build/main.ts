@@ -1,9 +1,11 @@
-/** Builds the guest bundle into the folder given: both runners, the prelude, and the patched QuickJS. */
+/** Builds the guest bundle into the folder given: both runners, the patched QuickJS, and its memory image. */
 
 import wasm from "quickjs-wasi/quickjs.wasm" with { type: "bytes" };
+import { ENTRIES, HOST_FUNCTIONS } from "../quickjs/runner.ts";
+import { buildImage } from "../quickjs/vm.ts";
 import { patch } from "./patch.ts";
 
-const root = new URL("..", import.meta.url).pathname;
+const root = `${import.meta.dirname}/..`;
 const out = Deno.args[0];
 if (!out) {
   console.error("usage: deno run -A build/main.ts OUTDIR");
@@ -13,7 +15,7 @@ if (!out) {
 /** `deno bundle` writes one self-contained file; it is run as a program because it has no stable API. */
 async function bundle(entry: string, file: string): Promise<void> {
   const command = new Deno.Command(Deno.execPath(), {
-    args: ["bundle", "--quiet", "--platform=deno", "-o", `${out}/${file}`, entry],
+    args: ["bundle", "--quiet", "--minify", "--platform=deno", "-o", `${out}/${file}`, entry],
     cwd: root,
     stderr: "piped",
   });
@@ -21,15 +23,31 @@ async function bundle(entry: string, file: string): Promise<void> {
   if (!success) throw new Error(`deno bundle ${entry}: ${new TextDecoder().decode(stderr)}`);
 }
 
+/**
+ * A bundle as a classic script in a function. Deno parses every module that it loads, which takes longer
+ * than to run it; `entry.ts` has V8 alone evaluate these.
+ */
+async function script(entry: string, file: string, before: string, after: string): Promise<void> {
+  await bundle(entry, file);
+  const path = `${out}/${file}`;
+  Deno.writeTextFileSync(path, `${before}{"use strict";\n${Deno.readTextFileSync(path)}\n${after}`);
+}
+
 Deno.mkdirSync(out, { recursive: true });
 Deno.writeFileSync(`${out}/quickjs.wasm`, patch(wasm));
-await bundle("quickjs/main.ts", "quickjs.js");
-await bundle("deno/main.ts", "deno.js");
-await bundle("quickjs/prelude/main.ts", "prelude.js");
-// A script, not a module: its last value is what the runner keeps.
-const prelude = Deno.readTextFileSync(`${out}/prelude.js`);
-Deno.writeTextFileSync(
-  `${out}/prelude.js`,
-  `(() => {"use strict";\n${prelude}\nconst entry = globalThis.__hutch_entry;\n` +
-    "delete globalThis.__hutch_entry;\nreturn entry;\n})()",
+await bundle("entry.ts", "entry.js");
+await script("quickjs/main.ts", "quickjs.js", "(async () => ", "})()");
+await script("deno/main.ts", "deno.js", "(async () => ", "})()");
+// Its value is what the runner keeps.
+await script(
+  "quickjs/prelude/main.ts",
+  "prelude.js",
+  "(() => ",
+  "const entry = globalThis.__hutch_entry;\ndelete globalThis.__hutch_entry;\nreturn entry;\n})()",
 );
+const module = await WebAssembly.compile(Deno.readFileSync(`${out}/quickjs.wasm`));
+const prelude = Deno.readTextFileSync(`${out}/prelude.js`);
+const { heap, ...image } = buildImage(module, HOST_FUNCTIONS, prelude, ENTRIES);
+Deno.writeFileSync(`${out}/image.bin`, heap);
+Deno.writeTextFileSync(`${out}/image.json`, JSON.stringify(image));
+Deno.removeSync(`${out}/prelude.js`);

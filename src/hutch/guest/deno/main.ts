@@ -1,8 +1,8 @@
-/** Entry of the deno runner, `deno.js SOCKET`: waits for one execution, runs it, and is done for. */
+/** The deno runner's script: waits for one execution, runs it, and is done for. */
 
 import { toJson, toLog } from "../json.ts";
 import { Logs } from "../logs.ts";
-import { FILE, GuestSyntaxError, prepare, type Program } from "../source.ts";
+import { FILE, GuestSyntaxError, loadTypeScript, prepare, prepareEither, type Program } from "../source.ts";
 import { connect, renounce } from "../start.ts";
 import { explain, type Fault, lend, settle } from "../tools.ts";
 import {
@@ -52,7 +52,7 @@ class Run {
       if (!this.#over) this.#wire.send(toolCallLine(id, String(call), named[tool], input));
     });
     try {
-      this.#program = prepare(code);
+      this.#program = await prepareEither(code);
       const fn = evaluate(`${this.#program.code}\n//# sourceURL=${FILE}`);
       this.#finish(true, toJson(await fn(), "The result", options.maxResultBytes));
     } catch (error) {
@@ -89,6 +89,7 @@ let run: Run | undefined;
 
 function receive(message: HostMessage): void {
   if (message.type === "execute") {
+    clearTimeout(loading);
     run = new Run(wire, message);
     run.start();
   } else if (message.type === "tool_result") {
@@ -100,10 +101,12 @@ function receive(message: HostMessage): void {
   } else run?.timeOut();
 }
 
-// The first parse, strip and eval of a process are slow: have them behind us before the guest comes.
-evaluate(prepare("const warm: number = 1; warm").code);
-const wire = new Wire(await connect(Deno.args[0]));
+// The first parse and eval of a process are slow: have them behind us before the guest comes.
+evaluate(prepare("const warm = 1; warm").code);
+const wire = new Wire(await connect());
 renounce();
 wire.send('{"type":"ready"}\n');
+// TypeScript's part takes longer to load than the rest together: only who has time does it ahead of need.
+const loading = setTimeout(loadTypeScript, 100);
 await wire.listen(receive);
 Deno.exit(0);

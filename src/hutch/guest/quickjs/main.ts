@@ -1,15 +1,17 @@
-/** Entry of the quickjs runner: `quickjs.js SOCKET`, with `quickjs.wasm` and `prelude.js` beside it. */
+/** The quickjs runner's script: `quickjs.wasm` and the image are beside it. */
 
-import { connect, renounce } from "../start.ts";
+import { connect, folder, renounce } from "../start.ts";
+import { loadTypeScript } from "../source.ts";
 import { Wire } from "../wire.ts";
 import { Runner } from "./runner.ts";
 
-const here = new URL(".", import.meta.url);
-const module = await WebAssembly.compile(Deno.readFileSync(new URL("quickjs.wasm", here)));
-const prelude = Deno.readTextFileSync(new URL("prelude.js", here));
-const wire = new Wire(await connect(Deno.args[0]));
-const runner = new Runner(wire, module, prelude);
+const module = await WebAssembly.compile(Deno.readFileSync(`${folder}/quickjs.wasm`));
+const wire = new Wire(await connect());
+const image = JSON.parse(Deno.readTextFileSync(`${folder}/image.json`));
+image.heap = Deno.readFileSync(`${folder}/image.bin`);
+const runner = new Runner(wire, module, image);
 renounce();
 wire.send('{"type":"ready"}\n');
+setTimeout(loadTypeScript, 500);
 await wire.listen((message) => runner.receive(message));
 Deno.exit(0);

@@ -1,7 +1,14 @@
 /** The quickjs runner: many executions in one process, each in a VM of its own. */
 
 import { Logs } from "../logs.ts";
-import { FILE, GuestSyntaxError, prepare, type Program } from "../source.ts";
+import {
+  FILE,
+  GuestSyntaxError,
+  loadTypeScript,
+  prepare,
+  type Program,
+  TypeScriptNeeded,
+} from "../source.ts";
 import {
   doneLine,
   type Execute,
@@ -16,9 +23,12 @@ import {
   type Wire,
 } from "../wire.ts";
 import { decodeText, encodingOf, urlParts } from "./platform.ts";
-import { Broken, Image, type Vm } from "./vm.ts";
+import { Broken, type HostFunctions, type Image, Vm } from "./vm.ts";
 
 const DEFAULT_MAX_RESULT = 8 * 1024 * 1024;
+/** The letters of the functions that the prelude finds, and the names of those that it gives. */
+export const HOST_FUNCTIONS = "cltkruedox";
+export const ENTRIES = ["run", "settle", "fire"];
 /** A VM that grew by more is dropped rather than reset, so that its memory goes back to the system. */
 const KEEP_GROWN = 8 * 1024 * 1024;
 const KEEP_FREE = 64;
@@ -56,7 +66,9 @@ class Run {
 
 export class Runner {
   readonly #wire: Wire;
+  readonly #module: WebAssembly.Module;
   readonly #image: Image;
+  readonly #functions: HostFunctions;
   readonly #runs = new Map<string, Run>();
   readonly #byVm = new Map<Vm, Run>();
   readonly #calls = new Map<string, Call>();
@@ -66,46 +78,49 @@ export class Runner {
   #alarmAt = Infinity;
   #dropped = 0;
 
-  constructor(wire: Wire, module: WebAssembly.Module, prelude: string) {
+  constructor(wire: Wire, module: WebAssembly.Module, image: Image) {
     this.#wire = wire;
+    this.#module = module;
+    this.#image = image;
     const run = (vm: Vm) => this.#byVm.get(vm)!;
-    this.#image = new Image(
-      module,
-      {
-        c: (vm, [number, tool, input]) => {
-          this.#toolCall(run(vm), vm.toNumber(number), vm.toNumber(tool), vm.toText(input));
-          return vm.undefined();
-        },
-        l: (vm, [line]) => vm.number(run(vm).logs.add(vm.toText(line)) ? 1 : 0),
-        t: (vm, [id, delay, repeat]) => {
-          this.#arm(run(vm), vm.toNumber(id), vm.toNumber(delay), vm.toNumber(repeat) === 1);
-          return vm.undefined();
-        },
-        k: (vm, [id]) => {
-          this.#disarm(run(vm), vm.toNumber(id));
-          return vm.undefined();
-        },
-        r: (vm, [length]) => vm.arrayBuffer(crypto.getRandomValues(new Uint8Array(vm.toNumber(length)))),
-        u: (vm, [operation, href, argument]) =>
-          vm.string(urlParts(vm.toText(operation), vm.toText(href), vm.toText(argument))),
-        e: (vm, [text]) => vm.arrayBuffer(new TextEncoder().encode(vm.toText(text))),
-        d: (vm, [bytes, label, mode]) => {
-          const how = vm.toNumber(mode), name = vm.toText(label);
-          return vm.string(how < 0 ? encodingOf(name) : decodeText(vm.toBytes(bytes), name, how));
-        },
-        o: (vm, args) => {
-          this.#succeed(run(vm), args.length && !vm.isUndefined(args[0]) ? vm.toText(args[0]) : undefined);
-          return vm.undefined();
-        },
-        x: (vm, [failure]) => {
-          this.#fail(run(vm), JSON.parse(vm.toText(failure)));
-          return vm.undefined();
-        },
+    this.#functions = {
+      c: (vm, [number, tool, input]) => {
+        this.#toolCall(run(vm), vm.toNumber(number), vm.toNumber(tool), vm.toText(input));
+        return vm.undefined();
       },
-      prelude,
-      ["run", "settle", "fire"],
-    );
-    this.#free.push(this.#image.make());
+      l: (vm, [line]) => vm.number(run(vm).logs.add(vm.toText(line)) ? 1 : 0),
+      t: (vm, [id, delay, repeat]) => {
+        this.#arm(run(vm), vm.toNumber(id), vm.toNumber(delay), vm.toNumber(repeat) === 1);
+        return vm.undefined();
+      },
+      k: (vm, [id]) => {
+        this.#disarm(run(vm), vm.toNumber(id));
+        return vm.undefined();
+      },
+      r: (vm, [length]) => vm.arrayBuffer(crypto.getRandomValues(new Uint8Array(vm.toNumber(length)))),
+      u: (vm, [operation, href, argument]) =>
+        vm.string(urlParts(vm.toText(operation), vm.toText(href), vm.toText(argument))),
+      e: (vm, [text]) => vm.arrayBuffer(new TextEncoder().encode(vm.toText(text))),
+      d: (vm, [bytes, label, mode]) => {
+        const how = vm.toNumber(mode), name = vm.toText(label);
+        return vm.string(how < 0 ? encodingOf(name) : decodeText(vm.toBytes(bytes), name, how));
+      },
+      o: (vm, args) => {
+        this.#succeed(run(vm), args.length && !vm.isUndefined(args[0]) ? vm.toText(args[0]) : undefined);
+        return vm.undefined();
+      },
+      x: (vm, [failure]) => {
+        this.#fail(run(vm), JSON.parse(vm.toText(failure)));
+        return vm.undefined();
+      },
+    };
+    this.#free.push(this.#make());
+  }
+
+  #make(): Vm {
+    const vm = new Vm(this.#module, this.#image, this.#functions);
+    vm.reset();
+    return vm;
   }
 
   receive(message: HostMessage): void {
@@ -114,23 +129,29 @@ export class Runner {
     else if (message.type === "cancel") this.#cancel(message.id);
   }
 
-  #execute(request: Execute): void {
-    const { id, options, providers } = request;
-    this.#wire.send(startedLine(id));
+  async #execute(request: Execute): Promise<void> {
+    const { id } = request;
     const at = performance.now();
-    let program: Program;
+    this.#wire.send(startedLine(id));
     try {
-      program = prepare(request.code);
+      this.#start(request, prepare(request.code));
     } catch (error) {
+      if (error instanceof TypeScriptNeeded) {
+        await loadTypeScript();
+        return this.#execute(request);
+      }
       if (!(error instanceof GuestSyntaxError)) throw error;
-      return this.#reject(id, {
-        code: "runtime_error",
-        message: error.message,
-        name: "SyntaxError",
-        ...error.at,
-      }, at);
+      this.#reject(
+        id,
+        { code: "runtime_error", message: error.message, name: "SyntaxError", ...error.at },
+        at,
+      );
     }
-    const run = new Run(id, request, program, this.#free.pop() ?? this.#image.make());
+  }
+
+  #start(request: Execute, program: Program): void {
+    const { id, options, providers } = request;
+    const run = new Run(id, request, program, this.#free.pop() ?? this.#make());
     const { vm } = run;
     this.#runs.set(id, run);
     this.#byVm.set(vm, run);
@@ -239,7 +260,7 @@ export class Runner {
       this.#free.push(vm);
       return;
     }
-    this.#dropped += this.#image.memory.length + grown;
+    this.#dropped += this.#image.heap.length + grown;
     if (this.#dropped > COLLECT_AFTER) {
       this.#dropped = 0;
       (globalThis as { gc?: () => void }).gc?.();

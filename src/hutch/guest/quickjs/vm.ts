@@ -7,7 +7,7 @@
  */
 
 const PAGE = 65536;
-/** Offset of the xorshift64* state in quickjs-wasi 3.6.2's JSContext; `Image` checks it. */
+/** Offset of the xorshift64* state in quickjs-wasi 3.6.2's JSContext; `checkRandom` checks it. */
 const RANDOM_STATE = 280;
 /** About 1,000 plain calls deep. V8 stops deeper native recursion itself; that ends the run. */
 const STACK_BYTES = 262_144;
@@ -136,7 +136,12 @@ export class Vm {
 
   /** Bytes that the last execution took beyond the image. */
   get grown(): number {
-    return (this.#exports.hutch_pages.value as number) * PAGE - this.#image.memory.length;
+    return (this.#exports.hutch_pages.value as number) * PAGE - this.#end;
+  }
+
+  /** Where the image's memory ends. */
+  get #end(): number {
+    return this.#image.stackPointer + this.#image.heap.length;
   }
 
   /** How often QuickJS itself ran out of memory since the reset. */
@@ -146,17 +151,14 @@ export class Vm {
 
   /** Back to the image: nothing of an earlier execution stays, and randomness is fresh. */
   reset(): void {
-    const e = this.#exports, { memory, stackPointer, context } = this.#image;
-    const used = (e.hutch_pages.value as number) * PAGE;
-    if (e.memory.buffer.byteLength < memory.length) {
-      e.memory.grow((memory.length - e.memory.buffer.byteLength) / PAGE);
-    }
+    const e = this.#exports, { heap, stackPointer, context } = this.#image;
+    const used = (e.hutch_pages.value as number) * PAGE, end = this.#end;
+    if (e.memory.buffer.byteLength < end) e.memory.grow((end - e.memory.buffer.byteLength) / PAGE);
     const bytes = new Uint8Array(e.memory.buffer);
-    // No frame is live: of the C stack below the pointer, what was used is wiped and the rest left alone.
     bytes.fill(0, stackPointer - 2 * STACK_BYTES, stackPointer);
-    bytes.set(memory.subarray(stackPointer), stackPointer);
-    if (used > memory.length) bytes.fill(0, memory.length, used);
-    e.hutch_pages.value = memory.length / PAGE;
+    bytes.set(heap, stackPointer);
+    if (used > end) bytes.fill(0, end, used);
+    e.hutch_pages.value = end / PAGE;
     e.hutch_faults.value = 0;
     e.__stack_pointer.value = stackPointer;
     const seed = bytes.subarray(context + RANDOM_STATE, context + RANDOM_STATE + 8);
@@ -165,7 +167,7 @@ export class Vm {
   }
 
   limit(memoryBytes: number): void {
-    const pages = (this.#image.memory.length + memoryBytes) / PAGE;
+    const pages = (this.#end + memoryBytes) / PAGE;
     this.#exports.hutch_max_pages.value = Math.min(65536, Math.ceil(pages));
   }
 
@@ -246,7 +248,7 @@ export class Vm {
     return value;
   }
 
-  defineHostFunctions(names: string[]): void {
+  defineHostFunctions(names: string): void {
     const e = this.#exports, global = e.qjs_get_global();
     for (const name of names) {
       const [address, length] = this.#write(name);
@@ -306,50 +308,60 @@ export class Vm {
   }
 }
 
-/** The memory of a VM that has run the prelude: what every execution starts from. */
-export class Image {
-  memory: Uint8Array = new Uint8Array(0);
-  stackPointer = 0;
-  context = 0;
-  undefinedBox = 0;
-  scratch = 0;
+/** The memory of a VM that has run the prelude: what every execution starts from. Made at build time. */
+export interface Image {
+  /** From the top of the C stack on; below it no frame is live. */
+  heap: Uint8Array;
+  stackPointer: number;
+  context: number;
+  undefinedBox: number;
+  scratch: number;
   /** The prelude's own functions. */
-  readonly entry: Record<string, number> = {};
+  entry: Record<string, number>;
+}
 
-  constructor(
-    readonly module: WebAssembly.Module,
-    readonly functions: HostFunctions,
-    prelude: string,
-    entries: string[],
-  ) {
-    const vm = new Vm(module, this, functions);
-    vm.boot();
-    vm.defineHostFunctions(Object.keys(functions));
-    this.undefinedBox = vm.undefined();
-    this.scratch = vm.allocate(SCRATCH_BYTES);
-    const made = vm.evaluate(prelude, "prelude.js");
-    if (vm.isException(made)) throw new Error(`The prelude fails: ${vm.toText(vm.exception())}`);
-    for (const name of entries) this.entry[name] = vm.property(made, name);
-    this.stackPointer = vm.stackPointer;
-    this.context = vm.contextAddress;
-    this.memory = vm.capture();
-    this.#checkRandom();
-  }
+const BLANK: Image = {
+  heap: new Uint8Array(0),
+  stackPointer: 0,
+  context: 0,
+  undefinedBox: 0,
+  scratch: 0,
+  entry: {},
+};
 
-  make(): Vm {
-    const vm = new Vm(this.module, this, this.functions);
+export function buildImage(
+  module: WebAssembly.Module,
+  hostFunctions: string,
+  prelude: string,
+  entries: string[],
+): Image {
+  const nothing = (vm: Vm) => vm.undefined();
+  const vm = new Vm(module, BLANK, Object.fromEntries([...hostFunctions].map((name) => [name, nothing])));
+  vm.boot();
+  vm.defineHostFunctions(hostFunctions);
+  const undefinedBox = vm.undefined(), scratch = vm.allocate(SCRATCH_BYTES);
+  const made = vm.evaluate(prelude, "prelude.js");
+  if (vm.isException(made)) throw new Error("The prelude fails");
+  const entry = Object.fromEntries(entries.map((name) => [name, vm.property(made, name)]));
+  const { stackPointer, contextAddress: context } = vm;
+  const image = {
+    heap: vm.capture().slice(stackPointer),
+    stackPointer,
+    context,
+    undefinedBox,
+    scratch,
+    entry,
+  };
+  checkRandom(new Vm(module, image, {}));
+  return image;
+}
+
+/** Two resets must not give the same numbers: it would mean that the seed is somewhere else. */
+function checkRandom(vm: Vm): void {
+  const draw = () => {
     vm.reset();
-    return vm;
-  }
-
-  /** Two resets must not give the same numbers: it would mean that the seed is somewhere else. */
-  #checkRandom(): void {
-    const vm = this.make();
-    const draw = () => {
-      vm.reset();
-      vm.limit(1 << 20);
-      return vm.toNumber(vm.evaluate("Math.random()", "check.js"));
-    };
-    if (draw() === draw()) throw new Error("Math.random is not reseeded: JSContext has another layout");
-  }
+    vm.limit(1 << 20);
+    return vm.toNumber(vm.evaluate("Math.random()", "check.js"));
+  };
+  if (draw() === draw()) throw new Error("Math.random is not reseeded: JSContext has another layout");
 }

@@ -1,0 +1,98 @@
+"""The deno engine: with a spare ready, and as fast as spares can be made."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+
+import hutch
+from bench.baseline import deno_run
+from bench.quickjs import one
+from bench.report import Row, Scale, median, number, percentile
+from hutch.sandbox.pool import Pool
+from hutch.sandbox.profile import profile_for
+
+WORKERS = 8
+
+
+async def warm(scale: Scale) -> list[Row]:
+    """Paced, so that every execution finds the pool full."""
+    ours: list[float] = []
+    theirs: list[float] = []
+    async with hutch.Hutch() as h:
+        for _ in range(3):
+            await one(h, "deno")
+        pool = _pool(h)
+        for _ in range(scale.of(100, 15)):
+            for _ in range(2):
+                await _full(pool, h.settings.deno_warm)
+                began = time.perf_counter()
+                await one(h, "deno")
+                ours.append((time.perf_counter() - began) * 1000)
+            await _full(pool, h.settings.deno_warm)
+            theirs.append(await deno_run() * 1000)
+    p50, p95, base = median(ours), percentile(ours, 0.95), median(theirs)
+    return [
+        Row(
+            what="deno, warm, a spare ready: p50 / p95",
+            measured=f"{number(p50)} / {number(p95)} ms",
+            baseline=f"{number(base)} ms: `deno run`, no jail",
+            target="p50 ≤ 2 ms, baseline ≥ 8 × slower",
+            met=p50 <= 2 and base >= 8 * p50,
+            data={"p50_ms": p50, "p95_ms": p95, "baseline_p50_ms": base},
+        )
+    ]
+
+
+async def sustained(scale: Scale) -> list[Row]:
+    """Every process is used once, so this is how fast jailed processes can be started."""
+    rounds, count = scale.of(5, 2), scale.of(150, 60)
+    cores = len(os.sched_getaffinity(0))
+    ours: list[float] = []
+    theirs: list[float] = []
+    async with hutch.Hutch() as h:
+        await _rate(lambda: one(h, "deno"), 10, WORKERS)
+        for _ in range(rounds):
+            ours.append(await _rate(lambda: one(h, "deno"), count, WORKERS))
+            await _full(_pool(h), h.settings.deno_warm)
+            theirs.append(await _rate(deno_run, count // 3, cores))
+    rate, base = median(ours), median(theirs)
+    return [
+        Row(
+            what=f"deno, sustained, {WORKERS} at once",
+            measured=f"{number(rate)} executions/s",
+            baseline=f"{number(base)}/s: `deno run`, {cores} at once, no jail",
+            target="≥ 60 executions/s",
+            met=rate >= 60,
+            data={"per_second": rate, "rounds": ours, "baseline_per_second": base},
+        )
+    ]
+
+
+async def _rate(action, count: int, workers: int) -> float:
+    left = iter(range(count))
+
+    async def work() -> None:
+        for _ in left:
+            await action()
+
+    began = time.perf_counter()
+    await asyncio.gather(*(work() for _ in range(workers)))
+    return count / (time.perf_counter() - began)
+
+
+def _pool(h: hutch.Hutch) -> Pool:
+    assert h._app is not None
+    return h._app.pool
+
+
+async def _full(pool: Pool, spares: int) -> None:
+    """Waits until the pool has its spares and nothing is being started."""
+    profile = profile_for("deno")
+    while pool.stats().warm.get("deno", 0) < spares or pool.stats().starting:
+        await pool.warmed(profile)
+        if pool._tasks:
+            await asyncio.wait(pool._tasks, return_when=asyncio.FIRST_COMPLETED)
+        else:
+            await asyncio.sleep(0)

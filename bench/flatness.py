@@ -1,0 +1,67 @@
+"""Whether the hundred-thousandth execution costs what the first did, in time and in memory."""
+
+from __future__ import annotations
+
+import os
+import time
+from array import array
+
+import hutch
+from bench.baseline import FreshVms
+from bench.machine import descendants, memory
+from bench.quickjs import one
+from bench.report import Row, Scale, median, number
+
+MARKS = (10, 100, 1_000, 10_000, 100_000)
+# What the baseline is measured up to: it is slow.
+BASELINE_MOST = 1_000
+
+
+async def flatness(scale: Scale) -> list[Row]:
+    """One Hutch, one execution after the other; time and memory at every mark."""
+    marks = MARKS[: scale.of(5, 4)]
+    times = array("d", bytes(8 * marks[-1]))
+    ours: list[dict[str, float]] = []
+    theirs: list[dict[str, float]] = []
+    async with hutch.Hutch() as h, FreshVms() as fresh:
+        # What every process makes once, such as compiled code, belongs to no execution.
+        for _ in range(1_000):
+            await one(h)
+        done = 0
+        for mark in marks:
+            for index in range(done, mark):
+                began = time.perf_counter()
+                await one(h)
+                times[index] = (time.perf_counter() - began) * 1000
+            runners = descendants(os.getpid(), {fresh.pid})
+            ours.append(
+                {
+                    "executions": mark,
+                    "p50_ms": median(times[done:mark]),
+                    "mb": memory([os.getpid(), *runners]),
+                }
+            )
+            if mark <= BASELINE_MOST:
+                p50 = median(await fresh.evaluate(mark - done))
+                theirs.append({"executions": mark, "p50_ms": p50, "mb": memory([fresh.pid])})
+            done = mark
+    slower = ours[-1]["p50_ms"] / min(each["p50_ms"] for each in ours)
+    more = ours[-1]["mb"] - ours[0]["mb"]
+    return [
+        Row(
+            what=f"from 10 to {number(marks[-1])} executions: p50 at " + ", ".join(map(number, marks)),
+            measured=", ".join(number(each["p50_ms"]) for each in ours) + " ms",
+            baseline=", ".join(number(each["p50_ms"]) for each in theirs) + " ms: new VMs",
+            target="flat (last ≤ 1.25 × best)",
+            met=slower <= 1.25,
+            data={"marks": ours, "baseline_marks": theirs, "slower": slower},
+        ),
+        Row(
+            what="the same: memory of the host and its runners",
+            measured=", ".join(number(each["mb"]) for each in ours) + " MB",
+            baseline=", ".join(number(each["mb"]) for each in theirs) + " MB: new VMs",
+            target="flat (last ≤ first + 32 MB)",
+            met=more <= 32,
+            data={"more_mb": more},
+        ),
+    ]

@@ -1,0 +1,85 @@
+"""The machine that a bench runs on, and the memory of processes on it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+from collections.abc import Collection, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from hutch._version import __version__
+from hutch.sandbox import runtime
+
+BUSY_LOAD = 1.0
+MB = 1e6
+
+
+def describe() -> dict[str, object]:
+    """What a figure is worth nothing without."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "hutch": __version__,
+        "cores": len(os.sched_getaffinity(0)),
+        "processor": _processor(),
+        "memory_gb": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9, 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "deno": runtime.version(runtime.locate()),
+        "load_average": round(os.getloadavg()[0], 2),
+    }
+
+
+def sentence(machine: dict[str, object]) -> str:
+    return (
+        f"{machine['date']}, Hutch {machine['hutch']}: {machine['cores']} cores ({machine['processor']}), "
+        f"{machine['memory_gb']} GB, Linux {machine['kernel']}, Python {machine['python']}, "
+        f"Deno {machine['deno']}, load average {machine['load_average']} at the start."
+    )
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)
+        if found:
+            return found[1]
+    return platform.machine()
+
+
+def descendants(pid: int, without: Collection[int] = ()) -> list[int]:
+    """The processes below `pid`, also those in namespaces of their own; not those in `without` nor below them."""
+    children: dict[int, list[int]] = {}
+    for child, parent in _parents():
+        children.setdefault(parent, []).append(child)
+    found: list[int] = []
+    waiting = [pid]
+    while waiting:
+        for child in children.get(waiting.pop(), []):
+            if child not in without:
+                found.append(child)
+                waiting.append(child)
+    return found
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                yield int(folder.name), int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+
+
+def memory(pids: Collection[int]) -> float:
+    """MB of these processes: what is shared counts in proportion, where the kernel tells."""
+    return sum(_pss(pid) for pid in pids) / MB
+
+
+def _pss(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        found = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M)
+        if found:
+            return int(found[1]) * 1024
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0

@@ -1,0 +1,74 @@
+"""From nothing: the command, and the import."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from bench.baseline import deno_run
+from bench.report import Row, Scale, median, number
+
+TIMES = 10
+
+
+async def command(scale: Scale) -> list[Row]:
+    """`hutch eval`, with the self-test's verdict kept and, once, without."""
+    with tempfile.TemporaryDirectory(prefix="hutch-bench-") as home:
+        environment = {**os.environ, "HUTCH_HOME": home}
+        argv = [*_hutch(), "eval", "1+1"]
+        first = await _seconds(argv, environment)
+        ours: list[float] = []
+        theirs: list[float] = []
+        for _ in range(TIMES):
+            ours.append(await _seconds(argv, environment))
+            theirs.append(await deno_run())
+    time_, base = median(ours), median(theirs)
+    return [
+        Row(
+            what="`hutch eval '1+1'` from nothing",
+            measured=f"{number(time_)} s; the first since boot, with the self-test, {number(first)} s",
+            baseline=f"{number(base)} s: `deno run`, no jail",
+            target="≤ 0.4 s",
+            met=time_ <= 0.4,
+            data={"seconds": time_, "first_seconds": first, "baseline_seconds": base},
+        )
+    ]
+
+
+async def imported(scale: Scale) -> list[Row]:
+    """A Python that imports Hutch and ends, beside one that only ends."""
+    ours: list[float] = []
+    theirs: list[float] = []
+    for _ in range(TIMES + 1):
+        ours.append(await _seconds([sys.executable, "-c", "import hutch"], dict(os.environ)))
+        theirs.append(await _seconds([sys.executable, "-c", "pass"], dict(os.environ)))
+    time_, base = median(ours[1:]), median(theirs[1:])
+    return [
+        Row(
+            what="`python -c 'import hutch'`",
+            measured=f"{number(time_)} s",
+            baseline=f"{number(base)} s: `python -c pass`",
+            target="≤ 0.15 s",
+            met=time_ <= 0.15,
+            data={"seconds": time_, "baseline_seconds": base},
+        )
+    ]
+
+
+def _hutch() -> list[str]:
+    beside = Path(sys.executable).with_name("hutch")
+    if beside.exists():
+        return [str(beside)]
+    return [sys.executable, "-c", "from hutch.cli import main; main()"]
+
+
+async def _seconds(argv: list[str], environment: dict[str, str]) -> float:
+    began = time.perf_counter()
+    process = await asyncio.create_subprocess_exec(*argv, env=environment, stdout=asyncio.subprocess.DEVNULL)
+    if await process.wait() != 0:
+        raise RuntimeError(f"{argv} failed")
+    return time.perf_counter() - began

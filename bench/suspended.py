@@ -1,0 +1,55 @@
+"""Many executions that wait for a tool at the same time, and the memory that each of them holds."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import hutch
+from bench.baseline import FreshVms
+from bench.machine import descendants, memory
+from bench.report import Row, Scale, number
+
+COUNT = 1_000
+
+
+async def suspended(scale: Scale) -> list[Row]:
+    """All of them begin, all of them wait, all of them complete."""
+    count = COUNT
+    waiting = 0
+    everyone, go = asyncio.Event(), asyncio.Event()
+
+    async def gate() -> int:
+        nonlocal waiting
+        waiting += 1
+        if waiting == count:
+            everyone.set()
+        await go.wait()
+        return 1
+
+    async with hutch.Hutch() as h, FreshVms() as fresh:
+        # Both runner processes are there and have run something.
+        await asyncio.gather(*(h.run("1+1") for _ in range(200)))
+        before = memory(descendants(os.getpid(), {fresh.pid}))
+        code = "return await tools.gate()"
+        runs = [asyncio.create_task(h.run(code, tools=[gate], timeout_ms=120_000)) for _ in range(count)]
+        async with asyncio.timeout(100):
+            await everyone.wait()
+        each = (memory(descendants(os.getpid(), {fresh.pid})) - before) / count
+        go.set()
+        completed = sum(result.result == 1 for result in await asyncio.gather(*runs))
+
+        before = memory([fresh.pid])
+        await fresh.suspend(count)
+        base = (memory([fresh.pid]) - before) / count
+        await fresh.resume()
+    return [
+        Row(
+            what=f"{number(count)} executions suspended in a tool call at once",
+            measured=f"{number(completed)} completed; {number(each)} MB each",
+            baseline=f"{number(base)} MB: a `quickjs-wasi` VM each",
+            target="all complete, ≤ 2.5 MB each",
+            met=completed == count and each <= 2.5,
+            data={"completed": completed, "mb_each": each, "baseline_mb_each": base},
+        )
+    ]

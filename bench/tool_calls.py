@@ -1,0 +1,40 @@
+"""What a tool call costs: many in one execution, each waiting for the one before."""
+
+from __future__ import annotations
+
+import hutch
+from bench.baseline import FreshVms
+from bench.report import Row, Scale, median, number
+
+CALLS = 1_000
+CODE = f"for (let n = 0; n < {CALLS};) n = await tools.next({{ n }})"
+
+
+async def next_number(n: int) -> int:
+    """The number after n."""
+    return n + 1
+
+
+async def tool_calls(scale: Scale) -> list[Row]:
+    """With checked inputs and outputs, in both engines."""
+    tools = [hutch.tool(next_number, name="next")]
+    times: dict[str, list[float]] = {"quickjs": [], "deno": [], "baseline": []}
+    async with hutch.Hutch() as h, FreshVms() as fresh:
+        for _ in range(scale.of(15, 4)):
+            for engine in ("quickjs", "deno"):
+                result = await h.run(CODE, tools=tools, engine=engine, timeout_ms=60_000)
+                if not result.ok:
+                    raise RuntimeError(f"{engine}: {result.error}")
+                times[engine].append(result.duration_ms / CALLS)
+            times["baseline"].append(await fresh.call(CALLS) / CALLS)
+    cost = {name: median(each) for name, each in times.items()}
+    return [
+        Row(
+            what=f"a tool call ({CALLS:,} sequential in one execution)".replace(",", " "),
+            measured=f"{number(cost['quickjs'])} ms; deno {number(cost['deno'])} ms",
+            baseline=f"{number(cost['baseline'])} ms: an async function of the same process, unchecked",
+            target="≤ 0.15 ms",
+            met=cost["quickjs"] <= 0.15,
+            data={f"{name}_ms": value for name, value in cost.items()},
+        )
+    ]

@@ -1,0 +1,224 @@
+"""Guest source in all its accepted forms, JavaScript and TypeScript, and errors that name their place."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from tests.conftest import Run
+
+FORMS = {
+    "an expression": ("1 + 1", 2),
+    "an expression with a semicolon": ("1 + 1;", 2),
+    "an expression with semicolons": ("1 + 1;;\n;", 2),
+    "an expression with a line comment": ("1 + 1 // two", 2),
+    "an expression, a semicolon and a comment": ("1 + 1; /* two */ // really", 2),
+    "a comment before an expression": ("/* two */\n// really\n1 + 1", 2),
+    "an expression over lines": ("[1, 2, 3]\n  .map((n) => n * 2)\n  .join('-')", "2-4-6"),
+    "a string that looks like a comment": ("'// no'", "// no"),
+    "a template": ("`a${1}b`", "a1b"),
+    "a sequence": ("1, 2, 3", 3),
+    "an assignment": ("x = 5", 5),
+    "an await": ("await Promise.resolve(4)", 4),
+    "a promise": ("new Promise((resolve) => resolve(4))", 4),
+    "a thenable": ("({ then(resolve) { resolve(4) } })", 4),
+    "statements that end in an expression": ("const a = 1;\nlet b = 2;\na + b", 3),
+    "statements that end in an await": ("const a = Promise.resolve(1);\nawait a;", 1),
+    "statements that end in a call": ("function f(n) { return n * 2 }\nf(4)", 8),
+    "statements that end in a declaration": ("1;\nconst a = 2;", None),
+    "a body with return": ("const a = 1;\nreturn a + 1;", 2),
+    "an early return": ("if (true) { return 'early' }\n'late'", "early"),
+    "a body with return and await": ("const a = await Promise.resolve(1);\nreturn a + 1", 2),
+    "a loop with await": (
+        "let sum = 0;\nfor await (const n of [Promise.resolve(1), 2]) sum += n;\nreturn sum",
+        3,
+    ),
+    "a lone return": ("return", None),
+    "a named function": ("function main() { return 7 }", 7),
+    "a named async function": ("async function main() {\n  return await Promise.resolve(7);\n}\n", 7),
+    "a named function and a comment": ("// what it does\nfunction main() { return 7 } // done", 7),
+    "an async arrow": ("async () => { return await Promise.resolve(8) }", 8),
+    "an async arrow with a semicolon": ("async () => 8;", 8),
+    "an async arrow in parentheses": ("(async () => 8)", 8),
+    "a plain arrow": ("() => 9", 9),
+    "a function expression": ("(function () { return 9 })", 9),
+    "a function that was called already": ("(async () => 10)()", 10),
+    "a fence": ("```js\n1 + 1\n```", 2),
+    "a fence without a language": ("```\nreturn 2\n```", 2),
+    "a fence around an arrow": ("```javascript\nasync () => {\n  return 2\n}\n```\n", 2),
+    "a fence with space around it": ("\n\n  ```ts\nconst a: number = 2;\nreturn a\n  ```  \n", 2),
+    "a fence of typescript": ("```typescript\nconst n: number = 2; n\n```", 2),
+    "backticks that are no fence": ("`\n```.length", 1),
+    "nothing": ("", None),
+    "space": (" \n\t ", None),
+    "a comment": ("// nothing here", None),
+    "a semicolon": (";", None),
+    "a block": ("{a: 1}", None),
+    "an object in parentheses": ("({a: 1})", {"a": 1}),
+    "null": ("null", None),
+    "a class": ("class A { static b = 1 }\nA.b", 1),
+    "a regular expression": ("/a\\/b/.test('a/b')", True),
+    "windows line ends": ("const a = 1;\r\nreturn a;\r\n", 1),
+    "a byte order mark": ("\ufeff1 + 1", 2),
+    "a line separator in a string": ("'a\u2028b'.length", 3),
+    "astral characters": ("'\U0001f407'.length", 2),
+    "optional things": ("const a = { b: null };\na.b?.c ?? 'none'", "none"),
+    "labels": ("outer: for (;;) { for (;;) break outer }\n'out'", "out"),
+}
+
+
+@pytest.mark.parametrize(("code", "expected"), FORMS.values(), ids=FORMS.keys())
+async def test_every_form_of_source_gives_its_value(run: Run, code: str, expected: object) -> None:
+    result = await run(code)
+    assert result.error is None
+    assert result.result == expected
+
+
+TYPESCRIPT = {
+    "annotations": ("const a: number = 1; const f = (s: string): string => s; f('x') + a", "x1"),
+    "interfaces and aliases": ("interface A { b: number }\ntype C = A | null;\nconst c: C = {b: 2};\nc.b", 2),
+    "generics": ("function id<T>(x: T): T { return x }\nid<string>('g')", "g"),
+    "as, satisfies and !": ("const a = 3 as unknown as number;\n(a satisfies number)!", 3),
+    "an enum": ("enum Color { Red, Green = 5, Blue }\n[Color.Blue, Color[5]]", [6, "Green"]),
+    "a const enum": ("const enum E { A = 'x' }\nE.A", "x"),
+    "a namespace": ("namespace N { export const a = 4 }\nN.a", 4),
+    "parameter properties": ("class P { constructor(readonly n: number) {} }\nnew P(6).n", 6),
+    "a typed function alone": ("async function main(): Promise<number> { return 5 }", 5),
+    "a typed arrow alone": ("async (): Promise<number> => 5", 5),
+    "declare": ("declare const unknown_thing: string;\nreturn 1", 1),
+    "a type that is wrong": ("const n: number = 'not checked';\nreturn n", "not checked"),
+    "return with types": ("const xs: Array<number> = [1, 2];\nreturn xs.map((x: number) => x * 2)", [2, 4]),
+}
+
+
+@pytest.mark.parametrize(("code", "expected"), TYPESCRIPT.values(), ids=TYPESCRIPT.keys())
+async def test_typescript_runs_without_being_checked(run: Run, code: str, expected: object) -> None:
+    result = await run(code)
+    assert result.error is None
+    assert result.result == expected
+
+
+SYNTAX_ERRORS = {
+    "on the first line": ("const = 1", 1, 7),
+    "on a later line": ("const a = 1;\nreturn a +;\n", 2, 11),
+    "in a fence": ("```js\nconst a = 1;\nreturn a +;\n```", 3, 11),
+    "at the end": ("if (true) {", 1, 12),
+    "in typescript": ("const a: number = 1;\nconst b: = 2;", 2, 10),
+}
+
+
+@pytest.mark.parametrize(("code", "line", "column"), SYNTAX_ERRORS.values(), ids=SYNTAX_ERRORS.keys())
+async def test_a_syntax_error_names_line_and_column(run: Run, code: str, line: int, column: int) -> None:
+    result = await run(code)
+    assert not result.ok
+    assert result.error is not None
+    assert (result.error.code, result.error.name) == ("runtime_error", "SyntaxError")
+    assert (result.error.line, result.error.column) == (line, column)
+    assert f"({line}:{column})" in result.error.message
+
+
+async def test_an_export_is_explained(run: Run) -> None:
+    result = await run("const a = 1;\nexport default a;")
+    assert result.error is not None
+    assert "`return`" in result.error.message
+    assert result.error.line == 2
+
+
+RUNTIME_ERRORS = {
+    "in an expression": ("null.x", 1),
+    "after a static import's line": ("const a = 1;\n\nthrow new Error('here')", 3),
+    "in a function": ("function f() {\n  throw new TypeError('here');\n}\n\nf();", 2),
+    "after an await": ("await 0;\nawait 0;\nthrow new Error('here');", 3),
+    "in an arrow alone": ("async () => {\n  const a = undefined;\n  return a.b;\n}", 3),
+    "in a fence": ("```js\n\nthrow new Error('here')\n```", 3),
+    "in a callback": ("[1].map((x) => {\n  throw new RangeError('here')\n})", 2),
+    "after erased types": ("interface A {\n  b: number\n}\nconst a: A | null = null;\na!.b", 5),
+    "after an enum": ("enum A {\n  B,\n  C,\n}\nconst a = A.B;\nthrow new Error('here')", 6),
+    "in a last expression": ("const a = 1;\n\nnope(a)", 3),
+}
+
+
+@pytest.mark.parametrize(("code", "line"), RUNTIME_ERRORS.values(), ids=RUNTIME_ERRORS.keys())
+async def test_an_error_names_the_line_of_the_guests_own_source(run: Run, code: str, line: int) -> None:
+    result = await run(code)
+    assert result.error is not None
+    assert result.error.code == "runtime_error"
+    assert result.error.line == line
+
+
+async def test_columns_are_those_of_the_source_as_written(run: Run) -> None:
+    result = await run("      missing.thing")
+    assert result.error is not None
+    assert (result.error.line, result.error.column) == (1, 7)
+
+
+THROWN = {
+    "an error": ("throw new TypeError('why')", "TypeError", "why"),
+    "a string": ("throw 'just text'", None, "just text"),
+    "an object": ("throw { a: 1 }", None, '{"a":1}'),
+    "undefined": ("throw undefined", None, "undefined"),
+    "null": ("throw null", None, "null"),
+    "a rejection": ("await Promise.reject(new RangeError('late'))", "RangeError", "late"),
+    "a class of its own": (
+        "class Mine extends Error { name = 'Mine' }\nthrow new Mine('m')",
+        "Mine",
+        "m",
+    ),
+    "a symbol": ("throw Symbol('s')", None, "Symbol(s)"),
+    "an object without a prototype": ("throw Object.create(null)", None, "{}"),
+}
+
+
+@pytest.mark.parametrize(("code", "name", "message"), THROWN.values(), ids=THROWN.keys())
+async def test_what_a_guest_throws_is_its_runtime_error(
+    run: Run, code: str, name: str | None, message: str
+) -> None:
+    result = await run(code)
+    assert result.error is not None
+    assert (result.error.code, result.error.name, result.error.message) == ("runtime_error", name, message)
+
+
+async def test_source_of_a_megabyte_runs(run: Run) -> None:
+    result = await run("let n = 0;\n" + "n += 1; // one more\n" * 60_000 + "return n")
+    assert result.error is None
+    assert result.result == 60_000
+
+
+async def test_source_that_nests_too_deeply_is_an_error(run: Run) -> None:
+    result = await run("(" * 50_000 + "1" + ")" * 50_000)
+    assert result.error is not None
+    assert result.error.code == "runtime_error"
+
+
+async def test_a_model_s_usual_answer_runs(run: Run) -> None:
+    code = textwrap.dedent(
+        """
+        ```typescript
+        // Adds up what is there.
+        interface Item { name: string; price: number }
+
+        async function main(): Promise<{ total: number }> {
+          const items: Item[] = [{ name: "a", price: 1.5 }, { name: "b", price: 2 }];
+          const total = items.reduce((sum, { price }) => sum + price, 0);
+          console.log("total", total);
+          return { total };
+        }
+        ```
+        """
+    )
+    result = await run(code)
+    assert result.error is None
+    assert (result.result, result.logs) == ({"total": 3.5}, ["total 3.5"])
+
+
+@pytest.mark.parametrize("engine", ["deno"])
+async def test_static_imports_of_node_modules_work_in_deno(run: Run) -> None:
+    code = (
+        'import path, { join as glue } from "node:path";\n'
+        'import * as all from "node:path";\n\n'
+        'return [path.basename("/a/b"), glue("a", "b"), all.dirname("/a/b")];'
+    )
+    result = await run(code)
+    assert result.error is None
+    assert result.result == ["b", "a/b", "/a"]
