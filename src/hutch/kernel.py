@@ -11,16 +11,12 @@ from typing import Any
 import msgspec
 
 from hutch.errors import InvalidExecution
-from hutch.sandbox.pool import Pool, Runner
+from hutch.sandbox.pool import Pool
 from hutch.sandbox.profile import Profile
 from hutch.session.host import Limits, Outcome, Session
 from hutch.session.messages import WireError
 from hutch.session.providers import Provider, check_providers
 from hutch.settings import Settings
-
-# An execution whose runner was lost through a neighbour's fault is run once more, if nothing happened yet.
-ATTEMPTS = 2
-
 
 _CEILINGS = {
     "timeout_ms": "most_timeout_ms",
@@ -100,25 +96,21 @@ class Kernel:
         return Limits(**chosen)
 
     async def run(self, execution: Execution, on_started: Callable[[], None] | None = None) -> Result:
-        """Runs to the end. Raises HutchError only when it could not be begun; a guest's failure is a Result."""
+        """Runs to the end. Raises HutchError only if it could not be begun; a guest's failure is a Result."""
         self._check(execution)
         run_id = os.urandom(16).hex()
         began = time.time()
-        for attempt in range(ATTEMPTS):
-            runner = await self.pool.acquire(execution.profile, execution.owner)
-            session, outcome = await self._attempt(runner, execution, run_id, on_started)
-            if not outcome.lost or session.called_tools or attempt == ATTEMPTS - 1:
-                break
+        session, outcome = await self._attempt(execution, run_id, on_started)
+        if outcome.lost and not session.called_tools:
+            # A neighbour's fault, and nothing has happened yet: once more.
+            session, outcome = await self._attempt(execution, run_id, on_started)
         self._record(run_id, execution, outcome, began)
         return Result.of(run_id, outcome)
 
     async def _attempt(
-        self,
-        runner: Runner,
-        execution: Execution,
-        run_id: str,
-        on_started: Callable[[], None] | None,
+        self, execution: Execution, run_id: str, on_started: Callable[[], None] | None
     ) -> tuple[Session, Outcome]:
+        runner = await self.pool.acquire(execution.profile, execution.owner)
         link = runner.link
         session = link.open(run_id, execution.code, execution.limits, execution.providers, on_started)
         runner.began(session)
@@ -137,7 +129,10 @@ class Kernel:
 
     def _check(self, execution: Execution) -> None:
         most = self.settings.max_code_bytes
-        if len(execution.code) * 4 > most and (size := len(execution.code.encode(errors="surrogatepass"))) > most:
+        if (
+            len(execution.code) * 4 > most
+            and (size := len(execution.code.encode(errors="surrogatepass"))) > most
+        ):
             raise InvalidExecution("code", f"has {size} bytes; the limit is {most}")
         check_providers(execution.providers)
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from hutch.errors import SettingError
+
+if TYPE_CHECKING:
+    from msgspec.inspect import Type
 
 MIB = 1024 * 1024
 
@@ -93,8 +95,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return Path(self.home).expanduser()
 
 
+FILE = "hutch.toml"
 _ALIASES = {"EXECUTOR_API_KEY": "api_key"}
 _LISTS = ("allowed_hosts", "allowed_origins")
+_SECRETS = ("api_key",)
 
 
 def load(
@@ -105,50 +109,113 @@ def load(
 ) -> Settings:
     """Settings from flags, environment and file, in that order of precedence.
 
-    Raises SettingError with the name of the key and what it wants.
+    The file is `file`, or hutch.toml in the current directory, or the one in the home. Raises SettingError,
+    which names where the value stands, the setting and what it wants.
     """
     environ = os.environ if environ is None else environ
-    merged: dict[str, Any] = {}
-    path = file or _find_file(environ)
+    given = {key: value for key, value in (flags or {}).items() if value is not None}
+    found = {key: (value, key) for key, value in given.items()}
+    for key, value in _from_environ(environ).items():
+        found.setdefault(key, value)
+    home = _expand(*found.get("home", (Settings.home, "home")))
+    path = file or _find_file(home)
     if path is not None:
-        merged.update(_from_file(path))
-    merged.update(_from_environ(environ))
-    merged.update({key: value for key, value in (flags or {}).items() if value is not None})
+        for key, value in _from_file(path).items():
+            found.setdefault(key, (value, f"{path}: {key}"))
+    for key, (_, where) in found.items():
+        if key not in Settings.__struct_fields__:
+            raise SettingError(f"{where}: there is no such setting{_similar(key)}.")
     try:
-        return msgspec.convert(merged, Settings, strict=False)
+        settings = msgspec.convert({key: value for key, (value, _) in found.items()}, Settings, strict=False)
     except msgspec.ValidationError as error:
-        raise SettingError(_explain(error)) from None
+        raise SettingError(_explain(str(error), found)) from None
+    _expand(*found.get("home", (settings.home, "home")))
+    return settings
 
 
-def _find_file(environ: Mapping[str, str]) -> Path | None:
-    home = Path(environ.get("HUTCH_HOME", "~/.hutch")).expanduser()
-    for candidate in (Path("hutch.toml"), home / "hutch.toml"):
-        if candidate.is_file():
+def _expand(home: Any, where: str) -> Path:
+    """A home that is no path at all is refused here; whether it can be written is seen when it is."""
+    try:
+        return Path(home).expanduser()
+    except (TypeError, RuntimeError) as error:
+        raise SettingError(f"{where}: expected the path of a directory, got {home!r}: {error}") from None
+
+
+def _find_file(home: Path) -> Path | None:
+    for candidate in (Path(FILE), home / FILE):
+        # A home that we may not look into has no settings for us.
+        if os.path.isfile(candidate):  # noqa: PTH113
             return candidate
     return None
 
 
 def _from_file(path: Path) -> dict[str, Any]:
+    import tomllib  # most have no file
+
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SettingError(f"{path}: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise SettingError(f"{path}: cannot be read: {reason}") from None
 
 
-def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
-    known = set(Settings.__struct_fields__)
-    found: dict[str, Any] = {}
+def _from_environ(environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
+    """Values by setting, each with the variable that it came from. Variables that are empty count as not set."""
+    names = {f"HUTCH_{key.upper()}": key for key in Settings.__struct_fields__}
+    found: dict[str, tuple[Any, str]] = {}
     # Our own names first, so that they beat their aliases.
-    for name, value in sorted(environ.items(), key=lambda item: item[0] in _ALIASES):
-        key = _ALIASES.get(name) or (name[6:].lower() if name.startswith("HUTCH_") else None)
-        if key not in known or value == "" or (name in _ALIASES and key in found):
-            continue
-        found[key] = value.split(",") if key in _LISTS else value
+    for name, key in [*names.items(), *_ALIASES.items()]:
+        text = environ.get(name, "")
+        if text and key not in found:
+            found[key] = (_items(text) if key in _LISTS else text, name)
     return found
 
 
-def _explain(error: msgspec.ValidationError) -> str:
-    """msgspec says "Expected … - at `$.port`"; name the setting first."""
-    text = str(error)
-    message, _, path = text.partition(" - at `$.")
-    return f"{path.rstrip('`')}: {message}" if path else message
+def _items(text: str) -> list[str]:
+    return [item.strip() for item in text.split(",") if item.strip()]
+
+
+# --- errors ---
+
+
+def _explain(message: str, found: Mapping[str, tuple[Any, str]]) -> str:
+    """msgspec says "Expected … - at `$.port`": name the place and the value, and all that would do."""
+    _, _, path = message.partition(" - at `$.")
+    key = path.rstrip("`").partition("[")[0]
+    if key not in found:
+        return message
+    value, where = found[key]
+    got = "something else" if key in _SECRETS else repr(value)
+    return f"{where}: expected {_expected(key)}, got {got}."
+
+
+def _expected(key: str) -> str:
+    from msgspec.inspect import StructType, type_info
+
+    info = type_info(Settings)
+    assert isinstance(info, StructType)
+    return _in_words(next(field.type for field in info.fields if field.name == key))
+
+
+def _in_words(wanted: Type) -> str:
+    from msgspec import inspect
+
+    match wanted:
+        case inspect.LiteralType(values=values):
+            return "one of " + ", ".join(map(str, values))
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.IntType(ge=least, le=most) | inspect.FloatType(ge=least, le=most):
+            noun = "an integer" if isinstance(wanted, inspect.IntType) else "a number"
+            return f"{noun} from {least} to {most}" if most is not None else f"{noun} of at least {least:g}"
+        case inspect.VarTupleType():
+            return "a list of strings"
+        case _:
+            return "a string"
+
+
+def _similar(key: str) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(key, Settings.__struct_fields__, 1)
+    return f"; did you mean {near[0]}?" if near else ""

@@ -1,0 +1,1 @@
+"""Where it runs: engines, jail, warm pool, meters, doctor."""

@@ -87,7 +87,7 @@ def external_pool(settings: Settings, command: Sequence[str]) -> Pool:
 
     async def launch(_: Profile) -> Runner:
         try:
-            process = subprocess.Popen(
+            process = subprocess.Popen(  # noqa: ASYNC220 - vfork, a millisecond
                 list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
             )
         except OSError as error:

@@ -119,7 +119,9 @@ class Pool:
             if runner is not None:
                 return runner
         if len(self._waiters) >= self._settings.max_queue:
-            raise Busy(f"{len(self._waiters)} executions are waiting already.", retry_after=self._wait_guess())
+            raise Busy(
+                f"{len(self._waiters)} executions are waiting already.", retry_after=self._wait_guess()
+            )
         waiter = Waiter(profile, owner, asyncio.get_running_loop().create_future())
         self._waiters.append(waiter)
         self._fill()
@@ -160,7 +162,9 @@ class Pool:
             await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
 
     def _take(self, profile: Profile, owner: str) -> Runner | None:
-        runner = self._take_single(profile) if profile.details.single_use else self._take_shared(profile, owner)
+        runner = (
+            self._take_single(profile) if profile.details.single_use else self._take_shared(profile, owner)
+        )
         if runner is not None:
             runner.in_flight += 1
         return runner
@@ -310,7 +314,7 @@ class Pool:
     # --- ending ---
 
     def _suspect(self, runner: Runner, id: str) -> None:
-        """A runner that does not answer gets nothing new; if it stays silent, it goes, and its neighbours with it."""
+        """A silent runner gets nothing new; if it stays silent, it goes, and its neighbours with it."""
         runner.suspects.add(id)
         runner.link.on_late = lambda late: self._cleared(runner, late)
 
@@ -408,7 +412,9 @@ class Pool:
         for runner in self._busy:
             processes[runner.profile.engine] += 1
             in_flight[runner.profile.engine] += 1
-        warm = Counter({profile.engine: len(ready) for profile, ready in self._warm.items()})
+        warm: Counter[str] = Counter()
+        for profile, ready in self._warm.items():
+            warm[profile.engine] += len(ready)
         return PoolStats(
             processes=dict(processes + warm),
             in_flight=dict(in_flight),

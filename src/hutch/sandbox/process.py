@@ -87,7 +87,7 @@ class RunnerProcess:
         return self._link is not None and self._link.closed is None and not self.exited
 
     async def ready(self, greeting: asyncio.Future[StreamChannel]) -> None:
-        """Waits until the runner has said its first line. Raises SandboxUnavailable with what it printed else."""
+        """Waits for the runner's first line. Raises SandboxUnavailable with what it printed otherwise."""
         exited = self._loop.create_task(self._exited.wait())
         try:
             async with asyncio.timeout(READY_SECONDS):

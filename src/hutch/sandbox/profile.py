@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import Literal
 
 import msgspec
 
@@ -43,7 +43,7 @@ _ENGINES: dict[str, Engine] = {
         # Guests recurse on JSPI's stacks; V8's default holds about half of what QuickJS allows.
         v8_flags=("--expose-gc", "--wasm-stack-switching-stack-size=2000"),
     ),
-    # The cgroup or the meter bounds memory: V8's own limit, whose crash a guest could imitate, must not come first.
+    # The cgroup or the meter bounds memory: V8's own limit, whose crash can be imitated, must not come first.
     "deno": Engine("deno", "deno.js", single_use=True, v8_flags=("--max-old-space-size=16384",)),
     # A runner that somebody else brought.
     "external": Engine("external", "", single_use=False, v8_flags=()),
@@ -64,7 +64,7 @@ class Profile(msgspec.Struct, frozen=True):
         return _ENGINES[self.engine]
 
     def deno_arguments(self, script_folder: str, socket: str) -> tuple[str, ...]:
-        """Deno's command line, after the binary: permissions for the bundle and the socket alone, given up at once."""
+        """What follows the binary: permissions for the bundle and the socket alone, given up at once."""
         engine = self.details
         return (
             *_DENO_FLAGS,
@@ -83,7 +83,7 @@ def profile_for(engine: str) -> Profile:
     """The plain profile of an engine: code in, result out, nothing else."""
     if engine not in ENGINES:
         raise InvalidExecution("engine", f"unknown engine {engine!r}; expected one of {', '.join(ENGINES)}")
-    return Profile(cast(EngineName, engine))
+    return Profile(engine)
 
 
 EXTERNAL = Profile("external")

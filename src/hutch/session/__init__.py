@@ -1,0 +1,1 @@
+"""What is said: Execbox messages, both sides of a session, channels, providers."""

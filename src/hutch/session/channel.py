@@ -1,4 +1,4 @@
-"""What a session speaks through: lines out, lines in, and the end. Here: any byte stream, and memory for tests."""
+"""What a session speaks through: lines out, lines in, the end. Here: byte streams, and memory for tests."""
 
 from __future__ import annotations
 

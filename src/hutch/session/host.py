@@ -326,7 +326,7 @@ class Session:
     # --- the clock ---
 
     def _deadline(self) -> float:
-        """When the runner must have answered: from `started` on the execution's time counts, before it ours."""
+        """When the runner must have answered: the execution's time counts from `started` on."""
         if self._started_at is None:
             return self._sent_at + max(START_TIMEOUT, self.limits.timeout_ms / 1000)
         return self._started_at + self.limits.timeout_ms / 1000 + BACKSTOP

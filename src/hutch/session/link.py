@@ -9,7 +9,7 @@ from msgspec import UNSET
 from hutch.errors import ProtocolError
 from hutch.session.channel import Channel
 from hutch.session.host import Limits, Session
-from hutch.session.messages import Done, RunnerMessage, ToolCall, decode_from_runner
+from hutch.session.messages import Done, RunnerMessage, decode_from_runner
 from hutch.session.providers import Provider
 
 
@@ -17,7 +17,7 @@ class Link:
     """The host's end of a channel. Malformed and foreign messages are dropped; the channel stays usable."""
 
     def __init__(self, channel: Channel, *, full_manifests: bool = False) -> None:
-        """`full_manifests`: whether the runner is to get the tools' type declarations, which ours do not read."""
+        """`full_manifests`: whether the runner gets the tools' type declarations, which ours do not read."""
         self._full_manifests = full_manifests
         self.sessions: dict[str, Session] = {}
         self.closed: str | None = None
@@ -85,6 +85,4 @@ class Link:
         if message.id is not UNSET:
             return self.sessions.get(message.id)
         # A tool_call of the plain protocol names no execution: there is only one on such a channel.
-        if isinstance(message, ToolCall) and len(self.sessions) == 1:
-            return next(iter(self.sessions.values()))
-        return None
+        return next(iter(self.sessions.values())) if len(self.sessions) == 1 else None

@@ -1,4 +1,4 @@
-"""The six Execbox messages as types, and their form on a line: strict in what is required, tolerant of the rest."""
+"""The six Execbox messages and their form on a line: strict in what is required, else tolerant."""
 
 from __future__ import annotations
 
@@ -106,17 +106,26 @@ def encode(message: HostMessage | RunnerMessage) -> bytes:
 def execute_line(id: str, code: str, options: Options, manifests: list[bytes]) -> bytes:
     """An execute whose manifests are JSON text already: they are the same for every execution."""
     return (
-        b'{"type":"execute","id":' + _encoder.encode(id)
-        + b',"code":' + encode_value(code)
-        + b',"options":' + _encoder.encode(options)
-        + b',"providers":[' + b",".join(manifests) + b"]}\n"
+        b'{"type":"execute","id":'
+        + _encoder.encode(id)
+        + b',"code":'
+        + encode_value(code)
+        + b',"options":'
+        + _encoder.encode(options)
+        + b',"providers":['
+        + b",".join(manifests)
+        + b"]}\n"
     )
 
 
 def tool_result_line(call_id: str, result: bytes) -> bytes:
     """A successful tool_result whose result is JSON text already."""
     return (
-        b'{"type":"tool_result","callId":' + _encoder.encode(call_id) + b',"ok":true,"result":' + result + b"}\n"
+        b'{"type":"tool_result","callId":'
+        + _encoder.encode(call_id)
+        + b',"ok":true,"result":'
+        + result
+        + b"}\n"
     )
 
 
