@@ -1,4 +1,4 @@
-"""`python -m bench [--quick] [--json FILE] [--only NAME …]`: measures, prints the README's table, keeps JSON."""
+"""`python -m bench [--quick] [--json FILE] [--only NAME …]`: the README's table, and JSON."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ async def warm(scale: Scale) -> list[Row]:
             what="deno, warm, a spare ready: p50 / p95",
             measured=f"{number(p50)} / {number(p95)} ms",
             baseline=f"{number(base)} ms: `deno run`, no jail",
-            target="p50 ≤ 2 ms, baseline ≥ 8 × slower",
+            target="p50 ≤ 2 ms, baseline at least 8 times slower",
             met=p50 <= 2 and base >= 8 * p50,
             data={"p50_ms": p50, "p95_ms": p95, "baseline_p50_ms": base},
         )

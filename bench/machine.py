@@ -49,7 +49,7 @@ def _processor() -> str:
 
 
 def descendants(pid: int, without: Collection[int] = ()) -> list[int]:
-    """The processes below `pid`, also those in namespaces of their own; not those in `without` nor below them."""
+    """The processes below `pid`, also those in namespaces of their own; those in `without` excepted."""
     children: dict[int, list[int]] = {}
     for child, parent in _parents():
         children.setdefault(parent, []).append(child)

@@ -13,8 +13,8 @@ class Row:
 
     what: str
     measured: str
-    baseline: str = "–"
-    target: str = "–"
+    baseline: str = "-"
+    target: str = "-"
     met: bool | None = None
     """None where there is no target."""
     data: dict[str, Any] = field(default_factory=dict)

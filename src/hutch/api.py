@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from hutch import settings as settings_module
+from hutch.errors import HutchError, SettingError
 from hutch.kernel import Execution, Kernel, Result
 from hutch.runs import log_run
 from hutch.session.providers import Provider, Tool
 
 if TYPE_CHECKING:
-    from hutch.app import App
-    from hutch.session.remote import Remote
+    from hutch.remote import Remote
     from hutch.settings import Settings
 
 Tools = Provider | Iterable[Provider | Tool | Callable[..., Any]] | Mapping[str, Iterable[Any]] | None
@@ -67,11 +68,17 @@ class Hutch:
         settings: Settings | None = None,
         **overrides: Any,
     ) -> None:
+        if settings is not None and overrides:
+            names = ", ".join(overrides)
+            raise SettingError(f"{names}: expected either `settings` or single settings, got both.")
+        if runner is not None and (isinstance(runner, str) or not runner):
+            raise SettingError(f"runner: expected a list such as ['hutch', 'runner'], got {runner!r}.")
         self.settings = settings or settings_module.load(overrides)
         self._runner = runner
-        self._app: App | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._kernel: Kernel | None = None
-        self._close: Callable[[], Any] | None = None
+        self._close: Callable[[], Awaitable[None]] | None = None
+        self._closed = False
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -84,8 +91,17 @@ class Hutch:
 
     async def start(self) -> None:
         """Makes the sandbox; runner processes start with the first execution of their engine."""
+        if self._closed:
+            raise HutchError("This Hutch was closed.", remedy="Make another.")
+        loop = asyncio.get_running_loop()
         if self._kernel is not None:
+            if loop is not self._loop:
+                raise HutchError(
+                    "This Hutch belongs to another event loop.",
+                    remedy="Make one in every loop, or use hutch.run_sync().",
+                )
             return
+        self._loop = loop
         if self._runner is not None:
             from hutch.sandbox.external import external_pool
 
@@ -95,10 +111,11 @@ class Hutch:
         from hutch.app import App
 
         app = App(self.settings)
-        self._app, self._kernel, self._close = app, app.kernel, app.close
+        self._kernel, self._close = app.kernel, app.close
 
     async def close(self) -> None:
         """Ends every runner process and removes every temporary file."""
+        self._closed = True
         close, self._close, self._kernel = self._close, None, None
         if close is not None:
             await close()
@@ -122,8 +139,7 @@ class Hutch:
         """
         from hutch.sandbox.profile import EXTERNAL, profile_for
 
-        if self._kernel is None:
-            await self.start()
+        await self.start()
         assert self._kernel is not None
         limits = self._kernel.limits(
             {
@@ -151,7 +167,7 @@ def connect(url: str, *, api_key: str | None = None) -> Remote:
         r = await h.run("return await tools.add({a: 1, b: 2})", tools=[add])
     ```
     """
-    from hutch.session.remote import Remote
+    from hutch.remote import Remote
 
     return Remote(url, api_key=api_key)
 
@@ -160,18 +176,34 @@ class _Background:
     """An event loop in a thread, with a Hutch that stays warm between synchronous calls."""
 
     def __init__(self) -> None:
+        self._hutch = Hutch()
+        self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="hutch", daemon=True)
         self._thread.start()
-        self._hutch = Hutch()
         atexit.register(self._stop)
 
+    @property
+    def usable(self) -> bool:
+        """A process that was forked off has none of its parent's threads."""
+        return self._pid == os.getpid()
+
     def run(self, code: str, options: dict[str, Any]) -> Result:
-        return asyncio.run_coroutine_threadsafe(self._hutch.run(code, **options), self._loop).result()
+        if threading.current_thread() is self._thread:
+            raise HutchError("run_sync() would wait for itself.", remedy="In an async tool use Hutch.run().")
+        future = asyncio.run_coroutine_threadsafe(self._hutch.run(code, **options), self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
 
     def _stop(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._hutch.close(), self._loop).result(10)
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        if self.usable:
+            asyncio.run_coroutine_threadsafe(self._hutch.close(), self._loop).result(10)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
 
 
 _background: _Background | None = None
@@ -182,6 +214,7 @@ def run_sync(code: str, **options: Any) -> Result:
     """`Hutch.run` for code without an event loop. The first call starts a sandbox that later calls reuse."""
     global _background
     with _background_lock:
-        if _background is None:
+        if _background is None or not _background.usable:
             _background = _Background()
-    return _background.run(code, options)
+        background = _background
+    return background.run(code, options)

@@ -41,16 +41,21 @@ class App:
     def web(self, gate: Gate) -> Starlette:
         """All doors that open onto HTTP."""
         from starlette.applications import Starlette
+        from starlette.exceptions import HTTPException
 
-        from hutch.doors import health
+        from hutch.doors import health, refusals
         from hutch.doors.execbox import websocket as execbox
 
-        return Starlette(
+        web = Starlette(
             routes=[
                 *health.routes(self, gate),
                 *execbox.routes(self.kernel, gate),
-            ]
+            ],
+            exception_handlers={HTTPException: refusals.on_http_exception, Exception: refusals.on_fault},
         )
+        web.router.default = refusals.nowhere
+        web.router.redirect_slashes = False
+        return web
 
     async def close(self) -> None:
         await self.pool.close()

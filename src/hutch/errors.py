@@ -68,7 +68,7 @@ class Busy(HutchError):
     code = "busy"
 
     def __init__(self, message: str | None = None, *, retry_after: float = 1.0) -> None:
-        super().__init__(message)
+        super().__init__(message, remedy=f"Try again in {retry_after:g} s.")
         self.retry_after = retry_after
 
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -64,6 +64,16 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class Watch(Protocol):
+    """Whoever wants to know how a run goes on, and may want to stop it and have its Result all the same."""
+
+    def on_started(self) -> None:
+        """The guest runs."""
+
+    def on_running(self, stop: Callable[[], None]) -> None:
+        """From now on `stop` ends the run, with what it has logged."""
+
+
 Recorder = Callable[[str, Execution, Outcome, float], None]
 """Gets the run's id, what was run, how it ended, and when it began."""
 
@@ -89,30 +99,33 @@ class Kernel:
         }
         for name, ceiling in _CEILINGS.items():
             value, most = asked.get(name), getattr(settings, ceiling)
-            number = getattr(settings, name) if value is None else _number(name, value)
+            number = getattr(settings, name) if value is None else check_limit(name, value)
             if number > most and value is not None and not clamp:
                 raise InvalidExecution(name, f"is {number:g}; the most is {most} (setting {ceiling})")
             chosen[name] = min(number, most) if name == "timeout_ms" else int(min(number, most))
         return Limits(**chosen)
 
-    async def run(self, execution: Execution, on_started: Callable[[], None] | None = None) -> Result:
+    async def run(self, execution: Execution, watch: Watch | None = None) -> Result:
         """Runs to the end. Raises HutchError only if it could not be begun; a guest's failure is a Result."""
         self._check(execution)
         run_id = os.urandom(16).hex()
         began = time.time()
-        session, outcome = await self._attempt(execution, run_id, on_started)
+        session, outcome = await self._attempt(execution, run_id, began, watch)
         if outcome.lost and not session.called_tools:
             # A neighbour's fault, and nothing has happened yet: once more.
-            session, outcome = await self._attempt(execution, run_id, on_started)
+            session, outcome = await self._attempt(execution, run_id, began, watch)
         self._record(run_id, execution, outcome, began)
         return Result.of(run_id, outcome)
 
     async def _attempt(
-        self, execution: Execution, run_id: str, on_started: Callable[[], None] | None
+        self, execution: Execution, run_id: str, began: float, watch: Watch | None
     ) -> tuple[Session, Outcome]:
         runner = await self.pool.acquire(execution.profile, execution.owner)
         link = runner.link
+        on_started = None if watch is None else watch.on_started
         session = link.open(run_id, execution.code, execution.limits, execution.providers, on_started)
+        if watch is not None:
+            watch.on_running(session.cancel)
         runner.began(session)
         outcome: Outcome | None = None
         try:
@@ -122,6 +135,7 @@ class Kernel:
         except asyncio.CancelledError:
             session.cancel()
             outcome = await session.wait()
+            self._record(run_id, execution, outcome, began)
             raise
         finally:
             link.forget(session)
@@ -137,7 +151,8 @@ class Kernel:
         check_providers(execution.providers)
 
 
-def _number(name: str, value: Any) -> float:
+def check_limit(name: str, value: Any) -> float:
+    """A limit as a caller gave it. Raises InvalidExecution when it is no number or too small."""
     least = 0 if name.startswith("max_log") else 1
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < float("inf"):
         raise InvalidExecution(name, f"expected a number of at least {least}, got {value!r}")

@@ -9,7 +9,28 @@ from typing import TYPE_CHECKING, Any
 from hutch.settings import Settings
 
 if TYPE_CHECKING:
-    from structlog.typing import EventDict
+    from structlog.typing import EventDict, Processor
+
+
+def configure(settings: Settings) -> None:
+    """JSON lines with `log_json`, else lines for people; everything at or above `log_level`."""
+    import structlog
+
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=[
+            structlog.stdlib.add_log_level,
+            structlog.stdlib.add_logger_name,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            _fields,
+        ],
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_renderers(settings)],
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter)
+    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
+    # At finer levels these write down headers and messages: keys, code and inputs.
+    for name in ("uvicorn", "websockets"):
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def _fields(_: Any, __: str, event: EventDict) -> EventDict:
@@ -19,20 +40,11 @@ def _fields(_: Any, __: str, event: EventDict) -> EventDict:
     return event
 
 
-def configure(settings: Settings) -> None:
-    """JSON lines with `log_json`, else lines for people; everything at or above `log_level`."""
-    import structlog
+def _renderers(settings: Settings) -> list[Processor]:
+    """Tracebacks without the values of variables: those may be a guest's code, or a secret."""
+    from structlog import dev, processors
 
-    renderer: Any = structlog.processors.JSONRenderer() if settings.log_json else structlog.dev.ConsoleRenderer()
-    formatter = structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=[
-            structlog.stdlib.add_log_level,
-            structlog.stdlib.add_logger_name,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            _fields,
-        ],
-        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
-    )
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(formatter)
-    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
+    if settings.log_json:
+        return [processors.format_exc_info, processors.JSONRenderer()]
+    console = dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=dev.plain_traceback)
+    return [console]

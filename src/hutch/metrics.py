@@ -95,5 +95,5 @@ def exposition(runs: RunCounters, pool: Pool) -> bytes:
     from prometheus_client import CollectorRegistry, generate_latest
 
     registry = CollectorRegistry()
-    registry.register(_Collector(runs, pool))  # type: ignore[arg-type]
+    registry.register(_Collector(runs, pool))
     return generate_latest(registry)

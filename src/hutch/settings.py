@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from msgspec.inspect import Type
 
 MIB = 1024 * 1024
+HOME = "~/.hutch"
 
 Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
@@ -29,7 +31,7 @@ def _cores() -> int:
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that an operator can choose."""
 
-    home: str = "~/.hutch"
+    home: str = HOME
     """State: caches, keys, databases."""
     isolation: Literal["auto", "container", "process"] = "auto"
     """`auto` takes the strongest that the self-test proves; `container` refuses to start on less."""
@@ -117,19 +119,18 @@ def load(
     found = {key: (value, key) for key, value in given.items()}
     for key, value in _from_environ(environ).items():
         found.setdefault(key, value)
-    home = _expand(*found.get("home", (Settings.home, "home")))
-    path = file or _find_file(home)
+    path = file or _find_file(_expand(*found.get("home", (HOME, "home"))))
     if path is not None:
         for key, value in _from_file(path).items():
             found.setdefault(key, (value, f"{path}: {key}"))
     for key, (_, where) in found.items():
         if key not in Settings.__struct_fields__:
-            raise SettingError(f"{where}: there is no such setting{_similar(key)}.")
+            raise SettingError(f"{where}: there is no such setting.{_similar(key)}")
     try:
         settings = msgspec.convert({key: value for key, (value, _) in found.items()}, Settings, strict=False)
     except msgspec.ValidationError as error:
         raise SettingError(_explain(str(error), found)) from None
-    _expand(*found.get("home", (settings.home, "home")))
+    _expand(settings.home, found.get("home", ("", "home"))[1])
     return settings
 
 
@@ -144,8 +145,9 @@ def _expand(home: Any, where: str) -> Path:
 def _find_file(home: Path) -> Path | None:
     for candidate in (Path(FILE), home / FILE):
         # A home that we may not look into has no settings for us.
-        if os.path.isfile(candidate):  # noqa: PTH113
-            return candidate
+        with suppress(OSError):
+            if candidate.is_file():
+                return candidate
     return None
 
 
@@ -160,7 +162,7 @@ def _from_file(path: Path) -> dict[str, Any]:
 
 
 def _from_environ(environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
-    """Values by setting, each with the variable that it came from. Variables that are empty count as not set."""
+    """Values by setting, each with the variable that it came from. An empty variable counts as not set."""
     names = {f"HUTCH_{key.upper()}": key for key in Settings.__struct_fields__}
     found: dict[str, tuple[Any, str]] = {}
     # Our own names first, so that they beat their aliases.
@@ -218,4 +220,4 @@ def _similar(key: str) -> str:
     from difflib import get_close_matches
 
     near = get_close_matches(key, Settings.__struct_fields__, 1)
-    return f"; did you mean {near[0]}?" if near else ""
+    return f" Did you mean {near[0]}?" if near else ""

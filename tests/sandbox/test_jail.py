@@ -170,9 +170,9 @@ def test_process_isolation_gains_no_privileges_and_has_none() -> None:
 
 
 def test_process_isolation_starts_in_a_mounted_directory_or_at_the_root(tmp_path: Path) -> None:
-    mounts = (Mount(str(tmp_path), "/work"),)
+    mounts = (Mount(str(tmp_path), "/data"),)
     assert process().seen(mounts[0]) == str(tmp_path)
-    assert evaluate(process(), "Deno.cwd()", "--allow-read", mounts=mounts, cwd="/work") == str(tmp_path)
+    assert evaluate(process(), "Deno.cwd()", "--allow-read", mounts=mounts, cwd="/data") == str(tmp_path)
     assert evaluate(process(), "Deno.cwd()", "--allow-read") == "/"
 
 

@@ -12,7 +12,9 @@ from hutch.sandbox import meter as module
 from hutch.sandbox.meter import Meter
 
 MIB = 1 << 20
-GROWING = "const kept = []; setInterval(() => kept.push(new Uint8Array(4 << 20).fill(1)), 1);"
+GROWING = (
+    "const kept = []; setInterval(() => kept.length < 200 && kept.push(new Uint8Array(4 << 20).fill(1)), 1);"
+)
 SOME = (
     "const kept = new Uint8Array(64 << 20).fill(1); console.log('ready'); setInterval(() => kept[0]++, 1000);"
 )
@@ -40,9 +42,12 @@ def test_excess_of_a_guest_is_told_soon_enough_to_kill_it(isolation: str) -> Non
     async def body(child: subprocess.Popen[str]) -> None:
         meter = Meter()
         watch = meter.watch(child.pid, 200 * MIB, child.kill)
-        async with asyncio.timeout(jails.SECONDS):
-            await asyncio.to_thread(child.wait)
-            await meter._task
+        try:
+            async with asyncio.timeout(jails.SECONDS):
+                await asyncio.to_thread(child.wait)
+                await meter._task
+        finally:
+            child.kill()
         assert watch.exceeded
         # Not before the limit, and not long after it.
         assert 200 * MIB < watch.peak_bytes < 600 * MIB

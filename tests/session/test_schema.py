@@ -428,3 +428,10 @@ print([name for name in ("pydantic", "jsonschema_rs") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_hints_work_without_pydantic_and_what_needs_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pydantic", None)
+    assert shape_of(Place).convert({"lat": 1}) == Place(1.0)
+    with pytest.raises(InvalidTool, match=r"parameter `p` has a hint that cannot be JSON Schema: .*Place"):
+        shape_of(Place | Road)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import hmac
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
+from hutch.doors.refusals import refusal
+from hutch.errors import Busy
 from hutch.session.serving import Serving
+from hutch.session.websocket import WebSocketChannel
 from hutch.settings import Settings
+
+SHUTTING_DOWN = "The server is shutting down"
 
 
 class Gate:
@@ -23,62 +27,91 @@ class Gate:
     def __init__(self, settings: Settings) -> None:
         self._key = settings.api_key
         self._loopback_only = _is_loopback(settings.host)
-        self._hosts = {name.lower() for name in settings.allowed_hosts}
-        self._origins = set(settings.allowed_origins)
-        self._serving: set[Serving] = set()
+        self._hosts = {settings.host.lower(), *(name.lower() for name in settings.allowed_hosts)}
+        self._origins = {origin.lower().rstrip("/") for origin in settings.allowed_origins}
+        self._inside: dict[Serving, WebSocketChannel] = {}
+        self._left = asyncio.Event()
         self.draining = False
 
-    def refuse(self, connection: HTTPConnection, *, origin: bool) -> Response | None:
-        """The answer to who may not come in, or None. `origin`: whether pages of other sites are kept out."""
-        if not self._host_allowed(connection.headers.get("host", "")):
-            return _refusal(403, "FORBIDDEN", "The Host header names no host of this server; see allowed_hosts")
-        if origin and not self._origin_allowed(connection):
-            return _refusal(403, "FORBIDDEN", "Pages of this origin may not connect; see allowed_origins")
-        if self._key is not None and not self._key_fits(connection.headers.get("authorization", "")):
-            return _refusal(401, "UNAUTHORIZED", "Invalid or missing API key")
-        if self.draining:
-            return _refusal(503, "BUSY", "The server is shutting down")
+    def refuse(self, connection: HTTPConnection, *, public: bool = False) -> Response | None:
+        """The answer to who may not come in, or None. `public`: what everybody may see, without the key."""
+        host = connection.headers.get("host", "")
+        if not self._host_allowed(host):
+            return refusal(403, f"{host!r} is no name of this server; see the setting allowed_hosts")
+        origin = connection.headers.get("origin")
+        if origin is not None and not self._origin_allowed(origin, host):
+            return refusal(403, f"Pages of {origin!r} may not connect; see the setting allowed_origins")
+        if not public and not self._key_fits(connection.headers.get("authorization", "")):
+            return refusal(401, "Invalid or missing API key", {"WWW-Authenticate": "Bearer"})
         return None
 
-    def owner(self, connection: HTTPConnection) -> str:
-        """Whose executions these are: the key's, or everybody's where there is none."""
-        if self._key is None:
-            return "local"
-        return "key:" + hashlib.sha256(self._key.encode()).hexdigest()[:16]
+    def admit(self) -> None:
+        """Raises Busy when no execution may begin any more."""
+        if self.draining:
+            raise Busy(f"{SHUTTING_DOWN}.")
 
-    @contextlib.contextmanager
-    def serving(self, serving: Serving) -> Iterator[None]:
-        self._serving.add(serving)
+    def owner(self) -> str:
+        """Whose executions these are: the key's, or everybody's where there is none."""
+        return "local" if self._key is None else "key"
+
+    @contextlib.asynccontextmanager
+    async def inside(self, serving: Serving, channel: WebSocketChannel) -> AsyncIterator[None]:
+        """A client comes in; when it leaves, what it started ends."""
+        self._inside[serving] = channel
         try:
             yield
         finally:
-            self._serving.discard(serving)
+            await serving.stop()
+            await channel.finished()
+            del self._inside[serving]
+            self._left.set()
 
-    async def drain(self, seconds: float) -> None:
-        """Lets nobody in any more, and waits for those inside to finish."""
+    async def drain(self, seconds: float) -> bool:
+        """Lets nobody in any more and waits for those inside to finish. False when they did not in time."""
         self.draining = True
-        with contextlib.suppress(TimeoutError):
+        finished = True
+        try:
             async with asyncio.timeout(seconds):
-                while any(each.active for each in self._serving):
-                    await asyncio.sleep(0.02)
+                for serving in list(self._inside):
+                    await serving.idle()
+        except TimeoutError:
+            finished = False
+            for serving in list(self._inside):
+                await serving.stop()
+        for channel in self._inside.values():
+            channel.close(SHUTTING_DOWN)
+        while self._inside:
+            self._left.clear()
+            await self._left.wait()
+        return finished
 
     def _host_allowed(self, header: str) -> bool:
         """A page that rebinds its name to our address still sends its own name."""
-        host = (urlsplit(f"//{header}").hostname or "").lower()
-        if host in self._hosts:
+        host = _host_of(f"//{header}")
+        if host in self._hosts or _is_loopback(host):
             return True
-        return _is_loopback(host) if self._loopback_only else not self._hosts
+        if self._loopback_only:
+            return False
+        # On the network a key keeps such pages out as well; without one, addresses cannot be rebound.
+        return self._key is not None or _is_address(host)
 
-    def _origin_allowed(self, connection: HTTPConnection) -> bool:
-        origin = connection.headers.get("origin")
-        if origin is None or origin in self._origins:
-            return True
-        return urlsplit(origin).netloc == connection.headers.get("host", "")
+    def _origin_allowed(self, origin: str, host: str) -> bool:
+        return origin.lower() in self._origins or urlsplit(origin).netloc.lower() == host.lower()
 
     def _key_fits(self, header: str) -> bool:
+        if self._key is None:
+            return True
         scheme, _, given = header.partition(" ")
-        wanted = self._key or ""
-        return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), wanted.encode())
+        # Starlette reads headers as Latin-1.
+        fits = hmac.compare_digest(given.strip().encode("latin-1"), self._key.encode())
+        return fits and scheme.lower() == "bearer"
+
+
+def _host_of(url: str) -> str:
+    try:
+        return (urlsplit(url).hostname or "").rstrip(".")
+    except ValueError:
+        return ""
 
 
 def _is_loopback(host: str) -> bool:
@@ -90,7 +123,9 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _refusal(status: int, code: str, message: str) -> Response:
-    body = {"success": False, "error": {"code": code, "message": message}}
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
-    return JSONResponse(body, status_code=status, headers=headers)
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -37,10 +37,12 @@ def routes(server: Server, gate: Gate) -> list[BaseRoute]:
             "uptimeSeconds": round(time.monotonic() - began, 3),
             "timestamp": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         }
-        return JSONResponse(body, status_code=503 if gate.draining else 200)
+        status = 503 if gate.draining else 200
+        return gate.refuse(request, public=True) or JSONResponse(body, status_code=status)
 
     async def metrics(request: Request) -> Response:
-        refusal = gate.refuse(request, origin=True)
-        return refusal or Response(exposition(server.counters, server.pool), media_type="text/plain; version=0.0.4")
+        return gate.refuse(request) or Response(
+            exposition(server.counters, server.pool), media_type="text/plain; version=0.0.4"
+        )
 
     return [Route("/health", health), Route("/metrics", metrics)]

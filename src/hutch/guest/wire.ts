@@ -99,13 +99,15 @@ export function isJson(text: string): boolean {
   }
 }
 
-/** After everything that the current event set off; taken before guest code can replace it. */
-const soon = setImmediate;
-
 export interface Pipe {
   read(buffer: Uint8Array): Promise<number | null>;
   write(bytes: Uint8Array): Promise<number>;
+  /** Where there is one: a write that is done when it returns. */
+  writeSync?(bytes: Uint8Array): number;
 }
+
+/** After everything that the current event set off; taken before guest code can replace it. */
+const soon = setImmediate;
 
 /** Reads messages and batches writes: whatever is said in one turn leaves in one write. */
 export class Wire {
@@ -121,10 +123,18 @@ export class Wire {
 
   send(line: string): void {
     this.#out += line;
-    if (!this.#writing) {
-      this.#writing = true;
-      soon(() => this.#flush());
-    }
+    if (this.#writing) return;
+    this.#writing = true;
+    if (this.#pipe.writeSync) queueMicrotask(() => this.flush());
+    else soon(() => this.#flush());
+  }
+
+  /** Everything said so far leaves now, whatever comes next; only with `writeSync`. */
+  flush(): void {
+    const bytes = this.#encoder.encode(this.#out);
+    this.#out = "";
+    this.#writing = false;
+    for (let at = 0; at < bytes.length;) at += this.#pipe.writeSync!(bytes.subarray(at));
   }
 
   /** Resolves when everything said so far has left. */

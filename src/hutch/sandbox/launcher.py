@@ -55,22 +55,20 @@ class Launcher:
         path = self._folder / str(next(self._numbers))
         loop = asyncio.get_running_loop()
         greeting: asyncio.Future[StreamChannel] = loop.create_future()
-
-        def accept() -> StreamChannel:
-            channel = StreamChannel(self._settings.max_line_bytes)
-
-            def greeted(_: bytes) -> None:
-                if not greeting.done():
-                    greeting.set_result(channel)
-
-            channel.on_line = greeted
-            return channel
-
-        server = await loop.create_unix_server(accept, str(path))
+        channel = StreamChannel(self._settings.max_line_bytes)
+        channel.on_line = lambda _: None if greeting.done() else greeting.set_result(channel)
+        server = await loop.create_unix_server(lambda: channel, str(path), backlog=1)
+        process: RunnerProcess | None = None
         try:
             process = self._spawn(profile, path)
+            if process.stdout is not None:
+                await loop.connect_read_pipe(lambda: channel, process.stdout)
             await process.ready(greeting)
             return process
+        except asyncio.CancelledError:
+            if process is not None:
+                process.kill()
+            raise
         finally:
             server.close()
             with contextlib.suppress(FileNotFoundError):
@@ -98,6 +96,8 @@ class Launcher:
         return self._jail.controller.create(memory, MAX_TASKS)
 
     def close(self) -> None:
+        if self._jail.controller is not None:
+            self._jail.controller.close()
         if self._meter is not None:
             self._meter.close()
         shutil.rmtree(self._folder, ignore_errors=True)

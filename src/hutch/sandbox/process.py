@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable
+from typing import IO
 
 from hutch.errors import SandboxUnavailable
 from hutch.sandbox.cgroup import Group
@@ -45,15 +46,15 @@ class RunnerProcess:
         self._out_of_memory = False
         self._output = bytearray()
         self._exited = asyncio.Event()
-        self._baseline = 0
         read, write = os.pipe()
         os.set_blocking(read, False)
+        spoken = subprocess.PIPE if profile.details.speaks_on_stdout else write
         try:
             with command:
                 self._process = subprocess.Popen(
                     command.argv,
                     stdin=subprocess.DEVNULL,
-                    stdout=write,
+                    stdout=spoken,
                     stderr=write,
                     **command.options(),
                 )
@@ -86,6 +87,11 @@ class RunnerProcess:
     def alive(self) -> bool:
         return self._link is not None and self._link.closed is None and not self.exited
 
+    @property
+    def stdout(self) -> IO[bytes] | None:
+        """Where the runner speaks, if not on its socket."""
+        return self._process.stdout
+
     async def ready(self, greeting: asyncio.Future[StreamChannel]) -> None:
         """Waits for the runner's first line. Raises SandboxUnavailable with what it printed otherwise."""
         exited = self._loop.create_task(self._exited.wait())
@@ -110,8 +116,6 @@ class RunnerProcess:
         self._link = Link(channel)
         channel.on_close = self._channel_closed
         self.idle_since = self._loop.time()
-        if self._group is not None:
-            self._baseline = self._group.memory_used()
 
     # --- executions ---
 
@@ -122,7 +126,10 @@ class RunnerProcess:
             return
         allowed = session.limits.memory_limit_bytes + OVERHEAD_BYTES
         if self._group is not None:
-            self._group.set_memory(self._baseline + allowed)
+            try:
+                self._group.set_memory(self._group.memory_used() + allowed)
+            except OSError as error:
+                session.lose(f"its memory cannot be bounded: {error}")
         elif self._meter is not None:
             self._watch = self._meter.watch(self.pid, allowed, self._exceeded)
 

@@ -32,6 +32,8 @@ class Engine(msgspec.Struct, frozen=True):
     name: EngineName
     script: str
     single_use: bool
+    speaks_on_stdout: bool
+    """Whether the runner answers there, because its guests have no stdout, rather than on its socket."""
     v8_flags: tuple[str, ...]
 
 
@@ -40,13 +42,14 @@ _ENGINES: dict[str, Engine] = {
         "quickjs",
         "quickjs.js",
         single_use=False,
+        speaks_on_stdout=True,
         # Guests recurse on JSPI's stacks; V8's default holds about half of what QuickJS allows.
         v8_flags=("--expose-gc", "--wasm-stack-switching-stack-size=2000"),
     ),
     # The cgroup or the meter bounds memory: V8's own limit, whose crash can be imitated, must not come first.
-    "deno": Engine("deno", "deno.js", single_use=True, v8_flags=("--max-old-space-size=16384",)),
+    "deno": Engine("deno", "deno.js", single_use=True, speaks_on_stdout=False, v8_flags=("--max-old-space-size=16384",)),
     # A runner that somebody else brought.
-    "external": Engine("external", "", single_use=False, v8_flags=()),
+    "external": Engine("external", "", single_use=False, speaks_on_stdout=True, v8_flags=()),
 }
 
 

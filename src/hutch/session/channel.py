@@ -56,8 +56,8 @@ class Lines:
 class StreamChannel(asyncio.Protocol):
     """A channel over any asyncio stream transport: a unix socket to a local runner, or a program's pipes.
 
-    While the other side does not read, we do not read either: nobody can make us hold
-    more than it is willing to take.
+    While the other end of a socket does not read, we do not read it either: nobody can make us
+    hold more than it is willing to take.
     """
 
     def __init__(self, limit: int) -> None:
@@ -71,7 +71,7 @@ class StreamChannel(asyncio.Protocol):
         self._ended = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if hasattr(transport, "pause_reading"):
+        if hasattr(transport, "pause_reading") and self._reader is None:
             self._reader = cast(asyncio.ReadTransport, transport)
         if hasattr(transport, "write"):
             self._writer = cast(asyncio.WriteTransport, transport)
@@ -94,12 +94,13 @@ class StreamChannel(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._clear.clear()
-        if self._reader is not None:
+        # Over two pipes the other side may be unable to read until we did.
+        if self._reader is not None and self._reader is self._writer:
             self._reader.pause_reading()
 
     def resume_writing(self) -> None:
         self._clear.set()
-        if self._reader is not None and not self._reader.is_closing():
+        if self._reader is not None and self._reader is self._writer and not self._reader.is_closing():
             self._reader.resume_reading()
 
     def send(self, line: bytes) -> None:

@@ -109,8 +109,10 @@ class Session:
         *,
         writable: Callable[[], Any] | None = None,
         full_manifests: bool = True,
+        trusted: bool = False,
         on_started: Callable[[], None] | None = None,
     ) -> None:
+        """`trusted`: the other side is a host itself, which has judged its runner as we would."""
         self.id = id
         self.limits = limits
         self.outcome: Outcome | None = None
@@ -121,6 +123,7 @@ class Session:
         self._send = send
         self._writable = writable
         self._full_manifests = full_manifests
+        self._trusted = trusted
         self._on_started = on_started
         self._sent_at = 0.0
         self._started_at: float | None = None
@@ -130,6 +133,7 @@ class Session:
         self._seen: set[str] = set()
         self._calls: list[CallRecord] = []
         self._reported: set[tuple[str, str]] = set()
+        self._refused = 0
         self._cancelled: anyio.Event | None = None
 
     @property
@@ -213,6 +217,10 @@ class Session:
             task.add_done_callback(lambda _: self._tasks.pop(call.call_id, None))
 
     def _refuse(self, call: ToolCall, message: str) -> None:
+        self._refused += 1
+        if self._refused > self.limits.max_calls:
+            self.lose("it floods us with tool calls")
+            return
         self._answer_error(call.call_id, wire_code("call_limit"), message)
 
     async def _dispatch(self, call: ToolCall) -> None:
@@ -302,7 +310,7 @@ class Session:
 
     def _judge(self, error: WireError) -> WireError:
         """Accepts a code that we can bear out; anything else is the guest's own error."""
-        if error.code in _RUNNER_CODES or (error.code, error.message) in self._reported:
+        if self._trusted or error.code in _RUNNER_CODES or (error.code, error.message) in self._reported:
             return error
         if error.code == "timeout" and self._elapsed_ms() + 1 >= self.limits.timeout_ms:
             return TIMED_OUT

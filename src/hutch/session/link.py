@@ -16,9 +16,13 @@ from hutch.session.providers import Provider
 class Link:
     """The host's end of a channel. Malformed and foreign messages are dropped; the channel stays usable."""
 
-    def __init__(self, channel: Channel, *, full_manifests: bool = False) -> None:
-        """`full_manifests`: whether the runner gets the tools' type declarations, which ours do not read."""
+    def __init__(self, channel: Channel, *, full_manifests: bool = False, trusted: bool = False) -> None:
+        """`full_manifests`: whether the runner gets the tools' type declarations, which ours do not read.
+
+        `trusted`: whether the other side is a host itself, which has judged its runner as we would.
+        """
         self._full_manifests = full_manifests
+        self._trusted = trusted
         self.sessions: dict[str, Session] = {}
         self.closed: str | None = None
         self.dropped = 0
@@ -44,6 +48,7 @@ class Link:
             self._channel.send,
             writable=self._channel.writable,
             full_manifests=self._full_manifests,
+            trusted=self._trusted,
             on_started=on_started,
         )
         self.sessions[id] = session

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -33,6 +34,19 @@ from hutch.session.messages import (
 )
 from hutch.session.providers import Provider, ToolContext
 
+logger = logging.getLogger("hutch.session")
+
+
+class Watch:
+    """Is told when the execution runs and how it is stopped; the kernel's `Watch`."""
+
+    def __init__(self, on_started: Callable[[], None]) -> None:
+        self.on_started = on_started
+        self.stop: Callable[[], None] | None = None
+
+    def on_running(self, stop: Callable[[], None]) -> None:
+        self.stop = stop
+
 
 class Request(msgspec.Struct, frozen=True):
     """An execution that the other side asks for, with its tools on the other side."""
@@ -40,7 +54,7 @@ class Request(msgspec.Struct, frozen=True):
     code: str
     options: Options
     providers: Sequence[Provider]
-    on_started: Callable[[], None]
+    watch: Watch
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +79,7 @@ class Serving:
         self._run = run
         self._multiplexed = multiplexed
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._watches: dict[str, Watch] = {}
         self._calls: dict[str, asyncio.Future[ToolResult]] = {}
         self._numbers = itertools.count(1)
         self._closed = asyncio.get_running_loop().create_future()
@@ -77,9 +92,14 @@ class Serving:
         await self.stop()
 
     async def stop(self) -> None:
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        """Cancels everything that runs and waits for its end."""
+        self._cancel_all()
+        await self.idle()
+
+    async def idle(self) -> None:
+        """Waits until nothing runs any more."""
+        while self._tasks:
+            await asyncio.wait(self._tasks.values())
 
     @property
     def active(self) -> int:
@@ -88,8 +108,7 @@ class Serving:
     def _close(self, _: str) -> None:
         if not self._closed.done():
             self._closed.set_result(None)
-        for task in self._tasks.values():
-            task.cancel()
+        self._cancel_all()
 
     def _line(self, line: bytes) -> None:
         try:
@@ -100,15 +119,25 @@ class Serving:
         if isinstance(message, Execute):
             self._execute(message)
         elif isinstance(message, Cancel):
-            task = self._tasks.get(message.id)
-            if task is not None:
-                task.cancel()
+            self._cancel(message.id)
         else:
             waiting = self._calls.pop(message.call_id, None)
             if waiting is None:
                 self.dropped += 1
             elif not waiting.done():
                 waiting.set_result(message)
+
+    def _cancel_all(self) -> None:
+        for id in self._tasks:
+            self._cancel(id)
+
+    def _cancel(self, id: str) -> None:
+        """What runs ends by itself, with its logs; what still waits for a place just goes."""
+        watch = self._watches.get(id)
+        if watch is not None and watch.stop is not None:
+            watch.stop()
+        elif id in self._tasks:
+            self._tasks[id].cancel()
 
     def _execute(self, message: Execute) -> None:
         if message.id in self._tasks:
@@ -123,21 +152,22 @@ class Serving:
     async def _serve(self, message: Execute) -> None:
         try:
             providers = [self._provider(message.id, each) for each in message.providers]
-            request = Request(
-                message.code,
-                message.options,
-                providers,
-                lambda: self._channel.send(encode(Started(message.id))),
-            )
-            answer = await self._run(request)
+            watch = Watch(lambda: self._channel.send(encode(Started(message.id))))
+            self._watches[message.id] = watch
+            answer = await self._run(Request(message.code, message.options, providers, watch))
         except HutchError as error:
             code = "validation_error" if error.code in ("invalid_tool", "invalid_request") else error.code
             failure = WireError(code=wire_code(code), message=str(error))
             answer = Answer(ok=False, duration_ms=0, logs=[], error=failure)
         except asyncio.CancelledError:
             answer = Answer(ok=False, duration_ms=0, logs=[], error=TIMED_OUT)
+        except Exception:
+            logger.exception("an execution failed through a fault of ours")
+            fault = WireError(code="internal_error", message="The runner failed; its log says why")
+            answer = Answer(ok=False, duration_ms=0, logs=[], error=fault)
         finally:
             del self._tasks[message.id]
+            self._watches.pop(message.id, None)
         self._done(message.id, answer)
 
     def _provider(self, id: str, manifest: Manifest) -> Provider:
@@ -158,6 +188,7 @@ class Serving:
             id=id if self._multiplexed else UNSET,
         )
         try:
+            await self._channel.writable()
             self._channel.send(encode(call))
             result = await answer
         finally:

@@ -1,4 +1,4 @@
-"""A channel over a WebSocket, ours or a client's: one message is one line."""
+"""A channel over a WebSocket, ours or a client's: one message is one JSON object."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ HIGH_WATER = 1024 * 1024
 
 
 class WebSocketChannel:
-    """Knows no WebSocket library: it is given how to send, and is fed what comes."""
+    """Knows no WebSocket library: it is given how to send and to close, and is fed what comes.
 
-    def __init__(self, send_text: Callable[[str], Awaitable[None]], close: Callable[[], Awaitable[None]]) -> None:
+    Both raise OSError when the connection is gone. `close` gets the reason, for the other side to read.
+    """
+
+    def __init__(
+        self, send_text: Callable[[str], Awaitable[None]], close: Callable[[str], Awaitable[None]]
+    ) -> None:
         self.on_line: LineHandler = nobody
         self.on_close: CloseHandler = nobody
         self._send_text = send_text
@@ -24,22 +29,38 @@ class WebSocketChannel:
         self._clear = asyncio.Event()
         self._clear.set()
         self._ended = False
+        self._reason = ""
         self._writer = asyncio.get_running_loop().create_task(self._write())
 
     def feed(self, message: str | bytes) -> None:
-        """A message came. It may be several lines."""
-        data = message.encode(errors="surrogatepass") if isinstance(message, str) else message
-        for line in data.splitlines():
-            if line and not self._ended:
-                self.on_line(line)
+        """A message came."""
+        if not self._ended:
+            self.on_line(message.encode() if isinstance(message, str) else message)
 
     def ended(self, reason: str) -> None:
         """The other side went away."""
         if not self._ended:
-            self._stop()
+            self._stop(reason)
             self.on_close(reason)
 
     def send(self, line: bytes) -> None:
+        for each in line.splitlines():
+            self._say(each)
+
+    async def writable(self) -> None:
+        await self._clear.wait()
+
+    def close(self, reason: str = "") -> None:
+        """Ends the channel once all that was said before has left."""
+        self.on_close = nobody
+        if not self._ended:
+            self._stop(reason)
+
+    async def finished(self) -> None:
+        """Waits until what was said before the end has left, as far as it could."""
+        await asyncio.wait({self._writer})
+
+    def _say(self, line: bytes) -> None:
         if self._ended:
             return
         self._queued += len(line)
@@ -47,29 +68,19 @@ class WebSocketChannel:
             self._clear.clear()
         self._queue.put_nowait(line)
 
-    async def writable(self) -> None:
-        await self._clear.wait()
-
-    def close(self) -> None:
-        self.on_close = nobody
-        self._stop()
-
-    async def finished(self) -> None:
-        """Waits until what was said before the end has left, as far as it could."""
-        await asyncio.wait({self._writer})
-
-    def _stop(self) -> None:
+    def _stop(self, reason: str) -> None:
         self._ended = True
+        self._reason = reason
         self._clear.set()
         self._queue.put_nowait(None)
 
     async def _write(self) -> None:
         try:
             while (line := await self._queue.get()) is not None:
+                await self._send_text(line.decode())
                 self._queued -= len(line)
                 if self._queued <= HIGH_WATER:
                     self._clear.set()
-                await self._send_text(line.decode().rstrip("\n"))
-            await self._close()
-        except (OSError, RuntimeError) as error:
+            await self._close(self._reason)
+        except OSError as error:
             self.ended(str(error) or "the connection closed")

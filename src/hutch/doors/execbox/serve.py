@@ -1,6 +1,8 @@
-"""An execution asked for over a channel, run by the kernel: for the WebSocket and for `hutch runner` alike."""
+"""An execution asked for over a channel, run by the kernel: for the WebSocket and for `hutch runner`."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from msgspec import UNSET
 
@@ -11,11 +13,21 @@ from hutch.session.serving import Answer, Request, Serving
 
 
 def serve(
-    channel: Channel, kernel: Kernel, *, owner: str, engine: str = "quickjs", multiplexed: bool
+    channel: Channel,
+    kernel: Kernel,
+    *,
+    owner: str,
+    engine: str = "quickjs",
+    multiplexed: bool,
+    admit: Callable[[], None] = lambda: None,
 ) -> Serving:
-    """Serves a channel until it closes. `engine` is for executions that name none."""
+    """Serves a channel until it closes.
+
+    `engine` is for executions that name none; `admit` raises HutchError for one that may not begin.
+    """
 
     async def run(request: Request) -> Answer:
+        admit()
         options = request.options
         limits = kernel.limits(
             {
@@ -34,7 +46,7 @@ def serve(
             owner=owner,
             door="execbox",
         )
-        result = await kernel.run(execution, request.on_started)
+        result = await kernel.run(execution, request.watch)
         return Answer(
             ok=result.ok,
             duration_ms=result.duration_ms,

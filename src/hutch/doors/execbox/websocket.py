@@ -2,35 +2,58 @@
 
 from __future__ import annotations
 
-from starlette.routing import BaseRoute, WebSocketRoute
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from hutch.doors.execbox.serve import serve
-from hutch.doors.gate import Gate
+from hutch.doors.gate import SHUTTING_DOWN, Gate
+from hutch.doors.refusals import refusal
 from hutch.kernel import Kernel
 from hutch.session.websocket import WebSocketChannel
+
+PATH = "/execbox"
 
 
 def routes(kernel: Kernel, gate: Gate) -> list[BaseRoute]:
     async def execbox(socket: WebSocket) -> None:
-        refusal = gate.refuse(socket, origin=True)
-        if refusal is not None:
-            await socket.send_denial_response(refusal)
+        refused = gate.refuse(socket)
+        if refused is None and gate.draining:
+            refused = refusal(503, SHUTTING_DOWN, {"Retry-After": "1"})
+        if refused is not None:
+            await socket.send_denial_response(refused)
             return
         await socket.accept()
-        channel = WebSocketChannel(socket.send_text, socket.close)
-        serving = serve(channel, kernel, owner=gate.owner(socket), multiplexed=True)
-        with gate.serving(serving):
-            try:
-                while True:
-                    message = await socket.receive()
-                    if message["type"] == "websocket.disconnect":
-                        break
-                    channel.feed(message.get("text") or message.get("bytes") or b"")
-            except WebSocketDisconnect:
-                pass
+        channel = _channel(socket)
+        serving = serve(channel, kernel, owner=gate.owner(), multiplexed=True, admit=gate.admit)
+        async with gate.inside(serving, channel):
+            while (message := await socket.receive())["type"] != "websocket.disconnect":
+                channel.feed(message.get("text") or message.get("bytes") or b"")
+                # Who does not take in what we say is not heard either: nobody can make us hold ever more.
+                await channel.writable()
             channel.ended("the client closed the connection")
-            await serving.stop()
-            await channel.finished()
 
-    return [WebSocketRoute("/execbox", execbox)]
+    async def plain(request: Request) -> Response:
+        url = f"ws://{request.headers['host']}{PATH}"
+        return gate.refuse(request) or refusal(
+            426, f"This is a WebSocket; connect to {url}", {"Upgrade": "websocket"}
+        )
+
+    return [WebSocketRoute(PATH, execbox), Route(PATH, plain)]
+
+
+def _channel(socket: WebSocket) -> WebSocketChannel:
+    async def send(text: str) -> None:
+        try:
+            await socket.send_text(text)
+        except (WebSocketDisconnect, RuntimeError) as error:
+            raise ConnectionError("the client closed the connection") from error
+
+    async def close(reason: str) -> None:
+        try:
+            await socket.close(1001, reason)
+        except (WebSocketDisconnect, RuntimeError) as error:
+            raise ConnectionError("the client closed the connection") from error
+
+    return WebSocketChannel(send, close)

@@ -6,7 +6,13 @@ import { Wire } from "../wire.ts";
 import { Runner } from "./runner.ts";
 
 const module = await WebAssembly.compile(Deno.readFileSync(`${folder}/quickjs.wasm`));
-const wire = new Wire(await connect());
+// Guests are inside QuickJS and have no stdout; unlike a socket it can be written to without waiting.
+const socket = await connect();
+const wire = new Wire({
+  read: (buffer) => socket.read(buffer),
+  write: (bytes) => Deno.stdout.write(bytes),
+  writeSync: (bytes) => Deno.stdout.writeSync(bytes),
+});
 const image = JSON.parse(Deno.readTextFileSync(`${folder}/image.json`));
 image.heap = Deno.readFileSync(`${folder}/image.bin`);
 const runner = new Runner(wire, module, image);

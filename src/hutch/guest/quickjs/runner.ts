@@ -133,6 +133,8 @@ export class Runner {
     const { id } = request;
     const at = performance.now();
     this.#wire.send(startedLine(id));
+    // Now: of a guest that blocks us all, the host must know that it is the one.
+    this.#wire.flush();
     try {
       this.#start(request, prepare(request.code));
     } catch (error) {

@@ -60,8 +60,9 @@ const never: Overdue = () => false;
 // deno-lint-ignore no-explicit-any
 const { Suspending, promising } = WebAssembly as any;
 
+/** A timer, because immediates that follow each other keep Deno from looking at its sockets. */
 function nextTurn(): Promise<number> {
-  return new Promise((resolve) => setImmediate(() => resolve(0)));
+  return new Promise((resolve) => setTimeout(() => resolve(0), 0));
 }
 
 /** The trap or exhaustion that left a VM's own code in the middle of something. */
