@@ -10,27 +10,25 @@ import hutch
 from bench.baseline import deno_run
 from bench.quickjs import one
 from bench.report import Row, Scale, median, number, percentile
-from hutch.sandbox.pool import Pool
 from hutch.sandbox.profile import profile_for
 
 WORKERS = 8
 
 
 async def warm(scale: Scale) -> list[Row]:
-    """Paced, so that every execution finds the pool full."""
+    """Paced, so that every execution finds a spare and nothing else is being started."""
     ours: list[float] = []
     theirs: list[float] = []
-    async with hutch.Hutch() as h:
+    async with hutch.Hutch(deno_warm=1) as h:
         for _ in range(3):
             await one(h, "deno")
-        pool = _pool(h)
         for _ in range(scale.of(100, 15)):
             for _ in range(2):
-                await _full(pool, h.settings.deno_warm)
+                await _spare(h)
                 began = time.perf_counter()
                 await one(h, "deno")
                 ours.append((time.perf_counter() - began) * 1000)
-            await _full(pool, h.settings.deno_warm)
+            await _spare(h)
             theirs.append(await deno_run() * 1000)
     p50, p95, base = median(ours), percentile(ours, 0.95), median(theirs)
     return [
@@ -55,7 +53,7 @@ async def sustained(scale: Scale) -> list[Row]:
         await _rate(lambda: one(h, "deno"), 10, WORKERS)
         for _ in range(rounds):
             ours.append(await _rate(lambda: one(h, "deno"), count, WORKERS))
-            await _full(_pool(h), h.settings.deno_warm)
+            await _spare(h)
             theirs.append(await _rate(deno_run, count // 3, cores))
     rate, base = median(ours), median(theirs)
     return [
@@ -82,17 +80,10 @@ async def _rate(action, count: int, workers: int) -> float:
     return count / (time.perf_counter() - began)
 
 
-def _pool(h: hutch.Hutch) -> Pool:
-    assert h._app is not None
-    return h._app.pool
-
-
-async def _full(pool: Pool, spares: int) -> None:
-    """Waits until the pool has its spares and nothing is being started."""
-    profile = profile_for("deno")
-    while pool.stats().warm.get("deno", 0) < spares or pool.stats().starting:
-        await pool.warmed(profile)
-        if pool._tasks:
-            await asyncio.wait(pool._tasks, return_when=asyncio.FIRST_COMPLETED)
-        else:
-            await asyncio.sleep(0)
+async def _spare(h: hutch.Hutch) -> None:
+    """Waits until the pool has a process to lend."""
+    assert h._kernel is not None
+    pool = h._kernel.pool
+    while not pool.stats().warm.get("deno"):
+        await pool.warmed(profile_for("deno"))
+        await asyncio.sleep(0)

@@ -41,7 +41,7 @@ def median(values: Iterable[float]) -> float:
 
 def number(value: float) -> str:
     """Three figures, and a space between thousands."""
-    if value >= 100:
+    if isinstance(value, int) or value >= 100:
         return f"{value:,.0f}".replace(",", " ")
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 1 else f"{value:.3f}"
 

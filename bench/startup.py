@@ -60,10 +60,9 @@ async def imported(scale: Scale) -> list[Row]:
 
 
 def _hutch() -> list[str]:
+    """The installed command, as users start it."""
     beside = Path(sys.executable).with_name("hutch")
-    if beside.exists():
-        return [str(beside)]
-    return [sys.executable, "-c", "from hutch.cli import main; main()"]
+    return [str(beside)] if beside.exists() else [sys.executable, "-m", "hutch"]
 
 
 async def _seconds(argv: list[str], environment: dict[str, str]) -> float:

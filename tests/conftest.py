@@ -27,7 +27,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Nothing of the tester's own settings counts, and nothing is written to their home."""
     with pytest.MonkeyPatch.context() as patch:
         for name in [*os.environ]:
-            if name.startswith("HUTCH_") and name not in BINARIES or name == "EXECUTOR_API_KEY":
+            if (name.startswith("HUTCH_") and name not in BINARIES) or name == "EXECUTOR_API_KEY":
                 patch.delenv(name)
         patch.setenv("HUTCH_HOME", str(tmp_path_factory.mktemp("home")))
         yield

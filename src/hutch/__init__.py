@@ -4,7 +4,9 @@ from hutch._version import __version__
 from hutch.api import Hutch, connect, run_sync
 from hutch.errors import Busy, HutchError, ToolError
 from hutch.kernel import Result
-from hutch.session.providers import Provider, Tool, ToolContext, tool
+from hutch.session.functions import tool
+from hutch.session.providers import Provider
+from hutch.session.tools import Tool, ToolContext
 
 __all__ = [
     "Busy",

@@ -15,7 +15,8 @@ from hutch import settings as settings_module
 from hutch.errors import HutchError, SettingError
 from hutch.kernel import Execution, Kernel, Result
 from hutch.runs import log_run
-from hutch.session.providers import Provider, Tool
+from hutch.session.providers import Provider
+from hutch.session.tools import Tool
 
 if TYPE_CHECKING:
     from hutch.remote import Remote
@@ -132,14 +133,15 @@ class Hutch:
         max_log_lines: int | None = None,
         max_log_chars: int | None = None,
     ) -> Result:
-        """Runs guest code to its end and returns how it ended; a guest's failure is a Result, not an exception.
+        """Runs guest code to its end and returns how it ended; a guest's failure is a Result, no exception.
 
         Raises HutchError when it could not be begun: Busy, InvalidExecution, InvalidTool, SandboxUnavailable.
         Cancelling the call stops the guest and its tools.
         """
         from hutch.sandbox.profile import EXTERNAL, profile_for
 
-        await self.start()
+        if self._kernel is None or asyncio.get_running_loop() is not self._loop:
+            await self.start()
         assert self._kernel is not None
         limits = self._kernel.limits(
             {

@@ -84,9 +84,13 @@ class _Collector:
         yield GaugeMetricFamily("hutch_processes_starting", "Runner processes being started.", stats.starting)
         yield GaugeMetricFamily("hutch_executions_waiting", "Executions waiting for a place.", stats.waiting)
         yield CounterMetricFamily("hutch_processes_started", "Runner processes started.", stats.started)
-        yield CounterMetricFamily("hutch_processes_ended", "Runner processes ended by the pool.", stats.evicted)
         yield CounterMetricFamily(
-            "hutch_executions_refused", "Executions for which no place came free in time.", stats.timeouts_waiting
+            "hutch_processes_ended", "Runner processes ended by the pool.", stats.evicted
+        )
+        yield CounterMetricFamily(
+            "hutch_executions_refused",
+            "Executions for which no place came free in time.",
+            stats.timeouts_waiting,
         )
 
 

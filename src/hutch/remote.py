@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -83,10 +84,8 @@ class Remote:
         session, outcome = await self._attempt(code, limits, providers)
         if outcome.lost and not session.called_tools:
             # The connection had gone unnoticed, or the server went; nothing has happened yet: once more.
-            try:
+            with contextlib.suppress(SandboxUnavailable):
                 session, outcome = await self._attempt(code, limits, providers)
-            except SandboxUnavailable:
-                pass
         return Result.of(session.id, outcome)
 
     async def close(self) -> None:

@@ -17,18 +17,24 @@ logger = logging.getLogger("hutch.runs")
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One run: who, what, when, how long, how it ended. Never its code's secrets, inputs or results."""
+    """One run: who, what, when, how long, how it ended.
+
+    Never its code, inputs or results, nor what it said when it failed: that may quote any of them.
+    """
 
     run_id: str
     door: str
     owner: str
     engine: str
-    label: str | None
+    label: str | None = None
     started_at: str
     duration_ms: float
-    ok: bool
-    code: str | None
-    message: str | None
+    outcome: str
+    """`ok`, or the error's code."""
+    line: int | None = None
+    """Where in its code it failed."""
+    reason: str | None = None
+    """What became of a runner that was lost."""
     limits: Limits
     log_lines: int
     logs_truncated: bool
@@ -46,9 +52,9 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             label=execution.label,
             started_at=datetime.fromtimestamp(began, UTC).isoformat(timespec="milliseconds"),
             duration_ms=outcome.duration_ms,
-            ok=outcome.ok,
-            code=error.code if error else None,
-            message=error.message[:500] if error else None,
+            outcome=error.code if error else "ok",
+            line=error.line if error else None,
+            reason=error.message if error and outcome.lost else None,
             limits=execution.limits,
             log_lines=len(outcome.logs),
             logs_truncated=outcome.logs_truncated,

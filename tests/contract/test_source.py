@@ -5,7 +5,6 @@ from __future__ import annotations
 import textwrap
 
 import pytest
-
 from tests.conftest import Run
 
 FORMS = {
@@ -49,7 +48,7 @@ FORMS = {
     "a fence around an arrow": ("```javascript\nasync () => {\n  return 2\n}\n```\n", 2),
     "a fence with space around it": ("\n\n  ```ts\nconst a: number = 2;\nreturn a\n  ```  \n", 2),
     "a fence of typescript": ("```typescript\nconst n: number = 2; n\n```", 2),
-    "backticks that are no fence": ("`\n```.length", 1),
+    "backticks that are no fence": ("const fence = '```';\nfence.length", 3),
     "nothing": ("", None),
     "space": (" \n\t ", None),
     "a comment": ("// nothing here", None),
@@ -82,7 +81,18 @@ TYPESCRIPT = {
     "as, satisfies and !": ("const a = 3 as unknown as number;\n(a satisfies number)!", 3),
     "an enum": ("enum Color { Red, Green = 5, Blue }\n[Color.Blue, Color[5]]", [6, "Green"]),
     "a const enum": ("const enum E { A = 'x' }\nE.A", "x"),
-    "a namespace": ("namespace N { export const a = 4 }\nN.a", 4),
+    "branches and loops": (
+        "let n: number = 0;\nif (n === 0) { n = 1 } else { n = 2 }\nwhile (n < 4) { n++ }\n"
+        "try { switch (n) { case 4: { return n } } } finally { n = 0 }",
+        4,
+    ),
+    "overloads and abstract classes": (
+        "function f(a: string): string;\nfunction f(a: any) { return a }\n"
+        "abstract class A { abstract m(): number }\nclass B extends A { override m(): number { return 1 } }\n"
+        "f('x') + new B().m()",
+        "x1",
+    ),
+    "imports of types": ('import type { X } from "x";\nconst x: X = 1;\nx', 1),
     "parameter properties": ("class P { constructor(readonly n: number) {} }\nnew P(6).n", 6),
     "a typed function alone": ("async function main(): Promise<number> { return 5 }", 5),
     "a typed arrow alone": ("async (): Promise<number> => 5", 5),
@@ -147,10 +157,21 @@ async def test_an_error_names_the_line_of_the_guests_own_source(run: Run, code: 
     assert result.error.line == line
 
 
-async def test_columns_are_those_of_the_source_as_written(run: Run) -> None:
-    result = await run("      missing.thing")
+COLUMNS = {
+    "of a last expression": ("      missing.thing", 1, 7),
+    "of a statement": ("let a;  missing.thing;\nreturn a", 1, 9),
+    "after erased types": ("const a: Array<number> = [1]; missing(a as unknown);\nreturn a", 1, 31),
+    "in an expression after erased types": ("const a: number = 1;\nconst b = (a as number) + missing;", 2, 27),
+}
+
+
+@pytest.mark.parametrize(("code", "line", "column"), COLUMNS.values(), ids=COLUMNS.keys())
+async def test_columns_are_those_of_the_source_as_written(
+    run: Run, code: str, line: int, column: int
+) -> None:
+    result = await run(code)
     assert result.error is not None
-    assert (result.error.line, result.error.column) == (1, 7)
+    assert (result.error.line, result.error.column) == (line, column)
 
 
 THROWN = {

@@ -18,8 +18,10 @@ import pydantic
 import pytest
 
 from hutch.errors import InvalidTool, ToolError
-from hutch.session import providers
-from hutch.session.providers import Provider, Tool, ToolContext, check_providers, tool
+from hutch.session import functions
+from hutch.session.functions import tool
+from hutch.session.providers import Provider, check_providers
+from hutch.session.tools import Tool, ToolContext
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -398,7 +400,7 @@ def test_abandoned_sync_tools_never_take_more_than_their_share_of_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pool = ThreadPoolExecutor(2)
-    monkeypatch.setattr(providers, "_threads", lambda: pool)
+    monkeypatch.setattr(functions, "_threads", lambda: pool)
     release, ran = threading.Event(), []
     both = threading.Barrier(3)
 

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from typing import NoReturn
 
 
-def main() -> None:
-    """Entry of the console script."""
-    from hutch.cli.commands import app
+def main() -> NoReturn:
+    """Entry of the console script. Exits with 1 if the command failed, with 2 if it was not understood."""
+    import click
+
+    from hutch.cli.commands import hutch
     from hutch.errors import HutchError
 
     try:
-        app()
+        status = hutch.main(prog_name="hutch", standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as error:
+        error.show()
+        status = error.exit_code
     except HutchError as error:
         print(f"hutch: {error}", file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        sys.exit(130)
+        status = 1
+    except BrokenPipeError:
+        # Who read our output has enough; what is left in the buffer must not complain at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 1
+    except (KeyboardInterrupt, click.Abort):
+        status = 130
+    sys.exit(status)

@@ -3,82 +3,110 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
+import click
 
-app = typer.Typer(
-    name="hutch",
-    help="Runs other people's code for AI agents, safely and at once.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+from hutch._version import __version__
+
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+engine_option = click.option(
+    "--engine", default="quickjs", show_default=True, metavar="NAME", help="quickjs or deno."
 )
 
-Engine = Annotated[str, typer.Option("--engine", help="quickjs or deno.", metavar="NAME")]
+
+@click.group(
+    context_settings=SETTINGS,
+    epilog="""\b
+Example:
+  hutch eval '[1, 2, 3].map((n) => n * n)'
+""",
+)
+@click.version_option(__version__, message="hutch %(version)s")
+def hutch() -> None:
+    """Runs other people's code for AI agents, safely and at once.
+
+    Settings come from HUTCH_* variables and from hutch.toml, in the current directory or in HUTCH_HOME.
+    """
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        from hutch._version import __version__
-
-        print(f"hutch {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
-    ] = False,
-) -> None:
-    pass
-
-
-@app.command(
+@hutch.command(
     "eval",
-    epilog="Examples:  hutch eval '1 + 1'   |   hutch eval -f report.ts --engine deno --timeout 30",
+    epilog="""\b
+Examples:
+  hutch eval '1 + 1'
+  hutch eval -f report.ts --engine deno --timeout 30
+  echo 'return await Promise.resolve(42)' | hutch eval -
+""",
 )
+@click.argument("code", required=False)
+@click.option("-f", "--file", type=click.Path(path_type=Path), help="Read the code from a file.")
+@engine_option
+@click.option("--timeout", type=float, metavar="SECONDS", help="When to stop it.  [default: 5]")
+@click.option("--memory", type=float, metavar="MB", help="How much it may use.  [default: 64]")
+@click.option("--json", is_flag=True, help="Print the whole result object on one line.")
 def evaluate(
-    code: Annotated[str | None, typer.Argument(help="JavaScript or TypeScript; - reads stdin.")] = None,
-    file: Annotated[Path | None, typer.Option("-f", "--file", help="Read the code from a file.")] = None,
-    engine: Engine = "quickjs",
-    timeout: Annotated[float, typer.Option(help="Seconds until it is stopped.")] = 5.0,
-    memory: Annotated[float, typer.Option(help="MB that it may use.")] = 64.0,
-    json: Annotated[bool, typer.Option("--json", help="Print the whole result object on one line.")] = False,
-) -> None:
-    """Run code in the sandbox: logs to stderr, the result as JSON to stdout; exit 1 if it failed."""
+    code: str | None, file: Path | None, engine: str, timeout: float | None, memory: float | None, json: bool
+) -> int:
+    """Run code in the sandbox.
+
+    CODE is JavaScript or TypeScript; - reads it from stdin. Its logs go to stderr and its result, as JSON,
+    to stdout. Exits with 1 if it failed.
+    """
     from hutch.cli.evaluate import evaluate
 
-    raise typer.Exit(evaluate(code, file, engine=engine, timeout=timeout, memory=memory, json=json))
+    return evaluate(code, file, engine=engine, timeout=timeout, memory=memory, json=json)
 
 
-@app.command(epilog="Example:  hutch.Hutch(runner=['hutch', 'runner'])  drives it from Python.")
-def runner(engine: Engine = "quickjs") -> None:
-    """Be an Execbox runner on stdin and stdout: one JSON object a line, one session at a time."""
+@hutch.command(
+    epilog="""\b
+Example, in Python:
+  hutch.Hutch(runner=["hutch", "runner"])
+""",
+)
+@engine_option
+def runner(engine: str) -> int:
+    """Be an Execbox runner on stdin and stdout.
+
+    One JSON object a line, one session at a time, until stdin ends.
+    """
     from hutch.cli.runner import run
 
-    run(engine)
+    return run(engine)
 
 
-@app.command(epilog="Example:  HUTCH_API_KEY=secret hutch serve --port 4111")
-def serve(
-    host: Annotated[str | None, typer.Option(help="Address to listen on.  [default: 127.0.0.1]")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.  [default: 4111]")] = None,
-) -> None:
-    """Serve all doors over HTTP and WebSocket until SIGTERM, which drains."""
+@hutch.command(
+    epilog="""\b
+Examples:
+  hutch serve
+  HUTCH_API_KEY=secret hutch serve --host 0.0.0.0 --port 8080
+""",
+)
+@click.option("--host", metavar="ADDRESS", help="Where to listen.  [default: 127.0.0.1]")
+@click.option("--port", type=int, metavar="PORT", help="0 takes a free one.  [default: 4111]")
+def serve(host: str | None, port: int | None) -> int:
+    """Serve all doors over HTTP and WebSocket.
+
+    SIGTERM or Ctrl-C lets the running executions finish; a second one stops at once.
+    """
     from hutch.cli.serve import serve
 
-    serve(host=host, port=port)
+    return serve(host=host, port=port)
 
 
-@app.command()
-def doctor(
-    json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
-) -> None:
-    """Examine this machine: what isolation it gives, what is missing, and how to get it."""
+@hutch.command(
+    epilog="""\b
+Example:
+  hutch doctor --json
+"""
+)
+@click.option("--json", is_flag=True, help="Print the report as JSON on one line.")
+def doctor(json: bool) -> int:
+    """Examine this machine.
+
+    Says what isolation guests get here, what is missing, and how to get it. Exits with 1 if they cannot run.
+    """
     from hutch.cli.doctor import doctor
 
-    raise typer.Exit(doctor(json=json))
+    return doctor(json=json)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from hutch import settings as settings_module
 from hutch.sandbox.doctor import examine
 
 
 def doctor(*, json: bool) -> int:
-    """The command's exit code: 0 when code can be run here, however weakly isolated."""
+    """The command's exit code: 0 when guests can run here as the settings want it."""
     report = examine(settings_module.load())
     if json:
-        print(msgspec.json.encode(report).decode())
+        print(report.json())
     else:
-        print(report.text())
-    return 0 if report.usable else 1
+        print(*report.lines(), sep="\n")
+    return 0 if report.healthy else 1

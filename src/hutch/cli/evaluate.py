@@ -6,53 +6,83 @@ import sys
 from pathlib import Path
 
 import msgspec
-import uvloop
 
+from hutch import settings as settings_module
 from hutch.api import Hutch
+from hutch.cli import loop
 from hutch.errors import HutchError, InvalidExecution, wire_code
 from hutch.kernel import Result
+from hutch.sandbox.profile import profile_for
 from hutch.settings import MIB
 
 
 def evaluate(
-    code: str | None, file: Path | None, *, engine: str, timeout: float, memory: float, json: bool
+    code: str | None,
+    file: Path | None,
+    *,
+    engine: str,
+    timeout: float | None,
+    memory: float | None,
+    json: bool,
 ) -> int:
     """The command's exit code."""
+    # Nothing comes after this one execution, so nothing is to be kept ready for it.
+    settings = settings_module.load({"quickjs_warm": 0, "deno_warm": 0})
+    profile_for(engine)
+    seconds = _within("--timeout", "seconds", timeout, settings.most_timeout_ms / 1000)
+    megabytes = _within("--memory", "MB", memory, settings.most_memory_limit_bytes / MIB)
     source = _source(code, file)
 
     async def run() -> Result:
-        async with Hutch() as hutch:
+        async with Hutch(settings=settings) as hutch:
             return await hutch.run(
-                source, engine=engine, timeout_ms=timeout * 1000, memory_limit_bytes=int(memory * MIB)
+                source,
+                engine=engine,
+                timeout_ms=None if seconds is None else max(1, seconds * 1000),
+                memory_limit_bytes=None if megabytes is None else max(1, int(megabytes * MIB)),
             )
 
-    result = uvloop.run(run())
+    result = loop.run(run())
     _print(result, json=json)
     return 0 if result.ok else 1
 
 
+def _within(option: str, unit: str, value: float | None, most: float) -> float | None:
+    if value is not None and not 0 < value <= most:
+        raise InvalidExecution(option, f"expected {unit} above 0 and up to {most:g}, got {value:g}")
+    return value
+
+
 def _source(code: str | None, file: Path | None) -> str:
-    if (code is None) == (file is None):
-        raise InvalidExecution("CODE", "expected either code or -f FILE")
+    if code is None and file is None:
+        raise InvalidExecution("CODE", "expected code, or - for stdin, or -f FILE; got none of them")
+    if code is not None and file is not None:
+        raise InvalidExecution("CODE", f"expected either code or -f FILE, got both ({file})")
+    if file is None and code != "-":
+        return code or ""
+    where = "stdin" if file is None or str(file) == "-" else str(file)
     try:
-        if file is not None:
-            return file.read_text(encoding="utf-8")
-        return sys.stdin.read() if code == "-" else code or ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise HutchError(f"{file or 'stdin'} cannot be read: {error}") from None
+        raw = sys.stdin.buffer.read() if where == "stdin" else Path(where).read_bytes()
+    except OSError as error:
+        raise HutchError(f"{where} cannot be read: {error.strerror}.") from None
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise HutchError(f"{where} is not UTF-8: byte {error.start} is 0x{raw[error.start]:02x}.") from None
 
 
 def _print(result: Result, *, json: bool) -> None:
     if json:
-        print(_object(result))
+        _print_json(_object(result))
         return
     for line in result.logs:
         print(line, file=sys.stderr)
     if result.logs_truncated:
         print("hutch: the logs were truncated", file=sys.stderr)
     if result.error is None:
+        # An undefined result has no JSON.
         if result.result_json is not None:
-            print(result.result_json.decode())
+            _print_json(result.result_json)
         return
     error = result.error
     where = f" (line {error.line}, column {error.column})" if error.line else ""
@@ -60,7 +90,7 @@ def _print(result: Result, *, json: bool) -> None:
     print(f"hutch: {wire_code(error.code)}: {name}{error.message}{where}", file=sys.stderr)
 
 
-def _object(result: Result) -> str:
+def _object(result: Result) -> bytes:
     """The protocol's result object, on one line."""
     body: dict[str, object] = {"ok": result.ok}
     if result.error is not None:
@@ -68,4 +98,10 @@ def _object(result: Result) -> str:
     elif result.result_json is not None:
         body["result"] = msgspec.Raw(result.result_json)
     body |= {"logs": result.logs, "durationMs": result.duration_ms}
-    return msgspec.json.encode(body).decode()
+    return msgspec.json.encode(body)
+
+
+def _print_json(text: bytes) -> None:
+    """JSON is UTF-8, whatever the terminal's encoding is."""
+    sys.stdout.buffer.write(text + b"\n")
+    sys.stdout.buffer.flush()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
+import signal
 import socket
 import sys
-from types import FrameType
+from collections.abc import Iterator
 
 import uvicorn
 import uvloop
@@ -17,78 +20,107 @@ from hutch.doors.gate import Gate
 from hutch.errors import HutchError
 from hutch.settings import Settings
 
+logger = logging.getLogger("hutch.serve")
+
 
 class Server(uvicorn.Server):
-    """uvicorn, which on its first signal first lets the running executions finish."""
+    """uvicorn, with the signals left to us: its own way ends the process by the signal, uncleaned."""
 
-    def __init__(self, config: uvicorn.Config, gate: Gate, drain_seconds: float) -> None:
-        super().__init__(config)
-        self._gate = gate
-        self._drain_seconds = drain_seconds
-        self._draining: asyncio.Task[None] | None = None
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._draining is not None:
-            super().handle_exit(sig, frame)
-            return
-        self._draining = asyncio.get_running_loop().create_task(self._drain(sig, frame))
-
-    async def _drain(self, sig: int, frame: FrameType | None) -> None:
-        print("hutch: draining; send the signal again to stop at once", file=sys.stderr)
-        await self._gate.drain(self._drain_seconds)
-        super().handle_exit(sig, frame)
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
 
 
-def serve(*, host: str | None, port: int | None) -> None:
+class Signals:
+    """SIGTERM and SIGINT: the first asks for an end, the second for one at once."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+        for each in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(each, self._came)
+
+    def _came(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()
+
+
+def serve(*, host: str | None, port: int | None) -> int:
+    """The command's exit code: 0 when all that ran had the time to finish."""
     settings = settings_module.load({"host": host, "port": port})
     logs.configure(settings)
-    listener = _listen(settings)
-    uvloop.run(_serve(settings, listener))
+    with _listen(settings) as listener:
+        return uvloop.run(_serve(settings, listener))
 
 
 def _listen(settings: Settings) -> socket.socket:
     """Takes the port before anything else is done, so that a second server leaves no trace."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((settings.host, settings.port))
+        listener.listen(1024)
     except OSError as error:
         listener.close()
         raise HutchError(
             f"{settings.host}:{settings.port} cannot be listened on: {error.strerror}.",
-            remedy="Choose another with --port, or --port 0 for a free one.",
+            remedy="Choose another address with --host, or port with --port; --port 0 takes a free one.",
         ) from None
-    listener.listen(1024)
     return listener
 
 
-async def _serve(settings: Settings, listener: socket.socket) -> None:
+async def _serve(settings: Settings, listener: socket.socket) -> int:
+    signals = Signals()
     app = App(settings)
-    gate = Gate(settings)
     try:
         await app.warm_up()
+        gate = Gate(settings)
         config = uvicorn.Config(
             app.web(gate),
             log_config=None,
             access_log=False,
+            server_header=False,
             ws="websockets-sansio",
             ws_max_size=settings.max_line_bytes,
             ws_per_message_deflate=False,
             timeout_graceful_shutdown=5,
             lifespan="off",
         )
+        server = Server(config)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
         _announce(settings, app, listener)
-        await Server(config, gate, settings.drain_seconds).serve(sockets=[listener])
+        await _first_of(serving, asyncio.create_task(signals.first.wait()))
+        finished = await _drain(gate, signals, settings.drain_seconds)
+        server.should_exit = True
+        server.force_exit = not finished
+        await serving
+        if not finished:
+            print("hutch: stopped before everything had finished", file=sys.stderr)
+        return 0 if finished else 1
     finally:
         await app.close()
 
 
+async def _drain(gate: Gate, signals: Signals, seconds: float) -> bool:
+    print("hutch: draining; send the signal again to stop at once", file=sys.stderr, flush=True)
+    draining = asyncio.create_task(gate.drain(seconds))
+    await _first_of(draining, asyncio.create_task(signals.second.wait()))
+    return draining.done() and not draining.cancelled() and draining.result()
+
+
+async def _first_of(wanted: asyncio.Task[object], other: asyncio.Task[object]) -> None:
+    """Waits for either, and ends the other one unless it is `wanted`."""
+    await asyncio.wait({wanted, other}, return_when=asyncio.FIRST_COMPLETED)
+    other.cancel()
+
+
 def _announce(settings: Settings, app: App, listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    url = f"http://{shown}:{port}"
-    weak = "" if app.verdict.isolation == "container" else "  (weak: see `hutch doctor`)"
-    print(f"Hutch serves {url}   isolation: {app.verdict.isolation}{weak}")
-    print(f"  Execbox WebSocket: ws://{shown}:{port}/execbox{'  (API key required)' if settings.api_key else ''}")
-    print(f"  Try:  curl {url}/health", flush=True)
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    isolation = app.verdict.isolation
+    weak = "" if isolation == "container" else "  (weak: see `hutch doctor`)"
+    key = "  (API key required)" if settings.api_key else ""
+    print(f"Hutch serves http://{shown}:{port}   isolation: {isolation}{weak}")
+    print(f"  Execbox WebSocket: ws://{shown}:{port}/execbox{key}")
+    print(f"  Try:  curl http://{shown}:{port}/health", flush=True)
+    logger.info("serving", extra={"fields": {"host": host, "port": port, "isolation": isolation}})

@@ -1,4 +1,4 @@
-"""What everyone hears who finds no door or may not come in: `{"success": false, "error": {code, message}}`."""
+"""What one hears who finds no door or may not come in: `{"success": false, "error": {code, message}}`."""
 
 from __future__ import annotations
 

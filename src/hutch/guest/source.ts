@@ -6,6 +6,7 @@
  */
 
 import { type ImportDeclaration, parse, type Program as Tree, type Statement } from "acorn";
+import type { Stripped } from "./typescript/strip.ts";
 
 export interface Position {
   line: number;
@@ -13,8 +14,8 @@ export interface Position {
 }
 
 export class GuestSyntaxError extends Error {
-  constructor(message: string, readonly at?: Position) {
-    super(at ? `${message} (${at.line}:${at.column})` : message);
+  constructor(readonly reason: string, readonly at?: Position) {
+    super(at ? `${reason} (${at.line}:${at.column})` : reason);
   }
 }
 
@@ -29,13 +30,17 @@ const CLOSE = "\n})";
 /** Guest code is evaluated under this name; V8 and QuickJS write its frames differently. */
 export const FILE = "guest.js";
 const FRAME = /guest\.js(?:, <anonymous>)?:(\d+):(\d+)/;
-const STRIP_ERROR = /^(?:SyntaxError: )?([^\n]*)[\s\S]* at file:[^\n]*?:(\d+):(\d+)\s*$/;
 const CACHE_SIZE = 64;
 const CACHEABLE = 64 * 1024;
 
 export class Program {
   /** `code` evaluates to the function to call. */
-  constructor(readonly code: string, readonly edits: readonly Edit[], readonly source: string) {}
+  constructor(
+    readonly code: string,
+    readonly edits: readonly Edit[],
+    readonly source: string,
+    readonly column: Stripped["column"],
+  ) {}
 
   /** The innermost of the guest's own lines in a stack. */
   lineOf(stack: string | undefined): Partial<Position> {
@@ -53,38 +58,31 @@ export class Program {
       const onLine = from >= lineStart && (lineEnd < 0 || from <= lineEnd);
       if (onLine && column - 1 > from - lineStart) column -= text.length - (to - from);
     }
-    return { line, column: Math.max(1, column) };
+    return { line, column: Math.max(1, this.column(line, column)) };
   }
 }
 
-type Strip = (source: string, options: { mode: "strip" | "transform" }) => string;
+type Strip = (source: string) => Stripped;
 
-let stripTypeScriptTypes: Strip | undefined;
+const evaluate = eval;
+let script = "";
+let known: Strip | undefined;
 
-/** Node's module API takes 20 to 50 ms to load, and most sources are JavaScript. */
-export async function loadTypeScript(): Promise<void> {
-  stripTypeScriptTypes ??= (await import("node:module")).stripTypeScriptTypes as Strip;
+/** Where TypeScript's part comes from. It takes some 20 ms to load, and most sources are JavaScript. */
+export function provideTypeScript(text: string): void {
+  script = text;
 }
 
-/** Thrown by `prepare` for what is no JavaScript, while TypeScript's part is not loaded. */
-export class TypeScriptNeeded extends Error {}
-
-/** `prepare`, with TypeScript's part loaded if it is needed. */
-export async function prepareEither(source: string): Promise<Program> {
-  try {
-    return prepare(source);
-  } catch (error) {
-    if (!(error instanceof TypeScriptNeeded)) throw error;
-    await loadTypeScript();
-    return prepare(source);
-  }
+/** Happens by itself when it is needed. */
+export function loadTypeScript(): Strip {
+  return known ??= evaluate(script) as Strip;
 }
 
 const cache = new Map<string, Program>();
 
 export function prepare(source: string): Program {
-  const known = cache.get(source);
-  if (known) return known;
+  const cached = cache.get(source);
+  if (cached) return cached;
   const program = build(unfence(source));
   if (source.length <= CACHEABLE) {
     if (cache.size >= CACHE_SIZE) cache.delete(cache.keys().next().value!);
@@ -102,7 +100,7 @@ function unfence(source: string): string {
 }
 
 function build(source: string): Program {
-  const { tree, text } = parseEither(source);
+  const { tree, text, column } = parseEither(source);
   const edits: Edit[] = [];
   let tail = "";
   const statements = tree.body.filter((node) => node.type !== "EmptyStatement");
@@ -123,7 +121,7 @@ function build(source: string): Program {
     edits.push({ from: last.start, to: last.start, text: "return (" });
     edits.push({ from: enclosed(text, last), to: enclosed(text, last), text: called ? ")()" : ")" });
   }
-  return new Program(OPEN + apply(text, edits) + tail + CLOSE, edits, text);
+  return new Program(OPEN + apply(text, edits) + tail + CLOSE, edits, text, column);
 }
 
 /** The end of an expression statement without its semicolon (an expression may stand in parentheses). */
@@ -140,32 +138,40 @@ function apply(text: string, edits: Edit[]): string {
   return out + text.slice(at);
 }
 
-/** JavaScript as it is; else TypeScript with its types blanked out, or, for enums and the like, rewritten. */
-function parseEither(source: string): { tree: Tree; text: string } {
+/** JavaScript as it is, else TypeScript without its types. */
+function parseEither(source: string): Stripped & { tree: Tree } {
   try {
-    return { tree: parseJs(source), text: source };
+    return { tree: parseJs(source), text: source, column: (_, column) => column };
   } catch (error) {
-    const text = strip(source, error as GuestSyntaxError);
-    return { tree: parseJs(text), text };
+    return parseTypeScript(source, error as GuestSyntaxError);
   }
 }
 
-/** Of two complaints about a source, the one that got further is about what is really wrong. */
-function strip(source: string, asJavaScript: GuestSyntaxError): string {
-  if (!stripTypeScriptTypes) throw new TypeScriptNeeded();
+function parseTypeScript(source: string, asJavaScript: GuestSyntaxError): Stripped & { tree: Tree } {
+  if (!asJavaScript.at) throw asJavaScript;
+  let stripped: Stripped | undefined;
   try {
-    return stripTypeScriptTypes(source, { mode: "strip" });
-  } catch {
-    try {
-      return stripTypeScriptTypes(source, { mode: "transform" });
-    } catch (error) {
-      const [, message, line, column] = STRIP_ERROR.exec((error as Error).message) ?? [];
-      const at = { line: Number(line), column: Number(column) };
-      throw message && asJavaScript.at && after(at, asJavaScript.at)
-        ? new GuestSyntaxError(message, at)
-        : asJavaScript;
-    }
+    stripped = loadTypeScript()(source);
+    return { ...stripped, tree: parseJs(stripped.text) };
+  } catch (error) {
+    const asTypeScript = error instanceof GuestSyntaxError ? relocated(error, stripped!) : syntaxError(error);
+    // Of two complaints about a source, the one that got further is about what is really wrong.
+    throw asTypeScript.at && !after(asTypeScript.at, asJavaScript.at) ? asJavaScript : asTypeScript;
   }
+}
+
+function relocated(error: GuestSyntaxError, stripped: Stripped): GuestSyntaxError {
+  if (!error.at) return error;
+  const { line, column } = error.at;
+  return new GuestSyntaxError(error.reason, { line, column: stripped.column(line, column) });
+}
+
+/** What a parser threw; anything but a SyntaxError means that it ran out of stack. */
+function syntaxError(error: unknown, firstColumn = 1): GuestSyntaxError {
+  if (!(error instanceof SyntaxError)) return new GuestSyntaxError("The source is nested too deeply");
+  const at = (error as SyntaxError & { loc?: Position }).loc;
+  const message = error.message.replace(/^Error transforming [^:]*: | \(\d+:\d+\)$/g, "");
+  return new GuestSyntaxError(message, at && { line: at.line, column: at.column + 1 - firstColumn });
 }
 
 function after(one: Position, other: Position): boolean {
@@ -182,10 +188,7 @@ function parseJs(text: string): Tree {
       allowImportExportEverywhere: true,
     });
   } catch (error) {
-    if (!(error instanceof SyntaxError)) throw new GuestSyntaxError("The source is nested too deeply");
-    const at = (error as SyntaxError & { loc?: { line: number; column: number } }).loc;
-    const message = error.message.replace(/ \(\d+:\d+\)$/, "");
-    throw new GuestSyntaxError(message, at && { line: at.line, column: at.column + 1 });
+    throw syntaxError(error, 0);
   }
 }
 

@@ -1,5 +1,8 @@
 /** What is said between host and runner: the six Execbox messages, one JSON object a line. */
 
+/** Taken before guest code can replace them. */
+const { parse, stringify } = JSON;
+
 export interface Options {
   timeoutMs: number;
   memoryLimitBytes: number;
@@ -58,20 +61,18 @@ export interface Outcome {
 }
 
 export function startedLine(id: string): string {
-  return `{"type":"started","id":${JSON.stringify(id)}}\n`;
+  return `{"type":"started","id":${stringify(id)}}\n`;
 }
 
 /** `target` is a tool's `targets` entry, `input` one line of valid JSON. */
 export function toolCallLine(id: string, callId: string, target: string, input: string): string {
-  return `{"type":"tool_call","id":${JSON.stringify(id)},"callId":"${callId}",${target},"input":${input}}\n`;
+  return `{"type":"tool_call","id":${stringify(id)},"callId":"${callId}",${target},"input":${input}}\n`;
 }
 
 /** For every tool, in order, how a call of it names it on the wire. */
 export function targets(providers: Manifest[]): string[] {
   return providers.flatMap(({ name, tools }) =>
-    Object.keys(tools).map((tool) =>
-      `"providerName":${JSON.stringify(name)},"safeToolName":${JSON.stringify(tool)}`
-    )
+    Object.keys(tools).map((tool) => `"providerName":${stringify(name)},"safeToolName":${stringify(tool)}`)
   );
 }
 
@@ -82,17 +83,17 @@ export function lendable(providers: Manifest[]): [string, string[]][] {
 
 export function doneLine(id: string, outcome: Outcome): string {
   const { ok, result, error, logs, logsTruncated, durationMs } = outcome;
-  const head = `{"type":"done","id":${JSON.stringify(id)},"ok":${ok},"durationMs":${durationMs},` +
-    `"logs":${JSON.stringify(logs)}${logsTruncated ? ',"logsTruncated":true' : ""}`;
+  const head = `{"type":"done","id":${stringify(id)},"ok":${ok},"durationMs":${durationMs},` +
+    `"logs":${stringify(logs)}${logsTruncated ? ',"logsTruncated":true' : ""}`;
   if (ok) return result === undefined ? `${head}}\n` : `${head},"result":${result}}\n`;
-  return `${head},"error":${JSON.stringify(error)}}\n`;
+  return `${head},"error":${stringify(error)}}\n`;
 }
 
 /** Whether guest-made text may stand in a message as it is: one line, and valid JSON by V8's own parser. */
 export function isJson(text: string): boolean {
   if (text.includes("\n")) return false;
   try {
-    JSON.parse(text);
+    parse(text);
     return true;
   } catch {
     return false;
@@ -109,12 +110,14 @@ export interface Pipe {
 /** After everything that the current event set off; taken before guest code can replace it. */
 const soon = setImmediate;
 
+const encoder = new TextEncoder();
+
 /** Reads messages and batches writes: whatever is said in one turn leaves in one write. */
 export class Wire {
   #pipe: Pipe;
   #out = "";
   #writing = false;
-  #encoder = new TextEncoder();
+  #encode = encoder.encode.bind(encoder);
   #drained: (() => void)[] = [];
 
   constructor(pipe: Pipe) {
@@ -131,7 +134,7 @@ export class Wire {
 
   /** Everything said so far leaves now, whatever comes next; only with `writeSync`. */
   flush(): void {
-    const bytes = this.#encoder.encode(this.#out);
+    const bytes = this.#encode(this.#out);
     this.#out = "";
     this.#writing = false;
     for (let at = 0; at < bytes.length;) at += this.#pipe.writeSync!(bytes.subarray(at));
@@ -145,7 +148,7 @@ export class Wire {
 
   async #flush(): Promise<void> {
     while (this.#out !== "") {
-      const bytes = this.#encoder.encode(this.#out);
+      const bytes = this.#encode(this.#out);
       this.#out = "";
       for (let at = 0; at < bytes.length;) at += await this.#pipe.write(bytes.subarray(at));
     }
@@ -163,7 +166,7 @@ export class Wire {
       if (count === null) return;
       const lines = (rest + decoder.decode(buffer.subarray(0, count), { stream: true })).split("\n");
       rest = lines.pop()!;
-      for (const line of lines) receive(JSON.parse(line));
+      for (const line of lines) receive(parse(line));
     }
   }
 }

@@ -10,6 +10,8 @@ import subprocess
 from collections.abc import Callable
 from typing import IO
 
+import msgspec
+
 from hutch.errors import SandboxUnavailable
 from hutch.sandbox.cgroup import Group
 from hutch.sandbox.jail import Command
@@ -17,12 +19,14 @@ from hutch.sandbox.meter import Meter, Watch
 from hutch.sandbox.pool import Runner
 from hutch.sandbox.profile import Profile
 from hutch.session.channel import StreamChannel
-from hutch.session.host import Outcome, Session
+from hutch.session.host import GUEST_CODES, RUNNER_CODES, Outcome, Session, clip_logs
 from hutch.session.link import Link
 from hutch.session.messages import WireError
 
 READY_SECONDS = 20.0
 OUTPUT_KEPT = 64 * 1024
+# Before a line that the guest printed on its console, which follows as JSON.
+CONSOLE_MARK = "\x1e"
 # What a Deno process may take beyond the guest's limit before it counts as the guest's.
 OVERHEAD_BYTES = 32 * 1024 * 1024
 
@@ -113,7 +117,7 @@ class RunnerProcess:
         )
 
     def _adopt(self, channel: StreamChannel) -> None:
-        self._link = Link(channel)
+        self._link = Link(channel, codes=GUEST_CODES if self.profile.details.single_use else RUNNER_CODES)
         channel.on_close = self._channel_closed
         self.idle_since = self._loop.time()
 
@@ -134,19 +138,24 @@ class RunnerProcess:
             self._watch = self._meter.watch(self.pid, allowed, self._exceeded)
 
     def ended(self, outcome: Outcome, session: Session) -> None:
-        """Adds what the guest printed past its console to the logs, as far as the limits allow."""
+        """Adds what the guest printed past its console to the logs, as far as the limits allow.
+
+        Of a guest that was killed, also what it printed on its console: the runner writes it twice.
+        """
         self.idle_since = self._loop.time()
         if not self.profile.details.single_use:
             return
         self._drain()
-        limits = session.limits
-        left = limits.max_log_chars - sum(map(len, outcome.logs))
-        for line in self.output().splitlines():
-            if len(outcome.logs) >= limits.max_log_lines or left <= 0:
-                outcome.logs_truncated = True
-                break
-            outcome.logs.append(line[:left])
-            left -= len(line)
+        reported = bool(outcome.logs)
+        logs = list(outcome.logs)
+        for line in self.output().removesuffix("\n").split("\n") if self._output else ():
+            if not line.startswith(CONSOLE_MARK):
+                logs.append(line)
+            elif not reported:
+                with contextlib.suppress(ValueError):
+                    logs.append(msgspec.json.decode(line.removeprefix(CONSOLE_MARK), type=str))
+        outcome.logs, clipped = clip_logs(logs, session.limits)
+        outcome.logs_truncated |= clipped or len(self._output) >= OUTPUT_KEPT
 
     def spent(self, outcome: Outcome | None) -> bool:
         return self.profile.details.single_use
@@ -195,6 +204,8 @@ class RunnerProcess:
         for fd in (self._pidfd, self._output_fd):
             self._loop.remove_reader(fd)
             os.close(fd)
+        # Another file may get these numbers now.
+        self._pidfd = self._output_fd = -1
         if self._watch is not None:
             self._watch.stop()
         if self._link is not None and self._link.closed is None:

@@ -47,7 +47,13 @@ _ENGINES: dict[str, Engine] = {
         v8_flags=("--expose-gc", "--wasm-stack-switching-stack-size=2000"),
     ),
     # The cgroup or the meter bounds memory: V8's own limit, whose crash can be imitated, must not come first.
-    "deno": Engine("deno", "deno.js", single_use=True, speaks_on_stdout=False, v8_flags=("--max-old-space-size=16384",)),
+    "deno": Engine(
+        "deno",
+        "deno.js",
+        single_use=True,
+        speaks_on_stdout=False,
+        v8_flags=("--max-old-space-size=16384",),
+    ),
     # A runner that somebody else brought.
     "external": Engine("external", "", single_use=False, speaks_on_stdout=True, v8_flags=()),
 }

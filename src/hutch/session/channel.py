@@ -64,17 +64,18 @@ class StreamChannel(asyncio.Protocol):
         self.on_line: LineHandler = nobody
         self.on_close: CloseHandler = nobody
         self._lines = Lines(limit)
-        self._reader: asyncio.ReadTransport | None = None
+        self._transports: list[asyncio.BaseTransport] = []
         self._writer: asyncio.WriteTransport | None = None
         self._clear = asyncio.Event()
         self._clear.set()
         self._ended = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if hasattr(transport, "pause_reading") and self._reader is None:
-            self._reader = cast(asyncio.ReadTransport, transport)
+        self._transports.append(transport)
         if hasattr(transport, "write"):
             self._writer = cast(asyncio.WriteTransport, transport)
+        if self._ended:
+            transport.close()
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -94,14 +95,17 @@ class StreamChannel(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._clear.clear()
-        # Over two pipes the other side may be unable to read until we did.
-        if self._reader is not None and self._reader is self._writer:
-            self._reader.pause_reading()
+        if (socket := self._socket()) is not None:
+            socket.pause_reading()
 
     def resume_writing(self) -> None:
         self._clear.set()
-        if self._reader is not None and self._reader is self._writer and not self._reader.is_closing():
-            self._reader.resume_reading()
+        if (socket := self._socket()) is not None and not socket.is_closing():
+            socket.resume_reading()
+
+    def _socket(self) -> asyncio.Transport | None:
+        """The one that goes both ways. Over two pipes the other side may be unable to read until we did."""
+        return cast(asyncio.Transport, self._writer) if len(self._transports) == 1 else None
 
     def send(self, line: bytes) -> None:
         if self._writer is not None and not self._ended:
@@ -119,9 +123,8 @@ class StreamChannel(asyncio.Protocol):
             return
         self._ended = True
         self._clear.set()
-        for transport in (self._reader, self._writer):
-            if transport is not None:
-                transport.close()
+        for transport in self._transports:
+            transport.close()
         self.on_close(reason)
 
 

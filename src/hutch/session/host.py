@@ -30,19 +30,23 @@ from hutch.session.messages import (
     execute_line,
     tool_result_line,
 )
-from hutch.session.providers import Provider, ToolContext
+from hutch.session.providers import MAX_MESSAGE, Provider
+from hutch.session.tools import ToolContext
 
 CANCEL_GRACE = 0.025
 BACKSTOP = 0.1
 START_TIMEOUT = 60.0
 MAX_RECORDED_CALLS = 1_000
+# What a guest that forges calls could make us keep for as long as it runs.
+MAX_CALL_ID = 128
+MAX_NAME = 1_024
 
 TIMED_OUT = WireError(code="timeout", message="Execution timed out")
 
-# Codes that a runner may report on its own; `timeout` is checked against our clock.
-_RUNNER_CODES = frozenset(
-    {"runtime_error", "serialization_error", "result_too_large", "memory_limit", "internal_error"}
-)
+# Codes that we take a runner's word for; `timeout` is checked against our clock.
+GUEST_CODES = frozenset({"runtime_error", "serialization_error", "result_too_large"})
+"""Where the guest shares the runner's realm and could speak for it: what only harms itself."""
+RUNNER_CODES = GUEST_CODES | {"memory_limit", "internal_error"}
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +114,7 @@ class Session:
         writable: Callable[[], Any] | None = None,
         full_manifests: bool = True,
         trusted: bool = False,
+        codes: frozenset[str] = RUNNER_CODES,
         on_started: Callable[[], None] | None = None,
     ) -> None:
         """`trusted`: the other side is a host itself, which has judged its runner as we would."""
@@ -124,6 +129,7 @@ class Session:
         self._writable = writable
         self._full_manifests = full_manifests
         self._trusted = trusted
+        self._codes = codes
         self._on_started = on_started
         self._sent_at = 0.0
         self._started_at: float | None = None
@@ -204,7 +210,7 @@ class Session:
     # --- tool calls ---
 
     def _tool_call(self, call: ToolCall) -> None:
-        if self._cancelling or call.call_id in self._seen:
+        if self._cancelling or call.call_id in self._seen or _oversized(call):
             return
         if len(self._seen) >= self.limits.max_calls:
             self._refuse(call, f"More than {self.limits.max_calls} tool calls in one execution")
@@ -283,8 +289,10 @@ class Session:
     # --- the end ---
 
     def _done(self, done: Done) -> None:
-        outcome = Outcome(ok=False, logs=done.logs, duration_ms=done.duration_ms)
-        outcome.logs_truncated = done.logs_truncated is True
+        logs, clipped = clip_logs(done.logs, self.limits)
+        duration = min(max(0.0, done.duration_ms), self._elapsed_ms())
+        outcome = Outcome(ok=False, logs=logs, duration_ms=duration)
+        outcome.logs_truncated = clipped or done.logs_truncated is True
         if self._cancelling:
             outcome.error = TIMED_OUT
         elif done.ok:
@@ -310,7 +318,12 @@ class Session:
 
     def _judge(self, error: WireError) -> WireError:
         """Accepts a code that we can bear out; anything else is the guest's own error."""
-        if self._trusted or error.code in _RUNNER_CODES or (error.code, error.message) in self._reported:
+        if self._trusted or (error.code, error.message) in self._reported:
+            return error
+        if len(error.message) > MAX_MESSAGE or len(error.name or "") > MAX_NAME:
+            name, message = error.name and error.name[:MAX_NAME], f"{error.message[:MAX_MESSAGE]}…"
+            error = msgspec.structs.replace(error, name=name, message=message)
+        if error.code in self._codes:
             return error
         if error.code == "timeout" and self._elapsed_ms() + 1 >= self.limits.timeout_ms:
             return TIMED_OUT
@@ -346,3 +359,21 @@ class Session:
             self.lose("the runner did not start the execution")
         else:
             self.cancel()
+
+
+def clip_logs(lines: list[str], limits: Limits) -> tuple[list[str], bool]:
+    """Log lines within the limits, and whether there were more."""
+    if len(lines) <= limits.max_log_lines and sum(map(len, lines)) <= limits.max_log_chars:
+        return lines, False
+    kept: list[str] = []
+    left = limits.max_log_chars
+    for line in lines[: limits.max_log_lines]:
+        if left <= 0:
+            break
+        kept.append(line[:left])
+        left -= len(line)
+    return kept, True
+
+
+def _oversized(call: ToolCall) -> bool:
+    return len(call.call_id) > MAX_CALL_ID or len(call.provider_name) + len(call.safe_tool_name) > MAX_NAME

@@ -8,7 +8,7 @@ from msgspec import UNSET
 
 from hutch.errors import ProtocolError
 from hutch.session.channel import Channel
-from hutch.session.host import Limits, Session
+from hutch.session.host import RUNNER_CODES, Limits, Session
 from hutch.session.messages import Done, RunnerMessage, decode_from_runner
 from hutch.session.providers import Provider
 
@@ -16,13 +16,22 @@ from hutch.session.providers import Provider
 class Link:
     """The host's end of a channel. Malformed and foreign messages are dropped; the channel stays usable."""
 
-    def __init__(self, channel: Channel, *, full_manifests: bool = False, trusted: bool = False) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        *,
+        full_manifests: bool = False,
+        trusted: bool = False,
+        codes: frozenset[str] = RUNNER_CODES,
+    ) -> None:
         """`full_manifests`: whether the runner gets the tools' type declarations, which ours do not read.
 
         `trusted`: whether the other side is a host itself, which has judged its runner as we would.
+        `codes`: of which errors we take the runner's word for it.
         """
         self._full_manifests = full_manifests
         self._trusted = trusted
+        self._codes = codes
         self.sessions: dict[str, Session] = {}
         self.closed: str | None = None
         self.dropped = 0
@@ -49,6 +58,7 @@ class Link:
             writable=self._channel.writable,
             full_manifests=self._full_manifests,
             trusted=self._trusted,
+            codes=self._codes,
             on_started=on_started,
         )
         self.sessions[id] = session

@@ -32,7 +32,8 @@ from hutch.session.messages import (
     decode_from_host,
     encode,
 )
-from hutch.session.providers import Provider, ToolContext
+from hutch.session.providers import Provider
+from hutch.session.tools import ToolContext
 
 logger = logging.getLogger("hutch.session")
 

@@ -38,13 +38,11 @@ Deno.writeFileSync(`${out}/quickjs.wasm`, patch(wasm));
 await bundle("entry.ts", "entry.js");
 await script("quickjs/main.ts", "quickjs.js", "(async () => ", "})()");
 await script("deno/main.ts", "deno.js", "(async () => ", "})()");
-// Its value is what the runner keeps.
-await script(
-  "quickjs/prelude/main.ts",
-  "prelude.js",
-  "(() => ",
-  "const entry = globalThis.__hutch_entry;\ndelete globalThis.__hutch_entry;\nreturn entry;\n})()",
-);
+// The value of these two is what the runner keeps.
+const entry =
+  "const entry = globalThis.__hutch_entry;\ndelete globalThis.__hutch_entry;\nreturn entry;\n})()";
+await script("quickjs/prelude/main.ts", "prelude.js", "(() => ", entry);
+await script("typescript/main.ts", "typescript.js", "(() => ", entry);
 const module = await WebAssembly.compile(Deno.readFileSync(`${out}/quickjs.wasm`));
 const prelude = Deno.readTextFileSync(`${out}/prelude.js`);
 const { heap, ...image } = buildImage(module, HOST_FUNCTIONS, prelude, ENTRIES);

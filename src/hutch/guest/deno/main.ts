@@ -2,8 +2,15 @@
 
 import { toJson, toLog } from "../json.ts";
 import { Logs } from "../logs.ts";
-import { FILE, GuestSyntaxError, loadTypeScript, prepare, prepareEither, type Program } from "../source.ts";
-import { connect, renounce } from "../start.ts";
+import {
+  FILE,
+  GuestSyntaxError,
+  loadTypeScript,
+  prepare,
+  type Program,
+  provideTypeScript,
+} from "../source.ts";
+import { connect, folder, renounce } from "../start.ts";
 import { explain, type Fault, lend, settle } from "../tools.ts";
 import {
   doneLine,
@@ -20,6 +27,15 @@ const evaluate = eval;
 const { stringify } = JSON;
 const { now } = performance;
 const clock = () => now.call(performance);
+const { writeSync } = Deno.stdout;
+const encoder = new TextEncoder();
+const { encode } = encoder;
+const { apply } = Reflect;
+
+/** Says a line of the console at once, for the case that this process is killed before it can say `done`. */
+function echo(line: string): void {
+  apply(writeSync, Deno.stdout, [apply(encode, encoder, [`\x1e${stringify(line)}\n`])]);
+}
 
 class Run {
   readonly #wire: Wire;
@@ -52,7 +68,7 @@ class Run {
       if (!this.#over) this.#wire.send(toolCallLine(id, String(call), named[tool], input));
     });
     try {
-      this.#program = await prepareEither(code);
+      this.#program = prepare(code);
       const fn = evaluate(`${this.#program.code}\n//# sourceURL=${FILE}`);
       this.#finish(true, toJson(await fn(), "The result", options.maxResultBytes));
     } catch (error) {
@@ -68,7 +84,12 @@ class Run {
   }
 
   #adoptConsole(): void {
-    const log = (...values: unknown[]) => void this.#logs.add(values.map(toLog).join(" "));
+    const { lines } = this.#logs;
+    const log = (...values: unknown[]) => {
+      const before = lines.length;
+      this.#logs.add(values.map(toLog).join(" "));
+      if (lines.length > before) echo(lines[before]);
+    };
     for (const name of ["log", "info", "warn", "error", "debug", "trace"] as const) console[name] = log;
   }
 
@@ -103,6 +124,7 @@ function receive(message: HostMessage): void {
 
 // The first parse and eval of a process are slow: have them behind us before the guest comes.
 evaluate(prepare("const warm = 1; warm").code);
+provideTypeScript(Deno.readTextFileSync(`${folder}/typescript.js`));
 const wire = new Wire(await connect());
 renounce();
 wire.send('{"type":"ready"}\n');

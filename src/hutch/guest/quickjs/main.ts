@@ -1,7 +1,7 @@
 /** The quickjs runner's script: `quickjs.wasm` and the image are beside it. */
 
 import { connect, folder, renounce } from "../start.ts";
-import { loadTypeScript } from "../source.ts";
+import { loadTypeScript, provideTypeScript } from "../source.ts";
 import { Wire } from "../wire.ts";
 import { Runner } from "./runner.ts";
 
@@ -15,6 +15,7 @@ const wire = new Wire({
 });
 const image = JSON.parse(Deno.readTextFileSync(`${folder}/image.json`));
 image.heap = Deno.readFileSync(`${folder}/image.bin`);
+provideTypeScript(Deno.readTextFileSync(`${folder}/typescript.js`));
 const runner = new Runner(wire, module, image);
 renounce();
 wire.send('{"type":"ready"}\n');

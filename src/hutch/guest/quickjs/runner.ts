@@ -1,14 +1,7 @@
 /** The quickjs runner: many executions in one process, each in a VM of its own. */
 
 import { Logs } from "../logs.ts";
-import {
-  FILE,
-  GuestSyntaxError,
-  loadTypeScript,
-  prepare,
-  type Program,
-  TypeScriptNeeded,
-} from "../source.ts";
+import { FILE, GuestSyntaxError, prepare, type Program } from "../source.ts";
 import {
   doneLine,
   type Execute,
@@ -129,7 +122,7 @@ export class Runner {
     else if (message.type === "cancel") this.#cancel(message.id);
   }
 
-  async #execute(request: Execute): Promise<void> {
+  #execute(request: Execute): void {
     const { id } = request;
     const at = performance.now();
     this.#wire.send(startedLine(id));
@@ -138,10 +131,6 @@ export class Runner {
     try {
       this.#start(request, prepare(request.code));
     } catch (error) {
-      if (error instanceof TypeScriptNeeded) {
-        await loadTypeScript();
-        return this.#execute(request);
-      }
       if (!(error instanceof GuestSyntaxError)) throw error;
       this.#reject(
         id,

@@ -10,7 +10,7 @@ function log(...values: unknown[]): void {
   if (full) return;
   let line = "";
   for (let i = 0; i < values.length; i++) line += (i ? " " : "") + toLog(values[i]);
-  full = keep(line) === 0;
+  full = keep(line.toWellFormed()) === 0;
 }
 
 hide("console", { log, info: log, warn: log, error: log, debug: log, trace: log });

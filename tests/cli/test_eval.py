@@ -1,0 +1,179 @@
+"""`hutch eval`, as a shell sees it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.processes import HUTCH, PATIENCE, Traces, descendants, hutch, temporary_files, until
+
+
+def test_result_goes_to_stdout_as_json_and_logs_to_stderr() -> None:
+    done = hutch("eval", "console.log('one'); console.error('zwei é'); ({a: ['é', null, 1.5]})")
+    assert (done.returncode, done.stdout, done.stderr) == (0, '{"a":["é",null,1.5]}\n', "one\nzwei é\n")
+
+
+def test_undefined_prints_nothing() -> None:
+    done = hutch("eval", "undefined")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_error_is_told_with_its_code_and_line() -> None:
+    done = hutch("eval", "console.log('before')\n\nthrow new TypeError('no such luck')")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("before\nhutch: runtime_error: TypeError: no such luck (line 3, column ")
+
+
+def test_syntax_error_is_told_with_its_line() -> None:
+    done = hutch("eval", "let a = 1;\nlet b = ;")
+    assert done.returncode == 1
+    assert "hutch: runtime_error: SyntaxError" in done.stderr
+    assert "(line 2, column 9)" in done.stderr
+
+
+def test_json_prints_the_whole_result_object_on_one_line() -> None:
+    done = hutch("eval", "--json", "console.log('x'); [1, 2]")
+    assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 1)
+    answer = json.loads(done.stdout)
+    assert answer.pop("durationMs") > 0
+    assert answer == {"ok": True, "result": [1, 2], "logs": ["x"]}
+
+
+def test_json_of_undefined_has_no_result() -> None:
+    assert set(json.loads(hutch("eval", "--json", "undefined").stdout)) == {"ok", "logs", "durationMs"}
+
+
+def test_json_of_a_failure_has_the_error_and_exits_1() -> None:
+    done = hutch("eval", "--json", "console.log('x');\nthrow new RangeError('far')")
+    answer = json.loads(done.stdout)
+    assert (done.returncode, done.stderr, answer["ok"], answer["logs"]) == (1, "", False, ["x"])
+    error = answer["error"]
+    assert (error["code"], error["message"], error["name"], error["line"]) == (
+        "runtime_error",
+        "far",
+        "RangeError",
+        2,
+    )
+
+
+@pytest.mark.parametrize("engine", ["quickjs", "deno"])
+def test_engine_runs_typescript_from_a_file(engine: str, tmp_path: Path) -> None:
+    file = tmp_path / "sum.ts"
+    file.write_text("const sum = (a: number, b: number): number => a + b;\nreturn sum(1, 2);\n")
+    done = hutch("eval", "-f", str(file), "--engine", engine)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")
+
+
+@pytest.mark.parametrize("arguments", [["-"], ["-f", "-"]])
+def test_dash_reads_stdin(arguments: list[str]) -> None:
+    assert hutch("eval", *arguments, input="return 'ünï'").stdout == '"ünï"\n'
+
+
+def test_code_that_looks_like_an_option_goes_after_two_dashes() -> None:
+    assert hutch("eval", "--", "-1 + 3").stdout == "2\n"
+
+
+def test_timeout_is_in_seconds() -> None:
+    done = hutch("eval", "--timeout", "0.2", "console.log('on'); for (;;);")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "on\nhutch: timeout: Execution timed out\n"
+
+
+def test_memory_is_in_megabytes() -> None:
+    done = hutch("eval", "--memory", "8", "const a = []; for (;;) a.push(new Array(1000).fill(1))")
+    assert done.returncode == 1
+    assert done.stderr == "hutch: memory_limit: Execution exceeded its memory limit of 8 MiB\n"
+
+
+def test_defaults_come_from_the_settings() -> None:
+    done = hutch("eval", "for (;;);", env={"HUTCH_TIMEOUT_MS": "150"})
+    assert done.stderr == "hutch: timeout: Execution timed out\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ([], 1, "hutch: CODE: expected code, or - for stdin, or -f FILE; got none of them\n"),
+        (["1", "-f", "a.js"], 1, "hutch: CODE: expected either code or -f FILE, got both (a.js)\n"),
+        (["-f", "/no/such.js"], 1, "hutch: /no/such.js cannot be read: No such file or directory.\n"),
+        (["-f", "/"], 1, "hutch: / cannot be read: Is a directory.\n"),
+        (["--engine", "v8", "1"], 1, "engine: unknown engine 'v8'; expected one of quickjs, deno\n"),
+        (["--timeout", "0", "1"], 1, "--timeout: expected seconds above 0 and up to 300, got 0\n"),
+        (["--timeout", "-1", "1"], 1, "--timeout: expected seconds above 0 and up to 300, got -1\n"),
+        (["--timeout", "301", "1"], 1, "--timeout: expected seconds above 0 and up to 300, got 301\n"),
+        (["--timeout", "nan", "1"], 1, "--timeout: expected seconds above 0 and up to 300, got nan\n"),
+        (["--timeout", "soon", "1"], 2, "Invalid value for '--timeout': 'soon' is not a valid float.\n"),
+        (["--memory", "0", "1"], 1, "--memory: expected MB above 0 and up to 1024, got 0\n"),
+        (["--memory", "inf", "1"], 1, "--memory: expected MB above 0 and up to 1024, got inf\n"),
+        (["--nonsense", "1"], 2, "No such option '--nonsense'.\n"),
+        (["1", "2"], 2, "Got unexpected extra argument (2)\n"),
+    ],
+)
+def test_bad_input_is_refused_with_what_was_expected(arguments: list[str], code: int, message: str) -> None:
+    done = hutch("eval", *arguments)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.endswith(message)
+
+
+def test_what_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "latin.js"
+    file.write_bytes(b"'caf\xe9'")
+    done = hutch("eval", "-f", str(file))
+    assert (done.returncode, done.stderr) == (1, f"hutch: {file} is not UTF-8: byte 4 is 0xe9.\n")
+    assert hutch("eval", "-", input=b"\xff").stderr == "hutch: stdin is not UTF-8: byte 0 is 0xff.\n"
+
+
+def test_home_that_cannot_be_written_does_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = hutch("eval", "1 + 1", env={"HUTCH_HOME": str(tmp_path / "file" / "home")})
+    assert (done.returncode, done.stdout, done.stderr) == (0, "2\n", "")
+
+
+def test_missing_deno_is_told_with_the_remedy() -> None:
+    done = hutch("eval", "1", env={"HUTCH_DENO": "/no/deno"})
+    assert done.returncode == 1
+    assert "HUTCH_DENO is '/no/deno', which is not an executable file." in done.stderr
+    assert "pip install deno" in done.stderr
+
+
+def test_wrong_setting_names_the_file_and_the_key(tmp_path: Path) -> None:
+    (tmp_path / "hutch.toml").write_text("timeout_ms = -5\n")
+    done = hutch("eval", "1", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == "hutch: hutch.toml: timeout_ms: expected an integer of at least 1, got -5.\n"
+
+
+def test_reader_that_has_enough_is_no_error_of_ours() -> None:
+    with subprocess.Popen([*HUTCH, "eval", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+        assert process.wait(PATIENCE) == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [(signal.SIGINT, 130, "\n"), (signal.SIGTERM, 1, "hutch: Terminated by a signal.\n")],
+)
+def test_signal_leaves_no_process_and_no_file(number: int, code: int, said: str) -> None:
+    code_in = "await new Promise(() => {})"
+    with subprocess.Popen(
+        [*HUTCH, "eval", "--timeout", "60", "-"],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write(code_in)
+        process.stdin.close()
+        until(lambda: temporary_files(process.pid) and descendants(process.pid))
+        with Traces(process.pid) as traces:
+            process.send_signal(number)
+            assert process.stderr is not None
+            assert process.stderr.read() == said
+            assert process.wait(PATIENCE) == code
+            assert traces.remaining() == []

@@ -1,0 +1,109 @@
+"""What a guest prints, as the execution's logs: forms, limits, and kept on failure."""
+
+from __future__ import annotations
+
+import pytest
+from tests.conftest import Run
+
+FORMS = {
+    "text": ("'a b'", "a b"),
+    "several": ("'a', 1, true", "a 1 true"),
+    "nothing": ("", ""),
+    "undefined": ("undefined", "undefined"),
+    "null": ("null", "null"),
+    "a number": ("1.50", "1.5"),
+    "minus zero": ("-0", "0"),
+    "NaN": ("NaN", "null"),
+    "an object": ("({ a: [1, { b: 'c' }] })", '{"a":[1,{"b":"c"}]}'),
+    "an array": ("[1, 'two', null]", '[1,"two",null]'),
+    "a date": ("new Date(0)", '"1970-01-01T00:00:00.000Z"'),
+    "a bigint": ("10n", "10n"),
+    "a symbol": ("Symbol('s')", "Symbol(s)"),
+    "a function": ("function hello() {}", "[Function: hello]"),
+    "a map": ("new Map([['a', 1]])", 'Map(1) [["a",1]]'),
+    "a set": ("new Set([1, 2])", "Set(2) [1,2]"),
+    "a cycle": ("(() => { const a = {}; a.a = a; return a })()", "[object Object]"),
+    "what cannot be text": ("Object.create(null, { toJSON: { value() { throw 1 } } })", "[unprintable]"),
+    "percent signs": ("'%s %d', 1", "%s %d 1"),
+    "several lines": ("'a\\nb'", "a\nb"),
+    "a lone surrogate": ("'a\\ud800'", "a\ufffd"),
+    "NUL and U+2028": ("'\\0\\u2028'", "\0\u2028"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "line"), FORMS.values(), ids=FORMS.keys())
+async def test_arguments_are_shown_readably(run: Run, arguments: str, line: str) -> None:
+    result = await run(f"console.log({arguments}); return 1")
+    assert result.error is None
+    assert result.logs == [line]
+    assert not result.logs_truncated
+
+
+async def test_an_error_is_shown_with_its_name_and_message(run: Run) -> None:
+    result = await run("console.log(new TypeError('why'))")
+    assert result.logs[0].startswith("TypeError: why")
+
+
+async def test_all_methods_log_in_order(run: Run) -> None:
+    code = "for (const m of ['log', 'info', 'warn', 'error', 'debug']) console[m](m)"
+    assert (await run(code)).logs == ["log", "info", "warn", "error", "debug"]
+
+
+async def test_the_number_of_lines_is_limited(run: Run) -> None:
+    result = await run("for (let i = 0; i < 10; i++) console.log(i)", max_log_lines=3)
+    assert (result.logs, result.logs_truncated) == (["0", "1", "2"], True)
+
+
+async def test_the_number_of_characters_is_limited_over_all_and_the_last_line_clipped(run: Run) -> None:
+    code = "console.log('abcd'); console.log('efgh'); console.log('ijkl'); console.log('mnop')"
+    result = await run(code, max_log_chars=10)
+    assert (result.logs, result.logs_truncated) == (["abcd", "efgh", "ij"], True)
+
+
+async def test_exactly_what_is_allowed_is_not_called_truncated(run: Run) -> None:
+    result = await run("console.log('abcd'); console.log('efgh')", max_log_chars=8, max_log_lines=2)
+    assert (result.logs, result.logs_truncated) == (["abcd", "efgh"], False)
+
+
+@pytest.mark.parametrize("limits", [{"max_log_lines": 0}, {"max_log_chars": 0}], ids=["lines", "characters"])
+async def test_no_logs_at_all_may_be_wanted(run: Run, limits: dict[str, int]) -> None:
+    result = await run("console.log('a'); return 1", **limits)
+    assert (result.result, result.logs, result.logs_truncated) == (1, [], True)
+
+
+async def test_the_default_limits_hold(run: Run) -> None:
+    lines = await run("for (let i = 0; i < 200; i++) console.log('x')")
+    assert (len(lines.logs), lines.logs_truncated) == (100, True)
+    characters = await run("for (let i = 0; i < 90; i++) console.log('x'.repeat(1000))")
+    assert (sum(map(len, characters.logs)), characters.logs_truncated) == (64_000, True)
+
+
+ENDS = {
+    "an error": ("throw new Error('no')", "runtime_error"),
+    "a timeout": ("for (;;);", "timeout"),
+    "a timeout in an await": ("await new Promise(() => {})", "timeout"),
+    "a result that is no JSON": ("NaN", "serialization_error"),
+}
+
+
+@pytest.mark.parametrize(("end", "code"), ENDS.values(), ids=ENDS.keys())
+async def test_logs_are_kept_when_the_execution_fails(run: Run, end: str, code: str) -> None:
+    result = await run(f"console.log('before');\nreturn await (async () => {{ return {_body(end)} }})()", timeout_ms=400)
+    assert result.error is not None
+    assert result.error.code == code
+    assert result.logs == ["before"]
+
+
+def _body(end: str) -> str:
+    return f"(async () => {{ {end if end.startswith(('throw', 'for')) else 'return ' + end} }})()"
+
+
+async def test_what_a_guest_does_to_its_console_is_its_own_affair(run: Run) -> None:
+    result = await run("console.log('a'); console.log = () => {}; console.log('b'); console.info('c')")
+    assert result.logs == ["a", "c"]
+
+
+async def test_a_log_that_throws_while_it_is_shown_does_not_end_the_execution(run: Run) -> None:
+    result = await run("console.log({ get a() { throw new Error('no') } }); return 'went on'")
+    assert result.result == "went on"
+    assert result.logs == ["[object Object]"]

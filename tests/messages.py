@@ -1,0 +1,56 @@
+"""Execbox messages, written by hand from the specification."""
+
+from __future__ import annotations
+
+from typing import Any
+
+OPTIONS = {"timeoutMs": 20_000, "memoryLimitBytes": 67_108_864, "maxLogLines": 100, "maxLogChars": 64_000}
+
+
+def execute(
+    id: str, code: str, *, tools: tuple[str, ...] = (), namespace: str = "tools", **options: Any
+) -> dict[str, Any]:
+    """An execute that lends the guest tools of these names."""
+    manifest = {
+        "name": namespace,
+        "tools": {name: {"safeName": name, "originalName": name, "description": "A tool"} for name in tools},
+        "types": f"declare namespace {namespace} {{ ... }}",
+    }
+    return {
+        "type": "execute",
+        "id": id,
+        "code": code,
+        "options": OPTIONS | options,
+        "providers": [manifest] if tools else [],
+    }
+
+
+def tool_result(call: dict[str, Any], result: Any) -> dict[str, Any]:
+    return {"type": "tool_result", "callId": call["callId"], "ok": True, "result": result}
+
+
+def tool_failure(call: dict[str, Any], code: str, message: str) -> dict[str, Any]:
+    error = {"code": code, "message": message}
+    return {"type": "tool_result", "callId": call["callId"], "ok": False, "error": error}
+
+
+# What no runner may answer, and what may not disturb what comes after it.
+MALFORMED = [
+    "",
+    "garbage",
+    "{",
+    "null",
+    "[]",
+    '"execute"',
+    "{}",
+    '{"type":"launch","id":"x"}',
+    '{"type":"execute","id":"x","code":"1"}',
+    '{"type":"execute","id":7,"code":"1","options":{},"providers":[]}',
+    '{"type":"execute","id":"x","code":"1","options":{"timeoutMs":"soon"},"providers":[]}',
+    '{"type":"cancel"}',
+    '{"type":"cancel","id":"nobody"}',
+    '{"type":"tool_result","callId":"nobody","ok":true,"result":1}',
+    '{"type":"tool_result","callId":"nobody","ok":true}',
+    '{"type":"done","id":"x","ok":true,"durationMs":1,"logs":[]}',
+    '{"type":"tool_result","callId":"nobody","ok":true,"result":' + "[" * 10_000 + "]" * 10_000 + "}",
+]

@@ -1,0 +1,140 @@
+"""Real `hutch` processes: started, spoken with, and looked after when they are gone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import re
+import select
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+HUTCH = (sys.executable, "-m", "hutch")
+# What a slow machine may take for anything; what hangs fails, it does not sleep.
+PATIENCE = 60.0
+
+
+def hutch(
+    *arguments: str, input: str | bytes = b"", env: dict[str, str] | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """One command to its end."""
+    data = input.encode() if isinstance(input, str) else input
+    done = subprocess.run(
+        [*HUTCH, *arguments],
+        input=data,
+        capture_output=True,
+        env={**os.environ, **(env or {})},
+        cwd=cwd,
+        timeout=PATIENCE,
+        check=False,
+    )
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Waits for what no event tells of."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        select.select([], [], [], 0.005)
+
+
+class Traces:
+    """The processes below one, and its temporary files, to see that they go with it."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._open = {each: os.pidfd_open(each) for each in [pid, *descendants(pid)]}
+
+    @property
+    def processes(self) -> int:
+        return len(self._open) - 1
+
+    def __enter__(self) -> Traces:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for fd in self._open.values():
+            os.close(fd)
+
+    def remaining(self, seconds: float = 10.0) -> list[str]:
+        """What is still there after at most so many seconds."""
+        left = [str(pid) for pid, fd in self._open.items() if not select.select([fd], [], [], seconds)[0]]
+        return left + [str(path) for path in temporary_files(self._pid)]
+
+
+def descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            for child in map(int, (task / "children").read_text().split()):
+                found += [child, *descendants(child)]
+    return found
+
+
+def temporary_files(pid: int) -> list[Path]:
+    folders = {tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()}
+    return [path for folder in folders for path in Path(folder).glob(f"hutch-*{pid}-*")]
+
+
+class Server:
+    """A running `hutch serve`."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.announced = ""
+        self.seen: list[str] = []
+        self._lines: queue.Queue[str] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        assert process.stdout is not None
+        while "curl" not in self.announced:
+            line = process.stdout.readline()
+            assert line, f"the server ended: {self.seen}"
+            self.announced += line
+        found = re.search(r"curl (http://\S+)/health", self.announced)
+        assert found is not None
+        self.url = found[1]
+        self.execbox = self.url.replace("http", "ws") + "/execbox"
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.seen.append(line)
+            self._lines.put(line)
+
+    def logged(self, part: str) -> str:
+        """Waits for the next line of the log that has this part."""
+        while part not in (line := self._lines.get(timeout=PATIENCE)):
+            pass
+        return line
+
+    def wait(self) -> int:
+        code = self.process.wait(PATIENCE)
+        self._reader.join(PATIENCE)
+        return code
+
+
+@contextlib.contextmanager
+def serving(*arguments: str, **env: str) -> Iterator[Server]:
+    """A server on a free port; ended at the end if the test did not do so."""
+    with subprocess.Popen(
+        [*HUTCH, "serve", "--port", "0", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **env},
+    ) as process:
+        try:
+            server = Server(process)
+            yield server
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.wait(PATIENCE)

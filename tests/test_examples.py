@@ -1,0 +1,85 @@
+"""The examples run, each for real and as its reader would run it, and so does the README's."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.processes import serving
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "examples"
+
+
+def run(script: Path, *arguments: str, cwd: Path) -> str:
+    """What a script prints. It may say nothing on stderr."""
+    done = subprocess.run(
+        [sys.executable, str(script), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=cwd,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    return done.stdout
+
+
+def fenced(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.M | re.S)
+
+
+def test_readme_has_one_python_example_of_twelve_lines_that_runs(tmp_path: Path) -> None:
+    (code,) = fenced((ROOT / "README.md").read_text(), "python")
+    assert len(code.splitlines()) == 12
+    script = tmp_path / "readme.py"
+    script.write_text(code)
+    assert re.fullmatch(r"True 6 None \[\] [\d.]+\n", run(script, cwd=tmp_path))
+
+
+def test_tools_example_shows_types_and_gets_a_value_logs_and_a_tool_error(tmp_path: Path) -> None:
+    out = run(EXAMPLES / "tools.py", cwd=tmp_path)
+    assert out.startswith("declare namespace shop {")
+    assert "most?: number | null;" in out
+    assert 'reserved ["lamp","chair"]' in out
+    assert "tool_error only 0 of desk left" in out
+    assert out.endswith("{'left': [1, 6], 'total': 209}\n")
+
+
+def test_limits_example_names_what_stopped_every_guest(tmp_path: Path) -> None:
+    said = dict(line.split(": ", 1) for line in run(EXAMPLES / "limits.py", cwd=tmp_path).splitlines())
+    expected = {
+        "never ends": "timeout: ",
+        "takes all memory": "memory_limit: ",
+        "has a mistake": "runtime_error in line 2: ",
+        "is no JavaScript": "runtime_error in line 1: ",
+        "returns what is not JSON": "serialization_error: ",
+        "prints too much": "done, 10 lines of log",
+        "looks for a way out": "['undefined', 'undefined', 'undefined'], 0 lines",
+    }
+    assert said.keys() == expected.keys()
+    assert [what for what in expected if not said[what].startswith(expected[what])] == []
+
+
+def test_remote_example_runs_on_a_server_with_its_tools_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HUTCH_API_KEY", "a key for the server and for its client")
+    with serving() as server:
+        out = run(EXAMPLES / "remote.py", server.url.replace("http", "ws"), cwd=tmp_path)
+    assert out == "WATER THE PLANTS\nCALL THE BANK\n"
+
+
+def test_any_language_example_drives_a_runner_with_json_lines_alone(tmp_path: Path) -> None:
+    script = EXAMPLES / "any_language.py"
+    out = run(script, cwd=tmp_path).splitlines()
+    assert out == ["-> execute", "<- started", "<- tool_call", "-> tool_result", "<- done", "39.2"]
+    assert "import hutch" not in script.read_text()
+
+
+def test_every_example_is_run_by_a_test_here() -> None:
+    here = Path(__file__).read_text()
+    assert [path.name for path in EXAMPLES.glob("*.py") if f'"{path.name}"' not in here] == []
