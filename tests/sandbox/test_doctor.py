@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from hutch.sandbox import doctor, jail
-from hutch.sandbox.doctor import BUNDLE, Finding, Report
+from hutch.sandbox.bundle import FILES
+from hutch.sandbox.doctor import Finding, Report
 from hutch.settings import Settings
 
 
@@ -14,7 +15,7 @@ from hutch.settings import Settings
 def bundle(tmp_path: Path) -> Path:
     folder = tmp_path / "dist"
     folder.mkdir()
-    for name in BUNDLE:
+    for name in FILES:
         (folder / name).touch()
     return folder
 
@@ -24,7 +25,7 @@ def finding(report: Report, name: str) -> Finding:
 
 
 def test_a_machine_with_everything_is_healthy(tmp_path: Path, bundle: Path) -> None:
-    report = doctor.examine(Settings(home=str(tmp_path)), bundle=bundle)
+    report = doctor.examine(Settings(home=str(tmp_path)), folder=bundle)
     assert report.healthy
     assert report.isolation == "container"
     for name in (
@@ -43,12 +44,12 @@ def test_missing_bubblewrap_is_weak_or_missing_as_the_settings_want(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bundle: Path
 ) -> None:
     monkeypatch.setenv("HUTCH_BWRAP", "/nowhere/bwrap")
-    report = doctor.examine(Settings(home=str(tmp_path)), bundle=bundle)
+    report = doctor.examine(Settings(home=str(tmp_path)), folder=bundle)
     assert (report.isolation, report.healthy) == ("process", True)
     assert finding(report, "bubblewrap").state == "weak"
     assert "apt-get install bubblewrap" in finding(report, "bubblewrap").todo
 
-    strict = doctor.examine(Settings(home=str(tmp_path), isolation="container"), bundle=bundle)
+    strict = doctor.examine(Settings(home=str(tmp_path), isolation="container"), folder=bundle)
     assert (strict.isolation, strict.healthy) == (None, False)
     assert finding(strict, "bubblewrap").state == "missing"
 
@@ -69,7 +70,7 @@ def test_forbidden_namespaces_are_explained(
     _, value, found, todo = jail.OBSTACLES[-1]
     monkeypatch.setattr(jail, "OBSTACLES", ((str(switch), value, found, todo),))
 
-    shown = finding(doctor.examine(Settings(home=str(tmp_path)), bundle=bundle), "container: starts")
+    shown = finding(doctor.examine(Settings(home=str(tmp_path)), folder=bundle), "container: starts")
     assert "setting up uid map: Permission denied" in shown.found
     assert "bwrap-userns-restrict" in shown.todo
 
@@ -78,7 +79,7 @@ def test_missing_deno_leaves_no_isolation(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bundle: Path
 ) -> None:
     monkeypatch.setenv("HUTCH_DENO", "/nowhere/deno")
-    report = doctor.examine(Settings(home=str(tmp_path)), bundle=bundle)
+    report = doctor.examine(Settings(home=str(tmp_path)), folder=bundle)
     assert (report.isolation, report.healthy) == (None, False)
     assert finding(report, "deno").state == "missing"
     assert "pip install deno" in finding(report, "deno").todo
@@ -86,7 +87,7 @@ def test_missing_deno_leaves_no_isolation(
 
 def test_an_incomplete_bundle_and_an_unwritable_home_are_named(tmp_path: Path, bundle: Path) -> None:
     (bundle / "quickjs.wasm").unlink()
-    report = doctor.examine(Settings(home="/proc/nowhere"), bundle=bundle)
+    report = doctor.examine(Settings(home="/proc/nowhere"), folder=bundle)
     assert not report.healthy
     assert "quickjs.wasm" in finding(report, "guest bundle").found
     assert "HUTCH_HOME" in finding(report, "home").todo
@@ -96,14 +97,14 @@ def test_missing_control_groups_are_weak(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bundle: Path
 ) -> None:
     monkeypatch.setattr(doctor.cgroup, "find", lambda: None)
-    report = doctor.examine(Settings(home=str(tmp_path)), bundle=bundle)
+    report = doctor.examine(Settings(home=str(tmp_path)), folder=bundle)
     assert finding(report, "cgroup").state == "weak"
     assert "Delegate=yes" in finding(report, "cgroup").todo
     assert report.healthy
 
 
 def test_text_and_json_say_the_same(tmp_path: Path, bundle: Path) -> None:
-    report = doctor.examine(Settings(home=str(tmp_path), isolation="process"), bundle=bundle)
+    report = doctor.examine(Settings(home=str(tmp_path), isolation="process"), folder=bundle)
     told = json.loads(report.json())
     assert told["isolation"] == "process"
     assert told["healthy"] is report.healthy

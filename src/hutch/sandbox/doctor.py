@@ -12,12 +12,11 @@ from typing import Literal
 import msgspec
 
 from hutch.errors import SandboxUnavailable
-from hutch.sandbox import cgroup, jail, runtime, seccomp, selftest
+from hutch.sandbox import bundle, cgroup, jail, runtime, seccomp, selftest
 from hutch.sandbox.verdict import Verdict
 from hutch.settings import Settings
 
 State = Literal["ok", "weak", "missing"]
-BUNDLE = ("entry.js", "image.bin", "image.json", "quickjs.js", "deno.js", "quickjs.wasm")
 _DELEGATE = (
     "A meter bounds memory instead, less exactly. For groups run Hutch as root, or give it some of its own: "
     "`Delegate=yes` in its systemd unit, or `systemd-run --user --scope -p Delegate=yes hutch serve`."
@@ -58,12 +57,12 @@ class Report(msgspec.Struct, frozen=True):
         return [*shown, f"Isolation: {self.isolation or 'none, guests cannot run'}."]
 
 
-def examine(settings: Settings, *, bundle: Path | None = None) -> Report:
+def examine(settings: Settings, *, folder: Path = bundle.FOLDER) -> Report:
     """Look at everything anew, whatever earlier self-tests found."""
     findings = [
         _python(),
         _home(settings.home_path),
-        _bundle(bundle or Path(__file__).parents[1] / "guest" / "dist"),
+        _bundle(folder),
     ]
     try:
         deno = runtime.locate()
@@ -98,10 +97,9 @@ def _home(home: Path) -> Finding:
 
 
 def _bundle(folder: Path) -> Finding:
-    absent = [name for name in BUNDLE if not (folder / name).is_file()]
+    absent = bundle.missing(folder)
     if absent:
-        todo = "Build it with `make install` or `pip install .`."
-        return Finding("guest bundle", "missing", f"{', '.join(absent)} not in {folder}", todo)
+        return Finding("guest bundle", "missing", f"{', '.join(absent)} not in {folder}", bundle.REMEDY)
     return Finding("guest bundle", "ok", str(folder))
 
 

@@ -8,10 +8,9 @@ import itertools
 import os
 import shutil
 import tempfile
-from importlib.resources import files
 from pathlib import Path
 
-from hutch.errors import SandboxUnavailable
+from hutch.sandbox import bundle
 from hutch.sandbox.cgroup import Group
 from hutch.sandbox.jail import Jail, Launch, Mount
 from hutch.sandbox.meter import Meter
@@ -26,23 +25,13 @@ MAX_TASKS = 128
 _PREFIX = "hutch-run-"
 
 
-def bundle_folder() -> Path:
-    """Where the build put the runners. Raises SandboxUnavailable when it did not."""
-    folder = Path(str(files("hutch"))) / "guest" / "dist"
-    if not (folder / "quickjs.wasm").is_file():
-        raise SandboxUnavailable(
-            "The guest bundle is missing.", remedy="Build it with `make install` or `pip install .`."
-        )
-    return folder
-
-
 class Launcher:
     """Makes runners of any profile in one jail."""
 
     def __init__(self, settings: Settings, jail: Jail) -> None:
         self._settings = settings
         self._jail = jail
-        self._bundle = bundle_folder()
+        self._bundle = bundle.check()
         self._meter = None if jail.controller else Meter()
         self._numbers = itertools.count(1)
         _sweep()
@@ -75,12 +64,12 @@ class Launcher:
                 path.unlink()
 
     def _spawn(self, profile: Profile, socket: Path) -> RunnerProcess:
-        bundle = Mount(str(self._bundle), BUNDLE_TARGET)
+        runners = Mount(str(self._bundle), BUNDLE_TARGET)
         control = Mount(str(socket), SOCKET_TARGET, writable=True)
-        arguments = profile.deno_arguments(self._jail.seen(bundle), self._jail.seen(control))
+        arguments = profile.deno_arguments(self._jail.seen(runners), self._jail.seen(control))
         launch = Launch(
             argv=(self._jail.deno, *arguments),
-            mounts=(bundle, control, *profile.mounts),
+            mounts=(runners, control, *profile.mounts),
             env=profile.env,
             cwd=profile.cwd,
         )
