@@ -78,6 +78,13 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def arguments_of(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
+    except FileNotFoundError:
+        return []
+
+
 def temporary_files(pid: int) -> list[Path]:
     folders = {tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()}
     return [path for folder in folders for path in Path(folder).glob(f"hutch-*{pid}-*")]

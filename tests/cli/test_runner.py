@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any
 
 import pytest
 from tests.messages import MALFORMED, execute, tool_failure, tool_result
-from tests.processes import HUTCH, PATIENCE, Traces
+from tests.processes import HUTCH, PATIENCE, Traces, arguments_of, descendants, until
 
 import hutch
 
@@ -351,6 +353,28 @@ async def test_hutch_goes_on_after_a_timeout_and_a_cancellation() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert (await h.run("1 + 1")).result == 2
+
+
+async def test_closing_leaves_no_process_and_no_file() -> None:
+    before = set(descendants(os.getpid()))
+    async with hutch.Hutch(runner=COMMAND) as h:
+        assert (await h.run("1")).ok
+        [pid] = [each for each in set(descendants(os.getpid())) - before if arguments_of(each) == COMMAND]
+        with Traces(pid) as traces:
+            assert traces.processes > 0
+            await h.close()
+            assert traces.remaining() == []
+
+
+async def test_runner_that_ignores_the_end_of_its_stdin_is_killed() -> None:
+    stubborn = [sys.executable, "-c", "import signal; signal.pause()"]
+    async with hutch.Hutch(runner=stubborn) as h:
+        running = asyncio.create_task(h.run("1"))
+        await asyncio.to_thread(until, lambda: stubborn in map(arguments_of, descendants(os.getpid())))
+        await h.close()
+    assert stubborn not in map(arguments_of, descendants(os.getpid()))
+    with pytest.raises(hutch.Busy):
+        await running
 
 
 async def test_missing_runner_is_named() -> None:

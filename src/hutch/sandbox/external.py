@@ -19,6 +19,9 @@ from hutch.session.host import Outcome, Session
 from hutch.session.link import Link
 from hutch.settings import Settings
 
+# How long a runner may take to end after its stdin did. Ours promises a second.
+LEAVE_SECONDS = 1.5
+
 
 class ExternalRunner:
     """A runner process of the caller's own choosing. It is as isolated as the caller made it."""
@@ -34,6 +37,7 @@ class ExternalRunner:
         self.link = link
         self._process = process
         self._exited = asyncio.Event()
+        self._deadline: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._pidfd = os.pidfd_open(process.pid)
         self._loop.add_reader(self._pidfd, self._reap)
@@ -59,11 +63,15 @@ class ExternalRunner:
         )
 
     def kill(self) -> None:
+        """Closes its stdin, so that it can tidy up; if that does not end it, a signal does."""
         self.link.close()
-        if self._process.returncode is None:
-            # A session of its own, so that what it started goes with it.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        if self._deadline is None and not self.exited:
+            self._deadline = self._loop.call_later(LEAVE_SECONDS, self._kill)
+
+    def _kill(self) -> None:
+        # A session of its own, so that what it started goes with it.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     async def wait(self) -> None:
         await self._exited.wait()
@@ -74,6 +82,8 @@ class ExternalRunner:
             return
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
+        if self._deadline is not None:
+            self._deadline.cancel()
         self.link.lose(f"it ended with exit code {code}")
         self._exited.set()
         self.on_exit(self)
@@ -86,16 +96,27 @@ def external_pool(settings: Settings, command: Sequence[str]) -> Pool:
     )
 
     async def launch(_: Profile) -> Runner:
+        channel = StreamChannel(settings.max_line_bytes)
+        link = Link(channel, full_manifests=True)
+        stdin, write = os.pipe()
+        read, stdout = os.pipe()
+        loop = asyncio.get_running_loop()
         try:
+            # Before there is a process: the first that it says may be that it has ended.
+            await loop.connect_read_pipe(lambda: channel, os.fdopen(read, "rb", 0))
+            await loop.connect_write_pipe(lambda: channel, os.fdopen(write, "wb", 0))
             process = subprocess.Popen(  # noqa: ASYNC220 - vfork, a millisecond
-                list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+                list(command), stdin=stdin, stdout=stdout, start_new_session=True
             )
         except OSError as error:
+            channel.close()
             raise SandboxUnavailable(f"The runner {command[0]!r} cannot be started: {error}") from None
-        channel = StreamChannel(settings.max_line_bytes)
-        loop = asyncio.get_running_loop()
-        await loop.connect_read_pipe(lambda: channel, process.stdout)
-        await loop.connect_write_pipe(lambda: channel, process.stdin)
-        return ExternalRunner(process, Link(channel, full_manifests=True))
+        except asyncio.CancelledError:
+            channel.close()
+            raise
+        finally:
+            os.close(stdin)
+            os.close(stdout)
+        return ExternalRunner(process, link)
 
     return Pool(one_at_a_time, launch)

@@ -246,6 +246,10 @@ class Session:
             self._send_answer(tool_result_line(call.call_id, result))
         except ToolError as error:
             self._answer_error(call.call_id, error.tool_code, error.message)
+        except asyncio.CancelledError:
+            # Nobody is there to hear it, unless the tool itself raised this.
+            self._answer_error(call.call_id, "tool_error", f"Tool {call.safe_tool_name} was cancelled")
+            raise
         finally:
             if len(self._calls) < MAX_RECORDED_CALLS:
                 elapsed = round((self._loop.time() - began) * 1000, 3)

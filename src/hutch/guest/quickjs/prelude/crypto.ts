@@ -6,8 +6,9 @@ import { randomBytes } from "./host.ts";
 const QUOTA = 65536;
 
 function getRandomValues<T extends ArrayBufferView>(view: T): T {
-  if (!ArrayBuffer.isView(view) || view instanceof Float64Array || view instanceof Float32Array) {
-    throw new TypeError("crypto.getRandomValues: expected an integer typed array");
+  if (!ArrayBuffer.isView(view)) throw new TypeError("crypto.getRandomValues: expected a typed array");
+  if (!/^(Big)?(Int|Uint)/.test((view as { [Symbol.toStringTag]?: string })[Symbol.toStringTag] ?? "")) {
+    throw new DOMException("crypto.getRandomValues: expected integers", "TypeMismatchError");
   }
   if (view.byteLength > QUOTA) {
     throw new DOMException(`crypto.getRandomValues: more than ${QUOTA} bytes`, "QuotaExceededError");

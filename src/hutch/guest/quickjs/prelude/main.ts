@@ -42,5 +42,8 @@ function fire(id: number): void {
   }
 }
 
-hide("queueMicrotask", (callback: () => void) => void Promise.resolve().then(callback));
+hide("queueMicrotask", (callback: () => void) => {
+  if (typeof callback !== "function") throw new TypeError("queueMicrotask: expected a function");
+  Promise.resolve().then(callback);
+});
 (globalThis as any).__hutch_entry = { run, settle, fire };

@@ -11,7 +11,7 @@ class TextEncoder {
   }
 
   encode(text: unknown = ""): Uint8Array {
-    return new Uint8Array(encodeUtf8(`${text}`));
+    return new Uint8Array(encodeUtf8(`${text}`.toWellFormed()));
   }
 
   encodeInto(text: string, target: Uint8Array): { read: number; written: number } {

@@ -1,10 +1,14 @@
 /** `URL`, parsed by the runner's own, and `URLSearchParams`. */
 
 import { hide } from "./hide.ts";
-import { url as ask } from "./host.ts";
+import { url } from "./host.ts";
 
 const { parse } = JSON;
 const PARTS = ["protocol", "username", "password", "host", "hostname", "port", "pathname", "search", "hash"];
+
+function ask(operation: string, href: string, argument: string): string {
+  return url(operation, href.toWellFormed(), argument.toWellFormed());
+}
 
 type Init = string | Iterable<[string, string]> | Record<string, string> | URLSearchParams;
 
