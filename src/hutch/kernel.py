@@ -26,6 +26,10 @@ _CEILINGS = {
 }
 
 
+# How often an execution is begun again whose runner was lost through a neighbour's fault.
+MORE_ATTEMPTS = 2
+
+
 class Execution(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a run needs, whichever door it came through."""
 
@@ -111,7 +115,9 @@ class Kernel:
         run_id = os.urandom(16).hex()
         began = time.time()
         session, outcome = await self._attempt(execution, run_id, began, watch)
-        if outcome.lost and not session.called_tools:
+        for _ in range(MORE_ATTEMPTS):
+            if not outcome.lost or session.called_tools:
+                break
             # A neighbour's fault, and nothing has happened yet: once more.
             session, outcome = await self._attempt(execution, run_id, began, watch)
         self._record(run_id, execution, outcome, began)

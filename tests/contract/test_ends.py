@@ -139,12 +139,12 @@ async def test_a_tool_that_ignores_its_cancellation_holds_up_nobody(run: Run) ->
 
 
 async def test_a_tool_that_cancels_itself_ends_neither_host_nor_sandbox(run: Run) -> None:
-    async def quit_() -> None:
+    async def leave() -> None:
         raise asyncio.CancelledError
 
-    result = await run("await tools.quit_()", tools=[quit_])
+    result = await run("await tools.leave()", tools=[leave])
     assert result.error is not None
-    assert (result.error.code, result.error.message) == ("tool_error", "Tool quit_ was cancelled")
+    assert (result.error.code, result.error.message) == ("tool_error", "Tool leave was cancelled")
     assert (await run("1")).result == 1
 
 

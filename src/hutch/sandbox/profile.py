@@ -44,7 +44,8 @@ _ENGINES: dict[str, Engine] = {
         single_use=False,
         speaks_on_stdout=True,
         # Guests recurse on JSPI's stacks; V8's default holds about half of what QuickJS allows.
-        v8_flags=("--expose-gc", "--wasm-stack-switching-stack-size=2000"),
+        # The young generation is bounded, or the process grows by tens of MB before it is collected.
+        v8_flags=("--expose-gc", "--wasm-stack-switching-stack-size=2000", "--max-semi-space-size=4"),
     ),
     # The cgroup or the meter bounds memory: V8's own limit, whose crash can be imitated, must not come first.
     "deno": Engine(

@@ -58,11 +58,6 @@ class Run {
     await this.#wire.drained();
     setTimeout(() => this.timeOut(), Math.min(options.timeoutMs, 2 ** 31 - 1));
     this.#adoptConsole();
-    addEventListener("unhandledrejection", (event) => event.preventDefault());
-    addEventListener("error", (event) => {
-      event.preventDefault();
-      this.#fail(explain(event.error));
-    });
     const named = targets(providers);
     lend(lendable(providers), (call, tool, input) => {
       if (!this.#over) this.#wire.send(toolCallLine(id, String(call), named[tool], input));
@@ -75,7 +70,7 @@ class Run {
       if (error instanceof GuestSyntaxError) {
         const { message, at } = error;
         this.#finish(false, undefined, { code: "runtime_error", message, name: "SyntaxError", ...at });
-      } else this.#fail(explain(error));
+      } else this.fail(explain(error));
     }
   }
 
@@ -93,7 +88,7 @@ class Run {
     for (const name of ["log", "info", "warn", "error", "debug", "trace"] as const) console[name] = log;
   }
 
-  #fail({ stack, ...error }: Fault): void {
+  fail({ stack, ...error }: Fault): void {
     this.#finish(false, undefined, { ...error, ...this.#program?.lineOf(stack) });
   }
 
@@ -107,6 +102,12 @@ class Run {
 }
 
 let run: Run | undefined;
+
+addEventListener("unhandledrejection", (event) => event.preventDefault());
+addEventListener("error", (event) => {
+  event.preventDefault();
+  run?.fail(explain(event.error));
+});
 
 function receive(message: HostMessage): void {
   if (message.type === "execute") {
@@ -122,8 +123,19 @@ function receive(message: HostMessage): void {
   } else run?.timeOut();
 }
 
-// The first parse and eval of a process are slow: have them behind us before the guest comes.
-evaluate(prepare("const warm = 1; warm").code);
+/** Everything is slow the first time: have that behind us before the guest comes. */
+async function rehearse(): Promise<void> {
+  const nowhere = new Wire({
+    read: () => Promise.resolve(null),
+    write: (bytes) => Promise.resolve(bytes.length),
+  });
+  const options = { timeoutMs: 1, memoryLimitBytes: 1, maxLogLines: 0, maxLogChars: 0 };
+  const code = "const rehearsal = 1; rehearsal";
+  await new Run(nowhere, { type: "execute", id: "", code, options, providers: [] }).start();
+  await nowhere.drained();
+}
+
+await rehearse();
 provideTypeScript(Deno.readTextFileSync(`${folder}/typescript.js`));
 const wire = new Wire(await connect());
 renounce();

@@ -1,0 +1,150 @@
+"""`hutch serve`: how it begins, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.doors.clients import host
+from tests.messages import execute, tool_result
+from tests.processes import Traces, hutch, serving, temporary_files
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+
+def test_announced_curl_line_works() -> None:
+    with serving() as server:
+        line = server.announced.partition("Try:")[2].strip()
+        assert line.startswith("curl ")
+        done = subprocess.run([*shlex.split(line), "--silent"], capture_output=True, timeout=30, check=True)
+        assert b'"status":"ok"' in done.stdout
+
+
+def test_wildcard_address_is_announced_as_one_that_can_be_reached() -> None:
+    with serving("--host", "0.0.0.0") as server:
+        assert server.url.startswith("http://127.0.0.1:")
+
+
+def test_ipv6_address_is_announced_in_brackets() -> None:
+    with serving("--host", "::1") as server:
+        assert server.url.startswith("http://[::1]:")
+
+
+async def test_sigterm_lets_what_runs_finish_and_takes_nothing_new() -> None:
+    with serving() as server:
+        async with host(server.execbox) as h, host(server.execbox) as idle:
+            await h.say(execute("runs", "await tools.ask()", tools=("ask",)))
+            await h.started("runs")
+            call = await h.call("runs")
+            with Traces(server.process.pid) as traces:
+                assert traces.processes > 0
+                server.process.terminate()
+                await asyncio.to_thread(server.logged, "draining")
+                await idle.say(execute("new", "1"))
+                refused = await idle.end("new")
+                assert refused["error"]["code"] == "internal_error"
+                assert "The server is shutting down" in refused["error"]["message"]
+                with pytest.raises(InvalidStatus) as late:
+                    async with host(server.execbox):
+                        pass
+                assert late.value.response.status_code == 503
+                await h.say(tool_result(call, "finished"))
+                assert (await h.end("runs"))["result"] == "finished"
+                with pytest.raises(ConnectionClosed) as closed:
+                    await h.hear()
+                assert closed.value.rcvd is not None
+                assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (
+                    1001,
+                    "The server is shutting down",
+                )
+                assert await asyncio.to_thread(server.wait) == 0
+                assert traces.remaining() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_second_signal_stops_at_once_and_leaves_nothing(number: int) -> None:
+    with serving() as server:
+        async with host(server.execbox) as h:
+            await h.say(execute("runs", "for (;;);", timeoutMs=200_000))
+            await h.started("runs")
+            with Traces(server.process.pid) as traces:
+                server.process.send_signal(number)
+                await asyncio.to_thread(server.logged, "draining")
+                server.process.send_signal(number)
+                assert await asyncio.to_thread(server.wait) == 1
+                assert traces.remaining() == []
+
+
+async def test_drain_has_an_end() -> None:
+    with serving(HUTCH_DRAIN_SECONDS="0.1") as server:
+        async with host(server.execbox) as h:
+            await h.say(execute("runs", "console.log('x'); for (;;);", timeoutMs=200_000))
+            await h.started("runs")
+            server.process.terminate()
+            done = await h.end("runs")
+            assert (done["error"]["code"], done["logs"]) == ("timeout", ["x"])
+            assert await asyncio.to_thread(server.wait) == 1
+            assert "hutch: stopped before everything had finished\n" in server.seen
+
+
+async def test_killed_server_leaves_no_process_and_the_next_one_removes_its_files() -> None:
+    with serving() as server:
+        async with host(server.execbox) as h:
+            await h.say(execute("runs", "for (;;);", timeoutMs=200_000))
+            await h.started("runs")
+            with Traces(server.process.pid) as traces:
+                server.process.kill()
+                assert await asyncio.to_thread(server.wait) == -signal.SIGKILL
+                files = {str(path) for path in temporary_files(server.process.pid)}
+                assert set(traces.remaining()) <= files
+        with serving():
+            assert temporary_files(server.process.pid) == []
+
+
+def test_port_in_use_is_told_and_nothing_is_started(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = hutch("serve", "--port", str(port), env={"HUTCH_HOME": str(tmp_path / "home")})
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"hutch: 127.0.0.1:{port} cannot be listened on: Address already in use."
+        " Choose another address with --host, or port with --port; --port 0 takes a free one.\n"
+    )
+    assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--port", "70000"], 1, "hutch: port: expected an integer from 0 to 65535, got 70000.\n"),
+        (["--port", "http"], 2, "Invalid value for '--port': 'http' is not a valid integer.\n"),
+        (
+            ["--host", "no.such.host.invalid", "--port", "0"],
+            1,
+            "no.such.host.invalid:0 cannot be listened on",
+        ),
+        (["--host", "203.0.113.7", "--port", "0"], 1, "203.0.113.7:0 cannot be listened on: Cannot assign"),
+    ],
+)
+def test_bad_address_is_refused_with_what_was_expected(arguments: list[str], code: int, message: str) -> None:
+    done = hutch("serve", *arguments)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert message in done.stderr
+
+
+def test_sandbox_that_cannot_be_had_is_told_and_nothing_serves() -> None:
+    done = hutch("serve", "--port", "0", env={"HUTCH_DENO": "/no/deno"})
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "HUTCH_DENO" in done.stderr
+
+
+def test_home_that_cannot_be_written_does_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with serving(HUTCH_HOME=str(tmp_path / "file" / "home")) as server:
+        os.kill(server.process.pid, signal.SIGTERM)
+        assert server.wait() == 0

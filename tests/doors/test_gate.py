@@ -1,0 +1,115 @@
+"""Who may come in: the key, the Host, the Origin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx2
+import pytest
+from tests.doors.clients import host
+from tests.messages import execute
+from tests.processes import Server, serving
+from websockets.exceptions import InvalidStatus
+
+KEY = "sésame-öffne-dich"
+
+
+@pytest.fixture(scope="module", params=["HUTCH_API_KEY", "EXECUTOR_API_KEY"])
+def guarded(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """The same setting by both of its names."""
+    env = {
+        request.param: KEY,
+        "HUTCH_ALLOWED_HOSTS": "hutch.example, other.example",
+        "HUTCH_ALLOWED_ORIGINS": "https://app.example",
+    }
+    with serving(**env) as running:
+        yield running
+
+
+async def refused(server: Server, **headers: str) -> tuple[int, str]:
+    """The status and the body of what is said instead of an upgrade."""
+    with pytest.raises(InvalidStatus) as answer:
+        async with host(server.execbox, **headers):
+            pass
+    response = answer.value.response
+    assert response.body is not None
+    return response.status_code, response.body.decode()
+
+
+async def accepted(server: Server, **headers: str) -> bool:
+    async with host(server.execbox, **headers) as h:
+        await h.say(execute("in", "1"))
+        return bool((await h.done("in"))["ok"])
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [None, "", "Bearer", "Bearer ", "Bearer wrong", f"Bearer {KEY}x", f"Basic {KEY}", KEY],
+)
+async def test_wrong_or_missing_key_is_refused_before_the_upgrade(
+    guarded: Server, authorization: str | None
+) -> None:
+    headers = {} if authorization is None else {"Authorization": as_header(authorization)}
+    status, body = await refused(guarded, **headers)
+    assert status == 401
+    assert body == '{"success":false,"error":{"code":"UNAUTHORIZED","message":"Invalid or missing API key"}}'
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
+async def test_right_key_opens_whatever_the_case_of_the_scheme(guarded: Server, scheme: str) -> None:
+    assert await accepted(guarded, Authorization=as_header(f"{scheme} {KEY}"))
+
+
+def test_metrics_want_the_key_and_health_does_not(guarded: Server) -> None:
+    assert httpx2.get(f"{guarded.url}/health").status_code == 200
+    refusal = httpx2.get(f"{guarded.url}/metrics")
+    assert (refusal.status_code, refusal.headers["www-authenticate"]) == (401, "Bearer")
+    headers = {"Authorization": f"Bearer {KEY}".encode()}
+    assert httpx2.get(f"{guarded.url}/metrics", headers=headers).status_code == 200
+
+
+def test_announcement_says_that_a_key_is_wanted_but_not_which(guarded: Server) -> None:
+    assert "(API key required)" in guarded.announced
+    assert KEY not in guarded.announced
+
+
+@pytest.mark.parametrize(
+    "name", ["evil.example", "evil.example:80", "localhost.evil.example", "[::1", "", "10.0.0.1"]
+)
+async def test_host_that_is_not_ours_is_refused(server: Server, name: str) -> None:
+    status, body = await refused(server, Host=name)
+    assert status == 403
+    assert "allowed_hosts" in body
+    assert httpx2.get(f"{server.url}/health", headers={"Host": name}).status_code == 403
+
+
+@pytest.mark.parametrize("name", ["localhost", "LocalHost:1234", "127.0.0.1", "127.8.8.8:99", "[::1]:4111"])
+async def test_names_of_loopback_are_ours(server: Server, name: str) -> None:
+    assert await accepted(server, Host=name)
+
+
+async def test_allowed_hosts_are_ours(guarded: Server) -> None:
+    for name in ("hutch.example", "other.example:443"):
+        assert await accepted(guarded, Host=name, Authorization=as_header(f"Bearer {KEY}"))
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost:1"])
+async def test_page_of_another_site_is_refused(server: Server, origin: str) -> None:
+    status, body = await refused(server, Origin=origin)
+    assert status == 403
+    assert "allowed_origins" in body
+
+
+async def test_page_of_ours_is_let_in(server: Server) -> None:
+    assert await accepted(server, Origin=server.url)
+
+
+async def test_allowed_origin_is_let_in_with_the_key_only(guarded: Server) -> None:
+    assert (await refused(guarded, Origin="https://app.example"))[0] == 401
+    authorization = as_header(f"Bearer {KEY}")
+    assert await accepted(guarded, Origin="https://app.example", Authorization=authorization)
+
+
+def as_header(text: str) -> str:
+    """The bytes of UTF-8, as a header of Latin-1 carries them."""
+    return text.encode().decode("latin-1")

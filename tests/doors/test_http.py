@@ -1,0 +1,84 @@
+"""`/health`, `/metrics`, and every way to be at the wrong address."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+
+import httpx2
+import pytest
+from tests.doors.clients import host
+from tests.messages import execute
+from tests.processes import Server
+from websockets.exceptions import InvalidStatus
+
+import hutch
+
+
+def test_health_says_how_it_is(server: Server) -> None:
+    answer = httpx2.get(f"{server.url}/health")
+    body = answer.json()
+    assert (answer.status_code, body["status"]) == (200, "ok")
+    assert body["implementationVersion"] == hutch.__version__
+    assert body["isolation"] in ("container", "process")
+    assert body["uptimeSeconds"] >= 0
+    assert datetime.fromisoformat(body["timestamp"]).utcoffset() is not None
+    assert "server" not in answer.headers
+
+
+async def test_metrics_count_runs_calls_and_processes(server: Server) -> None:
+    async with host(server.execbox) as h:
+        for id, code in (("right", "1"), ("wrong", "throw 1")):
+            await h.say(execute(id, code))
+            await h.done(id)
+    answer = httpx2.get(f"{server.url}/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    for pattern in (
+        r'hutch_runs_total{door="execbox",engine="quickjs",outcome="ok"} [1-9]',
+        r'hutch_runs_total{door="execbox",engine="quickjs",outcome="runtime_error"} 1.0',
+        r'hutch_run_seconds_count{engine="quickjs"} [2-9]',
+        r'hutch_run_seconds_bucket{engine="quickjs",le="\+Inf"} [2-9]',
+        r'hutch_tool_calls_total{engine="quickjs"} \d',
+        r'hutch_processes{engine="quickjs"} [1-9]',
+        r'hutch_executions_in_flight{engine="quickjs"} 0.0',
+        r"hutch_processes_started_total [1-9]",
+        r"hutch_executions_waiting 0.0",
+    ):
+        assert re.search(pattern, answer.text), pattern
+
+
+@pytest.mark.parametrize("path", ["/", "/nowhere", "/health/", "/execbox/x"])
+def test_unknown_path_is_told_in_the_shape_of_every_error(server: Server, path: str) -> None:
+    answer = httpx2.get(server.url + path)
+    assert answer.status_code == 404
+    assert answer.json() == {
+        "success": False,
+        "error": {"code": "NOT_FOUND", "message": f"There is nothing at {path}"},
+    }
+
+
+@pytest.mark.parametrize("path", ["/health", "/metrics"])
+def test_wrong_method_is_told_with_the_right_one(server: Server, path: str) -> None:
+    answer = httpx2.post(server.url + path, json={})
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
+    assert answer.json() == {
+        "success": False,
+        "error": {"code": "METHOD_NOT_ALLOWED", "message": f"{path} does not take POST; it takes GET, HEAD"},
+    }
+
+
+def test_execbox_without_upgrade_is_told_to_be_a_websocket(server: Server) -> None:
+    answer = httpx2.get(f"{server.url}/execbox")
+    assert answer.status_code == 426
+    assert answer.json()["error"] == {
+        "code": "UPGRADE_REQUIRED",
+        "message": f"This is a WebSocket; connect to {server.execbox}",
+    }
+
+
+async def test_websocket_to_an_unknown_path_is_told_so(server: Server) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        async with host(server.execbox + "/nowhere"):
+            pass
+    assert refused.value.response.status_code == 404
+    assert b"There is nothing at /execbox/nowhere" in (refused.value.response.body or b"")
