@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -155,23 +156,6 @@ async def test_connection_that_breaks_cancels_its_executions(server: Server) -> 
         assert record["duration_ms"] < 100_000
 
 
-async def test_client_that_does_not_read_is_not_read_either(server: Server) -> None:
-    """What it has not taken in is bounded by what the sockets hold, whatever it asks for."""
-    async with host(server.execbox) as h:
-        h.socket.transport.pause_reading()
-        code = "'x'.repeat(1_000_000)"
-        asking = asyncio.create_task(
-            h.say(*(execute(f"big-{n}", code + " ".ljust(200_000)) for n in range(300)))
-        )
-        done, _ = await asyncio.wait({asking}, timeout=3)
-        assert not done
-        h.socket.transport.resume_reading()
-        ended = 0
-        while ended < 300:
-            ended += (await h.hear())["type"] == "done"
-        await asking
-
-
 # --- limits of the server ---
 
 
@@ -207,12 +191,11 @@ async def test_every_option_has_a_maximum_of_the_servers(strict: Server) -> None
 
 
 @pytest.mark.parametrize("size", [100_001, 5_000_000])
-async def test_message_that_is_too_long_closes_the_connection_with_the_reason(
-    strict: Server, size: int
-) -> None:
+async def test_message_that_is_too_long_closes_with_the_reason(strict: Server, size: int) -> None:
     async with host(strict.execbox) as h:
-        with pytest.raises(ConnectionClosed) as closed:
+        with contextlib.suppress(ConnectionClosed):
             await h.say("x" * size)
+        with pytest.raises(ConnectionClosed) as closed:
             await h.hear()
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 1009

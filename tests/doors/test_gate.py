@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 import httpx2
 import pytest
 from tests.doors.clients import host
 from tests.messages import execute
-from tests.processes import Server, serving
+from tests.processes import PATIENCE, Server, serving
 from websockets.exceptions import InvalidStatus
 
 KEY = "sésame-öffne-dich"
@@ -74,23 +76,49 @@ def test_announcement_says_that_a_key_is_wanted_but_not_which(guarded: Server) -
 
 
 @pytest.mark.parametrize(
-    "name", ["evil.example", "evil.example:80", "localhost.evil.example", "[::1", "", "10.0.0.1"]
+    "names",
+    [
+        ["evil.example"],
+        ["evil.example:80"],
+        ["localhost.evil.example"],
+        ["localhost", "evil.example"],
+        ["10.0.0.1"],
+        ["[::1"],
+        [""],
+        [],
+    ],
 )
-async def test_host_that_is_not_ours_is_refused(server: Server, name: str) -> None:
-    status, body = await refused(server, Host=name)
-    assert status == 403
-    assert "allowed_hosts" in body
-    assert httpx2.get(f"{server.url}/health", headers={"Host": name}).status_code == 403
+def test_host_that_is_not_ours_is_refused(server: Server, names: list[str]) -> None:
+    hosts = [f"Host: {name}" for name in names]
+    for answer in (upgrade(server, *hosts), ask(server, "/health", *hosts), ask(server, "/metrics", *hosts)):
+        assert answer.startswith("HTTP/1.1 403 ")
+        assert "allowed_hosts" in answer
 
 
 @pytest.mark.parametrize("name", ["localhost", "LocalHost:1234", "127.0.0.1", "127.8.8.8:99", "[::1]:4111"])
-async def test_names_of_loopback_are_ours(server: Server, name: str) -> None:
-    assert await accepted(server, Host=name)
+def test_names_of_loopback_are_ours(server: Server, name: str) -> None:
+    assert upgrade(server, f"Host: {name}").startswith("HTTP/1.1 101 ")
 
 
-async def test_allowed_hosts_are_ours(guarded: Server) -> None:
-    for name in ("hutch.example", "other.example:443"):
-        assert await accepted(guarded, Host=name, Authorization=as_header(f"Bearer {KEY}"))
+def test_allowed_hosts_are_ours(guarded: Server) -> None:
+    for name in ("hutch.example", "OTHER.example:443"):
+        answer = upgrade(guarded, f"Host: {name}", f"Authorization: Bearer {KEY}")
+        assert answer.startswith("HTTP/1.1 101 ")
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "status"),
+    [
+        ("", "192.0.2.7", 101),
+        ("", "localhost", 101),
+        ("", "rebound.example", 403),
+        ("secret", "any.example", 101),
+    ],
+)
+def test_on_the_network_a_name_needs_the_key_or_to_be_allowed(key: str, name: str, status: int) -> None:
+    with serving("--host", "0.0.0.0", HUTCH_API_KEY=key) as server:
+        answer = upgrade(server, f"Host: {name}", f"Authorization: Bearer {key}")
+        assert answer.startswith(f"HTTP/1.1 {status} ")
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost:1"])
@@ -108,6 +136,29 @@ async def test_allowed_origin_is_let_in_with_the_key_only(guarded: Server) -> No
     assert (await refused(guarded, Origin="https://app.example"))[0] == 401
     authorization = as_header(f"Bearer {KEY}")
     assert await accepted(guarded, Origin="https://app.example", Authorization=authorization)
+
+
+def upgrade(server: Server, *headers: str) -> str:
+    """What the door answers to a handshake with these headers."""
+    return ask(
+        server,
+        "/execbox",
+        *headers,
+        "Connection: Upgrade",
+        "Upgrade: websocket",
+        "Sec-WebSocket-Version: 13",
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+    )
+
+
+def ask(server: Server, path: str, *headers: str) -> str:
+    """What the server answers to a request with exactly these headers, which no library would send."""
+    address = urlsplit(server.url)
+    with socket.create_connection((address.hostname, address.port), PATIENCE) as connection:
+        connection.sendall("\r\n".join([f"GET {path} HTTP/1.1", *headers, "", ""]).encode())
+        connection.shutdown(socket.SHUT_WR)
+        with connection.makefile("r", encoding="utf-8", errors="replace") as answer:
+            return answer.read()
 
 
 def as_header(text: str) -> str:

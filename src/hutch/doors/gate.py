@@ -35,7 +35,7 @@ class Gate:
 
     def refuse(self, connection: HTTPConnection, *, public: bool = False) -> Response | None:
         """The answer to who may not come in, or None. `public`: what everybody may see, without the key."""
-        host = connection.headers.get("host", "")
+        host = ", ".join(connection.headers.getlist("host"))
         if not self._host_allowed(host):
             return refusal(403, f"{host!r} is no name of this server; see the setting allowed_hosts")
         origin = connection.headers.get("origin")

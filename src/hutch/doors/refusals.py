@@ -40,7 +40,7 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = error.detail
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
+        allowed = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
         message = f"{request.url.path} does not take {request.method}; it takes {allowed}"
     return refusal(error.status_code, message, error.headers)
 

@@ -8,6 +8,7 @@ import itertools
 import os
 import shutil
 import tempfile
+import weakref
 from pathlib import Path
 
 from hutch.sandbox import bundle
@@ -38,6 +39,8 @@ class Launcher:
         if jail.controller is not None:
             jail.controller.sweep()
         self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_runtime_dir()))
+        # Also for a program that ends without closing us.
+        self._remove = weakref.finalize(self, _remove, self._folder, os.getpid())
 
     async def launch(self, profile: Profile) -> RunnerProcess:
         """A runner that is ready. Raises SandboxUnavailable when it cannot be had."""
@@ -89,7 +92,13 @@ class Launcher:
             self._jail.controller.close()
         if self._meter is not None:
             self._meter.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._remove()
+
+
+def _remove(folder: Path, owner: int) -> None:
+    """What a process that was forked off believes to be its own is its parent's."""
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _runtime_dir() -> str:

@@ -1,0 +1,79 @@
+/** JSON-safe is what it says, and every refusal says where. */
+
+import assert from "node:assert";
+import { NotJsonSafe, toJson, toLog } from "../json.ts";
+
+Deno.test("plain values pass as JSON.stringify writes them", () => {
+  const value = { a: [1, "x", null, true, { b: -0.5 }], gone: undefined };
+  assert.strictEqual(toJson(value, "It"), '{"a":[1,"x",null,true,{"b":-0.5}]}');
+  assert.strictEqual(toJson(undefined, "It"), undefined);
+  assert.strictEqual(toJson(Object.create(null), "It"), "{}");
+  assert.strictEqual(toJson("\ud800", "It"), '"\\ud800"');
+});
+
+const cycle: Record<string, unknown> = {};
+cycle.self = [cycle];
+class Point {}
+
+const REFUSED: [value: unknown, message: RegExp][] = [
+  [NaN, /NaN/],
+  [{ a: [Infinity] }, /Infinity at \.a\[0\]/],
+  [{ a: 1n }, /a bigint at \.a/],
+  [() => 1, /a function/],
+  [Symbol("s"), /a symbol/],
+  [new Map(), /an instance of Map/],
+  [[new Date(0)], /an instance of Date at \[0\]/],
+  [new Point(), /an instance of Point/],
+  [[undefined], /undefined at \[0\]/],
+  [cycle, /a cycle at \.self\[0\]/],
+];
+
+for (const [value, message] of REFUSED) {
+  Deno.test(`refused: ${message.source}`, () => {
+    assert.throws(() => toJson(value, "The result"), {
+      message: new RegExp(`^The result .*${message.source}`),
+    });
+  });
+}
+
+Deno.test("what is shared but no cycle passes", () => {
+  const shared = { x: 1 };
+  assert.strictEqual(toJson([shared, shared], "It"), '[{"x":1},{"x":1}]');
+});
+
+Deno.test("a small value whose JSON is enormous is stopped by its budget, not by memory", () => {
+  let value: unknown = "x".repeat(1000);
+  for (let i = 0; i < 40; i++) value = [value, value];
+  assert.throws(
+    () => toJson(value, "The result", 100_000),
+    (error) => error instanceof NotJsonSafe && error.tooLarge,
+  );
+});
+
+Deno.test("nesting has a bound", () => {
+  let value: unknown = 1;
+  for (let i = 0; i < 200_000; i++) value = [value];
+  assert.throws(() => toJson(value, "The result"), /nested deeper than 120 levels/);
+});
+
+Deno.test("a log line is readable whatever is printed", () => {
+  assert.strictEqual(toLog("text"), "text");
+  assert.strictEqual(toLog(undefined), "undefined");
+  assert.strictEqual(toLog({ a: 1 }), '{"a":1}');
+  assert.strictEqual(toLog(10n), "10n");
+  assert.strictEqual(toLog(function f() {}), "[Function: f]");
+  assert.strictEqual(toLog(new Map([[1, 2]])), "Map(1) [[1,2]]");
+  assert.match(toLog(cycle), /object/i);
+  assert.match(toLog(new TypeError("no")), /^TypeError: no/);
+  assert.strictEqual(
+    toLog({
+      toJSON() {
+        throw 1;
+      },
+      toString() {
+        throw 2;
+      },
+    }),
+    "[unprintable]",
+  );
+});

@@ -1,0 +1,88 @@
+/** Every accepted form of guest source becomes a function, and positions survive what was inserted. */
+
+import assert from "node:assert";
+import { GuestSyntaxError, prepare, provideTypeScript } from "../source.ts";
+import { strip } from "../typescript/strip.ts";
+
+const evaluate = eval;
+Object.assign(globalThis, { strip });
+provideTypeScript("strip");
+
+function value(source: string): Promise<unknown> {
+  return evaluate(prepare(source).code)();
+}
+
+const FORMS: [name: string, source: string, expected: unknown][] = [
+  ["an expression", "1 + 1", 2],
+  ["an expression with a semicolon", "1 + 1;", 2],
+  ["an expression with a comment behind it", "1 + 1 // two", 2],
+  ["an expression in parentheses", "({ a: 1 }).a", 1],
+  ["statements that end in an expression", "const x = 4; x * 2", 8],
+  ["a body with return and await", "const x = await 3; return x", 3],
+  ["one named function", "async function main() { return 7 }", 7],
+  ["one arrow", "async () => 8", 8],
+  ["one function expression", "(function () { return 9 })", 9],
+  ["a fence", "```js\nconst a = 1;\na + 1\n```", 2],
+  ["nothing", "", undefined],
+  ["a block", "{ a: 1 }", undefined],
+  ["a string that could be a directive", '"hello"', "hello"],
+  ["TypeScript", "interface A { x: number }\nconst a: A = { x: 1 } as A;\nreturn a.x!", 1],
+  ["an enum", "enum E { A = 5 }\nE.A", 5],
+];
+
+for (const [name, source, expected] of FORMS) {
+  Deno.test(`the value of ${name}`, async () => assert.deepStrictEqual(await value(source), expected));
+}
+
+Deno.test("a function that is not the only statement is not called", async () => {
+  assert.strictEqual(await value("function f() { return 1 }\nconst x = 2"), undefined);
+});
+
+Deno.test("a static import becomes a dynamic one, its lines kept", async () => {
+  assert.strictEqual(await value('import {\n  join as j,\n} from "node:path";\nj("a", "b")'), "a/b");
+  assert.strictEqual(prepare('import {\n  join,\n} from "node:path";\njoin.x').code.split("\n").length, 5);
+});
+
+Deno.test("an export is refused with the remedy and the place", () => {
+  assert.throws(() => prepare("const a = 1;\nexport default a"), (error: GuestSyntaxError) => {
+    assert.match(error.message, /use `return`.*\(2:1\)/);
+    return true;
+  });
+});
+
+Deno.test("a syntax error names line and column, counted from 1", () => {
+  assert.throws(() => prepare("let a = 1;\nlet b = ;"), (error: GuestSyntaxError) => {
+    assert.deepStrictEqual(error.at, { line: 2, column: 9 });
+    return true;
+  });
+});
+
+Deno.test("an error in TypeScript is told where it is, not where JavaScript gave up", () => {
+  assert.throws(() => prepare("const x: number = 1;\nlet y: string = ;"), (error: GuestSyntaxError) => {
+    assert.strictEqual(error.at?.line, 2);
+    return true;
+  });
+});
+
+Deno.test("a namespace with values is refused rather than dropped", () => {
+  assert.throws(
+    () => prepare("const a: number = 1;\nnamespace N { export const x = 1 }\nN.x"),
+    /namespace.*\(2:1\)/,
+  );
+  prepare("declare namespace N { const x: number }\nconst a: number = 1");
+});
+
+Deno.test("a position behind what was inserted is the author's", () => {
+  const program = prepare("let a = 1;\n  a.b.c");
+  const line = program.code.split("\n")[1];
+  assert.deepStrictEqual(program.locate(2, line.indexOf("a.b") + 1), { line: 2, column: 3 });
+});
+
+Deno.test("a position on the first line does not count the wrapper", () => {
+  const program = prepare("foo()");
+  assert.deepStrictEqual(program.locate(1, program.code.indexOf("foo") + 1), { line: 1, column: 1 });
+});
+
+Deno.test("source that breaks out of the wrapper is refused", () => {
+  assert.throws(() => prepare("1 })(); (async () => { 2"), GuestSyntaxError);
+});

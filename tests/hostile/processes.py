@@ -1,0 +1,34 @@
+"""The processes that hold guests, as the host sees them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tests.sandbox.jails import descendants
+
+import hutch
+
+
+def runners(sandbox: hutch.Hutch) -> set[int]:
+    """The runner processes of a sandbox: Deno itself, not what started it."""
+    pool = sandbox._kernel.pool  # type: ignore[union-attr]
+    held = [
+        *pool._busy,
+        *(each for mine in pool._shared.values() for each in mine),
+        *(each for ready in pool._warm.values() for each in ready),
+    ]
+    return {pid for runner in held for pid in descendants(runner.pid)[-1:]}
+
+
+def resident_bytes(pid: int) -> int:
+    """Anonymous memory in use; what of it is Deno's own binary is shared."""
+    _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
+    return (resident - shared) * os.sysconf("SC_PAGESIZE")
+
+
+def exists(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
