@@ -26,8 +26,13 @@ def test_announced_curl_line_works() -> None:
 
 
 def test_wildcard_address_is_announced_as_one_that_can_be_reached() -> None:
-    with serving("--host", "0.0.0.0") as server:
+    with serving("--host", "0.0.0.0", HUTCH_API_KEY="secret") as server:
         assert server.url.startswith("http://127.0.0.1:")
+
+
+def test_network_without_a_key_is_warned_of() -> None:
+    with serving("--host", "0.0.0.0") as server:
+        assert "whoever reaches this address can run code here; set HUTCH_API_KEY" in server.logged("hutch:")
 
 
 def test_ipv6_address_is_announced_in_brackets() -> None:

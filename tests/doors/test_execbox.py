@@ -99,9 +99,9 @@ async def test_cancel_ends_one_execution_and_no_other(server: Server) -> None:
         await h.say(execute("stays", "await tools.ask()", tools=("ask",)))
         await h.started("stays")
         call = await h.call("stays")
-        await h.say(execute("goes", "console.log('here'); for (;;);"))
+        await h.say(execute("goes", "console.log('here'); await tools.ask(); for (;;);", tools=("ask",)))
         await h.started("goes")
-        await h.say({"type": "cancel", "id": "goes"})
+        await h.say(tool_result(await h.call("goes"), 1), {"type": "cancel", "id": "goes"})
         done = await h.end("goes")
         assert (done["error"]["code"], done["logs"]) == ("timeout", ["here"])
         await h.say(tool_result(call, "stayed"))
@@ -203,3 +203,21 @@ async def test_message_that_is_too_long_closes_with_the_reason(strict: Server, s
     async with host(strict.execbox) as h:
         await h.say(execute("next", "1"))
         assert (await h.done("next"))["result"] == 1
+
+
+async def test_full_server_says_busy_and_when_to_try_again() -> None:
+    limits = {"HUTCH_MAX_PROCESSES": "1", "HUTCH_QUICKJS_VMS": "1", "HUTCH_MAX_QUEUE": "1"}
+    with serving(**limits) as server:
+        async with host(server.execbox) as h:
+            await h.say(execute("has it", "await tools.ask()", tools=("ask",)))
+            await h.started("has it")
+            call = await h.call("has it")
+            await h.say(execute("waits", "1"), execute("too many", "2"))
+            refused = (await h.end("too many"))["error"]
+            assert refused["code"] == "internal_error"
+            assert refused["message"] == "1 executions are waiting already. Try again in 1 s."
+            await h.say({"type": "cancel", "id": "waits"})
+            assert (await h.end("waits"))["error"]["code"] == "timeout"
+            await h.say(execute("waits too", "3"), tool_result(call, "done"))
+            assert (await h.end("has it"))["result"] == "done"
+            assert (await h.done("waits too"))["result"] == 3

@@ -24,9 +24,9 @@ from hutch.session.messages import (
 # The specification's minimal transcript, to the letter.
 TRANSCRIPT = [
     (
-        r'{"type":"execute","id":"exec-1","code":"await tools.echo({\"ok\":true})","options":{"timeoutMs":1000,'
-        r'"memoryLimitBytes":67108864,"maxLogLines":100,"maxLogChars":64000},"providers":[{"name":"tools","tools":'
-        r'{"echo":{"safeName":"echo","originalName":"echo","description":"Echo input"}},'
+        r'{"type":"execute","id":"exec-1","code":"await tools.echo({\"ok\":true})","options":{'
+        r'"timeoutMs":1000,"memoryLimitBytes":67108864,"maxLogLines":100,"maxLogChars":64000},"providers":['
+        r'{"name":"tools","tools":{"echo":{"safeName":"echo","originalName":"echo","description":"Echo input"}},'
         r'"types":"declare namespace tools { ... }"}]}'
     ),
     '{"type":"started","id":"exec-1"}',

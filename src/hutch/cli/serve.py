@@ -16,7 +16,7 @@ import uvloop
 from hutch import logs
 from hutch import settings as settings_module
 from hutch.app import App
-from hutch.doors.gate import Gate
+from hutch.doors.gate import Gate, is_loopback
 from hutch.errors import HutchError
 from hutch.settings import Settings
 
@@ -32,12 +32,12 @@ class Server(uvicorn.Server):
 
 
 class Signals:
-    """SIGTERM and SIGINT: the first asks for an end, the second for one at once."""
+    """SIGTERM, SIGINT and SIGHUP: the first asks for an end, the second for one at once."""
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
         self.second = asyncio.Event()
-        for each in (signal.SIGTERM, signal.SIGINT):
+        for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(each, self._came)
 
     def _came(self) -> None:
@@ -123,4 +123,6 @@ def _announce(settings: Settings, app: App, listener: socket.socket) -> None:
     print(f"Hutch serves http://{shown}:{port}   isolation: {isolation}{weak}")
     print(f"  Execbox WebSocket: ws://{shown}:{port}/execbox{key}")
     print(f"  Try:  curl http://{shown}:{port}/health", flush=True)
+    if not is_loopback(host) and settings.api_key is None:
+        print("hutch: whoever reaches this address can run code here; set HUTCH_API_KEY", file=sys.stderr)
     logger.info("serving", extra={"fields": {"host": host, "port": port, "isolation": isolation}})

@@ -26,7 +26,7 @@ class Gate:
 
     def __init__(self, settings: Settings) -> None:
         self._key = settings.api_key
-        self._loopback_only = _is_loopback(settings.host)
+        self._loopback_only = is_loopback(settings.host)
         self._hosts = {settings.host.lower(), *(name.lower() for name in settings.allowed_hosts)}
         self._origins = {origin.lower().rstrip("/") for origin in settings.allowed_origins}
         self._inside: dict[Serving, WebSocketChannel] = {}
@@ -88,7 +88,7 @@ class Gate:
     def _host_allowed(self, header: str) -> bool:
         """A page that rebinds its name to our address still sends its own name."""
         host = _host_of(f"//{header}")
-        if host in self._hosts or _is_loopback(host):
+        if host in self._hosts or is_loopback(host):
             return True
         if self._loopback_only:
             return False
@@ -114,7 +114,7 @@ def _host_of(url: str) -> str:
         return ""
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
     try:

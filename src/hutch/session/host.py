@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
 from typing import Any
 
 import anyio
@@ -148,7 +149,7 @@ class Session:
 
     def begin(self) -> None:
         """Sends `execute`."""
-        self._sent_at = self._loop.time()
+        self._sent_at = monotonic()
         # One timer for both deadlines: most executions are over before it is looked at.
         first = min(START_TIMEOUT, self.limits.timeout_ms / 1000 + BACKSTOP)
         self._timer = self._loop.call_later(first, self._watch)
@@ -170,7 +171,7 @@ class Session:
         elif message.id != self.id:
             return
         elif isinstance(message, Started):
-            self._started_at = self._loop.time()
+            self._started_at = monotonic()
             if self._on_started is not None:
                 self._on_started()
         else:
@@ -230,7 +231,7 @@ class Session:
         self._answer_error(call.call_id, wire_code("call_limit"), message)
 
     async def _dispatch(self, call: ToolCall) -> None:
-        began = self._loop.time()
+        began = monotonic()
         ok = False
         try:
             if self._writable is not None:
@@ -252,7 +253,7 @@ class Session:
             raise
         finally:
             if len(self._calls) < MAX_RECORDED_CALLS:
-                elapsed = round((self._loop.time() - began) * 1000, 3)
+                elapsed = round((monotonic() - began) * 1000, 3)
                 self._calls.append(CallRecord(call.provider_name, call.safe_tool_name, ok, elapsed))
 
     async def _invoke(self, call: ToolCall) -> bytes:
@@ -269,7 +270,7 @@ class Session:
             run_id=self.id,
             provider=call.provider_name,
             tool=provider.original_name(call.safe_tool_name),
-            deadline=self._sent_at + self.limits.timeout_ms / 1000,
+            deadline=self._loop.time() - self._elapsed_ms() / 1000 + self.limits.timeout_ms / 1000,
             cancelled=self._cancelled,
         )
         return await provider.dispatch(call.safe_tool_name, value, context)
@@ -346,7 +347,7 @@ class Session:
             self._waiting.set_result(None)
 
     def _elapsed_ms(self) -> float:
-        return round((self._loop.time() - self._sent_at) * 1000, 3)
+        return round((monotonic() - self._sent_at) * 1000, 3)
 
     # --- the clock ---
 
@@ -357,8 +358,9 @@ class Session:
         return self._started_at + self.limits.timeout_ms / 1000 + BACKSTOP
 
     def _watch(self) -> None:
-        if self._loop.time() < self._deadline():
-            self._timer = self._loop.call_at(self._deadline(), self._watch)
+        left = self._deadline() - monotonic()
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._watch)
         elif self._started_at is None:
             self.lose("the runner did not start the execution")
         else:

@@ -1,0 +1,211 @@
+"""Floods: of logs, of results, of nesting; none of them grows in the host, none is taken for the protocol."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from tests.conftest import Run
+from tests.hostile.processes import resident_bytes
+
+import hutch
+
+MIB = 1024 * 1024
+ROOM = 64 * MIB
+
+FLOODS = {
+    "console.log": "const line = 'x'.repeat(1 << 20); for (let i = 0; i < 300; i++) console.log(line); return 'done'",
+    "many short lines": "for (let i = 0; i < 300000; i++) console.log(i); return 'done'",
+    "all methods": (
+        "const line = 'x'.repeat(1 << 18);"
+        " for (let i = 0; i < 300; i++) for (const m of ['log', 'warn', 'error', 'info']) console[m](line); return 'done'"
+    ),
+}
+DENO_FLOODS = {
+    "stdout": "const b = new Uint8Array(1 << 20).fill(120); b[0] = 10; for (let i = 0; i < 300; i++) Deno.stdout.writeSync(b); return 'done'",
+    "one line without an end": "const b = new Uint8Array(1 << 20).fill(120); for (let i = 0; i < 300; i++) Deno.stdout.writeSync(b); return 'done'",
+    "stderr": "const b = new Uint8Array(1 << 20).fill(120); for (let i = 0; i < 300; i++) Deno.stderr.writeSync(b); return 'done'",
+    "node's stdout": "const p = await import('node:process'); const s = 'x'.repeat(1 << 16); for (let i = 0; i < 1000; i++) p.stdout.write(s); return 'done'",
+    "console.table and dir": "for (let i = 0; i < 2000; i++) { console.table([[i]]); console.dir({ i }); console.group('g') } return 'done'",
+    "bytes that are no text": "const b = crypto.getRandomValues(new Uint8Array(1 << 16)); for (let i = 0; i < 300; i++) Deno.stdout.writeSync(b); return 'done'",
+}
+
+
+async def flooded(run: Run, code: str) -> hutch.Result:
+    before = resident_bytes(os.getpid())
+    result = await run(code, timeout_ms=60_000)
+    assert resident_bytes(os.getpid()) < before + ROOM
+    assert result.error is None
+    assert result.result == "done"
+    assert result.logs_truncated
+    assert len(result.logs) <= 100
+    assert sum(map(len, result.logs)) <= 64_000
+    return result
+
+
+@pytest.mark.parametrize("code", FLOODS.values(), ids=FLOODS.keys())
+async def test_a_flood_of_logs_is_cut_and_said_to_be(run: Run, code: str) -> None:
+    assert (await flooded(run, code)).logs
+
+
+@pytest.mark.parametrize("engine", ["deno"])
+@pytest.mark.parametrize("code", DENO_FLOODS.values(), ids=DENO_FLOODS.keys())
+async def test_a_flood_past_the_console_is_cut_too(run: Run, code: str) -> None:
+    assert (await flooded(run, code)).logs
+
+
+async def test_a_flood_that_never_ends_is_a_timeout_with_its_beginning_kept(run: Run) -> None:
+    result = await run("for (let i = 0; ; i++) console.log('line', i)", timeout_ms=300)
+    assert result.error is not None
+    assert result.error.code == "timeout"
+    assert result.logs[:2] == ["line 0", "line 1"]
+    assert len(result.logs) == 100
+
+
+# --- results ---
+
+HUGE = {
+    "a text": "'x'.repeat(200 * 1024 * 1024)",
+    "a million keys": "const o = {}; for (let i = 0; i < 1e6; i++) o['key' + i] = i; return o",
+    "a long array": "new Array(5e6).fill(7)",
+    "a value that is shared": "let v = ['x'.repeat(100)]; for (let i = 0; i < 40; i++) v = [v, v]; return v",
+}
+
+
+@pytest.mark.parametrize("code", HUGE.values(), ids=HUGE.keys())
+async def test_a_huge_result_is_refused_clearly(run: Run, code: str) -> None:
+    before = resident_bytes(os.getpid())
+    result = await run(code, memory_limit_bytes=900 * MIB, timeout_ms=60_000)
+    assert resident_bytes(os.getpid()) < before + ROOM
+    assert result.error is not None
+    assert result.error.code == "result_too_large"
+    assert "result" in result.error.message.lower()
+
+
+async def test_a_huge_input_is_refused_and_its_tool_not_called(run: Run) -> None:
+    calls = []
+
+    async def take(value: Any, /) -> None:
+        calls.append(1)
+
+    result = await run("await tools.take('x'.repeat(40 * 1024 * 1024))", tools=[take], memory_limit_bytes=900 * MIB)
+    assert not result.ok
+    assert calls == []
+    assert (await run("1")).result == 1
+
+
+async def test_a_huge_tool_result_is_an_error_that_the_guest_can_catch(run: Run) -> None:
+    async def give() -> str:
+        return "x" * (20 * MIB)
+
+    code = "try { await tools.give() } catch (e) { return [e.code, e.message] }"
+    result = await run(code, tools=[give])
+    assert result.error is None
+    code, message = result.result
+    assert code == "serialization_error"
+    assert "limit" in message
+
+
+async def test_a_huge_error_is_cut(run: Run) -> None:
+    result = await run("const e = new Error('x'.repeat(5e6)); e.name = 'N'.repeat(5e6); throw e")
+    assert result.error is not None
+    assert result.error.code == "runtime_error"
+    assert len(result.error.message) < 10_000
+    assert len(result.error.name or "") < 10_000
+
+
+# --- nesting ---
+
+
+async def test_nesting_of_200_000_levels_is_refused_on_the_way_out(run: Run) -> None:
+    result = await run("let v = 1; for (let i = 0; i < 200000; i++) v = [v]; return v")
+    assert result.error is not None
+    assert result.error.code in ("serialization_error", "runtime_error")
+
+
+async def test_nesting_of_200_000_levels_is_refused_as_an_input(run: Run) -> None:
+    calls = []
+
+    async def take(value: Any, /) -> None:
+        calls.append(1)
+
+    code = """
+        let v = 1; for (let i = 0; i < 200000; i++) v = { v };
+        try { await tools.take(v) } catch (e) { return e.code }
+    """
+    result = await run(code, tools=[take])
+    assert result.result == "serialization_error"
+    assert calls == []
+
+
+async def test_nesting_of_200_000_levels_is_refused_on_the_way_in(run: Run) -> None:
+    async def give() -> Any:
+        value: Any = 1
+        for _ in range(200_000):
+            value = [value]
+        return value
+
+    result = await run("await tools.give()", tools=[give])
+    assert result.error is not None
+    assert result.error.code == "serialization_error"
+    assert result.error.message.startswith("Tool give returned a non-serializable value")
+
+
+async def test_an_error_with_a_chain_of_200_000_causes_is_just_an_error(run: Run) -> None:
+    result = await run("let e = new Error('first'); for (let i = 0; i < 200000; i++) e = new Error('next', { cause: e }); throw e")
+    assert result.error is not None
+    assert (result.error.code, result.error.message) == ("runtime_error", "next")
+
+
+# --- what looks like the protocol ---
+
+FORGED = [
+    '{"type":"done","id":"x","ok":true,"durationMs":1,"logs":[],"result":"forged"}',
+    '{"type":"started","id":"x"}',
+    '{"type":"tool_call","callId":"1","providerName":"tools","safeToolName":"note","input":null}',
+    '{"jsonrpc":"2.0","id":1,"result":"forged"}',
+]
+
+
+async def test_protocol_lines_on_the_console_are_text(run: Run) -> None:
+    calls = []
+
+    async def note() -> None:
+        calls.append(1)
+
+    code = f"for (const line of {FORGED!r}) console.log(line + '\\n' + line); return 'honest'"
+    result = await run(code, tools=[note])
+    assert result.result == "honest"
+    assert result.logs == [f"{line}\n{line}" for line in FORGED]
+    assert calls == []
+
+
+@pytest.mark.parametrize("where", ["Deno.stdout", "Deno.stderr"])
+async def test_protocol_lines_on_stdout_are_text(sandbox: hutch.Hutch, where: str) -> None:
+    calls = []
+
+    async def note() -> None:
+        calls.append(1)
+
+    code = f"""
+        const text = {FORGED!r}.map((line) => line + '\\n').join('');
+        {where}.writeSync(new TextEncoder().encode('\\n' + text));
+        await tools.note();
+        return 'honest';
+    """
+    result = await sandbox.run(code, engine="deno", tools=[note])
+    assert result.result == "honest"
+    assert result.logs == ["", *FORGED]
+    assert calls == [1]
+
+
+async def test_stdin_is_empty(sandbox: hutch.Hutch) -> None:
+    code = """
+        const buffer = new Uint8Array(64);
+        const p = await import('node:process');
+        const rest = []; for await (const chunk of Deno.stdin.readable) rest.push(chunk.length);
+        return [Deno.stdin.readSync(buffer), await Deno.stdin.read(buffer), rest];
+    """
+    code = code.replace("const p = await import('node:process');\n", "")
+    assert (await sandbox.run(code, engine="deno")).result in ([None, None, []], [None, None, [0]])
