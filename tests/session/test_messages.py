@@ -26,7 +26,8 @@ TRANSCRIPT = [
     (
         r'{"type":"execute","id":"exec-1","code":"await tools.echo({\"ok\":true})","options":{'
         r'"timeoutMs":1000,"memoryLimitBytes":67108864,"maxLogLines":100,"maxLogChars":64000},"providers":['
-        r'{"name":"tools","tools":{"echo":{"safeName":"echo","originalName":"echo","description":"Echo input"}},'
+        r'{"name":"tools","tools":{"echo":{"safeName":"echo","originalName":"echo",'
+        r'"description":"Echo input"}},'
         r'"types":"declare namespace tools { ... }"}]}'
     ),
     '{"type":"started","id":"exec-1"}',

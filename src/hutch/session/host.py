@@ -132,7 +132,7 @@ class Session:
         self._trusted = trusted
         self._codes = codes
         self._on_started = on_started
-        self._sent_at = 0.0
+        self._began_at = self._sent_at = 0.0
         self._started_at: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._cancelling = False
@@ -149,7 +149,8 @@ class Session:
 
     def begin(self) -> None:
         """Sends `execute`."""
-        self._sent_at = monotonic()
+        # The loop's own clock, which tools know, may count in whole milliseconds.
+        self._began_at, self._sent_at = self._loop.time(), monotonic()
         # One timer for both deadlines: most executions are over before it is looked at.
         first = min(START_TIMEOUT, self.limits.timeout_ms / 1000 + BACKSTOP)
         self._timer = self._loop.call_later(first, self._watch)
@@ -270,7 +271,7 @@ class Session:
             run_id=self.id,
             provider=call.provider_name,
             tool=provider.original_name(call.safe_tool_name),
-            deadline=self._loop.time() - self._elapsed_ms() / 1000 + self.limits.timeout_ms / 1000,
+            deadline=self._began_at + self.limits.timeout_ms / 1000,
             cancelled=self._cancelled,
         )
         return await provider.dispatch(call.safe_tool_name, value, context)
