@@ -194,7 +194,7 @@ RUNNER = textwrap.dedent(
     def done(id, **more):
         say(**{"type": "done", "id": id, "ok": True, "durationMs": 1, "logs": [], **more})
 
-    def call(id, call_id="c1", tool="note", provider="tools", input=None, **more):
+    def call(_, call_id="c1", tool="note", provider="tools", input=None, **more):
         say(type="tool_call", callId=call_id, providerName=provider, safeToolName=tool, input=input, **more)
 
     def raw(text):
@@ -290,7 +290,7 @@ async def test_extra_fields_are_ignored(with_runner: WithRunner) -> None:
         say(type="started", id=id, extra={"a": 1})
         call(id, extra=[1], another=None)
         answer = hear()
-        done(id, result=answer["result"], extra="x", error=None and {})
+        done(id, result=answer["result"], extra="x")
         """
     )
     assert (await sandbox.run("x", tools=[Notes().tool()])).result == "noted"

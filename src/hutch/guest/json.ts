@@ -8,6 +8,11 @@ const { getPrototypeOf, keys, prototype: objectPrototype } = Object;
 const { isArray } = Array;
 const { isFinite: isFiniteNumber } = Number;
 const { stringify } = JSON;
+const { apply } = Reflect;
+const { charCodeAt } = String.prototype;
+const { test } = RegExp.prototype;
+// deno-lint-ignore no-control-regex
+const NOT_ASCII = /[^\0-\x7f]/;
 
 /** One less than what the host takes for a whole message, which wraps the value. */
 const MAX_DEPTH = 120;
@@ -20,75 +25,88 @@ export class NotJsonSafe extends Error {
   }
 }
 
+/** Where a walk through a value is, and how much it may still see. */
+interface Walk {
+  readonly what: string;
+  readonly maxBytes: number;
+  left: number;
+  readonly above: object[];
+  readonly keys: (string | number)[];
+}
+
 /** JSON text of `value`, or undefined for undefined; throws NotJsonSafe that says where and what. */
-export function toJson(value: unknown, what: string, maxChars = Infinity): string | undefined {
+export function toJson(value: unknown, what: string, maxBytes = Infinity): string | undefined {
   if (value === undefined) return undefined;
-  const budget = { left: maxChars };
-  check(value, "", what, 0, [], budget);
+  check(value, 0, { what, maxBytes, left: maxBytes, above: [], keys: [] });
   const text = stringify(value);
-  if (text.length > maxChars) throw tooLarge(what, maxChars);
+  if (exceeds(text, maxBytes)) throw tooLarge(what, maxBytes);
   return text;
 }
 
-function tooLarge(what: string, maxChars: number): NotJsonSafe {
-  return new NotJsonSafe(`${what} is too large: its JSON text has more than ${maxChars} characters`, true);
+/** Whether a text has more bytes in UTF-8. */
+function exceeds(text: string, maxBytes: number): boolean {
+  if (text.length > maxBytes || 3 * text.length <= maxBytes) return text.length > maxBytes;
+  if (!apply(test, NOT_ASCII, [text])) return false;
+  let bytes = text.length;
+  for (let i = 0; i < text.length && bytes <= maxBytes; i++) {
+    const unit = apply(charCodeAt, text, [i]);
+    // Two units of a pair make four bytes.
+    if (unit >= 0x80) bytes += unit < 0x800 || (unit >= 0xd800 && unit < 0xe000) ? 1 : 2;
+  }
+  return bytes > maxBytes;
 }
 
-function check(
-  value: unknown,
-  path: string,
-  what: string,
-  depth: number,
-  above: unknown[],
-  budget: { left: number },
-): void {
+function tooLarge(what: string, maxBytes: number): NotJsonSafe {
+  return new NotJsonSafe(`${what} is too large: its JSON text has more than ${maxBytes} bytes`, true);
+}
+
+function check(value: unknown, depth: number, walk: Walk): void {
   // Shared references can make a small value long; every visit costs at least one character of JSON.
-  if (--budget.left < 0) throw tooLarge(what, 0);
+  if (--walk.left < 0) throw tooLarge(walk.what, walk.maxBytes);
   switch (typeof value) {
     case "string":
-      budget.left -= value.length;
+      walk.left -= value.length;
       return;
     case "boolean":
       return;
     case "number":
-      if (!isFiniteNumber(value)) refuse(`${value}`, path, what);
+      if (!isFiniteNumber(value)) refuse(`${value}`, depth, walk);
       return;
     case "object":
-      if (value !== null) checkObject(value, path, what, depth, above, budget);
+      if (value !== null) checkObject(value, depth, walk);
       return;
     default:
-      refuse(describe(value), path, what);
+      refuse(describe(value), depth, walk);
   }
 }
 
-function checkObject(
-  value: object,
-  path: string,
-  what: string,
-  depth: number,
-  above: unknown[],
-  budget: { left: number },
-): void {
-  if (depth >= MAX_DEPTH) refuse(`nested deeper than ${MAX_DEPTH} levels`, path.slice(0, 40), what);
-  for (let i = 0; i < depth; i++) if (above[i] === value) refuse("a cycle", path, what);
+function checkObject(value: object, depth: number, walk: Walk): void {
+  const { above, keys: path } = walk;
+  if (depth >= MAX_DEPTH) refuse(`nested deeper than ${MAX_DEPTH} levels`, 8, walk);
+  for (let i = 0; i < depth; i++) if (above[i] === value) refuse("a cycle", depth, walk);
   above[depth] = value;
   if (isArray(value)) {
     for (let i = 0; i < value.length; i++) {
-      check(value[i], `${path}[${i}]`, what, depth + 1, above, budget);
+      path[depth] = i;
+      check(value[i], depth + 1, walk);
     }
   } else {
     const prototype = getPrototypeOf(value);
-    if (prototype !== objectPrototype && prototype !== null) refuse(describe(value), path, what);
-    for (const key of keys(value)) {
-      const member = (value as Record<string, unknown>)[key];
-      budget.left -= key.length;
-      if (member !== undefined) check(member, `${path}.${key}`, what, depth + 1, above, budget);
+    if (prototype !== objectPrototype && prototype !== null) refuse(describe(value), depth, walk);
+    const names = keys(value);
+    for (let i = 0; i < names.length; i++) {
+      const name = path[depth] = names[i];
+      const member = (value as Record<string, unknown>)[name];
+      walk.left -= name.length;
+      if (member !== undefined) check(member, depth + 1, walk);
     }
   }
 }
 
-function refuse(found: string, path: string, what: string): never {
-  throw new NotJsonSafe(`${what} is not JSON-safe: ${found}${path ? ` at ${path}` : ""}`);
+function refuse(found: string, depth: number, { what, keys: path }: Walk): never {
+  let at = "";
+  for (let i = 0; i < depth; i++) at += typeof path[i] === "number" ? `[${path[i]}]` : `.${path[i]}`;
+  throw new NotJsonSafe(`${what} is not JSON-safe: ${found}${at ? ` at ${at}` : ""}`);
 }
 
 function describe(value: unknown): string {

@@ -46,12 +46,17 @@ function trustedError(code: string, message: string): Error {
   return error;
 }
 
-function proxy(name: string, tool: number, emit: Emit): (input?: unknown) => Promise<unknown> {
+function proxy(
+  name: string,
+  tool: number,
+  emit: Emit,
+  maxBytes?: number,
+): (input?: unknown) => Promise<unknown> {
   return (input) =>
     new Promise((resolve, reject) => {
       let text: string;
       try {
-        text = toJson(input, `The input of ${name}`) ?? "null";
+        text = toJson(input, `The input of ${name}`, maxBytes) ?? "null";
       } catch (error) {
         if (!(error instanceof NotJsonSafe)) throw error;
         return reject(trustedError("serialization_error", error.message));
@@ -68,13 +73,13 @@ function proxy(name: string, tool: number, emit: Emit): (input?: unknown) => Pro
 }
 
 /** Defines the providers' namespaces as globals without a prototype, so that every tool's name is data. */
-export function lend(providers: Lent, emit: Emit): void {
+export function lend(providers: Lent, emit: Emit, maxInputBytes?: number): void {
   let count = 0;
   for (let i = 0; i < providers.length; i++) {
     const [name, tools] = providers[i];
     const namespace = create(null);
     for (let j = 0; j < tools.length; j++) {
-      const value = proxy(`${name}.${tools[j]}`, count++, emit);
+      const value = proxy(`${name}.${tools[j]}`, count++, emit, maxInputBytes);
       defineProperty(namespace, tools[j], { value, enumerable: true });
     }
     defineProperty(globalThis, name, { value: namespace, writable: true, configurable: true });

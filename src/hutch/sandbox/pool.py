@@ -116,7 +116,7 @@ class Pool:
         if self._closed:
             raise Busy("The sandbox is shutting down.")
         self._keep_house()
-        if not self._waiters:
+        if not self._is_wanted(profile, owner):
             runner = self._take(profile, owner)
             if runner is not None:
                 return runner
@@ -132,15 +132,27 @@ class Pool:
                 return await waiter.future
         except TimeoutError:
             self._late += 1
+            self._give_back(waiter)
             seconds = self._settings.queue_seconds
             raise Busy(f"No place came free within {seconds:g} s.", retry_after=self._wait_guess()) from None
         except asyncio.CancelledError:
-            if waiter.future.done() and not waiter.future.cancelled() and not waiter.future.exception():
-                self.release(waiter.future.result())
+            self._give_back(waiter)
             raise
         finally:
             with contextlib.suppress(ValueError):
                 self._waiters.remove(waiter)
+
+    def _is_wanted(self, profile: Profile, owner: str) -> bool:
+        """Whether somebody waits already for what this one would take."""
+        return any(
+            waiter.profile == profile and (profile.details.single_use or waiter.owner == owner)
+            for waiter in self._waiters
+        )
+
+    def _give_back(self, waiter: Waiter) -> None:
+        """Who stops waiting may have been given a runner at that very moment."""
+        if waiter.future.done() and not waiter.future.cancelled() and not waiter.future.exception():
+            self.release(waiter.future.result())
 
     def release(self, runner: Runner, outcome: Outcome | None = None, session: Session | None = None) -> None:
         """Takes a runner back, or ends it where it may not be used again."""

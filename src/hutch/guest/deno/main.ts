@@ -59,9 +59,10 @@ class Run {
     setTimeout(() => this.timeOut(), Math.min(options.timeoutMs, 2 ** 31 - 1));
     this.#adoptConsole();
     const named = targets(providers);
-    lend(lendable(providers), (call, tool, input) => {
+    const emit = (call: number, tool: number, input: string) => {
       if (!this.#over) this.#wire.send(toolCallLine(id, String(call), named[tool], input));
-    });
+    };
+    lend(lendable(providers), emit, options.maxResultBytes);
     try {
       this.#program = prepare(code);
       const fn = evaluate(`${this.#program.code}\n//# sourceURL=${FILE}`);

@@ -20,10 +20,10 @@ import { fail, succeed, toolCall } from "./host.ts";
 const { parse, stringify } = JSON;
 
 /** Calls the guest's function with the providers lent to it, and reports how it ended. */
-async function run(fn: () => Promise<unknown>, providers: string, maxResultChars: number): Promise<void> {
-  lend(parse(providers), toolCall);
+async function run(fn: () => Promise<unknown>, providers: string, maxBytes: number): Promise<void> {
+  lend(parse(providers), toolCall, maxBytes);
   try {
-    succeed(toJson(await fn(), "The result", maxResultChars));
+    succeed(toJson(await fn(), "The result", maxBytes));
   } catch (error) {
     fail(stringify(explain(error)));
   }

@@ -1,0 +1,330 @@
+"""The pool: who gets a runner, when, and what becomes of it. Its rules with runners that are played;
+that real ones follow them, with real processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+import hutch
+from hutch.errors import Busy, SandboxUnavailable
+from hutch.sandbox.pool import Pool, Runner
+from hutch.sandbox.profile import Profile, profile_for
+from hutch.session.channel import MemoryChannel
+from hutch.session.host import Outcome, Session
+from hutch.session.link import Link
+from hutch.settings import Settings
+
+QUICKJS, DENO = profile_for("quickjs"), profile_for("deno")
+
+
+class Played:
+    """A runner without a process."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self.owner: str | None = None
+        self.executions = self.in_flight = 0
+        self.idle_since = asyncio.get_running_loop().time()
+        self.suspects: set[str] = set()
+        self.on_exit: Callable[[Runner], None] = lambda _: None
+        self.link = Link(MemoryChannel.pair()[0])
+        self.gone = asyncio.Event()
+
+    @property
+    def alive(self) -> bool:
+        return not self.gone.is_set()
+
+    @property
+    def exited(self) -> bool:
+        return self.gone.is_set()
+
+    def began(self, session: Session) -> None:
+        self.executions += 1
+
+    def ended(self, outcome: Outcome, session: Session) -> None: ...
+
+    def spent(self, outcome: Outcome | None) -> bool:
+        return self.profile.details.single_use
+
+    def kill(self) -> None:
+        if not self.gone.is_set():
+            self.gone.set()
+            asyncio.get_running_loop().call_soon(self.on_exit, self)
+
+    async def wait(self) -> None:
+        await self.gone.wait()
+
+
+class Stage:
+    """A pool of played runners, and everything that was ever launched."""
+
+    def __init__(self, **settings: object) -> None:
+        self.launched: list[Played] = []
+        self.failures: list[Exception] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        defaults: dict[str, object] = {"max_processes": 4, "quickjs_processes": 1, "queue_seconds": 20.0}
+        self.pool = Pool(msgspec.convert(defaults | settings, Settings), self._launch)
+
+    async def _launch(self, profile: Profile) -> Runner:
+        await self.gate.wait()
+        if self.failures:
+            raise self.failures.pop(0)
+        self.launched.append(Played(profile))
+        return self.launched[-1]
+
+    @property
+    def alive(self) -> int:
+        return sum(each.alive for each in self.launched)
+
+
+async def settle() -> None:
+    """Lets everything happen that is due now."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_executions_of_one_owner_share_a_process_and_owners_do_not() -> None:
+    stage = Stage()
+    first = await stage.pool.acquire(QUICKJS, "ann")
+    assert await stage.pool.acquire(QUICKJS, "ann") is first
+    assert await stage.pool.acquire(QUICKJS, "bob") is not first
+    await stage.pool.close()
+
+
+async def test_owners_share_a_process_when_the_setting_says_so() -> None:
+    stage = Stage(owners_share=True)
+    first = await stage.pool.acquire(QUICKJS, "ann")
+    assert await stage.pool.acquire(QUICKJS, "bob") is first
+    await stage.pool.close()
+
+
+async def test_a_process_that_had_an_owner_is_never_given_to_another() -> None:
+    stage = Stage(max_processes=1)
+    first = await stage.pool.acquire(QUICKJS, "ann")
+    stage.pool.release(first)
+    second = await stage.pool.acquire(QUICKJS, "bob")
+    assert second is not first
+    assert first.exited
+    await stage.pool.close()
+
+
+async def test_load_brings_a_second_process_of_the_same_owner_up_to_the_limit() -> None:
+    stage = Stage(quickjs_processes=2)
+    for _ in range(12):
+        await stage.pool.acquire(QUICKJS, "ann")
+        await settle()
+    assert sorted(each.in_flight for each in stage.launched) == [6, 6]
+    await stage.pool.close()
+
+
+async def test_a_single_use_runner_is_used_once() -> None:
+    stage = Stage(deno_warm=0)
+    first = await stage.pool.acquire(DENO, "ann")
+    stage.pool.release(first)
+    await settle()
+    assert first.exited
+    assert await stage.pool.acquire(DENO, "ann") is not first
+    await stage.pool.close()
+
+
+async def test_warm_runners_are_kept_ready_and_replaced_when_taken() -> None:
+    stage = Stage()
+    stage.pool.warm(DENO, 2)
+    await settle()
+    assert stage.pool.stats().warm == {"deno": 2}
+    taken = await stage.pool.acquire(DENO, "ann")
+    assert taken in stage.launched[:2]
+    stage.pool.release(taken)
+    await settle()
+    assert stage.pool.stats().warm == {"deno": 2}
+    await stage.pool.close()
+
+
+async def test_who_waits_longest_is_served_first() -> None:
+    stage = Stage(max_processes=1, deno_warm=0)
+    first = await stage.pool.acquire(DENO, "ann")
+    order: list[int] = []
+
+    async def wait(number: int) -> None:
+        runner = await stage.pool.acquire(DENO, "ann")
+        order.append(number)
+        stage.pool.release(runner)
+
+    tasks = []
+    for number in range(4):
+        tasks.append(asyncio.create_task(wait(number)))
+        await settle()
+    assert stage.pool.stats().waiting == 4
+    stage.pool.release(first)
+    async with asyncio.timeout(10):
+        await asyncio.gather(*tasks)
+    assert order == [0, 1, 2, 3]
+    await stage.pool.close()
+
+
+async def test_a_queue_for_one_engine_does_not_hold_up_the_other() -> None:
+    stage = Stage(max_processes=2, deno_warm=0)
+    quick = await stage.pool.acquire(QUICKJS, "ann")
+    await stage.pool.acquire(DENO, "ann")
+    waiting = asyncio.create_task(stage.pool.acquire(DENO, "ann"))
+    await settle()
+    async with asyncio.timeout(5):
+        assert await stage.pool.acquire(QUICKJS, "ann") is quick
+    waiting.cancel()
+    await stage.pool.close()
+
+
+async def test_a_wait_that_is_too_long_is_busy_with_a_time_to_come_back() -> None:
+    stage = Stage(max_processes=1, queue_seconds=0.02, deno_warm=0)
+    await stage.pool.acquire(DENO, "ann")
+    with pytest.raises(Busy, match=r"No place came free within 0.02 s") as caught:
+        await stage.pool.acquire(DENO, "ann")
+    assert caught.value.retry_after >= 1
+    assert stage.pool.stats().timeouts_waiting == 1
+    assert stage.pool.stats().waiting == 0
+    await stage.pool.close()
+
+
+async def test_a_full_queue_is_busy_at_once() -> None:
+    stage = Stage(max_processes=1, max_queue=1, deno_warm=0)
+    await stage.pool.acquire(DENO, "ann")
+    waiting = asyncio.create_task(stage.pool.acquire(DENO, "ann"))
+    await settle()
+    with pytest.raises(Busy, match="1 executions are waiting already"):
+        await stage.pool.acquire(DENO, "ann")
+    waiting.cancel()
+    await stage.pool.close()
+
+
+async def test_who_stops_waiting_leaves_no_trace_and_takes_no_runner_along() -> None:
+    stage = Stage(max_processes=1, deno_warm=0)
+    stage.gate.clear()
+    gone = asyncio.create_task(stage.pool.acquire(DENO, "ann"))
+    await settle()
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    stage.gate.set()
+    async with asyncio.timeout(10):
+        runner = await stage.pool.acquire(DENO, "ann")
+    assert runner.in_flight == 1
+    assert stage.alive == 1
+    await stage.pool.close()
+
+
+async def test_a_runner_given_in_the_moment_of_cancelling_comes_back() -> None:
+    stage = Stage()
+    stage.gate.clear()
+    task = asyncio.create_task(stage.pool.acquire(QUICKJS, "ann"))
+    await settle()
+    waiter = stage.pool._waiters[0]
+    waiter.future.add_done_callback(lambda _: task.cancel())
+    stage.gate.set()
+    await asyncio.gather(task, return_exceptions=True)
+    assert task.cancelled()
+    assert stage.launched[0].in_flight == 0
+    await stage.pool.close()
+
+
+async def test_a_process_is_replaced_after_its_share_of_executions() -> None:
+    stage = Stage(recycle_after=2)
+    first = await stage.pool.acquire(QUICKJS, "ann")
+    first.executions = 2
+    stage.pool.release(first)
+    assert first.exited
+    assert await stage.pool.acquire(QUICKJS, "ann") is not first
+    await stage.pool.close()
+
+
+async def test_an_unresponsive_runner_gets_nothing_new_and_goes_unless_it_answers() -> None:
+    for answers in (True, False):
+        stage = Stage(quickjs_processes=2)
+        runner = await stage.pool.acquire(QUICKJS, "ann")
+        session = runner.link.open("e", "", hutch.session.host.Limits(), [])
+        runner.link.forget(session)
+        stage.pool.release(runner, Outcome(ok=False, unresponsive=True), session)
+        assert await stage.pool.acquire(QUICKJS, "ann") is not runner
+        if answers:
+            runner.link.on_late("e")
+            assert runner.suspects == set()
+        else:
+            async with asyncio.timeout(10):
+                await runner.wait()
+        await stage.pool.close()
+
+
+async def test_a_failing_start_is_tried_again() -> None:
+    stage = Stage()
+    stage.failures = [SandboxUnavailable("no memory"), OSError("no processes")]
+    async with asyncio.timeout(10):
+        assert (await stage.pool.acquire(QUICKJS, "ann")).alive
+    await stage.pool.close()
+
+
+async def test_a_start_that_keeps_failing_is_told_to_who_waits() -> None:
+    stage = Stage()
+    stage.failures = [SandboxUnavailable("no memory") for _ in range(3)]
+    async with asyncio.timeout(10):
+        with pytest.raises(SandboxUnavailable, match="no memory"):
+            await stage.pool.acquire(QUICKJS, "ann")
+    assert (await stage.pool.acquire(QUICKJS, "ann")).alive
+    await stage.pool.close()
+
+
+async def test_a_process_that_dies_is_forgotten_and_replaced() -> None:
+    stage = Stage()
+    first = await stage.pool.acquire(QUICKJS, "ann")
+    first.kill()
+    await settle()
+    assert stage.pool.stats().processes == {}
+    assert await stage.pool.acquire(QUICKJS, "ann") is not first
+    await stage.pool.close()
+
+
+async def test_idle_processes_beyond_the_warm_ones_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hutch.sandbox.pool.HOUSEKEEPING_SECONDS", 0.01)
+    stage = Stage(idle_seconds=0.0)
+    stage.pool.warm(QUICKJS, 1)
+    runner = await stage.pool.acquire(QUICKJS, "ann")
+    stage.pool.release(runner)
+    async with asyncio.timeout(10):
+        await runner.wait()
+    await settle()
+    assert stage.pool.stats().warm == {"quickjs": 1}
+    await stage.pool.close()
+
+
+async def test_close_ends_everything_and_lets_nobody_in() -> None:
+    stage = Stage(max_processes=2, deno_warm=0)
+    await stage.pool.acquire(QUICKJS, "ann")
+    await stage.pool.acquire(DENO, "ann")
+    waiting = asyncio.create_task(stage.pool.acquire(DENO, "ann"))
+    await settle()
+    await stage.pool.close()
+    assert stage.alive == 0
+    with pytest.raises(Busy, match="shutting down"):
+        await waiting
+    with pytest.raises(Busy, match="shutting down"):
+        await stage.pool.acquire(QUICKJS, "ann")
+
+
+async def test_real_owners_run_in_different_processes_and_the_same_one_again_in_its_own() -> None:
+    async with hutch.Hutch(quickjs_processes=1) as h:
+        kernel = h._kernel
+        assert kernel is not None
+        for owner in ("ann", "bob", "ann"):
+            assert (await h.run("1 + 1", owner=owner)).result == 2
+        owners = {key[1]: set(mine) for key, mine in kernel.pool._shared.items()}
+        assert set(owners) == {"ann", "bob"}
+        assert owners["ann"].isdisjoint(owners["bob"])
+        assert kernel.pool.stats().started == 2
+
+
+async def test_a_real_pool_that_is_drained_serves_everybody_in_turn() -> None:
+    async with hutch.Hutch(max_processes=2, deno_warm=1) as h:
+        results = await asyncio.gather(*(h.run(f"{n} * 2", engine="deno") for n in range(12)))
+    assert [each.result for each in results] == [n * 2 for n in range(12)]
