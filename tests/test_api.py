@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.processes import PATIENCE, Traces, descendants, temporary_files
+from tests.processes import PATIENCE, temporary_files
 
 import hutch
 from hutch.errors import InvalidExecution, SettingError
@@ -27,6 +27,7 @@ def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
     """A program of its own, with warnings as errors."""
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
+        cwd=Path(__file__).parents[1],
         capture_output=True,
         text=True,
         timeout=PATIENCE,
@@ -185,16 +186,21 @@ async def test_closed_one_says_so() -> None:
         await h.start()
 
 
-async def test_closing_leaves_no_process_and_no_file() -> None:
-    before = set(descendants(os.getpid()))
-    files = set(temporary_files(os.getpid()))
+def test_closing_leaves_no_process_and_no_file() -> None:
+    code = """
+import asyncio, hutch, os
+from tests.processes import descendants, temporary_files
+
+async def main():
     async with hutch.Hutch() as h:
         await asyncio.gather(h.run("1"), h.run("1", engine="deno"))
-        with Traces(os.getpid()) as traces:
-            assert traces.processes > len(before)
-        assert set(temporary_files(os.getpid())) > files
-    assert set(descendants(os.getpid())) <= before
-    assert set(temporary_files(os.getpid())) == files
+        assert descendants(os.getpid()) and temporary_files(os.getpid())
+    assert (descendants(os.getpid()), temporary_files(os.getpid())) == ([], [])
+
+asyncio.run(main())
+"""
+    done = python(code)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 async def test_one_of_another_loop_says_so() -> None:

@@ -5,20 +5,31 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import anyio
+from tests.processes import PATIENCE
 from tests.sandbox.jails import descendants
 
 import hutch
 
 
 def runners(sandbox: hutch.Hutch) -> set[int]:
-    """The runner processes of a sandbox: Deno itself, not what started it."""
+    """The runner processes of a sandbox that hold guests: Deno itself, not what started it."""
     pool = sandbox._kernel.pool  # type: ignore[union-attr]
-    held = [
-        *pool._busy,
-        *(each for mine in pool._shared.values() for each in mine),
-        *(each for ready in pool._warm.values() for each in ready),
-    ]
+    held = [*pool._busy, *(each for mine in pool._shared.values() for each in mine if each.owner)]
     return {pid for runner in held for pid in descendants(runner.pid)[-1:]}
+
+
+async def gone(pid: int) -> None:
+    """Waits for a process to end."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        with anyio.fail_after(PATIENCE):
+            await anyio.wait_readable(handle)
+    finally:
+        os.close(handle)
 
 
 def resident_bytes(pid: int) -> int:

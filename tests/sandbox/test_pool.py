@@ -65,6 +65,7 @@ class Stage:
     def __init__(self, **settings: object) -> None:
         self.launched: list[Played] = []
         self.failures: list[Exception] = []
+        self.before_return: Callable[[], object] = lambda: None
         self.gate = asyncio.Event()
         self.gate.set()
         defaults: dict[str, object] = {"max_processes": 4, "quickjs_processes": 1, "queue_seconds": 20.0}
@@ -75,6 +76,7 @@ class Stage:
         if self.failures:
             raise self.failures.pop(0)
         self.launched.append(Played(profile))
+        self.before_return()
         return self.launched[-1]
 
     @property
@@ -221,8 +223,8 @@ async def test_a_runner_given_in_the_moment_of_cancelling_comes_back() -> None:
     stage.gate.clear()
     task = asyncio.create_task(stage.pool.acquire(QUICKJS, "ann"))
     await settle()
-    waiter = stage.pool._waiters[0]
-    waiter.future.add_done_callback(lambda _: task.cancel())
+    # Due before the waiter can wake up with the runner that it is about to be given.
+    stage.before_return = lambda: asyncio.get_running_loop().call_soon(task.cancel)
     stage.gate.set()
     await asyncio.gather(task, return_exceptions=True)
     assert task.cancelled()

@@ -11,7 +11,6 @@ const { stringify } = JSON;
 const { apply } = Reflect;
 const { charCodeAt } = String.prototype;
 const { test } = RegExp.prototype;
-// deno-lint-ignore no-control-regex
 const NOT_ASCII = /[^\0-\x7f]/;
 
 /** One less than what the host takes for a whole message, which wraps the value. */
@@ -37,7 +36,7 @@ interface Walk {
 /** JSON text of `value`, or undefined for undefined; throws NotJsonSafe that says where and what. */
 export function toJson(value: unknown, what: string, maxBytes = Infinity): string | undefined {
   if (value === undefined) return undefined;
-  check(value, 0, { what, maxBytes, left: maxBytes, above: [], keys: [] });
+  check(value, 0, { what, maxBytes, left: maxBytes + 1, above: [], keys: [] });
   const text = stringify(value);
   if (exceeds(text, maxBytes)) throw tooLarge(what, maxBytes);
   return text;
@@ -61,12 +60,11 @@ function tooLarge(what: string, maxBytes: number): NotJsonSafe {
 }
 
 function check(value: unknown, depth: number, walk: Walk): void {
-  // Shared references can make a small value long; every visit costs at least one character of JSON.
-  if (--walk.left < 0) throw tooLarge(walk.what, walk.maxBytes);
+  // Shared references can make a small value long. Every visit is one character of JSON, and a comma.
+  walk.left -= typeof value === "string" ? value.length + 2 : 2;
+  if (walk.left < 0) throw tooLarge(walk.what, walk.maxBytes);
   switch (typeof value) {
     case "string":
-      walk.left -= value.length;
-      return;
     case "boolean":
       return;
     case "number":
@@ -97,8 +95,9 @@ function checkObject(value: object, depth: number, walk: Walk): void {
     for (let i = 0; i < names.length; i++) {
       const name = path[depth] = names[i];
       const member = (value as Record<string, unknown>)[name];
-      walk.left -= name.length;
-      if (member !== undefined) check(member, depth + 1, walk);
+      if (member === undefined) continue;
+      walk.left -= name.length + 3;
+      check(member, depth + 1, walk);
     }
   }
 }

@@ -60,6 +60,7 @@ class Launcher:
         except asyncio.CancelledError:
             if process is not None:
                 process.kill()
+                await process.wait()
             raise
         finally:
             server.close()
@@ -77,7 +78,12 @@ class Launcher:
             cwd=profile.cwd,
         )
         group = self._group(profile)
-        return RunnerProcess(profile, self._jail.command(launch, group=group), group, self._meter)
+        try:
+            return RunnerProcess(profile, self._jail.command(launch, group=group), group, self._meter)
+        except BaseException:
+            if group is not None:
+                group.remove()
+            raise
 
     def _group(self, profile: Profile) -> Group | None:
         if self._jail.controller is None:

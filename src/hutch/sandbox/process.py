@@ -111,6 +111,7 @@ class RunnerProcess:
             return
         greeting.cancel()
         self.kill()
+        await self.wait()
         said = self.output().strip() or "it said nothing"
         raise SandboxUnavailable(
             f"The {self.profile.engine} runner did not start: {said}.", remedy="Run `hutch doctor`."
@@ -171,15 +172,21 @@ class RunnerProcess:
     def _channel_closed(self, reason: str) -> None:
         if self._group is not None and self._group.oom_kills() > 0:
             self._out_of_memory = True
-        if self._out_of_memory and self.profile.details.single_use:
+        if self.profile.details.single_use:
+            # Nobody else was in there: running it again would only end it again.
             for session in list(self.link.sessions.values()):
-                mebibytes = session.limits.memory_limit_bytes / 2**20
-                message = f"Execution exceeded its memory limit of {mebibytes:g} MiB"
-                session.fail(WireError(code="memory_limit", message=message))
+                session.fail(self._own_fault(session, reason))
         elif self._out_of_memory:
             reason = "its process ran out of memory"
         self.link.lose(reason)
         self.kill()
+
+    def _own_fault(self, session: Session, reason: str) -> WireError:
+        if not self._out_of_memory:
+            return WireError(code="internal_error", message=f"The runner was lost: {reason}")
+        mebibytes = session.limits.memory_limit_bytes / 2**20
+        message = f"Execution exceeded its memory limit of {mebibytes:g} MiB"
+        return WireError(code="memory_limit", message=message)
 
     # --- the end ---
 

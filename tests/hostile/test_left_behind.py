@@ -1,0 +1,124 @@
+"""What a guest could leave for the next: storage, files, channels, threads; nothing of it is found."""
+
+from __future__ import annotations
+
+import asyncio
+
+import anyio
+import pytest
+from tests.conftest import Run
+from tests.hostile.attempts import program
+from tests.hostile.processes import gone, runners
+
+import hutch
+
+LEAVE = {
+    "localStorage": "localStorage.setItem('left', 'secret'); return localStorage.getItem('left')",
+    "sessionStorage": "sessionStorage.setItem('left', 'secret'); return sessionStorage.getItem('left')",
+    "caches": (
+        "const c = await caches.open('left'); await c.put('http://left/', new Response('secret'));"
+        " return (await c.match('http://left/')).status"
+    ),
+    "a key-value store": "const kv = await Deno.openKv(); await kv.set(['left'], 'secret'); return 'set'",
+    "a temporary file": "const f = Deno.makeTempFileSync(); Deno.writeTextFileSync(f, 'secret'); return f",
+    "a file": "Deno.writeTextFileSync('/tmp/left', 'secret'); return 'written'",
+    "a file beside the bundle": "Deno.writeTextFileSync('/hutch/left', 'secret'); return 'written'",
+    "a variable": "Deno.env.set('LEFT', 'secret'); return 'set'",
+    "a directory to be in": "Deno.chdir('/tmp'); return 'moved'",
+    "a global": "globalThis.left = 'secret'; return 'set'",
+    "a symbol": "globalThis[Symbol.for('left')] = Symbol.for('left').description; return 'set'",
+    "a module": "(await import('data:text/javascript,export const box = {}')).box.left = 'secret'; return 'set'",
+    "a blob": "globalThis.URL.createObjectURL(new Blob(['secret'])); return 'made'",
+    "a template": "const t = (s) => s; globalThis.t1 = t`left`; return 'made'",
+    "a title": "(await import('node:process')).title = 'secret'; return 'set'",
+    "a worker": "new Worker('data:text/javascript,setInterval(() => {}, 1)', { type: 'module' }); return 'started'",
+    "a broadcast": "new BroadcastChannel('left').postMessage('secret'); return 'sent'",
+    "a lock": "await navigator.locks?.request?.('left', () => new Promise(() => {})); return 'locked'",
+}
+
+LOOK = {
+    "localStorage": "localStorage.getItem('left')",
+    "sessionStorage": "sessionStorage.getItem('left')",
+    "caches": "(await (await caches.open('left')).match('http://left/'))?.status",
+    "a key-value store": "(await (await Deno.openKv()).get(['left'])).value",
+    "a file": "Deno.readTextFileSync('/tmp/left')",
+    "files": "[...Deno.readDirSync('/tmp')].map((e) => e.name)",
+    "a file beside the bundle": "Deno.readTextFileSync('/hutch/left')",
+    "a variable": "Deno.env.get('LEFT')",
+    "a directory to be in": "typeof Deno !== 'undefined' && Deno.cwd() !== '/' ? Deno.cwd() : null",
+    "a global": "globalThis.left",
+    "a symbol": "globalThis[Symbol.for('left')]",
+    "a module": "(await import('data:text/javascript,export const box = {}')).box.left",
+    "a template": "globalThis.t1",
+    "a title": "(await import('node:process')).title === 'secret' ? 'secret' : null",
+}
+
+
+async def test_nothing_that_one_execution_leaves_is_found_by_the_next(run: Run) -> None:
+    # How much of it can be left at all is not the question here.
+    left = await run(program(LEAVE), timeout_ms=30_000)
+    assert left.error is None
+    for _ in range(3):
+        result = await run(program(LOOK), timeout_ms=30_000)
+        assert result.error is None
+        assert {name: what for name, what in result.result.items() if what.startswith("got")} == {}
+
+
+@pytest.mark.parametrize("owners", [("a", "a"), ("a", "b")], ids=["of one owner", "of two"])
+async def test_executions_at_once_cannot_talk_to_each_other(sandbox: hutch.Hutch, owners: tuple[str, str]) -> None:
+    listening = anyio.Event()
+    spoken = anyio.Event()
+
+    async def ready() -> None:
+        listening.set()
+        await spoken.wait()
+
+    listener = """
+        const heard = [];
+        for (const name of ['left', 'hutch']) new BroadcastChannel(name).onmessage = (e) => heard.push(e.data);
+        addEventListener('storage', (e) => heard.push(e.key));
+        await tools.ready();
+        await new Promise((resolve) => setTimeout(resolve, 50));
+        return heard;
+    """
+    speaker = """
+        for (const name of ['left', 'hutch']) new BroadcastChannel(name).postMessage('secret');
+        await new Promise((resolve) => setTimeout(resolve, 50));
+        return 'spoken';
+    """
+    task = asyncio.create_task(sandbox.run(listener, engine="deno", tools=[ready], owner=owners[0]))
+    await listening.wait()
+    assert (await sandbox.run(speaker, engine="deno", owner=owners[1])).result == "spoken"
+    spoken.set()
+    assert (await task).result == []
+
+
+async def test_threads_that_a_guest_started_end_with_it(sandbox: hutch.Hutch) -> None:
+    before, held = runners(sandbox), set()
+
+    async def look() -> None:
+        held.update(runners(sandbox) - before)
+
+    code = """
+        for (let i = 0; i < 4; i++) new Worker('data:text/javascript,for (;;);', { type: 'module' });
+        await tools.look();
+        return 'left';
+    """
+    assert (await sandbox.run(code, engine="deno", tools=[look])).result == "left"
+    [holder] = held
+    await gone(holder)
+
+
+async def test_a_bomb_of_threads_is_bounded(sandbox: hutch.Hutch) -> None:
+    code = """
+        const workers = [];
+        for (let i = 0; i < 2000; i++) {
+          workers.push(new Worker('data:text/javascript,setInterval(() => {}, 1000)', { type: 'module' }));
+          await new Promise((resolve) => setTimeout(resolve, 0));
+        }
+        return 'all of them';
+    """
+    result = await sandbox.run(code, engine="deno", timeout_ms=10_000, memory_limit_bytes=512 * 1024 * 1024)
+    assert result.error is not None
+    assert result.error.code in ("memory_limit", "internal_error", "runtime_error", "timeout")
+    assert (await sandbox.run("1", engine="deno")).result == 1
