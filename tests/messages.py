@@ -54,3 +54,18 @@ MALFORMED = [
     '{"type":"done","id":"x","ok":true,"durationMs":1,"logs":[]}',
     '{"type":"tool_result","callId":"nobody","ok":true,"result":' + "[" * 10_000 + "]" * 10_000 + "}",
 ]
+
+# The specification's minimal transcript, to the letter.
+TRANSCRIPT = [
+    (
+        r'{"type":"execute","id":"exec-1","code":"await tools.echo({\"ok\":true})","options":{'
+        r'"timeoutMs":1000,"memoryLimitBytes":67108864,"maxLogLines":100,"maxLogChars":64000},"providers":['
+        r'{"name":"tools","tools":{"echo":{"safeName":"echo","originalName":"echo",'
+        r'"description":"Echo input"}},'
+        r'"types":"declare namespace tools { ... }"}]}'
+    ),
+    '{"type":"started","id":"exec-1"}',
+    '{"type":"tool_call","callId":"call-1","providerName":"tools","safeToolName":"echo","input":{"ok":true}}',
+    '{"type":"tool_result","callId":"call-1","ok":true,"result":{"ok":true}}',
+    '{"type":"done","id":"exec-1","ok":true,"durationMs":3,"logs":[],"result":{"ok":true}}',
+]

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 HUTCH = (sys.executable, "-m", "hutch")
 # What a slow machine may take for anything; what hangs fails, it does not sleep.
@@ -50,7 +51,10 @@ class Traces:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._open = {each: os.pidfd_open(each) for each in [pid, *descendants(pid)]}
+        self._open: dict[int, int] = {}
+        for each in (pid, *descendants(pid)):
+            with contextlib.suppress(ProcessLookupError):
+                self._open[each] = os.pidfd_open(each)
 
     @property
     def processes(self) -> int:
@@ -71,8 +75,9 @@ class Traces:
 
 def descendants(pid: int) -> list[int]:
     found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(FileNotFoundError):
+    # They come and go while we look.
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
             for child in map(int, (task / "children").read_text().split()):
                 found += [child, *descendants(child)]
     return found
@@ -81,7 +86,7 @@ def descendants(pid: int) -> list[int]:
 def arguments_of(pid: int) -> list[str]:
     try:
         return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return []
 
 
@@ -142,6 +147,14 @@ def serving(*arguments: str, **env: str) -> Iterator[Server]:
             server = Server(process)
             yield server
         finally:
-            if process.poll() is None:
-                process.kill()
-            process.wait(PATIENCE)
+            end(process)
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """Ends a process so that it can tidy up, but for certain."""
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(PATIENCE)

@@ -318,7 +318,7 @@ assert hutch.run_sync("1").result == 1
 child = os.fork()
 if child == 0:
     ok = hutch.run_sync("2").result == 2
-    os._exit(0 if ok else 1)
+    raise SystemExit(0 if ok else 1)
 assert os.waitpid(child, 0)[1] == 0
 assert hutch.run_sync("3").result == 3
 """

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from tests.messages import MALFORMED, execute, tool_failure, tool_result
-from tests.processes import HUTCH, PATIENCE, Traces, arguments_of, descendants, until
+from tests.processes import HUTCH, PATIENCE, Traces, arguments_of, descendants, end, until
 
 import hutch
 
@@ -66,7 +66,7 @@ def started(*arguments: str) -> Iterator[Runner]:
         try:
             yield Runner(process)
         finally:
-            process.kill()
+            end(process)
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import json
 
 import pytest
 from msgspec import UNSET
+from tests.messages import TRANSCRIPT
 
 from hutch.errors import ProtocolError
 from hutch.session.jsonvalue import decode_value
@@ -20,21 +21,6 @@ from hutch.session.messages import (
     encode,
     tool_result_line,
 )
-
-# The specification's minimal transcript, to the letter.
-TRANSCRIPT = [
-    (
-        r'{"type":"execute","id":"exec-1","code":"await tools.echo({\"ok\":true})","options":{'
-        r'"timeoutMs":1000,"memoryLimitBytes":67108864,"maxLogLines":100,"maxLogChars":64000},"providers":['
-        r'{"name":"tools","tools":{"echo":{"safeName":"echo","originalName":"echo",'
-        r'"description":"Echo input"}},'
-        r'"types":"declare namespace tools { ... }"}]}'
-    ),
-    '{"type":"started","id":"exec-1"}',
-    '{"type":"tool_call","callId":"call-1","providerName":"tools","safeToolName":"echo","input":{"ok":true}}',
-    '{"type":"tool_result","callId":"call-1","ok":true,"result":{"ok":true}}',
-    '{"type":"done","id":"exec-1","ok":true,"durationMs":3,"logs":[],"result":{"ok":true}}',
-]
 
 
 def test_every_message_of_the_specifications_transcript_is_understood() -> None:

@@ -167,7 +167,7 @@ class RunnerProcess:
 
     def _exceeded(self) -> None:
         self._out_of_memory = True
-        self.kill()
+        self._channel_closed("its process ran out of memory")
 
     def _channel_closed(self, reason: str) -> None:
         if self._group is not None and self._group.oom_kills() > 0:

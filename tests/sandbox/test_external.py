@@ -1,0 +1,166 @@
+"""Somebody else's runner: one session at a time, reused while it is sound, and gone with its children."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from tests.processes import PATIENCE, descendants
+
+import hutch
+
+RUNNER = """
+import json, os, subprocess, sys, time
+
+def say(**message):
+    print(json.dumps(message), flush=True)
+
+def tidy():
+    pass
+
+for line in sys.stdin:
+    message = json.loads(line)
+    if message["type"] != "execute":
+        continue
+    id, code = message["id"], message["code"]
+    say(type="started", id=id)
+    result = os.getpid()
+    exec(code)
+    say(type="done", id=id, ok=True, durationMs=1, logs=[], result=result)
+tidy()
+"""
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> list[str]:
+    script = tmp_path / "runner.py"
+    script.write_text(textwrap.dedent(RUNNER))
+    return [sys.executable, "-I", str(script)]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hutch.sandbox.external.LEAVE_SECONDS", 0.3)
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Waits for what a process outside does."""
+    with anyio.fail_after(PATIENCE):
+        while not condition():
+            await anyio.sleep(0.005)
+
+
+async def test_one_after_another_run_in_one_process(command: list[str]) -> None:
+    async with hutch.Hutch(runner=command) as sandbox:
+        pids = {(await sandbox.run("pass")).result for _ in range(5)}
+        assert len(pids) == 1
+        assert pids <= {*descendants(os.getpid())}
+    assert not pids & {*descendants(os.getpid())}
+
+
+async def test_at_once_run_in_a_process_each_as_far_as_there_may_be(command: list[str]) -> None:
+    async with hutch.Hutch(runner=command, max_processes=3) as sandbox:
+        results = await asyncio.gather(*(sandbox.run("time.sleep(0.1)") for _ in range(7)))
+        pids = [each.result for each in results]
+        assert len(pids) == 7
+        assert 1 < len(set(pids)) <= 3
+
+
+async def test_the_runner_gets_everything_that_the_protocol_has(command: list[str]) -> None:
+    async def lookup(city: str) -> str:
+        """Where it is."""
+        return city
+
+    code = "result = [message['options'], message['providers']]"
+    async with hutch.Hutch(runner=command) as sandbox:
+        result = await sandbox.run(code, tools=[lookup], timeout_ms=1234, max_log_lines=5)
+    options, [provider] = result.result
+    assert (options["timeoutMs"], options["maxLogLines"]) == (1234, 5)
+    assert provider["tools"]["lookup"] == {
+        "safeName": "lookup",
+        "originalName": "lookup",
+        "description": "Where it is.",
+    }
+    assert "function lookup(input: {" in provider["types"]
+
+
+@pytest.mark.parametrize(
+    "code", ["time.sleep(60)", "sys.exit(3)", "say(type='done', id=id, ok=False, durationMs=1, logs=[],"
+    " error={'code': 'internal_error', 'message': 'x'}); time.sleep(60)"],
+    ids=["a timeout", "an exit", "an internal error"],
+)
+async def test_after_a_timeout_or_a_fault_there_is_a_new_process(command: list[str], code: str) -> None:
+    async with hutch.Hutch(runner=command) as sandbox:
+        first = (await sandbox.run("pass")).result
+        assert not (await sandbox.run(code, timeout_ms=200)).ok
+        second = (await sandbox.run("pass")).result
+        assert second not in (None, first)
+        await until(lambda: first not in descendants(os.getpid()))
+
+
+async def test_it_may_tidy_up_when_its_stdin_ends(command: list[str], tmp_path: Path) -> None:
+    mark = tmp_path / "tidy"
+    async with hutch.Hutch(runner=command) as sandbox:
+        await sandbox.run(f"globals()['tidy'] = lambda: open({str(mark)!r}, 'w').close()")
+    assert mark.exists()
+
+
+async def test_one_that_does_not_leave_is_killed_with_its_children(command: list[str]) -> None:
+    stubborn = (
+        "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], stdin=subprocess.DEVNULL)\n"
+        "globals()['tidy'] = lambda: time.sleep(600)\nresult = [os.getpid(), child.pid]"
+    )
+    async with hutch.Hutch(runner=command) as sandbox:
+        pids = (await sandbox.run(f"exec({stubborn!r}, globals()); result = globals()['result']")).result
+        assert len(pids) == 2
+        assert all(Path(f"/proc/{pid}").exists() for pid in pids)
+    await until(lambda: not any(_runs(pid) for pid in pids))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def test_stderr_is_its_own_and_no_message(command: list[str]) -> None:
+    async with hutch.Hutch(runner=command) as sandbox:
+        result = await sandbox.run("sys.stderr.write('{\"type\":\"done\"}\\n')")
+        assert result.ok
+
+
+async def test_a_command_that_cannot_run_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "not-executable"
+    script.write_text("")
+    for command in ([str(script)], [str(tmp_path / "missing")], [str(tmp_path)]):
+        async with hutch.Hutch(runner=command) as sandbox:
+            with pytest.raises(hutch.HutchError) as caught:
+                await sandbox.run("1")
+            assert command[0] in str(caught.value)
+
+
+@pytest.mark.parametrize("runner", ["hutch runner", [], ""])
+def test_a_command_must_be_a_list(runner: Any) -> None:
+    with pytest.raises(hutch.HutchError, match="runner: expected a list"):
+        hutch.Hutch(runner=runner)
+
+
+async def test_our_own_runner_is_one_of_them() -> None:
+    async def double(n: int) -> int:
+        return 2 * n
+
+    async with hutch.Hutch(runner=[sys.executable, "-m", "hutch", "runner"]) as sandbox:
+        result = await sandbox.run("await tools.double({ n: 21 })", tools=[double])
+        assert (result.error, result.result) == (None, 42)
+        failed = await sandbox.run("const a = 1;\nthrow new TypeError('no')")
+        assert failed.error is not None
+        assert (failed.error.code, failed.error.line) == ("runtime_error", 2)

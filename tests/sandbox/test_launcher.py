@@ -1,0 +1,121 @@
+"""The launcher: where sockets are, who may reach them, and that nothing of it stays."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from tests.processes import descendants
+from tests.sandbox.places import place
+
+from hutch.errors import SandboxUnavailable
+from hutch.sandbox.profile import profile_for
+
+
+def folders(pid: int) -> list[Path]:
+    return [*Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()).glob(f"hutch-run-{pid}-*")]
+
+
+@pytest.fixture
+def runtime_dir(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of its own for sockets; short, as their paths must be."""
+    made = Path(tempfile.mkdtemp(prefix="h"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(made))
+    return made
+
+
+async def test_sockets_are_in_a_folder_for_us_alone_and_gone_once_used(runtime_dir: Path) -> None:
+    async with place() as here:
+        [folder] = folders(os.getpid())
+        assert folder.parent == runtime_dir
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        process = await here.launcher.launch(profile_for("quickjs"))
+        assert process.alive
+        assert list(folder.iterdir()) == []
+        process.kill()
+        await process.wait()
+    assert list(runtime_dir.iterdir()) == []
+    runtime_dir.rmdir()
+
+
+async def test_a_runtime_folder_that_cannot_be_written_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/nowhere/at/all")
+    async with place() as here:
+        assert (await here.run("1")).result == 1
+
+
+async def test_folders_of_hosts_that_are_gone_are_swept_and_others_left(runtime_dir: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    dead, alive = runtime_dir / f"hutch-run-{ended.pid}-x", runtime_dir / f"hutch-run-{os.getppid()}-x"
+    stranger, odd = runtime_dir / "other-1-x", runtime_dir / "hutch-run-notanumber-x"
+    for folder in (dead, alive, stranger, odd):
+        folder.mkdir()
+        (folder / "1").touch()
+    async with place():
+        assert not dead.exists()
+        assert alive.exists()
+        assert stranger.exists()
+        assert odd.exists()
+
+
+async def test_a_closed_place_has_no_processes_and_no_files_left(runtime_dir: Path) -> None:
+    before = {*descendants(os.getpid())}
+    async with place(deno_warm=2, quickjs_warm=1) as here:
+        for engine in ("quickjs", "deno"):
+            await here.run("1", engine)
+        here.pool.warm(profile_for("quickjs"), 2)
+        running = [asyncio.create_task(here.run("for (;;) await 0", engine)) for engine in ("quickjs", "deno")]
+        await asyncio.sleep(0)
+    ends = await asyncio.gather(*running, return_exceptions=True)
+    assert len(ends) == 2
+    assert {*descendants(os.getpid())} <= before
+    assert list(runtime_dir.iterdir()) == []
+
+
+async def test_no_more_processes_than_allowed_are_ever_there() -> None:
+    most = 0
+
+    async with place(max_processes=3, deno_warm=1) as here:
+        before = {*descendants(os.getpid())}
+
+        def look() -> None:
+            nonlocal most
+            mine = {*descendants(os.getpid())} - before
+            parents = [pid for pid in mine if _parent(pid) == os.getpid()]
+            most = max(most, len(parents))
+
+        async def one(n: int) -> object:
+            result = await here.run(f"await new Promise((r) => setTimeout(r, 20)); return {n}", "deno")
+            look()
+            return result.result
+
+        assert await asyncio.gather(*map(one, range(12))) == list(range(12))
+    assert 1 <= most <= 3
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+async def test_both_engines_share_what_there_is_room_for() -> None:
+    async with place(max_processes=1) as here:
+        for n in range(3):
+            assert (await here.run(f"{n}", "quickjs")).result == n
+            assert (await here.run(f"{n}", "deno")).result == n
+
+
+async def test_a_missing_bundle_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hutch.sandbox.bundle.missing", lambda: ["deno.js"])
+    with pytest.raises(SandboxUnavailable, match=r"The guest bundle lacks deno\.js\. Build it with"):
+        async with place():
+            pass

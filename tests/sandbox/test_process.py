@@ -1,0 +1,175 @@
+"""One runner process: it starts or says why not, it is bounded, and its end is the end of all that is in it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+from tests.hostile.processes import gone, groups
+from tests.processes import PATIENCE, descendants
+from tests.sandbox import jails
+from tests.sandbox.places import place
+
+import hutch
+from hutch.errors import SandboxUnavailable
+from hutch.sandbox import cgroup
+from hutch.sandbox.process import OUTPUT_KEPT
+from hutch.sandbox.profile import Profile, profile_for
+from hutch.session.host import Limits
+
+MIB = 1024 * 1024
+ENGINES = ["quickjs", "deno"]
+BOMB = "const a = []; for (;;) a.push(new Uint8Array(1024 * 1024).fill(1))"
+
+
+@pytest.fixture(autouse=True)
+async def nothing_left(anyio_backend: object) -> AsyncIterator[None]:
+    """Whatever a test does, no process and no control group of its own stays."""
+    before = {*descendants(os.getpid())}, groups(os.getpid())
+    yield
+    for pid in {*descendants(os.getpid())} - before[0]:
+        await gone(pid)
+    assert groups(os.getpid()) <= before[1]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_a_runner_that_was_started_is_alive_and_killing_it_ends_everything(engine: str) -> None:
+    async with place() as here:
+        exits: list[object] = []
+        process = await here.launcher.launch(profile_for(engine))
+        process.on_exit = exits.append
+        below = descendants(process.pid)
+        assert process.alive
+        assert not process.exited
+        assert below
+        process.kill()
+        process.kill()
+        with anyio.fail_after(PATIENCE):
+            await process.wait()
+        assert process.exited
+        assert not process.alive
+        assert exits == [process]
+        for pid in below:
+            await gone(pid)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_a_runner_that_was_killed_from_outside_is_noticed(engine: str) -> None:
+    async with place() as here:
+        process = await here.launcher.launch(profile_for(engine))
+        session = process.link.open("e", "await new Promise(() => {})", Limits(), [])
+        process.began(session)
+        os.kill(descendants(process.pid)[-1], 9)
+        with anyio.fail_after(PATIENCE):
+            outcome = await session.wait()
+            await process.wait()
+        assert outcome.error is not None
+        assert outcome.error.code == "internal_error"
+        assert outcome.error.message.startswith("The runner was lost: ")
+        assert not process.alive
+
+
+async def test_a_runner_that_does_not_start_says_what_it_printed() -> None:
+    broken = Profile("deno", permissions=("--no-such-flag",))
+    async with place() as here:
+        with pytest.raises(SandboxUnavailable, match=r"(?s)The deno runner did not start: .*--no-such-flag.*doctor"):
+            await here.launcher.launch(broken)
+
+
+async def test_a_start_that_is_given_up_leaves_nothing() -> None:
+    async with place() as here:
+        before = {*descendants(os.getpid())}
+        task = asyncio.create_task(here.launcher.launch(profile_for("deno")))
+        with anyio.fail_after(PATIENCE):
+            while not {*descendants(os.getpid())} - before:
+                await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert {*descendants(os.getpid())} <= before
+
+
+async def test_a_jail_that_cannot_be_started_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    controller = cgroup.find()
+    jail = jails.container(controller=controller)
+    async with place(jail) as here:
+        monkeypatch.setattr("hutch.sandbox.jail._TRAMPOLINE", "exit 3")
+        with pytest.raises(SandboxUnavailable, match="it said nothing"):
+            await here.launcher.launch(profile_for("quickjs"))
+        monkeypatch.setattr("subprocess.Popen", _no_more_processes)
+        with pytest.raises(SandboxUnavailable, match="The sandbox cannot be started: .*no more"):
+            await here.launcher.launch(profile_for("quickjs"))
+
+
+def _no_more_processes(*_: object, **__: object) -> None:
+    raise OSError(11, "no more processes")
+
+
+async def test_what_a_process_prints_is_kept_up_to_a_bound() -> None:
+    async with place() as here:
+        process = await here.launcher.launch(profile_for("deno"))
+        code = "Deno.stdout.writeSync(new TextEncoder().encode('é'.repeat(100000))); return 1"
+        session = process.link.open("e", code, Limits(), [])
+        process.began(session)
+        outcome = await session.wait()
+        process.ended(outcome, session)
+        assert process.output().startswith("é" * 1000)
+        assert len(process.output()) <= OUTPUT_KEPT
+        assert (outcome.ok, outcome.logs_truncated) == (True, True)
+        process.kill()
+        await process.wait()
+
+
+# --- bounds, with control groups and without, in a container and without ---
+
+PLACES = ["with control groups", "without control groups", "without a container"]
+
+
+@pytest.fixture(params=PLACES)
+def jail(request: pytest.FixtureRequest) -> jails.Jail:
+    if request.param == PLACES[2]:
+        return jails.process()
+    controller = cgroup.find() if request.param == PLACES[0] else None
+    return jails.container(controller=controller)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_limits_hold_wherever_guests_run(jail: jails.Jail, engine: str) -> None:
+    async with place(jail) as here:
+        assert (await here.run("1 + 1", engine)).result == 2
+        bomb = await here.run(BOMB, engine, memory_limit_bytes=48 * MIB, timeout_ms=20_000)
+        assert bomb.error is not None
+        assert bomb.error.code == "memory_limit"
+        loop = await here.run("for (;;);", engine, timeout_ms=150)
+        assert loop.error is not None
+        assert loop.error.code == "timeout"
+        fine = await here.run("new Uint8Array(20 * 1024 * 1024).fill(1).length", engine)
+        assert fine.result == 20 * MIB
+
+
+async def test_files_are_out_of_reach_without_a_container_too() -> None:
+    async with place(jails.process()) as here:
+        for code in ("Deno.readTextFileSync('/etc/passwd')", "Deno.env.toObject()", "Deno.readDirSync('/').next()"):
+            result = await here.run(code, "deno")
+            assert result.error is not None
+            assert result.error.name == "NotCapable"
+
+
+async def test_a_shared_process_that_runs_out_of_memory_is_lost_with_the_reason() -> None:
+    async with place(quickjs_process_bytes=160 * MIB, quickjs_processes=1) as here:
+        result = await here.run(BOMB, memory_limit_bytes=600 * MIB, timeout_ms=20_000)
+        assert result.error is not None
+        assert result.error.code == "internal_error"
+        assert "its process ran out of memory" in result.error.message
+        assert (await here.run("1")).result == 1
+
+
+async def test_an_unprivileged_setting_asks_for_a_container_or_nothing() -> None:
+    async with hutch.Hutch(isolation="container") as sandbox:
+        assert (await sandbox.run("1")).result == 1
+    async with hutch.Hutch(isolation="process") as sandbox:
+        for engine in ENGINES:
+            assert (await sandbox.run("1", engine=engine)).result == 1
