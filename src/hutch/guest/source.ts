@@ -52,7 +52,12 @@ export class Program {
   locate(line: number, column: number): Position {
     if (line === 1) column -= OPEN.length;
     let lineStart = 0;
-    for (let n = 1; n < line; n++) lineStart = this.source.indexOf("\n", lineStart) + 1;
+    for (let n = 1; n < line; n++) {
+      const next = this.source.indexOf("\n", lineStart) + 1;
+      // A guest can write any number into a stack.
+      if (next === 0) return { line: n, column: 1 };
+      lineStart = next;
+    }
     for (const { from, to, text } of this.edits) {
       const lineEnd = this.source.indexOf("\n", lineStart);
       const onLine = from >= lineStart && (lineEnd < 0 || from <= lineEnd);
@@ -93,10 +98,13 @@ export function prepare(source: string): Program {
 
 /** One Markdown fence around everything; its opening line stays as an empty one. */
 function unfence(source: string): string {
-  const fenced = /^\s*```[^\n`]*\n([\s\S]*?)\n?[ \t]*```\s*$/.exec(source);
-  if (!fenced || fenced[1].includes("\n```")) return source;
-  const before = source.slice(0, source.indexOf(fenced[1], source.indexOf("```") + 3));
-  return before.replace(/[^\n]+/g, "") + fenced[1];
+  const start = source.search(/\S/), opened = source.indexOf("\n", start), end = source.trimEnd().length - 3;
+  if (start < 0 || opened < 0 || end <= opened) return source;
+  if (!source.startsWith("```", start) || !source.startsWith("```", end)) return source;
+  if (source.slice(start + 3, opened).includes("`")) return source;
+  const inner = source.slice(opened + 1, end).trimEnd();
+  if (inner.includes("\n```")) return source;
+  return source.slice(0, opened + 1).replace(/[^\n]+/g, "") + inner;
 }
 
 function build(source: string): Program {

@@ -42,7 +42,7 @@ let calls = 0, outstanding = 0;
 function trustedError(code: string, message: string): Error {
   const error = new Error(message) as Error & { code: string };
   error.code = code;
-  apply(weakSet, trusted, [error, { code, message }]);
+  apply(weakSet, trusted, [error, fault(code, message)]);
   return error;
 }
 
@@ -101,7 +101,7 @@ export function settle(id: number, ok: boolean, text: string): void {
 /** What an uncaught error means: the host's own keep their code, everything else is the guest's. */
 export function explain(error: unknown): Fault {
   if (error instanceof NotJsonSafe) {
-    return { code: error.tooLarge ? "result_too_large" : "serialization_error", message: error.message };
+    return fault(error.tooLarge ? "result_too_large" : "serialization_error", error.message);
   }
   if (typeof error === "object" && error !== null) {
     const known = apply(weakGet, trusted, [error]);
@@ -109,9 +109,14 @@ export function explain(error: unknown): Fault {
   }
   if (error instanceof Error) {
     const { message, name, stack } = error;
-    return { code: "runtime_error", message: `${message}`, name: `${name}`, stack: `${stack}` };
+    return fault("runtime_error", `${message}`, `${name}`, `${stack}`);
   }
-  return { code: "runtime_error", message: typeof error === "string" ? error : readable(error) };
+  return fault("runtime_error", typeof error === "string" ? error : readable(error));
+}
+
+/** Without a prototype, so that no `toJSON` of the guest's has a say in how it is written. */
+function fault(code: string, message: string, name?: string, stack?: string): Fault {
+  return { __proto__: null, code, message, name, stack } as Fault;
 }
 
 function readable(value: unknown): string {

@@ -103,8 +103,10 @@ def external_pool(settings: Settings, command: Sequence[str]) -> Pool:
         loop = asyncio.get_running_loop()
         try:
             # Before there is a process: the first that it says may be that it has ended.
-            await loop.connect_read_pipe(lambda: channel, os.fdopen(read, "rb", 0))
-            await loop.connect_write_pipe(lambda: channel, os.fdopen(write, "wb", 0))
+            # And to the end, even if we are cancelled: else nobody would know who has to close the pipes.
+            hearing = loop.connect_read_pipe(lambda: channel, os.fdopen(read, "rb", 0))
+            speaking = loop.connect_write_pipe(lambda: channel, os.fdopen(write, "wb", 0))
+            await asyncio.shield(asyncio.gather(hearing, speaking))
             process = subprocess.Popen(  # noqa: ASYNC220 - vfork, a millisecond
                 list(command), stdin=stdin, stdout=stdout, start_new_session=True
             )

@@ -54,10 +54,12 @@ class Launcher:
         try:
             process = self._spawn(profile, path)
             if process.stdout is not None:
-                await loop.connect_read_pipe(lambda: channel, process.stdout)
+                # Interrupted in the middle, nobody would know who has to close the pipe.
+                await asyncio.shield(loop.connect_read_pipe(lambda: channel, process.stdout))
             await process.ready(greeting)
             return process
-        except asyncio.CancelledError:
+        except BaseException:
+            channel.close()
             if process is not None:
                 process.kill()
                 await process.wait()

@@ -6,7 +6,8 @@
  * `memory.size` through a break of our own (`hutch_pages`) under a maximum that the runner sets for
  * every execution (`hutch_max_pages`), and counts in `hutch_faults` how often the engine itself
  * reported exhaustion, which no guest can imitate by throwing a lookalike. `hutch_drive` calls a guest
- * function and all the jobs that follow in one go, because every entry by JSPI costs.
+ * function and all the jobs that follow in one go, because every entry by JSPI costs. The interrupt hook
+ * is asked a hundred times as often, so that loops over slow native calls are stopped and preempted too.
  *
  * Only appended functions and globals, so no existing index moves. Every assumption about the
  * module's shape is asserted: an upgrade that breaks one fails the build, not a run.
@@ -19,6 +20,10 @@ const CALL = 0x10, END = 0x0b, I32 = 0x7f;
 const SIZE_SITE = [0x3f, 0x00, 0x41, 0x10, 0x74];
 /** `memory.grow; local.tee _; i32.const -1; i32.eq`; the wildcard is the local's index */
 const GROW_SITE = [0x40, 0x00, 0x22, -1, 0x41, 0x7f, 0x46];
+/** `i32.const 10000; i32.store offset=292`: how many checks there are between two looks at the clock */
+const INTERRUPT_SITE = [0x41, 0x90, 0xce, 0x00, 0x36, 0x02, 0xa4, 0x02];
+/** 100, as long as what it replaces: a check may be a native call that takes milliseconds. */
+const INTERRUPT_EVERY = [0x41, 0xe4, 0x80, 0x00];
 const EXHAUSTED = ["out of memory", "string too long"];
 
 interface Section {
@@ -221,14 +226,19 @@ export function patch(wasm: Uint8Array): Uint8Array<ArrayBuffer> {
   const code = the(SECTION.code);
   const reader = new Reader(code.body);
   const bodies = Array.from({ length: reader.u32() }, () => reader.take(reader.u32()));
-  let sizes = 0, grows = 0;
+  let sizes = 0, grows = 0, interrupts = 0;
   const patched = bodies.map((body) => {
     const [first, n] = rewrite(body, SIZE_SITE, size);
     const [second, m] = rewrite(first, GROW_SITE, grow);
     sizes += n;
     grows += m;
-    return second;
+    const polls = matches(second, INTERRUPT_SITE);
+    interrupts += polls.length;
+    const third = polls.length ? second.slice() : second;
+    for (const at of polls) third.set(INTERRUPT_EVERY, at);
+    return third;
   });
+  expect(interrupts === 1, `it looks at the clock at ${interrupts} places`);
   expect(sizes === 3 && grows === 2, `its allocator asks for memory at ${sizes} and ${grows} places`);
 
   // hutch_faults += (message is one of EXHAUSTED)

@@ -27,6 +27,11 @@ const KEEP_GROWN = 8 * 1024 * 1024;
 const KEEP_FREE = 64;
 /** Dropped memory waits for V8's collector; past this much it is asked to come. */
 const COLLECT_AFTER = 128 * 1024 * 1024;
+/** What a guest's own end can be; the codes of errors that the host delivered come on top. */
+const GUEST_CODES = new Set(["runtime_error", "serialization_error", "result_too_large"]);
+const MAX_MESSAGE = 8_000;
+/** Bytes of input in the open calls of one execution. */
+const MAX_OPEN_BYTES = 32 * 1024 * 1024;
 const EXHAUSTED = /^(out of memory|string too long)$/;
 
 type Timer = ReturnType<typeof setTimeout>;
@@ -34,6 +39,7 @@ type Timer = ReturnType<typeof setTimeout>;
 interface Call {
   run: Run;
   number: number;
+  size: number;
 }
 
 class Run {
@@ -43,7 +49,10 @@ class Run {
   readonly timers = new Map<number, Timer>();
   readonly queue: [entry: string, args: () => number[]][] = [];
   readonly calls = new Set<string>();
+  /** Codes of the errors that the host sent: a guest may end with one of them. */
+  readonly delivered = new Set<string>();
   targets?: string[];
+  openBytes = 0;
   busy = false;
   over = false;
   cancelled = false;
@@ -103,7 +112,7 @@ export class Runner {
         return vm.undefined();
       },
       x: (vm, [failure]) => {
-        this.#fail(run(vm), JSON.parse(vm.toText(failure)));
+        this.#report(run(vm), JSON.parse(vm.toText(failure)));
         return vm.undefined();
       },
     };
@@ -208,8 +217,26 @@ export class Runner {
   }
 
   #succeed(run: Run, result: string | undefined): void {
-    if (result === undefined || isJson(result)) this.#finish(run, true, result);
-    else this.#fail(run, { code: "serialization_error", message: "The result is not JSON" });
+    const most = run.request.options.maxResultBytes ?? DEFAULT_MAX_RESULT;
+    if (result === undefined) this.#finish(run, true);
+    else if (!isJson(result)) {
+      this.#fail(run, {
+        code: "serialization_error",
+        message: "The result is not JSON, or nests too deeply",
+      });
+    } else if (byteLength(result) > most) {
+      const message = `The result is too large: its JSON text has more than ${most} bytes`;
+      this.#fail(run, { code: "result_too_large", message });
+    } else this.#finish(run, true, result);
+  }
+
+  /** What the guest's side says of its own end: only what it can know of is believed. */
+  #report(run: Run, fault: Record<string, unknown> | null): void {
+    const text = (value: unknown, most: number) => typeof value === "string" ? value.slice(0, most) : "";
+    const said = text(fault?.code, 100);
+    const code = GUEST_CODES.has(said) || run.delivered.has(said) ? said : "runtime_error";
+    const message = text(fault?.message, MAX_MESSAGE), name = text(fault?.name, 100);
+    this.#fail(run, { code, message, ...(name ? { name } : {}), stack: text(fault?.stack, MAX_MESSAGE) });
   }
 
   #fail(run: Run, fault: Failure & { stack?: string }): void {
@@ -284,28 +311,52 @@ export class Runner {
 
   #cancel(id: string): void {
     const run = this.#runs.get(id);
-    if (run) this.#stop(run);
+    if (run) return this.#stop(run);
+    // Over already, but the host has not understood it: it must not take us for dead.
+    this.#reject(id, { code: "timeout", message: "Execution timed out" }, performance.now());
   }
 
   #toolCall(run: Run, number: number, tool: number, input: string): void {
     run.targets ??= targets(run.request.providers);
     const target = run.targets[tool];
-    if (run.over || target === undefined || !isJson(input)) return;
+    if (run.over || target === undefined) return;
+    const size = byteLength(input), most = run.request.options.maxResultBytes ?? DEFAULT_MAX_RESULT;
+    if (size > most || run.openBytes + size > MAX_OPEN_BYTES || !isJson(input)) {
+      const what = size > most
+        ? `its JSON text has more than ${most} bytes`
+        : "too much is on its way already";
+      const error = JSON.stringify({
+        code: "serialization_error",
+        message: `The input is too large: ${what}`,
+      });
+      return this.#settle(run, number, false, error);
+    }
+    run.openBytes += size;
     const callId = `c${++this.#callCount}`;
     run.calls.add(callId);
-    this.#calls.set(callId, { run, number });
+    this.#calls.set(callId, { run, number, size });
     this.#wire.send(toolCallLine(run.id, callId, target, input));
   }
 
   #toolResult(message: ToolResult): void {
     const call = this.#calls.get(message.callId);
     if (!call) return;
-    const { run, number } = call;
+    const { run, number, size } = call;
     this.#calls.delete(message.callId);
     run.calls.delete(message.callId);
-    const text = JSON.stringify(message.ok ? message.result ?? null : message.error);
+    run.openBytes -= size;
+    if (message.error) run.delivered.add(message.error.code);
+    this.#settle(
+      run,
+      number,
+      message.ok,
+      JSON.stringify(message.ok ? message.result ?? null : message.error),
+    );
+  }
+
+  #settle(run: Run, number: number, ok: boolean, text: string): void {
     const { vm } = run;
-    this.#enter(run, "settle", () => [vm.number(number), vm.number(message.ok ? 1 : 0), vm.string(text)]);
+    this.#enter(run, "settle", () => [vm.number(number), vm.number(ok ? 1 : 0), vm.string(text)]);
   }
 
   #arm(run: Run, id: number, delay: number, repeat: boolean): void {
@@ -313,7 +364,7 @@ export class Runner {
     const due = () => {
       if (!repeat) run.timers.delete(id);
       // A guest that is slower than its interval gets no backlog of ticks.
-      if (run.queue.length < 1024) this.#enter(run, "fire", () => [run.vm.number(id)]);
+      if (!repeat || run.queue.length < 1024) this.#enter(run, "fire", () => [run.vm.number(id)]);
     };
     run.timers.set(id, repeat ? setInterval(due, delay) : setTimeout(due, delay));
   }
@@ -322,6 +373,11 @@ export class Runner {
     clearTimeout(run.timers.get(id));
     run.timers.delete(id);
   }
+}
+
+function byteLength(text: string): number {
+  // Exact only where it can matter.
+  return text.length < 1024 * 1024 ? text.length * 3 : new TextEncoder().encode(text).length;
 }
 
 function elapsed(since: number): number {
