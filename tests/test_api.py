@@ -14,7 +14,9 @@ import pytest
 from tests.processes import PATIENCE, temporary_files
 
 import hutch
-from hutch.errors import InvalidExecution, SettingError
+from hutch.app import App
+from hutch.errors import InvalidExecution, SandboxUnavailable, SettingError
+from hutch.sandbox.launcher import Launcher
 from hutch.settings import Settings
 
 
@@ -338,3 +340,60 @@ print(threading.active_count())
 """
     done = python(code, HUTCH_PORT="x")
     assert done.stdout == "HUTCH_PORT: expected an integer from 0 to 65535, got 'x'.\n" * 2 + "1\n"
+
+
+# --- what is said ---
+
+
+async def test_lone_function_or_tool_is_a_list_of_one(sandbox: hutch.Hutch) -> None:
+    for tools in (add, hutch.tool(add), {"tools": add}):
+        assert (await sandbox.run("await tools.add({a: 1, b: 2})", tools=tools)).result == 3
+
+
+@pytest.mark.parametrize("code", [None, b"code", 7])
+async def test_code_that_is_no_text_is_refused(sandbox: hutch.Hutch, code: Any) -> None:
+    with pytest.raises(hutch.InvalidExecution, match=r"^code: expected a str, got "):
+        await sandbox.run(code)
+    with pytest.raises(hutch.InvalidExecution, match=r"^code: expected a str, got "):
+        await hutch.connect("ws://127.0.0.1:1").run(code)
+
+
+async def test_weak_isolation_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    async with hutch.Hutch(isolation="process"):
+        pass
+    [record] = [each for each in caplog.records if each.name == "hutch"]
+    assert record.levelname == "WARNING"
+    assert "the isolation is weak (process)" in record.getMessage()
+
+
+async def test_self_test_does_not_hold_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hutch.sandbox import selftest
+
+    real, asked, answered = selftest.choose, threading.Event(), threading.Event()
+
+    def choose(settings: Settings) -> Any:
+        asked.set()
+        assert answered.wait(PATIENCE)
+        return real(settings)
+
+    monkeypatch.setattr(selftest, "choose", choose)
+    async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
+        h = hutch.Hutch()
+        runs = [group.create_task(h.run("1")) for _ in range(3)]
+        await asyncio.to_thread(asked.wait)
+        answered.set()
+        assert [(await each).result for each in runs] == [1, 1, 1]
+        await h.close()
+
+
+async def test_warm_up_tells_why_no_runner_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def launch(*_: object) -> Any:
+        raise SandboxUnavailable("no more processes")
+
+    monkeypatch.setattr(Launcher, "launch", launch)
+    app = await App.create(Settings())
+    try:
+        with pytest.raises(SandboxUnavailable, match="no more processes"):
+            await app.warm_up()
+    finally:
+        await app.close()

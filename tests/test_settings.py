@@ -154,3 +154,17 @@ def test_repr_hides_the_key_and_tells_whether_there_is_one() -> None:
     assert "api_key=***" in text
     assert "api_key=None" in repr(Settings())
     assert "port=4111" in text
+
+
+def test_mistyped_variable_is_warned_of_with_the_nearest(caplog: pytest.LogCaptureFixture) -> None:
+    environ = {
+        "HUTCH_HOME": "/nowhere",
+        "HUTCH_TIMOUT_MS": "secret",
+        "HUTCH_DENO": "x",
+        "HUTCH_BWRAP": "x",
+        "HUTCH_ZZZ": "somebody else's",
+    }
+    assert load(environ=environ).timeout_ms == 5_000
+    assert [each.getMessage() for each in caplog.records] == [
+        "HUTCH_TIMOUT_MS: there is no such setting. Did you mean HUTCH_TIMEOUT_MS?"
+    ]

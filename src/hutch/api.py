@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from hutch import settings as settings_module
-from hutch.errors import HutchError, SettingError
+from hutch.errors import HutchError, InvalidExecution, SettingError
 from hutch.kernel import Execution, Kernel, Result
 from hutch.runs import log_run
 from hutch.session.providers import Provider
@@ -22,25 +22,34 @@ if TYPE_CHECKING:
     from hutch.remote import Remote
     from hutch.settings import Settings
 
-Tools = Provider | Iterable[Provider | Tool | Callable[..., Any]] | Mapping[str, Iterable[Any]] | None
+_One = Provider | Tool | Callable[..., Any]
+Tools = _One | Iterable[_One] | Mapping[str, _One | Iterable[_One]] | None
 
 
 def providers_of(tools: Tools) -> list[Provider]:
     """Providers from whatever a caller finds convenient.
 
-    A list of functions becomes the namespace `tools`; a mapping has a namespace for each of its keys;
-    providers are taken as they are, also among functions.
+    A function, or a list of them, becomes the namespace `tools`; a mapping has a namespace for each of its
+    keys; providers are taken as they are, also among functions.
     """
     if tools is None:
         return []
-    if isinstance(tools, Provider):
-        return [tools]
     if isinstance(tools, Mapping):
-        return [Provider.of(*each, name=name) for name, each in tools.items()]
-    items = list(tools)
+        return [Provider.of(*_several(each), name=name) for name, each in tools.items()]
+    items = _several(tools)
     found = [each for each in items if isinstance(each, Provider)]
     functions = tuple(each for each in items if not isinstance(each, Provider))
     return [_provider(functions), *found] if functions else found
+
+
+def _several(tools: Any) -> list[Any]:
+    return [tools] if isinstance(tools, Provider | Tool) or callable(tools) else list(tools)
+
+
+def check_code(code: object) -> None:
+    """Raises InvalidExecution for what is no text."""
+    if not isinstance(code, str):
+        raise InvalidExecution("code", f"expected a str, got {type(code).__name__}")
 
 
 @lru_cache(maxsize=128)
@@ -77,6 +86,7 @@ class Hutch:
         self.settings = settings or settings_module.load(overrides)
         self._runner = runner
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting = asyncio.Lock()
         self._kernel: Kernel | None = None
         self._close: Callable[[], Awaitable[None]] | None = None
         self._closed = False
@@ -92,8 +102,11 @@ class Hutch:
 
     async def start(self) -> None:
         """Makes the sandbox; runner processes start with the first execution of their engine."""
-        if self._closed:
-            raise HutchError("This Hutch was closed.", remedy="Make another.")
+        async with self._starting:
+            await self._start()
+
+    async def _start(self) -> None:
+        self._check_open()
         loop = asyncio.get_running_loop()
         if self._kernel is not None:
             if loop is not self._loop:
@@ -111,8 +124,15 @@ class Hutch:
             return
         from hutch.app import App
 
-        app = App(self.settings)
+        app = await App.create(self.settings)
         self._kernel, self._close = app.kernel, app.close
+        if self._closed:
+            await self.close()
+            self._check_open()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise HutchError("This Hutch was closed.", remedy="Make another.")
 
     async def close(self) -> None:
         """Ends every runner process and removes every temporary file."""
@@ -140,6 +160,7 @@ class Hutch:
         """
         from hutch.sandbox.profile import EXTERNAL, profile_for
 
+        check_code(code)
         if self._kernel is None or asyncio.get_running_loop() is not self._loop:
             await self.start()
         assert self._kernel is not None

@@ -90,5 +90,8 @@ class ToolError(HutchError):
     code = "tool_error"
 
     def __init__(self, message: str, code: str = "tool_error") -> None:
+        if code not in WIRE_CODES and code not in _ON_THE_WIRE:
+            known = ", ".join(sorted(WIRE_CODES))
+            raise InvalidTool(f"ToolError: there is no code {code!r}; expected one of {known}.")
         super().__init__(message)
         self.tool_code = wire_code(code)

@@ -74,8 +74,20 @@ class Watch(Protocol):
     def on_started(self) -> None:
         """The guest runs."""
 
-    def on_running(self, stop: Callable[[], None]) -> None:
-        """From now on `stop` ends the run, with what it has logged."""
+    def on_running(self, stop: Callable[[], None] | None) -> None:
+        """From now on `stop` ends the run, with what it has logged; None while it waits for a place again."""
+
+
+class _Once:
+    """Calls what it is given the first time only: a run that is begun again has started already."""
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self._action: Callable[[], None] | None = action
+
+    def __call__(self) -> None:
+        action, self._action = self._action, None
+        if action is not None:
+            action()
 
 
 Recorder = Callable[[str, Execution, Outcome, float], None]
@@ -114,37 +126,49 @@ class Kernel:
         self._check(execution)
         run_id = os.urandom(16).hex()
         began = time.time()
-        session, outcome = await self._attempt(execution, run_id, began, watch)
-        for _ in range(MORE_ATTEMPTS):
-            if not outcome.lost or session.called_tools:
+        told = None if watch is None else _Once(watch.on_started)
+        session, outcome = await self._attempt(execution, run_id, began, watch, told)
+        for _ in range(0 if execution.profile.details.single_use else MORE_ATTEMPTS):
+            if not outcome.lost or session.called_tools or self.pool.closed:
                 break
             # A neighbour's fault, and nothing has happened yet: once more.
-            session, outcome = await self._attempt(execution, run_id, began, watch)
+            if watch is not None:
+                watch.on_running(None)
+            session, outcome = await self._attempt(execution, run_id, began, watch, told)
         self._record(run_id, execution, outcome, began)
         return Result.of(run_id, outcome)
 
     async def _attempt(
-        self, execution: Execution, run_id: str, began: float, watch: Watch | None
+        self,
+        execution: Execution,
+        run_id: str,
+        began: float,
+        watch: Watch | None,
+        on_started: Callable[[], None] | None,
     ) -> tuple[Session, Outcome]:
         runner = await self.pool.acquire(execution.profile, execution.owner)
-        link = runner.link
-        on_started = None if watch is None else watch.on_started
-        session = link.open(run_id, execution.code, execution.limits, execution.providers, on_started)
-        if watch is not None:
-            watch.on_running(session.cancel)
-        runner.began(session)
+        session: Session | None = None
         outcome: Outcome | None = None
         try:
+            session = runner.link.open(
+                run_id, execution.code, execution.limits, execution.providers, on_started
+            )
+            runner.began(session)
+            if watch is not None:
+                watch.on_running(session.cancel)
             outcome = await session.wait()
             runner.ended(outcome, session)
             return session, outcome
         except asyncio.CancelledError:
-            session.cancel()
-            outcome = await session.wait()
-            self._record(run_id, execution, outcome, began)
+            if session is not None:
+                session.cancel()
+                # No longer than the grace, so it is not to be cancelled in its turn.
+                outcome = await asyncio.shield(session.wait())
+                self._record(run_id, execution, outcome, began)
             raise
         finally:
-            link.forget(session)
+            if session is not None:
+                runner.link.forget(session)
             self.pool.release(runner, outcome, session)
 
     def _check(self, execution: Execution) -> None:

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 def configure(settings: Settings) -> None:
-    """JSON lines with `log_json`, else lines for people; everything at or above `log_level`."""
+    """JSON lines with `log_json`, else lines for people; everything at or above `log_level`.
+
+    Runs are recorded, and the start is told, at every level but `error`: there is no other store of them.
+    """
     import structlog
 
     formatter = structlog.stdlib.ProcessorFormatter(
@@ -28,6 +31,8 @@ def configure(settings: Settings) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
+    for name in ("hutch.runs", "hutch.serve"):
+        logging.getLogger(name).setLevel(logging.ERROR if settings.log_level == "error" else logging.INFO)
     # At finer levels these write down headers and messages: keys, code and inputs.
     for name in ("uvicorn", "websockets"):
         logging.getLogger(name).setLevel(logging.WARNING)

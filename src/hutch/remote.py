@@ -69,8 +69,9 @@ class Remote:
 
         Raises SandboxUnavailable when the server cannot be reached.
         """
-        from hutch.api import providers_of
+        from hutch.api import check_code, providers_of
 
+        check_code(code)
         providers = providers_of(tools)
         check_providers(providers)
         _check_size(code, providers)

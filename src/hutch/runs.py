@@ -66,5 +66,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def log_run(run_id: str, execution: Execution, outcome: Outcome, began: float) -> None:
     """Writes the record where an operator's log goes; formatting is the log's own business."""
     if logger.isEnabledFor(logging.INFO):
-        record = RunRecord.of(run_id, execution, outcome, began)
-        logger.info("run", extra={"fields": msgspec.to_builtins(record)})
+        fields = msgspec.to_builtins(RunRecord.of(run_id, execution, outcome, began))
+        # Which engine stands in the record itself; among the limits it is for other servers only.
+        fields["limits"].pop("engine", None)
+        logger.info("run", extra={"fields": fields})

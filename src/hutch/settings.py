@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,6 +16,8 @@ from hutch.errors import SettingError
 
 if TYPE_CHECKING:
     from msgspec.inspect import Type
+
+logger = logging.getLogger("hutch")
 
 MIB = 1024 * 1024
 HOME = "~/.hutch"
@@ -101,6 +104,8 @@ FILE = "hutch.toml"
 _ALIASES = {"EXECUTOR_API_KEY": "api_key"}
 _LISTS = ("allowed_hosts", "allowed_origins")
 _SECRETS = ("api_key",)
+# Variables that are not settings: other binaries.
+_BINARIES = ("deno", "bwrap")
 
 
 def load(
@@ -119,6 +124,7 @@ def load(
     found = {key: (value, key) for key, value in given.items()}
     for key, value in _from_environ(environ).items():
         found.setdefault(key, value)
+    _warn_of_typos(environ)
     path = file or _find_file(_expand(*found.get("home", (HOME, "home"))))
     if path is not None:
         for key, value in _from_file(path).items():
@@ -173,6 +179,15 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
     return found
 
 
+def _warn_of_typos(environ: Mapping[str, str]) -> None:
+    """No error: a variable of somebody else's may begin as ours do."""
+    known = (*Settings.__struct_fields__, *_BINARIES)
+    for name in environ:
+        key = name.removeprefix("HUTCH_").lower()
+        if name.startswith("HUTCH_") and key not in known and (near := _nearest(key, known)):
+            logger.warning("%s: there is no such setting. Did you mean HUTCH_%s?", name, near.upper())
+
+
 def _items(text: str) -> list[str]:
     return [item.strip() for item in text.split(",") if item.strip()]
 
@@ -217,7 +232,11 @@ def _in_words(wanted: Type) -> str:
 
 
 def _similar(key: str) -> str:
+    near = _nearest(key, Settings.__struct_fields__)
+    return f" Did you mean {near}?" if near else ""
+
+
+def _nearest(key: str, known: Sequence[str]) -> str | None:
     from difflib import get_close_matches
 
-    near = get_close_matches(key, Settings.__struct_fields__, 1)
-    return f" Did you mean {near[0]}?" if near else ""
+    return next(iter(get_close_matches(key, known, 1)), None)

@@ -27,11 +27,12 @@ def test_error_is_told_with_its_code_and_line() -> None:
     assert done.stderr.startswith("before\nhutch: runtime_error: TypeError: no such luck (line 3, column ")
 
 
-def test_syntax_error_is_told_with_its_line() -> None:
+def test_syntax_error_is_told_with_its_place_once() -> None:
     done = hutch("eval", "let a = 1;\nlet b = ;")
     assert done.returncode == 1
     assert "hutch: runtime_error: SyntaxError" in done.stderr
-    assert "(line 2, column 9)" in done.stderr
+    assert done.stderr.endswith("(2:9)\n")
+    assert "line 2" not in done.stderr
 
 
 def test_json_prints_the_whole_result_object_on_one_line() -> None:
@@ -96,18 +97,18 @@ def test_defaults_come_from_the_settings() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ([], 1, "hutch: CODE: expected code, or - for stdin, or -f FILE; got none of them\n"),
-        (["1", "-f", "a.js"], 1, "hutch: CODE: expected either code or -f FILE, got both (a.js)\n"),
-        (["-f", "/no/such.js"], 1, "hutch: /no/such.js cannot be read: No such file or directory.\n"),
-        (["-f", "/"], 1, "hutch: / cannot be read: Is a directory.\n"),
-        (["--engine", "v8", "1"], 1, "engine: unknown engine 'v8'; expected one of quickjs, deno\n"),
-        (["--timeout", "0", "1"], 1, "--timeout: expected seconds above 0 and up to 300, got 0\n"),
-        (["--timeout", "-1", "1"], 1, "--timeout: expected seconds above 0 and up to 300, got -1\n"),
-        (["--timeout", "301", "1"], 1, "--timeout: expected seconds above 0 and up to 300, got 301\n"),
-        (["--timeout", "nan", "1"], 1, "--timeout: expected seconds above 0 and up to 300, got nan\n"),
+        ([], 2, "hutch: CODE: expected code, or - for stdin, or -f FILE; got none of them\n"),
+        (["1", "-f", "a.js"], 2, "hutch: CODE: expected either code or -f FILE, got both (a.js)\n"),
+        (["-f", "/no/such.js"], 2, "hutch: /no/such.js: cannot be read: No such file or directory\n"),
+        (["-f", "/"], 2, "hutch: /: cannot be read: Is a directory\n"),
+        (["--engine", "v8", "1"], 2, "engine: unknown engine 'v8'; expected one of quickjs, deno\n"),
+        (["--timeout", "0", "1"], 2, "--timeout: expected seconds above 0 and up to 300, got 0\n"),
+        (["--timeout", "-1", "1"], 2, "--timeout: expected seconds above 0 and up to 300, got -1\n"),
+        (["--timeout", "301", "1"], 2, "--timeout: expected seconds above 0 and up to 300, got 301\n"),
+        (["--timeout", "nan", "1"], 2, "--timeout: expected seconds above 0 and up to 300, got nan\n"),
         (["--timeout", "soon", "1"], 2, "Invalid value for '--timeout': 'soon' is not a valid float.\n"),
-        (["--memory", "0", "1"], 1, "--memory: expected MB above 0 and up to 1024, got 0\n"),
-        (["--memory", "inf", "1"], 1, "--memory: expected MB above 0 and up to 1024, got inf\n"),
+        (["--memory", "0", "1"], 2, "--memory: expected MB above 0 and up to 1024, got 0\n"),
+        (["--memory", "inf", "1"], 2, "--memory: expected MB above 0 and up to 1024, got inf\n"),
         (["--nonsense", "1"], 2, "No such option '--nonsense'.\n"),
         (["1", "2"], 2, "Got unexpected extra argument (2)\n"),
     ],
@@ -122,14 +123,35 @@ def test_what_is_not_utf8_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "latin.js"
     file.write_bytes(b"'caf\xe9'")
     done = hutch("eval", "-f", str(file))
-    assert (done.returncode, done.stderr) == (1, f"hutch: {file} is not UTF-8: byte 4 is 0xe9.\n")
-    assert hutch("eval", "-", input=b"\xff").stderr == "hutch: stdin is not UTF-8: byte 0 is 0xff.\n"
+    assert (done.returncode, done.stderr) == (2, f"hutch: {file}: expected UTF-8, but byte 4 is 0xe9\n")
+    assert hutch("eval", "-", input=b"\xff").stderr == "hutch: stdin: expected UTF-8, but byte 0 is 0xff\n"
 
 
-def test_home_that_cannot_be_written_does_no_harm(tmp_path: Path) -> None:
+def test_home_that_cannot_be_written_is_told_and_does_no_harm(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    done = hutch("eval", "1 + 1", env={"HUTCH_HOME": str(tmp_path / "file" / "home")})
-    assert (done.returncode, done.stdout, done.stderr) == (0, "2\n", "")
+    home = tmp_path / "file" / "home"
+    done = hutch("eval", "1 + 1", env={"HUTCH_HOME": str(home)})
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (0, "2\n", 1)
+    assert done.stderr.startswith(f"hutch: {home} cannot be written")
+    assert "set HUTCH_HOME" in done.stderr
+
+
+def test_weak_isolation_is_told() -> None:
+    done = hutch("eval", "1 + 1", env={"HUTCH_ISOLATION": "process"})
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (0, "2\n", 1)
+    assert done.stderr.startswith("hutch: the isolation is weak (process)")
+
+
+def test_bubblewrap_that_was_chosen_and_does_not_run_is_named() -> None:
+    done = hutch("eval", "1", env={"HUTCH_ISOLATION": "container", "HUTCH_BWRAP": "/no/bwrap"})
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "HUTCH_BWRAP is '/no/bwrap', which is no bwrap program that runs." in done.stderr
+
+
+def test_mistyped_variable_is_told_with_the_nearest() -> None:
+    done = hutch("eval", "1", env={"HUTCH_TIMOUT_MS": "5"})
+    assert (done.returncode, done.stdout) == (0, "1\n")
+    assert done.stderr == "hutch: HUTCH_TIMOUT_MS: there is no such setting. Did you mean HUTCH_TIMEOUT_MS?\n"
 
 
 def test_missing_deno_is_told_with_the_remedy() -> None:
@@ -142,7 +164,7 @@ def test_missing_deno_is_told_with_the_remedy() -> None:
 def test_wrong_setting_names_the_file_and_the_key(tmp_path: Path) -> None:
     (tmp_path / "hutch.toml").write_text("timeout_ms = -5\n")
     done = hutch("eval", "1", cwd=tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr == "hutch: hutch.toml: timeout_ms: expected an integer of at least 1, got -5.\n"
 
 

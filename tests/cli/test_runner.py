@@ -77,7 +77,8 @@ def runner() -> Iterator[Runner]:
         assert one.close() == b""
         assert one.process.wait(SOON) == 0
         assert one.process.stderr is not None
-        assert one.process.stderr.read() == b""
+        said = one.process.stderr.read().splitlines()
+        assert [line for line in said if not line.startswith(b"hutch: dropped a message")] == []
 
 
 def test_transcript_of_the_specification(runner: Runner) -> None:
@@ -234,9 +235,17 @@ def test_deno_engine_runs_one_after_another() -> None:
 def test_unknown_engine_is_refused_before_anything_is_read() -> None:
     with started("--engine", "v8") as runner:
         assert runner.close() == b""
-        assert runner.process.wait(PATIENCE) == 1
+        assert runner.process.wait(PATIENCE) == 2
         assert runner.process.stderr is not None
         assert b"unknown engine 'v8'; expected one of quickjs, deno" in runner.process.stderr.read()
+
+
+def test_weak_isolation_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HUTCH_ISOLATION", "process")
+    with started() as runner:
+        assert runner.close() == b""
+        assert runner.process.stderr is not None
+        assert runner.process.stderr.read().startswith(b"hutch: the isolation is weak (process)")
 
 
 # --- the end ---

@@ -126,7 +126,7 @@ def test_port_in_use_is_told_and_nothing_is_started(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--port", "70000"], 1, "hutch: port: expected an integer from 0 to 65535, got 70000.\n"),
+        (["--port", "70000"], 2, "hutch: port: expected an integer from 0 to 65535, got 70000.\n"),
         (["--port", "http"], 2, "Invalid value for '--port': 'http' is not a valid integer.\n"),
         (
             ["--host", "no.such.host.invalid", "--port", "0"],
@@ -148,8 +148,28 @@ def test_sandbox_that_cannot_be_had_is_told_and_nothing_serves() -> None:
     assert "HUTCH_DENO" in done.stderr
 
 
-def test_home_that_cannot_be_written_does_no_harm(tmp_path: Path) -> None:
+async def test_client_that_does_not_read_holds_no_drain() -> None:
+    code = (
+        "const big = 'x'.repeat(800_000); await Promise.all(Array.from({length: 64}, () => tools.ask(big)))"
+    )
+    with serving(HUTCH_DRAIN_SECONDS="0.2") as server:
+        async with host(server.execbox) as h:
+            await h.say(
+                execute("runs", code, tools=("ask",), timeoutMs=200_000, memoryLimitBytes=500_000_000)
+            )
+            await h.started("runs")
+            await h.call("runs")
+            h.socket.transport.pause_reading()
+            server.process.terminate()
+            await asyncio.to_thread(server.logged, "draining")
+            async with asyncio.timeout(5):
+                assert await asyncio.to_thread(server.wait) == 1
+            h.socket.transport.abort()
+
+
+def test_home_that_cannot_be_written_is_told_and_does_no_harm(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with serving(HUTCH_HOME=str(tmp_path / "file" / "home")) as server:
+        assert "HUTCH_HOME" in server.logged("cannot be written")
         os.kill(server.process.pid, signal.SIGTERM)
         assert server.wait() == 0

@@ -26,7 +26,8 @@ STATES = {
     "a loop of tool calls": "for (;;) await tools.ready()",
     "catching a tool's rejection": "for (;;) { try { await tools.hang() } catch {} }",
     "catching everything": (
-        "const stubborn = async () => { for (;;) { try { await tools.hang(); } catch { } finally { await 0 } } };\n"
+        "const stubborn = async () => { for (;;) { try { await tools.hang(); } catch { } finally {"
+        " await 0 } } };\n"
         "try { await stubborn() } catch { await stubborn() } finally { await stubborn() }"
     ),
 }
@@ -86,7 +87,10 @@ async def test_cancelling_the_call_ends_the_execution_in_every_state(run: Run, s
 
 async def test_cancelling_cancels_the_tools_that_run(run: Run) -> None:
     tools = Tools()
-    code = "const waits = [tools.hang(), tools.hang(), tools.hang()];\nawait tools.ready();\nawait Promise.all(waits)"
+    code = (
+        "const waits = [tools.hang(), tools.hang(), tools.hang()];\nawait tools.ready();\nawait"
+        " Promise.all(waits)"
+    )
     task = asyncio.create_task(run(code, tools=tools.all()))
     await tools.there.wait()
     task.cancel()

@@ -96,7 +96,7 @@ SAFE = {
     "a lone low surrogate": ("'\\udfffb'", "\udfffb"),
     "surrogates the wrong way round": ("'\\udc07\\ud83d'", "\udc07\ud83d"),
     "a lone surrogate as a key": ("({ '\\ud800': 1 })", {"\ud800": 1}),
-    "__proto__ as a key": ("JSON.parse('{\"__proto__\": {\"a\": 1}}')", {"__proto__": {"a": 1}}),
+    "__proto__ as a key": ('JSON.parse(\'{"__proto__": {"a": 1}}\')', {"__proto__": {"a": 1}}),
     "constructor as a key": (
         "({ constructor: 1, prototype: 2, toString: 3 })",
         {"constructor": 1, "prototype": 2, "toString": 3},
@@ -136,7 +136,8 @@ UNSAFE = {
     "a symbol": ("Symbol('s')", "a symbol"),
     "a Map": ("new Map([[1, 2]])", "an instance of Map"),
     "a Set": ("({ s: new Set() })", "an instance of Set at .s"),
-    "a Date": ("[new Date(0)]", "an instance of Date at [0]"),
+    "a Date": ("[new Date(0)]", "an instance of Date at [0]; use .toISOString()"),
+    "a Promise": ("({ p: Promise.resolve(1) })", "an instance of Promise at .p; did you forget await?"),
     "a RegExp": ("/a/", "an instance of RegExp"),
     "an Error": ("new TypeError('x')", "an instance of TypeError"),
     "a typed array": ("new Uint8Array(3)", "an instance of Uint8Array"),

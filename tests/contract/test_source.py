@@ -82,14 +82,19 @@ TYPESCRIPT = {
     "an enum": ("enum Color { Red, Green = 5, Blue }\n[Color.Blue, Color[5]]", [6, "Green"]),
     "a const enum": ("const enum E { A = 'x' }\nE.A", "x"),
     "branches and loops": (
-        "let n: number = 0;\nif (n === 0) { n = 1 } else { n = 2 }\nwhile (n < 4) { n++ }\n"
-        "try { switch (n) { case 4: { return n } } } finally { n = 0 }",
+        (
+            "let n: number = 0;\nif (n === 0) { n = 1 } else { n = 2 }\nwhile (n < 4) { n++ }\n"
+            "try { switch (n) { case 4: { return n } } } finally { n = 0 }"
+        ),
         4,
     ),
     "overloads and abstract classes": (
-        "function f(a: string): string;\nfunction f(a: any) { return a }\n"
-        "abstract class A { abstract m(): number }\nclass B extends A { override m(): number { return 1 } }\n"
-        "f('x') + new B().m()",
+        (
+            "function f(a: string): string;\nfunction f(a: any) { return a }\n"
+            "abstract class A { abstract m(): number }\n"
+            "class B extends A { override m(): number { return 1 } }\n"
+            "f('x') + new B().m()"
+        ),
         "x1",
     ),
     "imports of types": ('import type { X } from "x";\nconst x: X = 1;\nx', 1),
@@ -161,7 +166,11 @@ COLUMNS = {
     "of a last expression": ("      missing.thing", 1, 7),
     "of a statement": ("let a;  missing.thing;\nreturn a", 1, 9),
     "after erased types": ("const a: Array<number> = [1]; missing(a as unknown);\nreturn a", 1, 31),
-    "in an expression after erased types": ("const a: number = 1;\nconst b = (a as number) + missing;", 2, 27),
+    "in an expression after erased types": (
+        "const a: number = 1;\nconst b = (a as number) + missing;",
+        2,
+        27,
+    ),
 }
 
 

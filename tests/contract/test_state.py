@@ -80,7 +80,10 @@ async def test_timers_of_an_execution_that_is_over_do_not_fire(run: Run) -> None
 
 
 async def test_randomness_differs_between_executions(run: Run) -> None:
-    code = "[Math.random(), Math.random(), crypto.randomUUID(), [...crypto.getRandomValues(new Uint8Array(8))].join()]"
+    code = (
+        "[Math.random(), Math.random(), crypto.randomUUID(), [...crypto.getRandomValues(new"
+        " Uint8Array(8))].join()]"
+    )
     one_by_one = [(await run(code)).result for _ in range(8)]
     at_once = [each.result for each in await asyncio.gather(*(run(code) for _ in range(8)))]
     drawn = [value for result in (*one_by_one, *at_once) for value in result]
@@ -133,7 +136,7 @@ async def test_executions_of_every_end_at_once_do_not_disturb_each_other(run: Ru
         "return NaN": ("serialization_error", None),
     }
     codes = [*kinds] * 4
-    results = await asyncio.gather(*(run(code, tools=[echo], timeout_ms=3_000) for code in codes))
+    results = await asyncio.gather(*(run(code, tools=[echo], timeout_ms=2_000) for code in codes))
     ends = [(each.error.code if each.error else "ok", each.result) for each in results]
     assert ends == [kinds[code] for code in codes]
 
@@ -142,7 +145,9 @@ async def test_a_loop_does_not_starve_its_neighbours(run: Run) -> None:
     loops = [asyncio.create_task(run("for (;;);", timeout_ms=60_000)) for _ in range(3)]
     try:
         for n in range(10):
-            result = await run(f"let s = 0; for (let i = 0; i < 1000; i++) s += i; return s + {n}", timeout_ms=30_000)
+            result = await run(
+                f"let s = 0; for (let i = 0; i < 1000; i++) s += i; return s + {n}", timeout_ms=30_000
+            )
             assert result.result == 499500 + n
         assert not any(loop.done() for loop in loops)
     finally:

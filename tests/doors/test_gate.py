@@ -90,7 +90,8 @@ def test_announcement_says_that_a_key_is_wanted_but_not_which(guarded: Server) -
 )
 def test_host_that_is_not_ours_is_refused(server: Server, names: list[str]) -> None:
     hosts = [f"Host: {name}" for name in names]
-    for answer in (upgrade(server, *hosts), ask(server, "/health", *hosts), ask(server, "/metrics", *hosts)):
+    plain = (ask(server, path, *hosts) for path in ("/health", "/metrics", "/execbox"))
+    for answer in (upgrade(server, *hosts), *plain):
         assert answer.startswith("HTTP/1.1 403 ")
         assert "allowed_hosts" in answer
 
@@ -121,7 +122,7 @@ def test_on_the_network_a_name_needs_the_key_or_to_be_allowed(key: str, name: st
         assert answer.startswith(f"HTTP/1.1 {status} ")
 
 
-@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost:1"])
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost:1", "http://["])
 async def test_page_of_another_site_is_refused(server: Server, origin: str) -> None:
     status, body = await refused(server, Origin=origin)
     assert status == 403

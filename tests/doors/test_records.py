@@ -27,6 +27,7 @@ async def test_record_has_who_what_when_and_how_it_ended(server: Server) -> None
     [call] = record["calls"]
     assert (call["provider"], call["tool"], call["ok"]) == ("tools", "ask", True)
     assert record["limits"]["timeout_ms"] == 7_000
+    assert "engine" not in record["limits"]
     assert len(record["run_id"]) == 32
     assert record["started_at"] < record["timestamp"].replace("Z", "+00:00")
 
@@ -53,8 +54,19 @@ async def test_log_never_has_code_inputs_results_or_keys() -> None:
         assert not [line for line in server.seen if SECRET in line]
 
 
+async def test_runs_are_recorded_unless_only_errors_are_wanted() -> None:
+    for level, count in (("warning", 1), ("error", 0)):
+        with serving(HUTCH_LOG_LEVEL=level) as server:
+            async with host(server.execbox) as h:
+                await h.say(execute("a", "1"))
+                assert (await h.done("a"))["ok"]
+            server.process.terminate()
+            assert await asyncio.to_thread(server.wait) == 0
+            assert len([line for line in server.seen if "run_id=" in line]) == count
+
+
 def test_log_is_for_people_unless_asked_otherwise() -> None:
-    with serving(HUTCH_LOG_LEVEL="info") as server:
+    with serving() as server:
         line = server.logged("serving")
         assert "isolation=" in line
         assert "\x1b" not in line

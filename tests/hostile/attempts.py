@@ -22,7 +22,8 @@ def program(attempts: Mapping[str, str]) -> str:
             const loot = await Promise.race([
               attempt(), new Promise((_, reject) => setTimeout(reject, 2000, new Error('never came'))),
             ]);
-            told[name] = loot === undefined || loot === null ? '{REFUSED}: nothing' : `got ${{JSON.stringify(loot)}}`;
+            const nothing = loot === undefined || loot === null;
+            told[name] = nothing ? '{REFUSED}: nothing' : `got ${{JSON.stringify(loot)}}`;
           }} catch (error) {{
             told[name] = `{REFUSED}: ${{error?.name}}: ${{error?.message}}`.slice(0, 200);
           }}

@@ -22,9 +22,12 @@ CONSTRUCTORS = {
     "through a tool": "tools.echo.constructor('return process.env.HOME')()",
     "through a tool's promise": "tools.echo(1).constructor.constructor('return process.env.HOME')()",
     "through an error of the host": (
-        "try { await tools.fail() } catch (e) { return e.constructor.constructor('return process.env.HOME')() }"
+        "try { await tools.fail() } catch (e) { return e.constructor.constructor('return"
+        " process.env.HOME')() }"
     ),
-    "through a tool's result": "(await tools.echo({ a: 1 })).constructor.constructor('return process.env.HOME')()",
+    "through a tool's result": (
+        "(await tools.echo({ a: 1 })).constructor.constructor('return process.env.HOME')()"
+    ),
     "through the caller": "(function f() { return f.caller && f.caller.caller && 'caller' })()",
     "the runner's entry": "globalThis.__hutch_entry ?? globalThis.__hutch_c",
     "require": "typeof require === 'function' ? require('fs').readFileSync('/etc/passwd', 'utf8') : null",
@@ -41,15 +44,15 @@ IMPORTS = {
     "the runner itself": "Object.keys(await import('file:///hutch/deno.js'))",
     "its image": "(await import('file:///hutch/image.bin', { with: { type: 'bytes' } })).default",
     "from a module of data": (
-        "(await import('data:text/javascript,export default (await import(\"file:///etc/passwd\","
-        " {with:{type:\"text\"}})).default')).default"
+        '(await import(\'data:text/javascript,export default (await import("file:///etc/passwd",'
+        ' {with:{type:"text"}})).default\')).default'
     ),
     "statically from a module of data": (
-        "(await import('data:text/javascript,import t from \"file:///etc/passwd\" with {type:\"text\"};"
+        '(await import(\'data:text/javascript,import t from "file:///etc/passwd" with {type:"text"};'
         "export default t')).default"
     ),
     "from a module of a blob": (
-        "(await import(URL.createObjectURL(new Blob(['import t from \"file:///etc/passwd\" with {type:\"text\"};"
+        '(await import(URL.createObjectURL(new Blob([\'import t from "file:///etc/passwd" with {type:"text"};'
         "export default t'], { type: 'text/javascript' })))).default"
     ),
     "through procfs": "(await import('file:///proc/self/environ', { with: { type: 'text' } })).default",
@@ -63,7 +66,9 @@ IMPORTS = {
         "const { createRequire } = await import('node:module');"
         " return createRequire('file:///')('/etc/passwd')"
     ),
-    "a source map's file": "(await import('data:application/json,{}', { with: { type: 'text' } })).constructor.x",
+    "a source map's file": (
+        "(await import('data:application/json,{}', { with: { type: 'text' } })).constructor.x"
+    ),
 }
 
 FILES = {
@@ -103,7 +108,9 @@ FILES = {
     "a link to the host": "Deno.symlinkSync('/etc/shadow', '/tmp/link'); return 'linked'",
     "a hard link": "Deno.linkSync('/deno', '/tmp/deno'); return 'linked'",
     "a directory": "Deno.mkdirSync('/tmp/d'); return 'made'",
-    "the control socket": "await Deno.connect({ transport: 'unix', path: '/hutch.sock' }); return 'connected'",
+    "the control socket": (
+        "await Deno.connect({ transport: 'unix', path: '/hutch.sock' }); return 'connected'"
+    ),
     "stat": "Deno.statSync('/etc/passwd').size",
     "real paths": "Deno.realPathSync('/')",
     "a key-value store": "await Deno.openKv('/tmp/kv'); return 'opened'",
@@ -126,9 +133,13 @@ SYSTEM = {
     ),
     "node's fork": "(await import('node:child_process')).fork('data:,').pid",
     "node's cluster": "(await import('node:cluster')).default.fork().process.pid",
-    "a foreign library": "Deno.dlopen('/lib/x86_64-linux-gnu/libc.so.6', { getpid: { parameters: [], result: 'i32' } })",
+    "a foreign library": (
+        "Deno.dlopen('/lib/x86_64-linux-gnu/libc.so.6', { getpid: { parameters: [], result: 'i32' } })"
+    ),
     "a pointer": "Deno.UnsafePointer.create(4096n)",
-    "a native add-on": "const m = { exports: {} }; (await import('node:process')).dlopen(m, '/x.node'); return 'loaded'",
+    "a native add-on": (
+        "const m = { exports: {} }; (await import('node:process')).dlopen(m, '/x.node'); return 'loaded'"
+    ),
     "a signal": "Deno.kill(1, 'SIGKILL'); return 'sent'",
     "node's kill": "(await import('node:process')).kill(1, 'SIGKILL') && 'sent'",
     "the host's name": "Deno.hostname()",
@@ -141,7 +152,7 @@ SYSTEM = {
         "(await Deno.permissions.request({ name: 'read' })).state === 'granted' ? 'granted' : null"
     ),
     "a worker with as much": (
-        "const w = new Worker('data:text/javascript,try{postMessage(Deno.readTextFileSync(\"/etc/passwd\"))}"
+        'const w = new Worker(\'data:text/javascript,try{postMessage(Deno.readTextFileSync("/etc/passwd"))}'
         "catch(e){postMessage(null)}', { type: 'module' });"
         " return await new Promise((r, j) => { w.onmessage = (e) => r(e.data);"
         " w.onerror = (e) => { e.preventDefault(); j(new Error(e.message)) } })"
@@ -167,11 +178,13 @@ NETWORK = {
     "serving": "Deno.serve({ port: 0 }, () => new Response()).addr.port",
     "a web socket": (
         "const w = new WebSocket('ws://127.0.0.1:PORT/');"
-        " return await new Promise((r, j) => { w.onopen = () => r('open'); w.onerror = (e) => j(new Error(e.message)) })"
+        " return await new Promise((r, j) => { w.onopen = () => r('open'); w.onerror = (e) => j(new"
+        " Error(e.message)) })"
     ),
     "an event source": (
         "const s = new EventSource('http://127.0.0.1:PORT/');"
-        " return await new Promise((r, j) => { s.onopen = () => r('open'); s.onerror = () => { s.close(); j(new Error('no')) } })"
+        " return await new Promise((r, j) => { s.onopen = () => r('open'); s.onerror = () => {"
+        " s.close(); j(new Error('no')) } })"
     ),
     "node's sockets": (
         "const net = await import('node:net'); return await new Promise((r, j) =>"
@@ -181,8 +194,13 @@ NETWORK = {
         "const http = await import('node:http'); return await new Promise((r, j) =>"
         " http.get('http://127.0.0.1:PORT/', (x) => r(x.statusCode)).on('error', j))"
     ),
-    "QUIC": "await Deno.connectQuic({ hostname: '127.0.0.1', port: PORT, alpnProtocols: ['h3'] }); return 'connected'",
-    "a unix socket": "await Deno.connect({ transport: 'unix', path: '/var/run/docker.sock' }); return 'connected'",
+    "QUIC": (
+        "await Deno.connectQuic({ hostname: '127.0.0.1', port: PORT, alpnProtocols: ['h3'] });"
+        " return 'connected'"
+    ),
+    "a unix socket": (
+        "await Deno.connect({ transport: 'unix', path: '/var/run/docker.sock' }); return 'connected'"
+    ),
 }
 
 # Deno answers these by ending the execution, or even its process.
@@ -242,7 +260,10 @@ async def test_no_network_of_any_kind_can_be_reached(run: Run) -> None:
 
 async def test_the_hosts_environment_is_nowhere_inside(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HUTCH_TEST_SECRET", "very-secret-indeed")
-    code = "const p = globalThis.process; return JSON.stringify([globalThis.Deno?.args, p?.argv, p?.execArgv, p?.title])"
+    code = (
+        "const p = globalThis.process; return JSON.stringify([globalThis.Deno?.args, p?.argv,"
+        " p?.execArgv, p?.title])"
+    )
     async with hutch.Hutch() as fresh:
         result = await fresh.run(code, engine="deno")
     assert result.ok
@@ -251,10 +272,13 @@ async def test_the_hosts_environment_is_nowhere_inside(run: Run, monkeypatch: py
     assert home == "/" or home not in result.result
 
 
-async def test_only_data_and_blobs_and_node_s_own_modules_can_be_imported_in_deno(sandbox: hutch.Hutch) -> None:
+async def test_only_data_and_blobs_and_node_s_own_modules_can_be_imported_in_deno(
+    sandbox: hutch.Hutch,
+) -> None:
     code = """
         const data = await import('data:text/javascript,export default 1');
-        const blob = await import(URL.createObjectURL(new Blob(['export default 2'], { type: 'text/javascript' })));
+        const text = new Blob(['export default 2'], { type: 'text/javascript' });
+        const blob = await import(URL.createObjectURL(text));
         const node = await import('node:path');
         return [data.default, blob.default, node.join('a', 'b')];
     """
@@ -264,100 +288,17 @@ async def test_only_data_and_blobs_and_node_s_own_modules_can_be_imported_in_den
 async def test_quickjs_imports_nothing_at_all(sandbox: hutch.Hutch) -> None:
     attempts = {
         kind: f"Object.keys(await import('{kind}'))"
-        for kind in ("data:text/javascript,export default 1", "node:path", "std", "os", "./guest.js", "file:///x")
+        for kind in (
+            "data:text/javascript,export default 1",
+            "node:path",
+            "std",
+            "os",
+            "./guest.js",
+            "file:///x",
+        )
     }
     result = await sandbox.run(program(attempts))
     assert successes(result.result) == {}
-
-
-# --- prototype pollution, on both sides ---
-
-POLLUTED: list[Any] = [
-    {"__proto__": {"polluted": "yes"}},
-    {"constructor": {"prototype": {"polluted": "yes"}}},
-    {"a": {"__proto__": {"polluted": "yes"}, "constructor": {"prototype": {"polluted": "yes"}}}},
-    [{"__proto__": ["polluted"]}],
-    {"__proto__": None, "toString": 1, "valueOf": 2, "then": 3, "toJSON": 4},
-]
-
-
-@pytest.mark.parametrize("value", POLLUTED)
-async def test_polluting_keys_travel_as_data_and_pollute_nothing(run: Run, value: Any) -> None:
-    seen: list[Any] = []
-
-    async def give() -> Any:
-        return value
-
-    async def take(value: Any, /) -> None:
-        seen.append(value)
-
-    code = """
-        const given = await tools.give();
-        await tools.take(given);
-        const clean = ({}).polluted === undefined && [].polluted === undefined && Object.polluted === undefined;
-        return [clean, given];
-    """
-    result = await run(code, tools=[give, take])
-    assert result.error is None
-    assert result.result == [True, value]
-    assert seen == [value]
-    assert (await run("({}).polluted === undefined && [].polluted === undefined")).result is True
-
-
-async def test_a_thenable_from_a_tool_is_not_mistaken_for_a_promise(run: Run) -> None:
-    async def give() -> Any:
-        return {"then": "data"}
-
-    assert (await run("await tools.give()", tools=[give])).result == {"then": "data"}
-
-
-async def test_parameters_with_python_s_own_names_harm_no_host(run: Run) -> None:
-    async def take(name: str, value: Any = None) -> str:
-        return f"{name}.{value}"
-
-    for extra in ("__class__", "__init__", "self", "__globals__", "context"):
-        code = f"await tools.take({{ name: 'x', '{extra}': {{ __globals__: 1 }} }})"
-        result = await run(code, tools=[take])
-        assert result.result == "x.None" or (result.error and result.error.code == "validation_error")
-
-
-SABOTAGE = {
-    "JSON": "JSON.stringify = () => '\"forged\"'; JSON.parse = () => ({ type: 'done', ok: true })",
-    "toJSON": "Object.prototype.toJSON = Array.prototype.toJSON = () => 'forged'",
-    "promises": "Promise.prototype.then = function (f) { f?.('forged'); return this }",
-    "arrays": "Array.prototype.push = Array.prototype.shift = Array.prototype.map = () => { throw 1 }",
-    "objects": "Object.keys = Object.entries = Object.create = Object.defineProperty = () => []",
-    "maps": "Map.prototype.get = WeakMap.prototype.get = WeakMap.prototype.set = () => ({ code: 'timeout', message: 'x' })",
-    "setters": (
-        "for (const key of ['code', 'message', 'id', 'type', 'ok', 'result', 'error', 'resolve', 'reject', '0', '1'])"
-        " Object.defineProperty(Object.prototype, key, { set() { throw 1 }, get() { return 'forged' }, configurable: true })"
-    ),
-    "errors": "Error.prepareStackTrace = () => { throw 1 }; Error.prototype.toString = () => { throw 1 }; Error = undefined",
-    "symbols": "Array.prototype[Symbol.iterator] = function* () { yield 'forged' }",
-    "text": "globalThis.TextEncoder = globalThis.TextDecoder = undefined; String.prototype.split = () => ['forged']",
-    "encoding": "if (globalThis.TextEncoder) TextEncoder.prototype.encode = () => new Uint8Array([10])",
-    "functions": "Function.prototype.call = Function.prototype.apply = Function.prototype.bind = () => 'forged'",
-    "reflection": "Reflect.apply = () => 'forged'; globalThis.Reflect = undefined",
-    "everything": "for (const key of Object.getOwnPropertyNames(globalThis)) { try { globalThis[key] = undefined } catch {} }",
-}
-
-
-@pytest.mark.parametrize("sabotage", SABOTAGE.values(), ids=SABOTAGE.keys())
-async def test_sabotage_of_the_realm_spoils_only_the_saboteur_s_own_run(run: Run, sabotage: str) -> None:
-    async def note(value: Any, /) -> str:
-        return "noted"
-
-    saboteur = f"{sabotage};\nawait tools.note({{ a: 1 }});\nthrow Object.assign(new Error('x'), {{ code: 'timeout' }})"
-    result = await run(saboteur, tools=[note], timeout_ms=400)
-    assert not result.ok or result.result in ("forged", None)
-    assert result.error is None or result.error.code in (
-        "runtime_error",
-        "timeout",
-        "serialization_error",
-        "internal_error",
-    )
-    honest = await run("[await tools.note({ a: 1 }), ({}).code === undefined]", tools=[note])
-    assert honest.result == ["noted", True]
 
 
 async def test_the_host_s_own_event_loop_is_free_while_all_this_goes_on(run: Run) -> None:

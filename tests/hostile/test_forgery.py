@@ -1,19 +1,14 @@
-"""Guests and runners that speak the protocol themselves: they can only spoil their own run."""
+"""Guests that speak the protocol themselves: they can only spoil their own run."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
-import textwrap
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.hostile.notes import Notes
 
 import hutch
-
-# --- a guest in Deno that found the runner's own connection ---
 
 # Deno leaves its internals within a guest's reach: it can write where the runner writes. What it must not
 # have from that is a classification of its own choosing, a tool that it was not lent, or anybody else's run.
@@ -36,20 +31,6 @@ HIJACK = """
 FOREVER = "await new Promise(() => {});"
 
 
-class Notes:
-    """A tool that writes down what it was called with."""
-
-    def __init__(self) -> None:
-        self.taken: list[Any] = []
-
-    def tool(self) -> Callable[..., Any]:
-        async def note(value: Any = None, /) -> str:
-            self.taken.append(value)
-            return "noted"
-
-        return note
-
-
 async def hijacked(sandbox: hutch.Hutch, code: str, **options: Any) -> tuple[hutch.Result, list[Any]]:
     notes = Notes()
     result = await sandbox.run(
@@ -62,14 +43,20 @@ async def hijacked(sandbox: hutch.Hutch, code: str, **options: Any) -> tuple[hut
     "code", ["memory_limit", "internal_error", "timeout", "tool_error", "validation_error", "busy", "made_up"]
 )
 async def test_a_forged_code_is_the_guests_own_error(sandbox: hutch.Hutch, code: str) -> None:
-    done = f"{{ type: 'done', id, ok: false, durationMs: 1, logs: [], error: {{ code: '{code}', message: 'forged' }} }}"
+    done = (
+        f"{{ type: 'done', id, ok: false, durationMs: 1, logs: [], error: {{ code: '{code}',"
+        f" message: 'forged' }} }}"
+    )
     result, _ = await hijacked(sandbox, f"await say({done}); {FOREVER}")
     assert result.error is not None
     assert (result.error.code, result.error.message) == ("runtime_error", "forged")
 
 
 async def test_a_forged_result_is_as_bounded_as_a_real_one(sandbox: hutch.Hutch) -> None:
-    done = "{ type: 'done', id, ok: true, durationMs: -5, logs: Array(1000).fill('x'.repeat(1000)), result: 'mine' }"
+    done = (
+        "{ type: 'done', id, ok: true, durationMs: -5, logs: Array(1000).fill('x'.repeat(1000)),"
+        " result: 'mine' }"
+    )
     result, _ = await hijacked(sandbox, f"await say({done}); {FOREVER}", max_log_lines=10, max_log_chars=500)
     assert result.result == "mine"
     assert (len(result.logs), result.logs_truncated) == (1, True)
@@ -105,34 +92,68 @@ async def test_foreign_and_malformed_messages_are_dropped(sandbox: hutch.Hutch) 
         { type: 'nonsense' }, {}, [], 'garbage', '', '{', '"text"', 'null', '\\0', '\\ud800',
         '['.repeat(200000), '{"type":"done","id":' + '['.repeat(200000),
     """
-    result, _ = await hijacked(sandbox, f"await say({messages}); return await tools.note('still') && 'honest'")
+    result, _ = await hijacked(
+        sandbox, f"await say({messages}); return await tools.note('still') && 'honest'"
+    )
     assert result.result == "honest"
 
 
 CALLS = {
-    "a tool that was not lent": "{ type: 'tool_call', id, callId: 'z1', providerName: 'tools', safeToolName: 'secret', input: null }",
-    "a provider that was not lent": "{ type: 'tool_call', id, callId: 'z1', providerName: 'other', safeToolName: 'note', input: null }",
-    "a name of Python's": "{ type: 'tool_call', id, callId: 'z1', providerName: '__class__', safeToolName: '__init__', input: null }",
+    "a tool that was not lent": (
+        "{ type: 'tool_call', id, callId: 'z1', providerName: 'tools', safeToolName: 'secret', input: null }"
+    ),
+    "a provider that was not lent": (
+        "{ type: 'tool_call', id, callId: 'z1', providerName: 'other', safeToolName: 'note', input: null }"
+    ),
+    "a name of Python's": (
+        "{ type: 'tool_call', id, callId: 'z1', providerName: '__class__',"
+        " safeToolName: '__init__', input: null }"
+    ),
     "no input": "{ type: 'tool_call', id, callId: 'z1', providerName: 'tools', safeToolName: 'note' }",
-    "an input that is no JSON": "'{\"type\":\"tool_call\",\"id\":\"' + id + '\",\"callId\":\"z1\",\"providerName\":\"tools\",\"safeToolName\":\"note\",\"input\":nope}'",
-    "a deep input": "'{\"type\":\"tool_call\",\"id\":\"' + id + '\",\"callId\":\"z1\",\"providerName\":\"tools\",\"safeToolName\":\"note\",\"input\":' + '['.repeat(100000) + ']'.repeat(100000) + '}'",
-    "another's execution": "{ type: 'tool_call', id: 'f'.repeat(32), callId: 'z1', providerName: 'tools', safeToolName: 'note', input: 'forged' }",
-    "an id that was used": "{ type: 'tool_call', id, callId: '1', providerName: 'tools', safeToolName: 'note', input: 'forged' }",
-    "an id of a megabyte": "{ type: 'tool_call', id, callId: 'x'.repeat(1 << 20), providerName: 'tools', safeToolName: 'note', input: 'forged' }",
-    "a name of a megabyte": "{ type: 'tool_call', id, callId: 'z1', providerName: 'tools', safeToolName: 'x'.repeat(1 << 20), input: 'forged' }",
+    "an input that is no JSON": (
+        '\'{"type":"tool_call","id":"\' + id +'
+        ' \'","callId":"z1","providerName":"tools","safeToolName":"note","input":nope}\''
+    ),
+    "a deep input": (
+        '\'{"type":"tool_call","id":"\' + id +'
+        ' \'","callId":"z1","providerName":"tools","safeToolName":"note","input":\' +'
+        " '['.repeat(100000) + ']'.repeat(100000) + '}'"
+    ),
+    "another's execution": (
+        "{ type: 'tool_call', id: 'f'.repeat(32), callId: 'z1', providerName:"
+        " 'tools', safeToolName: 'note', input: 'forged' }"
+    ),
+    "an id that was used": (
+        "{ type: 'tool_call', id, callId: '1', providerName: 'tools', safeToolName: 'note', input: 'forged' }"
+    ),
+    "an id of a megabyte": (
+        "{ type: 'tool_call', id, callId: 'x'.repeat(1 << 20), providerName:"
+        " 'tools', safeToolName: 'note', input: 'forged' }"
+    ),
+    "a name of a megabyte": (
+        "{ type: 'tool_call', id, callId: 'z1', providerName: 'tools',"
+        " safeToolName: 'x'.repeat(1 << 20), input: 'forged' }"
+    ),
 }
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
-async def test_a_forged_call_of_what_is_not_the_guests_does_no_host_work(sandbox: hutch.Hutch, call: str) -> None:
+async def test_a_forged_call_of_what_is_not_the_guests_does_no_host_work(
+    sandbox: hutch.Hutch, call: str
+) -> None:
     result, taken = await hijacked(sandbox, f"await say({call}); await tools.note('last'); return 'honest'")
     assert result.result == "honest"
     assert taken == ["first", "last"]
 
 
 async def test_the_same_call_id_twice_does_its_work_once(sandbox: hutch.Hutch) -> None:
-    call = "{ type: 'tool_call', id, callId: 'z1', providerName: 'tools', safeToolName: 'note', input: 'forged' }"
-    result, taken = await hijacked(sandbox, f"await say({call}, {call}, {call}); await tools.note('last'); return 1")
+    call = (
+        "{ type: 'tool_call', id, callId: 'z1', providerName: 'tools', safeToolName: 'note', input:"
+        " 'forged' }"
+    )
+    result, taken = await hijacked(
+        sandbox, f"await say({call}, {call}, {call}); await tools.note('last'); return 1"
+    )
     assert result.ok
     assert taken == ["first", "forged", "last"]
 
@@ -141,8 +162,8 @@ async def test_a_flood_of_calls_is_bounded_and_costs_only_its_own_run(sandbox: h
     code = """
         for (let i = 0; ; i++) {
           const calls = [];
-          for (let j = 0; j < 1000; j++)
-            calls.push({ type: 'tool_call', id, callId: `z${i}-${j}`, providerName: 'tools', safeToolName: 'hang', input: null });
+          const call = { type: 'tool_call', id, providerName: 'tools', safeToolName: 'hang', input: null };
+          for (let j = 0; j < 1000; j++) calls.push({ ...call, callId: `z${i}-${j}` });
           await say(...calls);
         }
     """
@@ -173,300 +194,3 @@ async def test_closing_the_connection_is_the_guests_own_loss(sandbox: hutch.Hutc
     assert result.error is not None
     assert result.error.code in ("internal_error", "timeout")
     assert (await sandbox.run("1", engine="deno")).result == 1
-
-
-# --- a runner that is hostile itself ---
-
-RUNNER = textwrap.dedent(
-    """
-    import json, sys, time
-
-    def say(**message):
-        sys.stdout.write(json.dumps(message) + "\\n")
-        sys.stdout.flush()
-
-    def hear():
-        line = sys.stdin.readline()
-        if not line:
-            sys.exit(0)
-        return json.loads(line)
-
-    def done(id, **more):
-        say(**{"type": "done", "id": id, "ok": True, "durationMs": 1, "logs": [], **more})
-
-    def call(_, call_id="c1", tool="note", provider="tools", input=None, **more):
-        say(type="tool_call", callId=call_id, providerName=provider, safeToolName=tool, input=input, **more)
-
-    def raw(text):
-        sys.stdout.write(text)
-        sys.stdout.flush()
-
-    while True:
-        message = hear()
-        if message["type"] != "execute":
-            continue
-        id = message["id"]
-        BEHAVIOUR
-    """
-)
-
-
-@pytest.fixture
-async def with_runner(tmp_path: Path) -> AsyncIterator[Callable[..., hutch.Hutch]]:
-    """Makes a sandbox whose runner answers `execute` by the Python statements given."""
-    opened: list[hutch.Hutch] = []
-
-    def make(behaviour: str, **settings: Any) -> hutch.Hutch:
-        script = tmp_path / f"runner{len(opened)}.py"
-        body = textwrap.indent(textwrap.dedent(behaviour).strip(), "    ").lstrip()
-        script.write_text(RUNNER.replace("BEHAVIOUR", body))
-        sandbox = hutch.Hutch(runner=[sys.executable, "-I", str(script)], **settings)
-        opened.append(sandbox)
-        return sandbox
-
-    yield make
-    for sandbox in opened:
-        await sandbox.close()
-
-
-WithRunner = Callable[..., hutch.Hutch]
-
-
-async def test_an_honest_runner_of_another_make_works_and_is_reused(with_runner: WithRunner) -> None:
-    sandbox = with_runner(
-        """
-        say(type="started", id=id)
-        call(id, input={"code": message["code"]})
-        answer = hear()
-        done(id, result=[answer["ok"], answer["result"], message["options"]["timeoutMs"], list(message["providers"][0]["tools"])])
-        """
-    )
-    notes = Notes()
-    for n in range(3):
-        result = await sandbox.run(f"code {n}", tools=[notes.tool()], timeout_ms=4_000)
-        assert result.result == [True, "noted", 4000, ["note"]]
-    assert notes.taken == [{"code": f"code {n}"} for n in range(3)]
-
-
-DROPPED = {
-    "garbage": "raw('garbage\\n{\\n\\x00\\n[]\\nnull\\n\"text\"\\n')",
-    "bytes that are no UTF-8": "sys.stdout.buffer.write(b'\\xff\\xfe\\x00\\n'); sys.stdout.flush()",
-    "empty lines": "raw('\\n' * 1000)",
-    "a message of no type": "say(id=id, ok=True)",
-    "an unknown type": "say(type='surprise', id=id)",
-    "a host's own messages": "say(type='cancel', id=id); say(type='execute', id=id)",
-    "a done of another": "done('someone-else', result='forged')",
-    "a done without what it needs": "say(type='done', id=id, ok=True)",
-    "a failure without an error": "done(id, ok=False)",
-    "an error that is none": "done(id, ok=False, error={'code': 5, 'message': None})",
-    "logs that are none": "done(id, logs=[1, 2])",
-    "a call without a name": "say(type='tool_call', callId='c1', input=None)",
-    "a call of another execution": "call(id, id='someone-else')",
-    "a call without input": "say(type='tool_call', callId='c1', providerName='tools', safeToolName='note')",
-    "200 000 levels": "raw('[' * 200000 + '\\n'); raw('{\"type\":\"done\",\"id\":' + '[' * 200000 + '\\n')",
-    "200 000 levels of a call": (
-        "raw('{\"type\":\"tool_call\",\"callId\":\"c1\",\"providerName\":\"tools\",\"safeToolName\":\"note\",\"input\":'"
-        " + '[' * 200000 + ']' * 200000 + '}\\n')"
-    ),
-    "numbers out of range": "raw('{\"type\":\"done\",\"id\":\"' + id + '\",\"ok\":true,\"durationMs\":1e999,\"logs\":[]}\\n')",
-    "several starts": "say(type='started', id=id); say(type='started', id=id)",
-}
-
-
-@pytest.mark.parametrize("behaviour", DROPPED.values(), ids=DROPPED.keys())
-async def test_what_is_no_message_is_dropped_and_the_channel_stays(
-    with_runner: WithRunner, behaviour: str
-) -> None:
-    sandbox = with_runner(f'say(type="started", id=id)\n{behaviour}\ndone(id, result="honest")')
-    notes = Notes()
-    for _ in range(2):
-        assert (await sandbox.run("x", tools=[notes.tool()])).result == "honest"
-    assert notes.taken == []
-
-
-async def test_extra_fields_are_ignored(with_runner: WithRunner) -> None:
-    sandbox = with_runner(
-        """
-        say(type="started", id=id, extra={"a": 1})
-        call(id, extra=[1], another=None)
-        answer = hear()
-        done(id, result=answer["result"], extra="x")
-        """
-    )
-    assert (await sandbox.run("x", tools=[Notes().tool()])).result == "noted"
-
-
-async def test_a_line_beyond_the_limit_loses_the_runner(with_runner: WithRunner) -> None:
-    sandbox = with_runner("raw('x' * 3_000_000 + '\\n')\ndone(id)", max_line_bytes=1_000_000)
-    result = await sandbox.run("x")
-    assert result.error is not None
-    assert result.error.code == "internal_error"
-    assert "longer than 1000000 bytes" in result.error.message
-
-
-async def test_a_line_that_never_ends_loses_the_runner(with_runner: WithRunner) -> None:
-    sandbox = with_runner("while True: raw('x' * 65536)", max_line_bytes=1_000_000)
-    result = await sandbox.run("x")
-    assert result.error is not None
-    assert result.error.code == "internal_error"
-
-
-@pytest.mark.parametrize("when", ["", "say(type='started', id=id)"], ids=["before", "after"])
-async def test_a_runner_that_leaves_early_is_told_with_the_reason(with_runner: WithRunner, when: str) -> None:
-    sandbox = with_runner(f"{when}\nsys.exit(3)" if when else "sys.exit(3)")
-    result = await sandbox.run("x")
-    assert result.error is not None
-    assert result.error.code == "internal_error"
-    assert "The runner was lost: " in result.error.message
-
-
-async def test_a_runner_that_never_starts_does_not_hang_its_caller(
-    with_runner: WithRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hutch.session.host.START_TIMEOUT", 0.3)
-    sandbox = with_runner("hear()")
-    result = await sandbox.run("x", timeout_ms=100)
-    assert result.error is not None
-    assert (result.error.code, result.error.message) == (
-        "internal_error",
-        "The runner was lost: the runner did not start the execution",
-    )
-
-
-async def test_a_runner_that_ignores_cancel_is_a_timeout_and_is_replaced(with_runner: WithRunner) -> None:
-    sandbox = with_runner(
-        """
-        say(type="started", id=id)
-        if message["code"] == "hang":
-            while True:
-                hear()
-        done(id, result=message["code"])
-        """
-    )
-    result = await sandbox.run("hang", timeout_ms=100)
-    assert result.error is not None
-    assert (result.error.code, result.error.message) == ("timeout", "Execution timed out")
-    assert (await sandbox.run("next")).result == "next"
-
-
-async def test_a_done_after_the_cancel_is_still_a_timeout(with_runner: WithRunner) -> None:
-    sandbox = with_runner(
-        """
-        say(type="started", id=id)
-        while hear()["type"] != "cancel":
-            pass
-        done(id, result="too late")
-        """
-    )
-    result = await sandbox.run("x", timeout_ms=100)
-    assert result.error is not None
-    assert result.error.code == "timeout"
-
-
-async def test_a_runner_cannot_call_it_a_timeout_before_its_time(with_runner: WithRunner) -> None:
-    sandbox = with_runner('say(type="started", id=id)\ndone(id, ok=False, error={"code": "timeout", "message": "x"})')
-    result = await sandbox.run("x", timeout_ms=60_000)
-    assert result.error is not None
-    assert result.error.code == "runtime_error"
-
-
-async def test_a_result_for_a_call_is_sent_once(with_runner: WithRunner) -> None:
-    sandbox = with_runner(
-        """
-        say(type="started", id=id)
-        for _ in range(5):
-            call(id, "same", input="twice")
-        call(id, "other", input="once")
-        answers = [hear() for _ in range(2)]
-        done(id, result=sorted(each["callId"] for each in answers))
-        """
-    )
-    notes = Notes()
-    assert (await sandbox.run("x", tools=[notes.tool()])).result == ["other", "same"]
-    assert sorted(notes.taken) == ["once", "twice"]
-
-
-async def test_too_many_calls_are_refused(with_runner: WithRunner) -> None:
-    sandbox = with_runner(
-        """
-        say(type="started", id=id)
-        for n in range(10):
-            call(id, f"c{n}", input=n)
-            answer = hear()
-        done(id, result=[answer["ok"], answer["error"]])
-        """,
-        max_calls=5,
-    )
-    notes = Notes()
-    ok, error = (await sandbox.run("x", tools=[notes.tool()])).result
-    assert ok is False
-    assert error == {"code": "tool_error", "message": "More than 5 tool calls in one execution"}
-    assert notes.taken == [0, 1, 2, 3, 4]
-
-
-async def test_too_many_calls_at_once_are_refused(with_runner: WithRunner) -> None:
-    sandbox = with_runner(
-        """
-        say(type="started", id=id)
-        for n in range(10):
-            call(id, f"c{n}", tool="hang")
-        answers = [hear() for _ in range(7)]
-        done(id, result=answers)
-        """,
-        max_outstanding_calls=3,
-    )
-    started = 0
-
-    async def hang() -> None:
-        nonlocal started
-        started += 1
-        await asyncio.sleep(60)
-
-    answers = (await sandbox.run("x", tools=[hang])).result
-    assert {each["error"]["message"] for each in answers} == {"More than 3 tool calls at once"}
-    assert started == 3
-
-
-async def test_an_unknown_tool_is_an_internal_error_with_its_name(with_runner: WithRunner) -> None:
-    sandbox = with_runner(
-        """
-        say(type="started", id=id)
-        call(id, "c1", tool="nope")
-        call(id, "c2", provider="nope")
-        done(id, result=[hear()["error"], hear()["error"]])
-        """
-    )
-    result = (await sandbox.run("x", tools=[Notes().tool()])).result
-    assert sorted(each["message"] for each in result) == ["Unknown tool nope.note", "Unknown tool tools.nope"]
-    assert {each["code"] for each in result} == {"internal_error"}
-
-
-async def test_a_runner_that_does_not_read_does_not_fill_the_host(with_runner: WithRunner) -> None:
-    sandbox = with_runner(
-        """
-        say(type="started", id=id)
-        for n in range(2000):
-            call(id, f"c{n}", tool="big")
-        time.sleep(60)
-        """,
-        max_outstanding_calls=2000,
-    )
-    made = 0
-
-    async def big() -> str:
-        nonlocal made
-        made += 1
-        return "x" * 1_000_000
-
-    result = await sandbox.run("x", tools=[big], timeout_ms=1_000)
-    assert result.error is not None
-    assert result.error.code == "timeout"
-    assert made < 100
-
-
-async def test_a_command_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    async with hutch.Hutch(runner=[str(tmp_path / "nothing")]) as sandbox:
-        with pytest.raises(hutch.HutchError, match="nothing"):
-            await sandbox.run("x")
-
-

@@ -57,7 +57,7 @@ def host() -> Iterator[subprocess.Popen[str]]:
 
 def left_folders(pid: int) -> list[Path]:
     folder = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    return [*Path(folder).glob(f"hutch-run-{pid}-*")]
+    return [*Path(folder).glob(f"hutch-run-*-{pid}-*")]
 
 
 async def test_no_guest_outlives_a_host_that_was_killed(host: subprocess.Popen[str]) -> None:

@@ -27,11 +27,15 @@ LEAVE = {
     "a directory to be in": "Deno.chdir('/tmp'); return 'moved'",
     "a global": "globalThis.left = 'secret'; return 'set'",
     "a symbol": "globalThis[Symbol.for('left')] = Symbol.for('left').description; return 'set'",
-    "a module": "(await import('data:text/javascript,export const box = {}')).box.left = 'secret'; return 'set'",
+    "a module": (
+        "(await import('data:text/javascript,export const box = {}')).box.left = 'secret'; return 'set'"
+    ),
     "a blob": "globalThis.URL.createObjectURL(new Blob(['secret'])); return 'made'",
     "a template": "const t = (s) => s; globalThis.t1 = t`left`; return 'made'",
     "a title": "(await import('node:process')).title = 'secret'; return 'set'",
-    "a worker": "new Worker('data:text/javascript,setInterval(() => {}, 1)', { type: 'module' }); return 'started'",
+    "a worker": (
+        "new Worker('data:text/javascript,setInterval(() => {}, 1)', { type: 'module' }); return 'started'"
+    ),
     "a broadcast": "new BroadcastChannel('left').postMessage('secret'); return 'sent'",
     "a lock": "await navigator.locks?.request?.('left', () => new Promise(() => {})); return 'locked'",
 }
@@ -65,7 +69,9 @@ async def test_nothing_that_one_execution_leaves_is_found_by_the_next(run: Run) 
 
 
 @pytest.mark.parametrize("owners", [("a", "a"), ("a", "b")], ids=["of one owner", "of two"])
-async def test_executions_at_once_cannot_talk_to_each_other(sandbox: hutch.Hutch, owners: tuple[str, str]) -> None:
+async def test_executions_at_once_cannot_talk_to_each_other(
+    sandbox: hutch.Hutch, owners: tuple[str, str]
+) -> None:
     listening = anyio.Event()
     spoken = anyio.Event()
 
@@ -75,7 +81,8 @@ async def test_executions_at_once_cannot_talk_to_each_other(sandbox: hutch.Hutch
 
     listener = """
         const heard = [];
-        for (const name of ['left', 'hutch']) new BroadcastChannel(name).onmessage = (e) => heard.push(e.data);
+        const hear = (e) => heard.push(e.data);
+        for (const name of ['left', 'hutch']) new BroadcastChannel(name).onmessage = hear;
         addEventListener('storage', (e) => heard.push(e.key));
         await tools.ready();
         await new Promise((resolve) => setTimeout(resolve, 50));

@@ -1,4 +1,4 @@
-"""Guests that never end: what can be interrupted is, what cannot costs its process, and neighbours live on."""
+"""Guests that never end: what can be interrupted is, what cannot costs its process; neighbours live on."""
 
 from __future__ import annotations
 
@@ -20,10 +20,14 @@ LOOPS = {
     "microtasks": "const f = () => queueMicrotask(f); f(); await new Promise(() => {})",
     "promises": "const f = () => Promise.resolve().then(f); await f()",
     "a thenable": "await { then(r) { for (;;); } }",
-    "timers": "const f = () => { setTimeout(f, 0); for (let i = 0; i < 1e5; i++); }; f(); await new Promise(() => {})",
+    "timers": (
+        "const f = () => { setTimeout(f, 0); for (let i = 0; i < 1e5; i++); }; f(); await new"
+        " Promise(() => {})"
+    ),
     "a finalization registry": (
         "const r = new FinalizationRegistry(() => { for (;;); });"
-        " for (;;) { for (let i = 0; i < 1000; i++) r.register({}, i); await new Promise((s) => setTimeout(s)) }"
+        " for (;;) { for (let i = 0; i < 1000; i++) r.register({}, i); await new Promise((s) =>"
+        " setTimeout(s)) }"
     ),
     "try and catch": "for (;;) { try { for (;;) { throw 1 } } catch { continue } finally { continue } }",
     "recursion": "const f = () => { try { f() } finally { f() } }; f()",
@@ -38,13 +42,16 @@ LOOPS = {
     "an error's message": "throw Object.defineProperty(new Error(), 'message', { get() { for (;;); } })",
     "a thrown object": "throw { toString() { for (;;); }, toJSON() { for (;;); } }",
     "sort": "[3, 1, 2].sort(() => { for (;;); })",
-    "sort that never agrees": "const a = Array.from({ length: 1e6 }, Math.random); for (;;) a.sort(() => Math.random() - 0.5)",
+    "sort that never agrees": (
+        "const a = Array.from({ length: 1e6 }, Math.random); for (;;) a.sort(() => Math.random() - 0.5)"
+    ),
     "a regular expression": "/^(a+)+$/.test('a'.repeat(40) + 'b')",
     "another": "/(x+x+)+y/.exec('x'.repeat(50))",
     "replace": "'a'.repeat(1e6).replace(/a/g, () => { for (;;); })",
     "JSON.parse with a reviver": "JSON.parse('[1]', () => { for (;;); })",
     "Array.from": "Array.from({ get length() { for (;;); } })",
-    "an iterator that is closed": "const i = { [Symbol.iterator]: () => ({ next: () => ({}), return() { for (;;); } }) };"
+    "an iterator that is closed": "const i = { [Symbol.iterator]: () => ({ next: () => ({}), return() {"
+    " for (;;); } }) };"
     " for (const _ of i) break",
     "a class's static block": "class A { static { for (;;); } }",
     "a default parameter": "((a = (() => { for (;;); })()) => a)()",

@@ -16,20 +16,41 @@ MIB = 1024 * 1024
 ROOM = 64 * MIB
 
 FLOODS = {
-    "console.log": "const line = 'x'.repeat(1 << 20); for (let i = 0; i < 300; i++) console.log(line); return 'done'",
+    "console.log": (
+        "const line = 'x'.repeat(1 << 20); for (let i = 0; i < 300; i++) console.log(line); return 'done'"
+    ),
     "many short lines": "for (let i = 0; i < 300000; i++) console.log(i); return 'done'",
     "all methods": (
         "const line = 'x'.repeat(1 << 18);"
-        " for (let i = 0; i < 300; i++) for (const m of ['log', 'warn', 'error', 'info']) console[m](line); return 'done'"
+        " for (let i = 0; i < 300; i++) for (const m of ['log', 'warn', 'error', 'info'])"
+        " console[m](line); return 'done'"
     ),
 }
 DENO_FLOODS = {
-    "stdout": "const b = new Uint8Array(1 << 20).fill(120); b[0] = 10; for (let i = 0; i < 300; i++) Deno.stdout.writeSync(b); return 'done'",
-    "one line without an end": "const b = new Uint8Array(1 << 20).fill(120); for (let i = 0; i < 300; i++) Deno.stdout.writeSync(b); return 'done'",
-    "stderr": "const b = new Uint8Array(1 << 20).fill(120); for (let i = 0; i < 300; i++) Deno.stderr.writeSync(b); return 'done'",
-    "node's stdout": "const p = await import('node:process'); const s = 'x'.repeat(1 << 16); for (let i = 0; i < 1000; i++) p.stdout.write(s); return 'done'",
-    "console.table and dir": "for (let i = 0; i < 2000; i++) { console.table([[i]]); console.dir({ i }); console.group('g') } return 'done'",
-    "bytes that are no text": "const b = crypto.getRandomValues(new Uint8Array(1 << 16)); for (let i = 0; i < 300; i++) Deno.stdout.writeSync(b); return 'done'",
+    "stdout": (
+        "const b = new Uint8Array(1 << 20).fill(120); b[0] = 10; for (let i = 0; i < 300; i++)"
+        " Deno.stdout.writeSync(b); return 'done'"
+    ),
+    "one line without an end": (
+        "const b = new Uint8Array(1 << 20).fill(120); for (let i = 0; i < 300;"
+        " i++) Deno.stdout.writeSync(b); return 'done'"
+    ),
+    "stderr": (
+        "const b = new Uint8Array(1 << 20).fill(120); for (let i = 0; i < 300; i++)"
+        " Deno.stderr.writeSync(b); return 'done'"
+    ),
+    "node's stdout": (
+        "const p = await import('node:process'); const s = 'x'.repeat(1 << 16); for (let i"
+        " = 0; i < 1000; i++) p.stdout.write(s); return 'done'"
+    ),
+    "console.table and dir": (
+        "for (let i = 0; i < 2000; i++) { console.table([[i]]); console.dir({ i"
+        " }); console.group('g') } return 'done'"
+    ),
+    "bytes that are no text": (
+        "const b = crypto.getRandomValues(new Uint8Array(1 << 16)); for (let i ="
+        " 0; i < 300; i++) Deno.stdout.writeSync(b); return 'done'"
+    ),
 }
 
 
@@ -66,6 +87,7 @@ async def test_a_flood_that_never_ends_is_a_timeout_with_its_beginning_kept(run:
 
 # --- results ---
 
+
 @pytest.fixture(scope="module")
 async def narrow(anyio_backend: object) -> AsyncIterator[hutch.Hutch]:
     """A sandbox whose results may have a mebibyte."""
@@ -93,7 +115,13 @@ async def test_a_huge_result_is_refused_clearly(narrow: hutch.Hutch, engine: str
 
 
 @pytest.mark.parametrize(
-    "code", ["'x'.repeat(1048574)", "'\\u20ac'.repeat(349524) + 'xx'", "new Array(524287).fill(7)", "({ a: 'x'.repeat(1048568) })"]
+    "code",
+    [
+        "'x'.repeat(1048574)",
+        "'\\u20ac'.repeat(349524) + 'xx'",
+        "new Array(524287).fill(7)",
+        "({ a: 'x'.repeat(1048568) })",
+    ],
 )
 async def test_a_result_of_exactly_the_limit_is_taken(narrow: hutch.Hutch, engine: str, code: str) -> None:
     exact = await narrow.run(code, engine=engine)
@@ -175,7 +203,10 @@ async def test_nesting_of_200_000_levels_is_refused_on_the_way_in(run: Run) -> N
 
 
 async def test_an_error_with_a_long_chain_of_causes_is_just_an_error(run: Run) -> None:
-    result = await run("let e = new Error('first'); for (let i = 0; i < 20000; i++) e = new Error('next', { cause: e }); throw e")
+    result = await run(
+        "let e = new Error('first'); for (let i = 0; i < 20000; i++) e = new Error('next', { cause: e"
+        " }); throw e"
+    )
     assert result.error is not None
     assert (result.error.code, result.error.message) == ("runtime_error", "next")
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-import subprocess
-import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,19 +14,24 @@ from tests.processes import descendants
 from tests.sandbox.places import place
 
 from hutch.errors import SandboxUnavailable
+from hutch.sandbox import identity
 from hutch.sandbox.profile import profile_for
 
 
 def folders(pid: int) -> list[Path]:
-    return [*Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()).glob(f"hutch-run-{pid}-*")]
+    return [*Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()).glob(f"hutch-run-*-{pid}-*")]
+
+
+def files(folder: Path) -> list[Path]:
+    return [*folder.iterdir()]
 
 
 @pytest.fixture
-def runtime_dir(monkeypatch: pytest.MonkeyPatch) -> Path:
+def runtime_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of its own for sockets; short, as their paths must be."""
-    made = Path(tempfile.mkdtemp(prefix="h"))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(made))
-    return made
+    with tempfile.TemporaryDirectory(prefix="h") as made:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", made)
+        yield Path(made)
 
 
 async def test_sockets_are_in_a_folder_for_us_alone_and_gone_once_used(runtime_dir: Path) -> None:
@@ -40,8 +44,7 @@ async def test_sockets_are_in_a_folder_for_us_alone_and_gone_once_used(runtime_d
         assert list(folder.iterdir()) == []
         process.kill()
         await process.wait()
-    assert list(runtime_dir.iterdir()) == []
-    runtime_dir.rmdir()
+    assert files(runtime_dir) == []
 
 
 async def test_a_runtime_folder_that_cannot_be_written_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,16 +54,19 @@ async def test_a_runtime_folder_that_cannot_be_written_is_not_used(monkeypatch: 
 
 
 async def test_folders_of_hosts_that_are_gone_are_swept_and_others_left(runtime_dir: Path) -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    dead, alive = runtime_dir / f"hutch-run-{ended.pid}-x", runtime_dir / f"hutch-run-{os.getppid()}-x"
+    ours = identity.of_this_host()
+    namespace, pid, start = ours.split("-")
+    dead = runtime_dir / f"hutch-run-{namespace}-{pid}-{int(start) + 1}-x"
+    alive = runtime_dir / f"hutch-run-{ours}-x"
+    elsewhere = runtime_dir / f"hutch-run-{int(namespace) + 1}-{pid}-{start}-x"
     stranger, odd = runtime_dir / "other-1-x", runtime_dir / "hutch-run-notanumber-x"
-    for folder in (dead, alive, stranger, odd):
+    for folder in (dead, alive, elsewhere, stranger, odd):
         folder.mkdir()
         (folder / "1").touch()
     async with place():
         assert not dead.exists()
         assert alive.exists()
+        assert elsewhere.exists()
         assert stranger.exists()
         assert odd.exists()
 
@@ -71,12 +77,14 @@ async def test_a_closed_place_has_no_processes_and_no_files_left(runtime_dir: Pa
         for engine in ("quickjs", "deno"):
             await here.run("1", engine)
         here.pool.warm(profile_for("quickjs"), 2)
-        running = [asyncio.create_task(here.run("for (;;) await 0", engine)) for engine in ("quickjs", "deno")]
+        running = [
+            asyncio.create_task(here.run("for (;;) await 0", engine)) for engine in ("quickjs", "deno")
+        ]
         await asyncio.sleep(0)
     ends = await asyncio.gather(*running, return_exceptions=True)
     assert len(ends) == 2
     assert {*descendants(os.getpid())} <= before
-    assert list(runtime_dir.iterdir()) == []
+    assert files(runtime_dir) == []
 
 
 async def test_no_more_processes_than_allowed_are_ever_there() -> None:

@@ -83,7 +83,16 @@ async def test_every_session_hears_only_what_is_for_it() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    [b"garbage", b"\xff\xfe", b"{}", b"[]", b"null", b'{"type":"execute"}', b"[" * 100_000, b'{"type":"done","id":"e"}'],
+    [
+        b"garbage",
+        b"\xff\xfe",
+        b"{}",
+        b"[]",
+        b"null",
+        b'{"type":"execute"}',
+        b"[" * 100_000,
+        b'{"type":"done","id":"e"}',
+    ],
 )
 async def test_malformed_lines_are_counted_and_dropped(line: bytes) -> None:
     runner = Runner()
@@ -128,7 +137,9 @@ async def test_a_session_on_a_closed_link_is_lost_at_once_and_nothing_is_said() 
 
 
 @pytest.mark.parametrize("code", ["memory_limit", "internal_error"])
-async def test_what_only_a_runner_can_know_is_not_believed_where_the_guest_could_speak_for_it(code: str) -> None:
+async def test_what_only_a_runner_can_know_is_not_believed_where_the_guest_could_speak_for_it(
+    code: str,
+) -> None:
     for codes, expected in ((None, code), (GUEST_CODES, "runtime_error")):
         runner = Runner(**({} if codes is None else {"codes": codes}))
         session = runner.link.open("e", "1", Limits(), [])

@@ -323,11 +323,36 @@ def test_an_exception_is_a_tool_error_with_its_message(is_async: bool) -> None:
 
     assert failure(raising(ValueError("no such city"))) == ("tool_error", "no such city")
     assert failure(raising(LookupError())) == ("tool_error", "LookupError")
+    assert failure(raising(KeyError("missing"))) == ("tool_error", "KeyError: 'missing'")
     assert failure(raising(ToolError("not yours", "validation_error"))) == ("validation_error", "not yours")
     assert failure(raising(ExceptionGroup("g", [ToolError("inner", "timeout")]))) == ("timeout", "inner")
     assert failure(raising(ValueError("a\ud800"))) == ("tool_error", "a\ufffd")
     assert len(failure(raising(ValueError("x" * 1_000_000)))[1]) < 10_000
     assert failure(raising(StopIteration()))[0] == "tool_error"
+
+
+def test_a_fault_of_a_tool_is_logged_with_its_traceback_and_a_chosen_error_is_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def faulty() -> None:
+        raise KeyError("missing")
+
+    def refusing() -> None:
+        raise ToolError("not yours")
+
+    failure(faulty)
+    failure(refusing)
+    [record] = [each for each in caplog.records if each.name == "hutch.tools"]
+    assert (record.levelname, record.getMessage()) == ("WARNING", "the tool tools.faulty failed")
+    assert record.exc_text is not None
+    assert "in faulty" in record.exc_text
+
+
+def test_a_code_that_the_protocol_does_not_have_is_refused() -> None:
+    with pytest.raises(
+        InvalidTool, match=r"no code 'nocode'; expected one of internal_error, memory_limit, "
+    ):
+        ToolError("x", "nocode")
 
 
 def test_an_unknown_tool_is_an_internal_error() -> None:

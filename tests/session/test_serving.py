@@ -87,7 +87,10 @@ class Waiting:
         finally:
             self.running -= 1
         return Answer(
-            ok=False, duration_ms=5, logs=["so far"], error=WireError(code="timeout", message="Execution timed out")
+            ok=False,
+            duration_ms=5,
+            logs=["so far"],
+            error=WireError(code="timeout", message="Execution timed out"),
         )
 
 
@@ -123,7 +126,14 @@ async def test_the_channel_is_reused_one_session_after_another() -> None:
         answers = await client.hear(2 * (n + 1))
         assert answers[-2:] == [
             {"type": "started", "id": f"e{n}"},
-            {"type": "done", "id": f"e{n}", "ok": True, "durationMs": 1, "logs": ["ran"], "result": f"code {n}"},
+            {
+                "type": "done",
+                "id": f"e{n}",
+                "ok": True,
+                "durationMs": 1,
+                "logs": ["ran"],
+                "result": f"code {n}",
+            },
         ]
 
 
@@ -133,7 +143,12 @@ async def test_a_second_execute_on_a_busy_channel_is_told_so_and_the_first_goes_
     await client.hear(2)
     client.say(execute("second", "x"))
     refused = (await client.hear(3))[2]
-    assert (refused["type"], refused["id"], refused["ok"], refused["durationMs"]) == ("done", "second", False, 0)
+    assert (refused["type"], refused["id"], refused["ok"], refused["durationMs"]) == (
+        "done",
+        "second",
+        False,
+        0,
+    )
     assert refused["error"]["code"] == "internal_error"
     call = json.loads(client.lines[1])
     client.say(tool_result(call, "through"))
@@ -285,7 +300,9 @@ async def test_what_cannot_be_begun_is_answered_in_the_protocol_s_words(error: E
 
 async def test_our_finer_codes_become_the_protocol_s() -> None:
     async def run(_: Request) -> Answer:
-        return Answer(ok=False, duration_ms=1, logs=[], error=WireError(code="result_too_large", message="big"))
+        return Answer(
+            ok=False, duration_ms=1, logs=[], error=WireError(code="result_too_large", message="big")
+        )
 
     client = Client(run)
     client.say(execute("e", "x"))

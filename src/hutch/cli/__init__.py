@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from typing import NoReturn
 
 
 def main() -> NoReturn:
-    """Entry of the console script. Exits with 1 if the command failed, with 2 if it was not understood."""
+    """Entry of the console script.
+
+    Exits with 1 if the command failed, with 2 if it could not begin because of what it was given.
+    """
     import click
 
     from hutch.cli.commands import hutch
-    from hutch.errors import HutchError
+    from hutch.errors import HutchError, InvalidExecution, SettingError
 
+    logging.basicConfig(level=logging.WARNING, format="hutch: %(message)s")
     try:
         status = hutch.main(prog_name="hutch", standalone_mode=False)
         sys.stdout.flush()
@@ -22,7 +27,7 @@ def main() -> NoReturn:
         status = error.exit_code
     except HutchError as error:
         print(f"hutch: {error}", file=sys.stderr)
-        status = 1
+        status = 2 if isinstance(error, InvalidExecution | SettingError) else 1
     except BrokenPipeError:
         # Who read our output has enough; what is left in the buffer must not complain at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -52,7 +52,7 @@ def evaluate(
     """Run code in the sandbox.
 
     CODE is JavaScript or TypeScript; - reads it from stdin. Its logs go to stderr and its result, as JSON,
-    to stdout. Exits with 1 if it failed.
+    to stdout. Exits with 1 if it failed, with 2 if it could not begin because of what was given.
     """
     from hutch.cli.evaluate import evaluate
 

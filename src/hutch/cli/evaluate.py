@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import msgspec
 from hutch import settings as settings_module
 from hutch.api import Hutch
 from hutch.cli import loop
-from hutch.errors import HutchError, InvalidExecution, wire_code
+from hutch.errors import InvalidExecution, wire_code
 from hutch.kernel import Result
 from hutch.sandbox.profile import profile_for
 from hutch.settings import MIB
@@ -64,11 +65,12 @@ def _source(code: str | None, file: Path | None) -> str:
     try:
         raw = sys.stdin.buffer.read() if where == "stdin" else Path(where).read_bytes()
     except OSError as error:
-        raise HutchError(f"{where} cannot be read: {error.strerror}.") from None
+        raise InvalidExecution(where, f"cannot be read: {error.strerror}") from None
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise HutchError(f"{where} is not UTF-8: byte {error.start} is 0x{raw[error.start]:02x}.") from None
+        found = f"byte {error.start} is 0x{raw[error.start]:02x}"
+        raise InvalidExecution(where, f"expected UTF-8, but {found}") from None
 
 
 def _print(result: Result, *, json: bool) -> None:
@@ -85,7 +87,9 @@ def _print(result: Result, *, json: bool) -> None:
             _print_json(result.result_json)
         return
     error = result.error
-    where = f" (line {error.line}, column {error.column})" if error.line else ""
+    # A syntax error's own message says where.
+    told = error.line is None or re.search(r"\(\d+:\d+\)$", error.message)
+    where = "" if told else f" (line {error.line}, column {error.column})"
     name = f"{error.name}: " if error.name and error.name != "Error" else ""
     print(f"hutch: {wire_code(error.code)}: {name}{error.message}{where}", file=sys.stderr)
 

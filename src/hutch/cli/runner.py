@@ -25,7 +25,7 @@ def run(engine: str) -> int:
     settings = settings_module.load({"quickjs_warm": 1, "deno_warm": 1})
 
     async def main() -> str:
-        app = App(settings)
+        app = await App.create(settings)
         try:
             app.pool.warm(profile, 1)
             # What is on stdin may be all there is: have it run without a wait.

@@ -71,7 +71,7 @@ def _listen(settings: Settings) -> socket.socket:
 
 async def _serve(settings: Settings, listener: socket.socket) -> int:
     signals = Signals()
-    app = App(settings)
+    app = await App.create(settings)
     try:
         await app.warm_up()
         gate = Gate(settings)
@@ -93,6 +93,11 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
         finished = await _drain(gate, signals, settings.drain_seconds)
         server.should_exit = True
         server.force_exit = not finished
+        if not finished:
+            # Whoever is still connected does not read: nothing more can be said to it.
+            for connection in server.server_state.connections:
+                if connection.transport is not None:
+                    connection.transport.abort()
         await serving
         if not finished:
             print("hutch: stopped before everything had finished", file=sys.stderr)

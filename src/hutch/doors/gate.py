@@ -19,6 +19,8 @@ from hutch.session.websocket import WebSocketChannel
 from hutch.settings import Settings
 
 SHUTTING_DOWN = "The server is shutting down"
+# For those who were cut short: to hear it, and to leave.
+LEAVE_SECONDS = 1.0
 
 
 class Gate:
@@ -67,27 +69,35 @@ class Gate:
             self._left.set()
 
     async def drain(self, seconds: float) -> bool:
-        """Lets nobody in any more and waits for those inside to finish. False when they did not in time."""
+        """Lets nobody in any more and waits for those inside to finish and leave. False when they did not
+        in time: whoever is still inside does not read, and its connection is to be cut."""
         self.draining = True
-        finished = True
         try:
             async with asyncio.timeout(seconds):
                 for serving in list(self._inside):
                     await serving.idle()
+                await self._see_out()
+            return True
         except TimeoutError:
-            finished = False
-            for serving in list(self._inside):
-                await serving.stop()
+            pass
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_SECONDS):
+                await asyncio.gather(*(serving.stop() for serving in self._inside))
+                await self._see_out()
+        return False
+
+    async def _see_out(self) -> None:
         for channel in self._inside.values():
             channel.close(SHUTTING_DOWN)
         while self._inside:
             self._left.clear()
             await self._left.wait()
-        return finished
 
     def _host_allowed(self, header: str) -> bool:
         """A page that rebinds its name to our address still sends its own name."""
         host = _host_of(f"//{header}")
+        if not host:
+            return False
         if host in self._hosts or is_loopback(host):
             return True
         if self._loopback_only:
@@ -96,7 +106,10 @@ class Gate:
         return self._key is not None or _is_address(host)
 
     def _origin_allowed(self, origin: str, host: str) -> bool:
-        return origin.lower() in self._origins or urlsplit(origin).netloc.lower() == host.lower()
+        try:
+            return origin.lower() in self._origins or urlsplit(origin).netloc.lower() == host.lower()
+        except ValueError:
+            return False
 
     def _key_fits(self, header: str) -> bool:
         if self._key is None:

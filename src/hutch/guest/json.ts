@@ -105,7 +105,12 @@ function checkObject(value: object, depth: number, walk: Walk): void {
 function refuse(found: string, depth: number, { what, keys: path }: Walk): never {
   let at = "";
   for (let i = 0; i < depth; i++) at += typeof path[i] === "number" ? `[${path[i]}]` : `.${path[i]}`;
-  throw new NotJsonSafe(`${what} is not JSON-safe: ${found}${at ? ` at ${at}` : ""}`);
+  const hint = found === "an instance of Promise"
+    ? "; did you forget await?"
+    : found === "an instance of Date"
+    ? "; use .toISOString()"
+    : "";
+  throw new NotJsonSafe(`${what} is not JSON-safe: ${found}${at ? ` at ${at}` : ""}${hint}`);
 }
 
 function describe(value: unknown): string {

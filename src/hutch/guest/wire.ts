@@ -84,9 +84,22 @@ export function lendable(providers: Manifest[]): [string, string[]][] {
 export function doneLine(id: string, outcome: Outcome): string {
   const { ok, result, error, logs, logsTruncated, durationMs } = outcome;
   const head = `{"type":"done","id":${stringify(id)},"ok":${ok},"durationMs":${durationMs},` +
-    `"logs":${stringify(logs)}${logsTruncated ? ',"logsTruncated":true' : ""}`;
+    `"logs":[${written(logs)}]${logsTruncated ? ',"logsTruncated":true' : ""}`;
   if (ok) return result === undefined ? `${head}}\n` : `${head},"result":${result}}\n`;
-  return `${head},"error":${stringify(error)}}\n`;
+  return `${head},"error":{${failureText(error!)}}}\n`;
+}
+
+/** Piece by piece: of a whole object or array, a guest in the same realm could have a say by `toJSON`. */
+function failureText({ code, message, name, line, column }: Failure): string {
+  let text = `"code":${stringify(code)},"message":${stringify(message)}`;
+  if (name) text += `,"name":${stringify(name)}`;
+  return line ? `${text},"line":${line},"column":${column}` : text;
+}
+
+function written(lines: string[]): string {
+  let text = "";
+  for (let i = 0; i < lines.length; i++) text += (i ? "," : "") + stringify(lines[i]);
+  return text;
 }
 
 /** One less than what the host takes, for the message around it. */
@@ -173,17 +186,30 @@ export class Wire {
     for (const resolve of this.#drained.splice(0)) resolve();
   }
 
-  /** The host is trusted to keep to the protocol; its end of the pipe closing ends the loop. */
+  /** Until the host's end closes. What is no JSON is dropped: it must not take everybody else along. */
   async listen(receive: (message: HostMessage) => void): Promise<void> {
     const buffer = new Uint8Array(65536);
     const decoder = new TextDecoder();
-    let rest = "";
+    let parts: string[] = [];
     for (;;) {
       const count = await this.#pipe.read(buffer);
       if (count === null) return;
-      const lines = (rest + decoder.decode(buffer.subarray(0, count), { stream: true })).split("\n");
-      rest = lines.pop()!;
-      for (const line of lines) receive(parse(line));
+      const lines = decoder.decode(buffer.subarray(0, count), { stream: true }).split("\n");
+      for (const line of lines.slice(0, -1)) {
+        parts.push(line);
+        const message = understood(parts.join(""));
+        parts = [];
+        if (message) receive(message);
+      }
+      parts.push(lines.at(-1)!);
     }
+  }
+}
+
+function understood(line: string): HostMessage | undefined {
+  try {
+    return parse(line);
+  } catch {
+    return undefined;
   }
 }

@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from hutch.sandbox import identity
+
 Version = Literal["v1", "v2"]
 
 # The pid namespace, pid and start time of the host in the name tell whether its owner still lives.
@@ -119,7 +121,7 @@ class Controller:
     def create(self, memory_bytes: int, tasks: int) -> Group:
         """A new group. Raises OSError when it cannot be made; then nothing of it stays."""
         self._retry()
-        name = f"hutch-{_pid_namespace()}-{os.getpid()}-{_start_time(os.getpid())}-{next(_counter)}"
+        name = f"hutch-{identity.of_this_host()}-{next(_counter)}"
         group = self._group(name)
         try:
             for directory in group._directories():
@@ -300,19 +302,7 @@ def _entries(directory: Path) -> list[Path]:
 
 
 def _is_stale(name: str) -> bool:
-    namespace, pid, start, _ = map(int, name.split("-")[1:])
-    return namespace == _pid_namespace() and _start_time(pid) != start
-
-
-def _pid_namespace() -> int:
-    return os.stat("/proc/self/ns/pid").st_ino
-
-
-def _start_time(pid: int) -> int | None:
-    try:
-        return int(_read(f"/proc/{pid}/stat").rpartition(")")[2].split()[19])
-    except OSError:
-        return None
+    return identity.is_gone(name.removeprefix("hutch-").rpartition("-")[0])
 
 
 def _attribute(path: Path, name: str) -> bytes | None:

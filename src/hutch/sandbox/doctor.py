@@ -106,7 +106,7 @@ def _bundle(folder: Path) -> Finding:
 def _container(verdict: Verdict, *, required: bool) -> list[Finding]:
     failing: State = "missing" if required else "weak"
     if verdict.bwrap is None:
-        return [Finding("bubblewrap", failing, "not found", verdict.remedy())]
+        return [Finding("bubblewrap", failing, jail.no_bubblewrap()[0], verdict.remedy())]
     path = jail.bubblewrap_path()
     return [Finding("bubblewrap", "ok", f"{verdict.bwrap} at {path}"), *_tested(verdict, failing)]
 
@@ -152,5 +152,10 @@ def _user(verdict: Verdict) -> Finding:
     if os.geteuid() != 0:
         return Finding("user", "ok", f"uid {os.geteuid()}")
     if verdict.isolation == "container":
-        return Finding("user", "ok", "root; guests have no capabilities and see none of root's files")
+        return Finding(
+            "user",
+            "ok",
+            "root; guests have no capabilities and see none of root's files, "
+            "but a user of its own, without privileges, is better",
+        )
     return Finding("user", "weak", "root, without containers", "Run Hutch as a user of its own.")

@@ -14,7 +14,7 @@ import msgspec
 from hutch.errors import SandboxUnavailable
 from hutch.sandbox.pool import Pool, Runner
 from hutch.sandbox.profile import EXTERNAL, Profile
-from hutch.session.channel import StreamChannel
+from hutch.session.channel import StreamChannel, connect_pipes
 from hutch.session.host import Outcome, Session
 from hutch.session.link import Link
 from hutch.settings import Settings
@@ -100,13 +100,9 @@ def external_pool(settings: Settings, command: Sequence[str]) -> Pool:
         link = Link(channel, full_manifests=True)
         stdin, write = os.pipe()
         read, stdout = os.pipe()
-        loop = asyncio.get_running_loop()
         try:
             # Before there is a process: the first that it says may be that it has ended.
-            # And to the end, even if we are cancelled: else nobody would know who has to close the pipes.
-            hearing = loop.connect_read_pipe(lambda: channel, os.fdopen(read, "rb", 0))
-            speaking = loop.connect_write_pipe(lambda: channel, os.fdopen(write, "wb", 0))
-            await asyncio.shield(asyncio.gather(hearing, speaking))
+            await connect_pipes(channel, os.fdopen(read, "rb", 0), os.fdopen(write, "wb", 0))
             process = subprocess.Popen(  # noqa: ASYNC220 - vfork, a millisecond
                 list(command), stdin=stdin, stdout=stdout, start_new_session=True
             )

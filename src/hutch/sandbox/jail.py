@@ -114,6 +114,15 @@ def bubblewrap_path() -> str | None:
     return shutil.which(chosen) if chosen else shutil.which("bwrap") or shutil.which("/usr/bin/bwrap")
 
 
+def no_bubblewrap() -> tuple[str, str]:
+    """What is to be said where there is no bubblewrap that runs, and what to do."""
+    chosen = os.environ.get("HUTCH_BWRAP")
+    install = "Install it with `apt-get install bubblewrap`"
+    if chosen:
+        return f"HUTCH_BWRAP is {chosen!r}, which is no bwrap program that runs.", f"Unset it. {install}."
+    return "there is no bwrap program that runs.", f"{install}."
+
+
 def bubblewrap() -> Bubblewrap | None:
     """The installed bubblewrap, or None when there is none that runs."""
     path = bubblewrap_path()

@@ -11,13 +11,13 @@ import tempfile
 import weakref
 from pathlib import Path
 
-from hutch.sandbox import bundle
+from hutch.sandbox import bundle, identity
 from hutch.sandbox.cgroup import Group
 from hutch.sandbox.jail import Jail, Launch, Mount
 from hutch.sandbox.meter import Meter
 from hutch.sandbox.process import RunnerProcess
 from hutch.sandbox.profile import Profile
-from hutch.session.channel import StreamChannel
+from hutch.session.channel import StreamChannel, connect_pipes
 from hutch.settings import MIB, Settings
 
 BUNDLE_TARGET = "/hutch"
@@ -38,7 +38,9 @@ class Launcher:
         _sweep()
         if jail.controller is not None:
             jail.controller.sweep()
-        self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_runtime_dir()))
+        self._folder = Path(
+            tempfile.mkdtemp(prefix=f"{_PREFIX}{identity.of_this_host()}-", dir=_runtime_dir())
+        )
         # Also for a program that ends without closing us.
         self._remove = weakref.finalize(self, _remove, self._folder, os.getpid())
 
@@ -54,8 +56,7 @@ class Launcher:
         try:
             process = self._spawn(profile, path)
             if process.stdout is not None:
-                # Interrupted in the middle, nobody would know who has to close the pipe.
-                await asyncio.shield(loop.connect_read_pipe(lambda: channel, process.stdout))
+                await connect_pipes(channel, process.stdout)
             await process.ready(greeting)
             return process
         except BaseException:
@@ -118,6 +119,5 @@ def _runtime_dir() -> str:
 def _sweep() -> None:
     """Removes the folders that hosts which were killed left behind."""
     for folder in Path(_runtime_dir()).glob(f"{_PREFIX}*"):
-        owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+        if identity.is_gone(folder.name.removeprefix(_PREFIX).rpartition("-")[0]):
             shutil.rmtree(folder, ignore_errors=True)

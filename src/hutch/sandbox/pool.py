@@ -99,6 +99,7 @@ class Pool:
         self._shared: dict[tuple[Profile, str], list[Runner]] = {}
         self._warm: dict[Profile, deque[Runner]] = {}
         self._targets: dict[Profile, int] = {}
+        self._used: dict[Profile, float] = {}
         self._busy: set[Runner] = set()
         self._waiters: deque[Waiter] = deque()
         self._starting: Counter[Profile] = Counter()
@@ -108,6 +109,10 @@ class Pool:
         self._closed = False
         self._started = self._evicted = self._late = 0
         self._housekeeper: asyncio.TimerHandle | None = None
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     # --- lending ---
 
@@ -145,7 +150,8 @@ class Pool:
     def _is_wanted(self, profile: Profile, owner: str) -> bool:
         """Whether somebody waits already for what this one would take."""
         return any(
-            waiter.profile == profile and (profile.details.single_use or waiter.owner == owner)
+            waiter.profile == profile
+            and (profile.details.single_use or self._key(waiter.owner) == self._key(owner))
             for waiter in self._waiters
         )
 
@@ -161,7 +167,7 @@ class Pool:
             # Ending a process takes as long as many an execution: whoever waits for the result goes first.
             runner.suspects.add("")
             self._soon(lambda: self._end(runner))
-        elif outcome is not None and outcome.unresponsive and session is not None:
+        elif outcome is not None and outcome.unresponsive and session is not None and not session.answered:
             self._suspect(runner, session.id)
         elif runner.executions >= self._settings.recycle_after and runner.in_flight == 0:
             self._end(runner)
@@ -187,7 +193,7 @@ class Pool:
 
     def _take_single(self, profile: Profile) -> Runner | None:
         runner = self._pop_warm(profile)
-        self._targets.setdefault(profile, self._settings.deno_warm)
+        self._used[profile] = asyncio.get_running_loop().time()
         if runner is not None:
             self._busy.add(runner)
             # Starting the next one takes a core: not in the very milliseconds that most executions take.
@@ -195,30 +201,32 @@ class Pool:
         return runner
 
     def _take_shared(self, profile: Profile, owner: str) -> Runner | None:
-        key = (profile, "" if self._settings.owners_share else owner)
-        mine = self._shared.setdefault(key, [])
+        key = (profile, self._key(owner))
+        mine = self._shared.get(key, [])
         usable = [each for each in mine if self._usable(each)]
         best = min(usable, key=lambda each: each.in_flight, default=None)
         if best is not None and best.in_flight < SPREAD_AT:
             return best
-        if len(mine) < self._settings.quickjs_processes:
+        # Who is on the way out does not count: its place is free for a successor.
+        if sum(each.alive and not self._is_leaving(each) for each in mine) < self._settings.quickjs_processes:
             fresh = self._pop_warm(profile)
             if fresh is not None:
                 fresh.owner = key[1]
-                mine.append(fresh)
+                self._shared.setdefault(key, []).append(fresh)
                 self._soon(self._fill)
                 return fresh
             if best is not None and self._starting[profile] == 0:
-                self._soon(lambda: self._start(profile))
+                self._start(profile)
         return best
 
+    def _key(self, owner: str) -> str:
+        return "" if self._settings.owners_share else owner
+
+    def _is_leaving(self, runner: Runner) -> bool:
+        return bool(runner.suspects) or runner.executions >= self._settings.recycle_after
+
     def _usable(self, runner: Runner) -> bool:
-        return (
-            runner.alive
-            and not runner.suspects
-            and runner.in_flight < self._settings.quickjs_vms
-            and runner.executions < self._settings.recycle_after
-        )
+        return runner.alive and not self._is_leaving(runner) and runner.in_flight < self._settings.quickjs_vms
 
     def _pop_warm(self, profile: Profile) -> Runner | None:
         ready = self._warm.get(profile)
@@ -249,12 +257,17 @@ class Pool:
             if waiter.profile.details.single_use:
                 wanted[waiter.profile] += 1
             else:
-                owners.add((waiter.profile, "" if self._settings.owners_share else waiter.owner))
+                owners.add((waiter.profile, self._key(waiter.owner)))
         for profile, _ in owners:
             wanted[profile] += 1
-        for profile, target in self._targets.items():
-            wanted[profile] = max(wanted[profile], target)
+        for profile in {*self._targets, *self._used}:
+            wanted[profile] = max(wanted[profile], self._target(profile))
         return wanted
+
+    def _target(self, profile: Profile) -> int:
+        """How many are to be warm: as many as asked for, and spares of a single-use profile in use."""
+        spare = self._settings.deno_warm if profile in self._used else 0
+        return max(self._targets.get(profile, 0), spare)
 
     def _room_for(self, profile: Profile) -> bool:
         if self._count() < self._settings.max_processes:
@@ -287,7 +300,7 @@ class Pool:
     async def _bring_up(self, profile: Profile) -> None:
         try:
             runner = await self._launch(profile)
-        except (HutchError, OSError) as error:
+        except Exception as error:
             self._starting[profile] -= 1
             self._failed(profile, error)
             return
@@ -346,10 +359,11 @@ class Pool:
         self._serve()
 
     def _end(self, runner: Runner) -> None:
-        self._evicted += 1
         self._forget(runner)
-        if not runner.exited:
-            self._leaving.add(runner)
+        if runner.exited:
+            return
+        self._evicted += 1
+        self._leaving.add(runner)
         runner.kill()
 
     def _forget(self, runner: Runner) -> None:
@@ -401,12 +415,13 @@ class Pool:
         """Ends what has idled too long, beyond what is to be kept warm."""
         self._housekeeper = None
         before = asyncio.get_running_loop().time() - self._settings.idle_seconds
+        self._used = {profile: at for profile, at in self._used.items() if at >= before}
         for mine in list(self._shared.values()):
             for runner in list(mine):
                 if runner.in_flight == 0 and runner.idle_since < before:
                     self._end(runner)
         for profile, ready in self._warm.items():
-            surplus = len(ready) - self._targets.get(profile, 0)
+            surplus = len(ready) - self._target(profile)
             for runner in list(ready)[: max(0, surplus)]:
                 if runner.idle_since < before:
                     self._end(runner)

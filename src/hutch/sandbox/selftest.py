@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import os
 from pathlib import Path
 
@@ -16,6 +16,8 @@ from hutch.sandbox.verdict import Check, Verdict
 from hutch.settings import Settings
 
 __all__ = ["Check", "Verdict", "choose", "prove"]
+
+logger = logging.getLogger("hutch")
 
 
 # A verdict is about these: an upgrade of Hutch, or a change while it is developed, needs a new one.
@@ -71,7 +73,15 @@ def prove(
     if cache and chosen is not None and verdict.proven:
         key = _with_libraries(key, chosen.libraries)
         made = (chosen.bwrap, chosen.libraries, chosen.filtered, chosen.disable_userns)
-        _save(cache, isolation, Record(key, verdict, *made))
+        try:
+            _save(cache, isolation, Record(key, verdict, *made))
+        except OSError as error:
+            logger.warning(
+                "%s cannot be written (%s), so every start makes the self-test;"
+                " set HUTCH_HOME to a directory that this user may write",
+                cache.parent.parent,
+                error.strerror,
+            )
     return chosen, verdict
 
 
@@ -84,7 +94,7 @@ def _test(isolation: Isolation, deno: str, controller: Controller | None) -> tup
         return _judged(Jail("process", deno, controller=controller), deno)
     bwrap = jail.bubblewrap()
     if bwrap is None:
-        missing = Check("bubblewrap", False, "there is no bwrap program that runs.")
+        missing = Check("bubblewrap", False, jail.no_bubblewrap()[0])
         return None, Verdict("container", False, None, [missing], runtime.version(deno), None)
     # What a machine may not let bubblewrap do, first what we would miss least.
     first: tuple[Jail, Verdict] | None = None
@@ -177,19 +187,18 @@ def _load(cache: Path, isolation: Isolation) -> Record | None:
 
 
 def _save(cache: Path, isolation: Isolation, record: Record) -> None:
-    """Keep a record beside the other isolation's. Without a writable home every start makes the test."""
+    """Keep a record beside the other isolation's. Raises OSError where the home cannot be written."""
     import tempfile
 
-    with contextlib.suppress(OSError):
-        cache.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        other: Isolation = "process" if isolation == "container" else "container"
-        kept = _load(cache, other)
-        records = {isolation: record} | ({other: kept} if kept else {})
-        handle, name = tempfile.mkstemp(dir=cache.parent, prefix=".selftest-")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(msgspec.json.encode(records))
-            os.replace(name, cache)
-        except OSError:
-            os.unlink(name)
-            raise
+    cache.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    other: Isolation = "process" if isolation == "container" else "container"
+    kept = _load(cache, other)
+    records = {isolation: record} | ({other: kept} if kept else {})
+    handle, name = tempfile.mkstemp(dir=cache.parent, prefix=".selftest-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(msgspec.json.encode(records))
+        os.replace(name, cache)
+    except OSError:
+        os.unlink(name)
+        raise

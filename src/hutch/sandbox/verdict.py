@@ -44,7 +44,7 @@ class Verdict(msgspec.Struct, frozen=True):
         if self.isolation == "process":
             return "This Deno does not keep to its own permissions: install another with `pip install deno`."
         if self.failure is not None and self.failure.name == "bubblewrap":
-            return "Install it with `apt-get install bubblewrap`."
+            return jail.no_bubblewrap()[1]
         obstacle = jail.obstacle() if self.failure is not None and self.failure.name == "starts" else None
         if obstacle is not None:
             return f"{obstacle[0]} {obstacle[1]}"

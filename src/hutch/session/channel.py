@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import IO, Any, Protocol, cast
 
 LineHandler = Callable[[bytes], None]
 CloseHandler = Callable[[str], None]
@@ -128,6 +128,24 @@ class StreamChannel(asyncio.Protocol):
         self.on_close(reason)
 
 
+async def connect_pipes(
+    channel: StreamChannel, read: IO[bytes] | None = None, write: IO[bytes] | None = None
+) -> None:
+    """Gives a channel the pipes that it is to speak over; from then on they are its own.
+
+    Goes through even if it is cancelled: half-way, nobody would know who has to close them.
+    """
+    loop = asyncio.get_running_loop()
+    hearing = () if read is None else (loop.connect_read_pipe(lambda: channel, read),)
+    speaking = () if write is None else (loop.connect_write_pipe(lambda: channel, write),)
+    connecting = asyncio.gather(*hearing, *speaking)
+    try:
+        await asyncio.shield(connecting)
+    except asyncio.CancelledError:
+        await asyncio.wait((connecting,))
+        raise
+
+
 class MemoryChannel:
     """Two ends of one channel in memory: what one says, the other hears, at once."""
 
@@ -145,7 +163,7 @@ class MemoryChannel:
 
     def send(self, line: bytes) -> None:
         if self.peer is not None and not self.closed:
-            for each in line.splitlines():
+            for each in line.removesuffix(b"\n").split(b"\n"):
                 self.peer.on_line(each)
 
     async def writable(self) -> None:

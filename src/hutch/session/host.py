@@ -17,7 +17,7 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from hutch.errors import ToolError, wire_code
-from hutch.session.jsonvalue import NotJsonSafe, decode_value
+from hutch.session.jsonvalue import NotJsonSafe, decode_value, encode_value, is_broken
 from hutch.session.messages import (
     Cancel,
     Done,
@@ -38,6 +38,7 @@ CANCEL_GRACE = 0.025
 BACKSTOP = 0.1
 START_TIMEOUT = 60.0
 MAX_RECORDED_CALLS = 1_000
+MAX_OPEN_BYTES = 64 * 1024 * 1024
 # What a guest that forges calls could make us keep for as long as it runs.
 MAX_CALL_ID = 128
 MAX_NAME = 1_024
@@ -132,7 +133,9 @@ class Session:
         self._trusted = trusted
         self._codes = codes
         self._on_started = on_started
-        self._began_at = self._sent_at = 0.0
+        self.answered = False
+        self._began_at, self._sent_at = self._loop.time(), monotonic()
+        self._open_bytes = 0
         self._started_at: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._cancelling = False
@@ -166,15 +169,18 @@ class Session:
 
     def receive(self, message: RunnerMessage) -> None:
         if self.outcome is not None:
+            self.answered = self.answered or isinstance(message, Done)
             return
         if isinstance(message, ToolCall):
             self._tool_call(message)
         elif message.id != self.id:
             return
         elif isinstance(message, Started):
-            self._started_at = monotonic()
-            if self._on_started is not None:
-                self._on_started()
+            # Only the first counts: whoever could say it again could put off its own end.
+            if self._started_at is None:
+                self._started_at = monotonic()
+                if self._on_started is not None:
+                    self._on_started()
         else:
             self._done(message)
 
@@ -218,11 +224,18 @@ class Session:
             self._refuse(call, f"More than {self.limits.max_calls} tool calls in one execution")
         elif len(self._tasks) >= self.limits.max_outstanding_calls:
             self._refuse(call, f"More than {self.limits.max_outstanding_calls} tool calls at once")
+        elif self._open_bytes + memoryview(call.input).nbytes > MAX_OPEN_BYTES:
+            self._refuse(call, f"More than {MAX_OPEN_BYTES} bytes of input in open tool calls")
         else:
+            self._open_bytes += memoryview(call.input).nbytes
             self._seen.add(call.call_id)
             task = self._loop.create_task(self._dispatch(call))
             self._tasks[call.call_id] = task
-            task.add_done_callback(lambda _: self._tasks.pop(call.call_id, None))
+            task.add_done_callback(lambda _: self._call_over(call))
+
+    def _call_over(self, call: ToolCall) -> None:
+        self._tasks.pop(call.call_id, None)
+        self._open_bytes -= memoryview(call.input).nbytes
 
     def _refuse(self, call: ToolCall, message: str) -> None:
         self._refused += 1
@@ -320,7 +333,8 @@ class Session:
             outcome.error = WireError(code="serialization_error", message=f"The result is not JSON: {error}")
             return
         outcome.ok = True
-        outcome.result_json = raw or None
+        # It goes on as a part of other lines: JSON's own white space must not end one.
+        outcome.result_json = (encode_value(outcome.result) if is_broken(raw) else raw) or None
 
     def _judge(self, error: WireError) -> WireError:
         """Accepts a code that we can bear out; anything else is the guest's own error."""

@@ -65,6 +65,11 @@ def decode_value(raw: bytes | memoryview) -> Any:
         raise NotJsonSafe(f"malformed JSON: {_one_line(error)}") from None
 
 
+def is_broken(raw: bytes) -> bool:
+    """Whether a JSON text has line breaks between its parts and so is no part of a line."""
+    return b"\n" in raw or b"\r" in raw
+
+
 def well_formed(text: str) -> str:
     """`text` with U+FFFD for every lone surrogate, as UTF-8 needs it."""
     if text.isascii():

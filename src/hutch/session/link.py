@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 from msgspec import UNSET
@@ -11,6 +12,11 @@ from hutch.session.channel import Channel
 from hutch.session.host import RUNNER_CODES, Limits, Session
 from hutch.session.messages import Done, RunnerMessage, decode_from_runner
 from hutch.session.providers import Provider
+
+logger = logging.getLogger("hutch.session")
+
+# Reading nonsense takes time too: whoever keeps talking it is cut off.
+MAX_DROPPED = 10_000
 
 
 class Link:
@@ -85,16 +91,23 @@ class Link:
     def _line(self, line: bytes) -> None:
         try:
             message = decode_from_runner(line)
-        except ProtocolError:
-            self.dropped += 1
+        except ProtocolError as error:
+            self._drop()
+            logger.debug("dropped a message of a runner: %s", error)
             return
         session = self._session_of(message)
         if session is None:
-            self.dropped += 1
+            self._drop()
             if isinstance(message, Done):
                 self.on_late(message.id)
         else:
             session.receive(message)
+
+    def _drop(self) -> None:
+        self.dropped += 1
+        if self.dropped > MAX_DROPPED:
+            self._channel.close()
+            self.lose("it says too much that is not of the protocol")
 
     def _session_of(self, message: RunnerMessage) -> Session | None:
         if message.id is not UNSET:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import cached_property, partial
 from typing import Any
@@ -12,6 +13,8 @@ from hutch.session.functions import known_tool
 from hutch.session.jsonvalue import encode_value, well_formed
 from hutch.session.names import check_namespace, is_identifier, safe_names
 from hutch.session.tools import Tool, ToolContext
+
+logger = logging.getLogger("hutch.tools")
 
 MAX_MESSAGE = 8_000
 
@@ -90,6 +93,9 @@ class Provider:
         try:
             return await called.call(input, context)
         except Exception as error:
+            if not isinstance(error, ToolError):
+                # The guest gets the text alone; whoever wrote the tool wants to know where.
+                logger.warning("the tool %s.%s failed", self.name, called.name, exc_info=error)
             raise _as_tool_error(error) from error
 
 
@@ -112,6 +118,9 @@ def _as_tool_error(error: Exception) -> ToolError:
         error = error.exceptions[0]
     code = error.tool_code if isinstance(error, ToolError) else "tool_error"
     message = well_formed(str(error)) or type(error).__name__
+    if isinstance(error, KeyError):
+        # Its text is the key alone.
+        message = f"{type(error).__name__}: {message}"
     return ToolError(message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}…", code)
 
 

@@ -18,7 +18,7 @@ from msgspec import UNSET, Raw
 from hutch.errors import HutchError, ProtocolError, ToolError, wire_code
 from hutch.session.channel import Channel
 from hutch.session.host import TIMED_OUT
-from hutch.session.jsonvalue import encode_value
+from hutch.session.jsonvalue import decode_value, encode_value, is_broken
 from hutch.session.messages import (
     Cancel,
     Done,
@@ -45,7 +45,7 @@ class Watch:
         self.on_started = on_started
         self.stop: Callable[[], None] | None = None
 
-    def on_running(self, stop: Callable[[], None]) -> None:
+    def on_running(self, stop: Callable[[], None] | None) -> None:
         self.stop = stop
 
 
@@ -79,7 +79,7 @@ class Serving:
         self._channel = channel
         self._run = run
         self._multiplexed = multiplexed
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._tasks: dict[str, asyncio.Task[Answer]] = {}
         self._watches: dict[str, Watch] = {}
         self._calls: dict[str, asyncio.Future[ToolResult]] = {}
         self._numbers = itertools.count(1)
@@ -114,8 +114,9 @@ class Serving:
     def _line(self, line: bytes) -> None:
         try:
             message = decode_from_host(line)
-        except ProtocolError:
+        except ProtocolError as error:
             self.dropped += 1
+            logger.warning("dropped a message that is not of the protocol: %s", error)
             return
         if isinstance(message, Execute):
             self._execute(message)
@@ -149,27 +150,30 @@ class Serving:
         else:
             task = asyncio.get_running_loop().create_task(self._serve(message))
             self._tasks[message.id] = task
+            task.add_done_callback(lambda task: self._finished(message.id, task))
 
-    async def _serve(self, message: Execute) -> None:
+    def _finished(self, id: str, task: asyncio.Task[Answer]) -> None:
+        """Also of a task that was cancelled before its first step."""
+        del self._tasks[id]
+        self._watches.pop(id, None)
+        cancelled = Answer(ok=False, duration_ms=0, logs=[], error=TIMED_OUT)
+        self._done(id, cancelled if task.cancelled() else task.result())
+
+    async def _serve(self, message: Execute) -> Answer:
         try:
             providers = [self._provider(message.id, each) for each in message.providers]
             watch = Watch(lambda: self._channel.send(encode(Started(message.id))))
             self._watches[message.id] = watch
             answer = await self._run(Request(message.code, message.options, providers, watch))
+            await self._channel.writable()
+            return answer
         except HutchError as error:
             code = "validation_error" if error.code in ("invalid_tool", "invalid_request") else error.code
             failure = WireError(code=wire_code(code), message=str(error))
-            answer = Answer(ok=False, duration_ms=0, logs=[], error=failure)
-        except asyncio.CancelledError:
-            answer = Answer(ok=False, duration_ms=0, logs=[], error=TIMED_OUT)
         except Exception:
             logger.exception("an execution failed through a fault of ours")
-            fault = WireError(code="internal_error", message="The runner failed; its log says why")
-            answer = Answer(ok=False, duration_ms=0, logs=[], error=fault)
-        finally:
-            del self._tasks[message.id]
-            self._watches.pop(message.id, None)
-        self._done(message.id, answer)
+            failure = WireError(code="internal_error", message="The runner failed; its log says why")
+        return Answer(ok=False, duration_ms=0, logs=[], error=failure)
 
     def _provider(self, id: str, manifest: Manifest) -> Provider:
         async def call(tool: str, value: Any, context: ToolContext) -> bytes:
@@ -194,9 +198,10 @@ class Serving:
             result = await answer
         finally:
             self._calls.pop(call_id, None)
-        if result.error is not UNSET:
-            raise ToolError(result.error.message, result.error.code)
-        return bytes(result.result) if result.result is not UNSET else b"null"
+        if not result.ok and result.error is not UNSET:
+            raise ToolError(result.error.message, wire_code(result.error.code))
+        raw = bytes(result.result) if result.result is not UNSET else b"null"
+        return encode_value(decode_value(raw)) if is_broken(raw) else raw
 
     def _done(self, id: str, answer: Answer) -> None:
         error = answer.error

@@ -44,8 +44,14 @@ class WebSocketChannel:
             self.on_close(reason)
 
     def send(self, line: bytes) -> None:
-        for each in line.splitlines():
-            self._say(each)
+        if self._ended:
+            return
+        # Not splitlines: a carriage return is white space of JSON, not the end of a line.
+        for each in line.removesuffix(b"\n").split(b"\n"):
+            self._queued += len(each)
+            self._queue.put_nowait(each)
+        if self._queued > HIGH_WATER:
+            self._clear.clear()
 
     async def writable(self) -> None:
         await self._clear.wait()
@@ -59,14 +65,6 @@ class WebSocketChannel:
     async def finished(self) -> None:
         """Waits until what was said before the end has left, as far as it could."""
         await asyncio.wait({self._writer})
-
-    def _say(self, line: bytes) -> None:
-        if self._ended:
-            return
-        self._queued += len(line)
-        if self._queued > HIGH_WATER:
-            self._clear.clear()
-        self._queue.put_nowait(line)
 
     def _stop(self, reason: str) -> None:
         self._ended = True

@@ -35,10 +35,11 @@ def routes(kernel: Kernel, gate: Gate) -> list[BaseRoute]:
             channel.ended("the client closed the connection")
 
     async def plain(request: Request) -> Response:
+        refused = gate.refuse(request)
+        if refused is not None:
+            return refused
         url = f"ws://{request.headers['host']}{PATH}"
-        return gate.refuse(request) or refusal(
-            426, f"This is a WebSocket; connect to {url}", {"Upgrade": "websocket"}
-        )
+        return refusal(426, f"This is a WebSocket; connect to {url}", {"Upgrade": "websocket"})
 
     return [WebSocketRoute(PATH, execbox), Route(PATH, plain)]
 

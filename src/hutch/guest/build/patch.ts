@@ -7,7 +7,7 @@
  * every execution (`hutch_max_pages`), and counts in `hutch_faults` how often the engine itself
  * reported exhaustion, which no guest can imitate by throwing a lookalike. `hutch_drive` calls a guest
  * function and all the jobs that follow in one go, because every entry by JSPI costs. The interrupt hook
- * is asked a hundred times as often, so that loops over slow native calls are stopped and preempted too.
+ * is asked some hundred times as often, so that loops over slow native calls are stopped and preempted too.
  *
  * Only appended functions and globals, so no existing index moves. Every assumption about the
  * module's shape is asserted: an upgrade that breaks one fails the build, not a run.
@@ -22,8 +22,8 @@ const SIZE_SITE = [0x3f, 0x00, 0x41, 0x10, 0x74];
 const GROW_SITE = [0x40, 0x00, 0x22, -1, 0x41, 0x7f, 0x46];
 /** `i32.const 10000; i32.store offset=292`: how many checks there are between two looks at the clock */
 const INTERRUPT_SITE = [0x41, 0x90, 0xce, 0x00, 0x36, 0x02, 0xa4, 0x02];
-/** 100, as long as what it replaces: a check may be a native call that takes milliseconds. */
-const INTERRUPT_EVERY = [0x41, 0xe4, 0x80, 0x00];
+/** 32, as long as what it replaces: a check may be a native call that takes milliseconds. */
+const INTERRUPT_EVERY = [0x41, 0xa0, 0x80, 0x00];
 const EXHAUSTED = ["out of memory", "string too long"];
 
 interface Section {

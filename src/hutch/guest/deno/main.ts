@@ -16,6 +16,7 @@ import {
   doneLine,
   type Execute,
   type HostMessage,
+  isJson,
   lendable,
   startedLine,
   targets,
@@ -66,13 +67,19 @@ class Run {
     try {
       this.#program = prepare(code);
       const fn = evaluate(`${this.#program.code}\n//# sourceURL=${FILE}`);
-      this.#finish(true, toJson(await fn(), "The result", options.maxResultBytes));
+      this.#succeed(toJson(await fn(), "The result", options.maxResultBytes));
     } catch (error) {
       if (error instanceof GuestSyntaxError) {
         const { message, at } = error;
         this.#finish(false, undefined, { code: "runtime_error", message, name: "SyntaxError", ...at });
       } else this.fail(explain(error));
     }
+  }
+
+  #succeed(result: string | undefined): void {
+    if (result === undefined || isJson(result)) return this.#finish(true, result);
+    const message = "The result is not JSON, or nests too deeply";
+    this.#finish(false, undefined, { code: "serialization_error", message });
   }
 
   timeOut(): void {

@@ -63,7 +63,7 @@ class Run {
     this.deadline = this.startedAt + timeoutMs;
   }
 
-  readonly overdue = (): boolean => this.over || this.cancelled || performance.now() >= this.deadline;
+  readonly overdue = (now: number): boolean => this.over || this.cancelled || now >= this.deadline;
 }
 
 export class Runner {
@@ -140,12 +140,11 @@ export class Runner {
     try {
       this.#start(request, prepare(request.code));
     } catch (error) {
-      if (!(error instanceof GuestSyntaxError)) throw error;
-      this.#reject(
-        id,
-        { code: "runtime_error", message: error.message, name: "SyntaxError", ...error.at },
-        at,
-      );
+      const { message } = error as Error;
+      const failure = error instanceof GuestSyntaxError
+        ? { code: "runtime_error", message, name: "SyntaxError", ...error.at }
+        : { code: "internal_error", message: `The runner could not begin: ${message}` };
+      this.#reject(id, failure, at);
     }
   }
 
@@ -197,7 +196,7 @@ export class Runner {
   /** QuickJS ended with an exception that guest code could not catch. */
   #stopped(run: Run): void {
     if (run.over) return;
-    if (run.overdue()) this.#timeOut(run);
+    if (run.overdue(performance.now())) this.#timeOut(run);
     else if (run.vm.faults > 0) this.#exhausted(run);
     else this.#fail(run, { code: "runtime_error", message: "QuickJS stopped the execution" });
   }
@@ -224,7 +223,7 @@ export class Runner {
         code: "serialization_error",
         message: "The result is not JSON, or nests too deeply",
       });
-    } else if (byteLength(result) > most) {
+    } else if (byteLength(result, most) > most) {
       const message = `The result is too large: its JSON text has more than ${most} bytes`;
       this.#fail(run, { code: "result_too_large", message });
     } else this.#finish(run, true, result);
@@ -320,7 +319,7 @@ export class Runner {
     run.targets ??= targets(run.request.providers);
     const target = run.targets[tool];
     if (run.over || target === undefined) return;
-    const size = byteLength(input), most = run.request.options.maxResultBytes ?? DEFAULT_MAX_RESULT;
+    const most = run.request.options.maxResultBytes ?? DEFAULT_MAX_RESULT, size = byteLength(input, most);
     if (size > most || run.openBytes + size > MAX_OPEN_BYTES || !isJson(input)) {
       const what = size > most
         ? `its JSON text has more than ${most} bytes`
@@ -375,9 +374,9 @@ export class Runner {
   }
 }
 
-function byteLength(text: string): number {
-  // Exact only where it can matter.
-  return text.length < 1024 * 1024 ? text.length * 3 : new TextEncoder().encode(text).length;
+/** The bytes of a text in UTF-8; exact only where it can matter. */
+function byteLength(text: string, most: number): number {
+  return 3 * text.length <= most ? text.length : new TextEncoder().encode(text).length;
 }
 
 function elapsed(since: number): number {

@@ -52,7 +52,7 @@ interface Exports {
 export type HostFunctions = Record<string, (vm: Vm, args: number[]) => number>;
 
 /** Answers whether the guest's time is over; asked between slices and while it runs. */
-export type Overdue = () => boolean;
+export type Overdue = (now: number) => boolean;
 
 const encoder = new TextEncoder();
 const decoder = new TextDecoder();
@@ -300,11 +300,13 @@ export class Vm {
   }
 
   #interrupt(): number | Promise<number> {
-    if (this.#overdue()) return 1;
-    if (performance.now() < this.#sliceEnd) return 0;
+    const now = performance.now();
+    if (this.#overdue(now)) return 1;
+    if (now < this.#sliceEnd) return 0;
     return nextTurn().then(() => {
-      this.#sliceEnd = performance.now() + SLICE_MS;
-      return this.#overdue() ? 1 : 0;
+      const now = performance.now();
+      this.#sliceEnd = now + SLICE_MS;
+      return this.#overdue(now) ? 1 : 0;
     });
   }
 }

@@ -1,0 +1,238 @@
+"""Calls of host tools: errors that keep their code, many at once, blocking ones, and their context."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import anyio
+import pytest
+from tests.conftest import Run
+
+from hutch import ToolContext, ToolError, tool
+
+
+async def echo(value: Any, /) -> Any:
+    return value
+
+
+# --- errors ---
+
+
+async def fail(code: str = "tool_error", message: str = "it broke") -> None:
+    raise ToolError(message, code)
+
+
+async def test_a_tool_error_is_an_error_with_message_and_code_in_the_guest(run: Run) -> None:
+    code = "try { await tools.fail({}) } catch (e) { return [e instanceof Error, e.message, e.code] }"
+    assert (await run(code, tools=[fail])).result == [True, "it broke", "tool_error"]
+
+
+async def test_an_exception_of_a_tool_is_a_tool_error_with_its_message(run: Run) -> None:
+    async def explode() -> None:
+        raise KeyError("missing thing")
+
+    result = await run("await tools.explode()", tools=[explode])
+    assert result.error is not None
+    assert result.error.code == "tool_error"
+    assert "missing thing" in result.error.message
+
+
+@pytest.mark.parametrize(
+    "code", ["tool_error", "validation_error", "runtime_error", "timeout", "memory_limit", "internal_error"]
+)
+async def test_an_uncaught_tool_error_becomes_the_execution_s_error(run: Run, code: str) -> None:
+    result = await run(f"await tools.fail({{ code: {code!r} }})", tools=[fail])
+    assert result.error is not None
+    assert (result.error.code, result.error.message) == (code, "it broke")
+
+
+RECLASSIFIED = {
+    "wrapped in a new error": "try { await tools.fail({}) } catch (e) { throw new Error(e.message) }",
+    "wrapped as a cause": (
+        "try { await tools.fail({}) } catch (e) { throw new Error('it broke', { cause: e }) }"
+    ),
+    "wrapped with its code": (
+        "try { await tools.fail({}) } catch (e) { throw Object.assign(new Error(e.message), { code:"
+        " e.code }) }"
+    ),
+    "a lookalike": "throw { code: 'tool_error', message: 'it broke' }",
+    "a lookalike error": "throw Object.assign(new Error('it broke'), { code: 'tool_error' })",
+    "a copy": "try { await tools.fail({}) } catch (e) { throw { ...e, code: e.code, message: e.message } }",
+    "a proxy": "try { await tools.fail({}) } catch (e) { throw new Proxy(e, {}) }",
+    "an heir": "try { await tools.fail({}) } catch (e) { throw Object.create(e) }",
+}
+
+
+@pytest.mark.parametrize("code", RECLASSIFIED.values(), ids=RECLASSIFIED.keys())
+async def test_what_a_guest_makes_of_a_tool_error_is_a_runtime_error(run: Run, code: str) -> None:
+    result = await run(code, tools=[fail])
+    assert result.error is not None
+    assert result.error.code == "runtime_error"
+
+
+REWRITTEN = {
+    "its code": "e.code = 'timeout'",
+    "its message": "e.message = 'all is well'",
+    "its name": "e.name = 'Nice'",
+    "both by definition": (
+        "Object.defineProperty(e, 'code', { get: () => 'memory_limit' });"
+        "Object.defineProperty(e, 'message', { get: () => 'no' })"
+    ),
+    "its prototype": "Object.setPrototypeOf(e, { code: 'timeout', message: 'no' })",
+}
+
+
+@pytest.mark.parametrize("change", REWRITTEN.values(), ids=REWRITTEN.keys())
+async def test_what_a_guest_writes_on_a_tool_error_changes_nothing(run: Run, change: str) -> None:
+    result = await run(f"try {{ await tools.fail({{}}) }} catch (e) {{ {change}; throw e }}", tools=[fail])
+    assert result.error is not None
+    assert (result.error.code, result.error.message) == ("tool_error", "it broke")
+
+
+@pytest.mark.parametrize("code", ["timeout", "memory_limit", "internal_error", "validation_error", "made_up"])
+async def test_a_code_that_a_guest_makes_up_is_a_runtime_error(run: Run, code: str) -> None:
+    result = await run(f"throw Object.assign(new Error('no'), {{ code: {code!r} }})")
+    assert result.error is not None
+    assert (result.error.code, result.error.message) == ("runtime_error", "no")
+
+
+async def test_an_error_that_nobody_awaits_does_not_end_the_execution(run: Run) -> None:
+    code = "tools.fail({});\nawait tools.echo(1);\nreturn 'went on'"
+    assert (await run(code, tools=[fail, echo])).result == "went on"
+
+
+async def test_a_long_message_is_cut_and_lone_surrogates_are_replaced(run: Run) -> None:
+    code = "try { await tools.fail({ message: 'x'.repeat(100000) }) } catch (e) { return e.message.length }"
+    assert (await run(code, tools=[fail])).result < 10_000
+
+    async def odd() -> None:
+        raise ValueError("a\ud800b")
+
+    result = await run("await tools.odd()", tools=[odd])
+    assert result.error is not None
+    assert result.error.message == "a\ufffdb"
+
+
+# --- many calls, slow calls, blocking calls ---
+
+
+async def test_calls_run_at_once(run: Run) -> None:
+    met = asyncio.Barrier(10)
+
+    async def meet(n: int) -> int:
+        async with asyncio.timeout(30):
+            await met.wait()
+        return n
+
+    code = "await Promise.all([...Array(10).keys()].map((n) => tools.meet({ n })))"
+    assert (await run(code, tools=[meet])).result == list(range(10))
+
+
+async def test_five_thousand_calls_by_promise_all_work(run: Run) -> None:
+    async def twice(n: int) -> int:
+        return 2 * n
+
+    code = """
+        const all = await Promise.all([...Array(5000).keys()].map((n) => tools.twice({ n })));
+        return all.every((value, n) => value === 2 * n) && all.length;
+    """
+    assert (await run(code, tools=[twice], timeout_ms=30_000)).result == 5000
+
+
+async def test_a_blocking_tool_does_not_block_the_loop_nor_other_calls(run: Run) -> None:
+    released = threading.Event()
+
+    def block() -> str:
+        assert released.wait(30)
+        return "released"
+
+    async def release() -> None:
+        # Runs in the loop, which is free although another tool blocks its own thread.
+        released.set()
+
+    code = "const blocked = tools.block();\nawait tools.release();\nreturn await blocked"
+    assert (await run(code, tools=[block, release], timeout_ms=30_000)).result == "released"
+
+
+async def test_a_blocking_tool_is_not_in_the_loops_thread(run: Run) -> None:
+    def where() -> bool:
+        return threading.current_thread() is threading.main_thread()
+
+    assert (await run("await tools.where()", tools=[where])).result is False
+
+
+async def test_results_are_matched_to_their_calls_whatever_the_order(run: Run) -> None:
+    waiting: list[asyncio.Event] = [asyncio.Event() for _ in range(4)]
+    waiting[3].set()
+
+    async def turn(n: int) -> str:
+        await waiting[n].wait()
+        if n:
+            waiting[n - 1].set()
+        return f"turn {n}"
+
+    code = """
+        const order = [];
+        const note = async (n) => { const r = await tools.turn({ n }); order.push(n); return r };
+        return [await Promise.all([0, 1, 2, 3].map(note)), order];
+    """
+    result = await run(code, tools=[turn])
+    assert result.result == [["turn 0", "turn 1", "turn 2", "turn 3"], [3, 2, 1, 0]]
+
+
+# --- context ---
+
+
+async def test_a_tool_gets_its_context_if_it_asks(run: Run) -> None:
+    seen: list[ToolContext] = []
+
+    async def look(context: ToolContext, n: int) -> int:
+        seen.append(context)
+        return n
+
+    named = tool(look, name="look at")
+    before = asyncio.get_running_loop().time()
+    result = await run("await things.look_at({ n: 3 })", tools={"things": [named]}, timeout_ms=20_000)
+    after = asyncio.get_running_loop().time()
+    assert result.result == 3
+    [context] = seen
+    assert (context.run_id, context.provider, context.tool) == (result.run_id, "things", "look at")
+    assert before + 20 <= context.deadline <= after + 20
+    # Nobody waits for a result of an execution that is over.
+    assert context.cancelled.is_set()
+
+
+async def test_cancelling_sets_the_context_s_event(run: Run) -> None:
+    waiting = anyio.Event()
+    seen: list[ToolContext] = []
+
+    async def hang(context: ToolContext) -> None:
+        seen.append(context)
+        waiting.set()
+        await anyio.sleep_forever()
+
+    task = asyncio.create_task(run("await tools.hang()", tools=[hang]))
+    await waiting.wait()
+    assert not seen[0].cancelled.is_set()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert seen[0].cancelled.is_set()
+
+
+async def test_a_blocking_tool_learns_of_the_end_by_its_context(run: Run) -> None:
+    told = threading.Event()
+
+    def wait(context: ToolContext) -> None:
+        give_up = time.monotonic() + 30
+        while not context.cancelled.is_set() and time.monotonic() < give_up:
+            time.sleep(0.005)
+        told.set()
+
+    result = await run("await tools.wait()", tools=[wait], timeout_ms=300)
+    assert result.error is not None
+    assert result.error.code == "timeout"
+    assert await asyncio.to_thread(told.wait, 30)
