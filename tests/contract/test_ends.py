@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import pytest
 from tests.conftest import Run
+from tests.processes import PATIENCE
 
 from hutch.errors import HutchError
 
@@ -73,7 +74,8 @@ async def test_a_timeout_ends_the_execution_in_every_state(run: Run, state: str)
 async def test_cancelling_the_call_ends_the_execution_in_every_state(run: Run, state: str) -> None:
     tools = Tools()
     task = asyncio.create_task(run(f"await tools.ready();\n{state}", tools=tools.all(), timeout_ms=60_000))
-    await tools.there.wait()
+    with anyio.fail_after(PATIENCE):
+        await tools.there.wait()
     began = time.monotonic()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -92,7 +94,8 @@ async def test_cancelling_cancels_the_tools_that_run(run: Run) -> None:
         " Promise.all(waits)"
     )
     task = asyncio.create_task(run(code, tools=tools.all()))
-    await tools.there.wait()
+    with anyio.fail_after(PATIENCE):
+        await tools.there.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -101,7 +104,7 @@ async def test_cancelling_cancels_the_tools_that_run(run: Run) -> None:
 
 async def test_a_timeout_cancels_the_tools_that_run(run: Run) -> None:
     tools = Tools()
-    await run("await Promise.all([tools.hang(), tools.hang()])", tools=tools.all(), timeout_ms=150)
+    await run("await Promise.all([tools.hang(), tools.hang()])", tools=tools.all(), timeout_ms=600)
     await asyncio.sleep(0)
     assert tools.cancelled == 2
 
@@ -109,7 +112,7 @@ async def test_a_timeout_cancels_the_tools_that_run(run: Run) -> None:
 async def test_after_a_timeout_no_tool_starts_host_work(run: Run) -> None:
     tools = Tools()
     code = "for (;;) { try { await Promise.all([tools.ready(), tools.ready()]) } catch {} }"
-    result = await run(code, tools=tools.all(), timeout_ms=200)
+    result = await run(code, tools=tools.all(), timeout_ms=500)
     assert result.error is not None
     assert result.error.code == "timeout"
     calls = tools.calls

@@ -89,7 +89,7 @@ ENDS = {
 @pytest.mark.parametrize(("end", "code"), ENDS.values(), ids=ENDS.keys())
 async def test_logs_are_kept_when_the_execution_fails(run: Run, end: str, code: str) -> None:
     result = await run(
-        f"console.log('before');\nreturn await (async () => {{ return {_body(end)} }})()", timeout_ms=400
+        f"console.log('before');\nreturn await (async () => {{ return {_body(end)} }})()", timeout_ms=700
     )
     assert result.error is not None
     assert result.error.code == code

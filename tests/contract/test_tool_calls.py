@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import pytest
 from tests.conftest import Run
+from tests.processes import PATIENCE
 
 from hutch import ToolContext, ToolError, tool
 
@@ -215,7 +216,8 @@ async def test_cancelling_sets_the_context_s_event(run: Run) -> None:
         await anyio.sleep_forever()
 
     task = asyncio.create_task(run("await tools.hang()", tools=[hang]))
-    await waiting.wait()
+    with anyio.fail_after(PATIENCE):
+        await waiting.wait()
     assert not seen[0].cancelled.is_set()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -232,7 +234,7 @@ async def test_a_blocking_tool_learns_of_the_end_by_its_context(run: Run) -> Non
             time.sleep(0.005)
         told.set()
 
-    result = await run("await tools.wait()", tools=[wait], timeout_ms=300)
+    result = await run("await tools.wait()", tools=[wait], timeout_ms=700)
     assert result.error is not None
     assert result.error.code == "timeout"
     assert await asyncio.to_thread(told.wait, 30)

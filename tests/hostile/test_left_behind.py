@@ -9,6 +9,7 @@ import pytest
 from tests.conftest import Run
 from tests.hostile.attempts import program
 from tests.hostile.processes import gone, runners
+from tests.processes import PATIENCE
 
 import hutch
 
@@ -94,7 +95,8 @@ async def test_executions_at_once_cannot_talk_to_each_other(
         return 'spoken';
     """
     task = asyncio.create_task(sandbox.run(listener, engine="deno", tools=[ready], owner=owners[0]))
-    await listening.wait()
+    with anyio.fail_after(PATIENCE):
+        await listening.wait()
     assert (await sandbox.run(speaker, engine="deno", owner=owners[1])).result == "spoken"
     spoken.set()
     assert (await task).result == []

@@ -10,6 +10,7 @@ import anyio
 import pytest
 from tests.conftest import Run
 from tests.hostile.processes import exists, gone, runners
+from tests.processes import PATIENCE
 
 import hutch
 
@@ -135,7 +136,8 @@ async def test_innocent_neighbours_run_again_or_are_told(one_process: hutch.Hutc
     slow = "await new Promise((resolve) => setTimeout(resolve, 600)); return 'fine'"
     innocent = [asyncio.create_task(one_process.run(slow, timeout_ms=10_000)) for _ in range(3)]
     with_tool = asyncio.create_task(one_process.run("await tools.wait()", tools=[wait], timeout_ms=10_000))
-    await called.wait()
+    with anyio.fail_after(PATIENCE):
+        await called.wait()
     culprit = await one_process.run(NATIVE["join"], timeout_ms=200)
     assert culprit.error is not None
     assert culprit.error.code == "timeout"
@@ -174,8 +176,9 @@ async def test_guests_that_ignore_signals_are_killed(sandbox: hutch.Hutch) -> No
         alive.update(runners(sandbox) - before)
         there.set()
 
-    task = asyncio.create_task(sandbox.run(code, engine="deno", tools=[ready], timeout_ms=300))
-    await there.wait()
+    task = asyncio.create_task(sandbox.run(code, engine="deno", tools=[ready], timeout_ms=1_000))
+    with anyio.fail_after(PATIENCE):
+        await there.wait()
     result = await task
     assert result.error is not None
     assert result.error.code == "timeout"

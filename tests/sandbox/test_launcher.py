@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -69,6 +70,15 @@ async def test_folders_of_hosts_that_are_gone_are_swept_and_others_left(runtime_
         assert elsewhere.exists()
         assert stranger.exists()
         assert odd.exists()
+
+
+async def test_a_folder_that_was_tidied_away_is_made_again(runtime_dir: Path) -> None:
+    async with place() as here:
+        [folder] = folders(os.getpid())
+        shutil.rmtree(folder)
+        assert (await here.run("1", "deno")).result == 1
+        assert len(folders(os.getpid())) == 1
+    assert files(runtime_dir) == []
 
 
 async def test_a_closed_place_has_no_processes_and_no_files_left(runtime_dir: Path) -> None:

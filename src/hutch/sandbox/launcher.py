@@ -38,14 +38,13 @@ class Launcher:
         _sweep()
         if jail.controller is not None:
             jail.controller.sweep()
-        self._folder = Path(
-            tempfile.mkdtemp(prefix=f"{_PREFIX}{identity.of_this_host()}-", dir=_runtime_dir())
-        )
-        # Also for a program that ends without closing us.
-        self._remove = weakref.finalize(self, _remove, self._folder, os.getpid())
+        self._make_folder()
 
     async def launch(self, profile: Profile) -> RunnerProcess:
         """A runner that is ready. Raises SandboxUnavailable when it cannot be had."""
+        if not _is_ours(self._folder):
+            # Of a server that runs for weeks, somebody may tidy it away.
+            self._make_folder()
         path = self._folder / str(next(self._numbers))
         loop = asyncio.get_running_loop()
         greeting: asyncio.Future[StreamChannel] = loop.create_future()
@@ -69,6 +68,12 @@ class Launcher:
             server.close()
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
+
+    def _make_folder(self) -> None:
+        prefix = f"{_PREFIX}{identity.of_this_host()}-"
+        self._folder = Path(tempfile.mkdtemp(prefix=prefix, dir=_runtime_dir()))
+        # Also for a program that ends without closing us.
+        self._remove = weakref.finalize(self, _remove, self._folder, os.getpid())
 
     def _spawn(self, profile: Profile, socket: Path) -> RunnerProcess:
         runners = Mount(str(self._bundle), BUNDLE_TARGET)
@@ -108,6 +113,13 @@ def _remove(folder: Path, owner: int) -> None:
     """What a process that was forked off believes to be its own is its parent's."""
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_ours(folder: Path) -> bool:
+    try:
+        return folder.lstat().st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 def _runtime_dir() -> str:

@@ -50,6 +50,29 @@ Deno.test("a small value whose JSON is enormous is stopped by its budget, not by
   );
 });
 
+Deno.test("the limit counts bytes, and exactly that many are taken", () => {
+  const exact: [value: unknown, bytes: number][] = [
+    ["abc", 5],
+    ["€€", 8],
+    ["é", 4],
+    ["\u{1f407}", 6],
+    ["\ud800", 8],
+    ["\n", 4],
+    [[1, 2, 3], 7],
+    [[[1], [2]], 9],
+    [{ a: 1, b: [true] }, 18],
+    [{ a: undefined, b: null }, 10],
+    [1, 1],
+  ];
+  for (const [value, bytes] of exact) {
+    assert.strictEqual(new TextEncoder().encode(JSON.stringify(value)).length, bytes);
+    assert.strictEqual(toJson(value, "It", bytes), JSON.stringify(value));
+    assert.throws(() => toJson(value, "It", bytes - 1), {
+      message: `It is too large: its JSON text has more than ${bytes - 1} bytes`,
+    });
+  }
+});
+
 Deno.test("nesting has a bound", () => {
   let value: unknown = 1;
   for (let i = 0; i < 200_000; i++) value = [value];
