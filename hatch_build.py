@@ -148,7 +148,7 @@ def _explain(done: subprocess.CompletedProcess[str]) -> str:
         return f"{text}\nThe guest's deno.json was changed without its lock file: run `make lock`."
     if any(sign in said for sign in UNREACHABLE):
         return (
-            f"{text}\nDeno fetches the guest's npm parts from registry.npmjs.org and could not. "
+            f"{text}\nDeno fetches the guest's npm parts from the npm registry and could not. "
             "Set NPM_CONFIG_REGISTRY for another registry, HTTPS_PROXY for a proxy, DENO_CERT (a PEM file) "
             "for a certificate authority of your own; or set DENO_DIR to a folder that already has the parts."
         )
