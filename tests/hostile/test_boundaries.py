@@ -34,7 +34,7 @@ LARGE = {
 
 
 @pytest.mark.parametrize("code", LARGE.values(), ids=LARGE.keys())
-async def test_what_is_too_large_fails_itself_and_no_neighbour(sandbox: hutch.Hutch, code: str) -> None:
+async def test_what_is_too_large_fails_itself_and_no_neighbour(code: str) -> None:
     release = asyncio.Event()
 
     async def hold() -> int:
@@ -175,9 +175,7 @@ async def test_an_execution_cancelled_before_it_began_is_answered_and_leaves_not
     assert client.serving.active == 0
 
 
-async def test_a_clients_pretty_printed_tool_result_does_not_break_the_runners_lines(
-    sandbox: hutch.Hutch,
-) -> None:
+async def test_a_clients_pretty_printed_tool_result_does_not_break_the_runners_lines() -> None:
     got: list[bytes] = []
 
     async def run(request: Request) -> Answer:
@@ -197,17 +195,13 @@ async def test_a_clients_pretty_printed_tool_result_does_not_break_the_runners_l
     assert b"\r" not in got[0]
 
 
-async def test_a_guest_that_ends_its_own_process_is_not_run_again(sandbox: hutch.Hutch) -> None:
-    calls: list[int] = []
-
-    async def count() -> None:
-        """Counts."""
-        calls.append(1)
-
-    result = await sandbox.run("Deno.exit(1)", engine="deno")
-    assert result.error is not None
-    assert result.error.code == "internal_error"
-    assert result.duration_ms < 5_000
+async def test_a_guest_that_ends_its_own_process_is_not_run_again() -> None:
+    async with hutch.Hutch(deno_warm=0) as h:
+        result = await h.run("Deno.exit(1)", engine="deno")
+        assert result.error is not None
+        assert result.error.code == "internal_error"
+        assert h._kernel is not None
+        assert h._kernel.pool.stats().started == 1
 
 
 async def test_many_first_executions_at_once_start_no_more_processes_than_allowed() -> None:
