@@ -21,7 +21,17 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 ROOT = Path(__file__).resolve().parent
 GUEST = ROOT / "src/hutch/guest"
 BUNDLE = GUEST / "dist"
-MUST_HAVE = ("entry.js", "image.bin", "image.json", "quickjs.js", "quickjs.wasm", "deno.js", "typescript.js")
+MUST_HAVE = (
+    "entry.js",
+    "image.bin",
+    "image.json",
+    "quickjs.js",
+    "quickjs.wasm",
+    "deno.js",
+    "typescript.js",
+    "npm.js",
+    "script.js",
+)
 SOURCES = (".ts", ".js", ".json", ".lock", ".wasm")
 DIGEST = ".sources"
 

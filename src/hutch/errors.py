@@ -78,6 +78,26 @@ class SandboxUnavailable(HutchError):
     code = "sandbox_unavailable"
 
 
+class InvalidPackage(HutchError):
+    """A package's name or version is none that npm's registry could have."""
+
+    code = "invalid_request"
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+class PackageNotFound(HutchError):
+    """A package cannot be had. Its message is safe to show: no paths, no registry's output."""
+
+    code = "package_not_found"
+
+    def __init__(self, message: str, *, retryable: bool = False) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+
+
 class ProtocolError(HutchError):
     """The other side said something that the protocol does not have."""
 
@@ -95,3 +115,43 @@ class ToolError(HutchError):
             raise InvalidTool(f"ToolError: there is no code {code!r}; expected one of {known}.")
         super().__init__(message)
         self.tool_code = wire_code(code)
+
+
+class ConfigError(HutchError):
+    """The configuration of MCP servers cannot be used as it is."""
+
+    code = "invalid_config"
+
+    def __init__(
+        self, file: str, line: int | None, key: str, message: str, *, remedy: str | None = None
+    ) -> None:
+        where = file if line is None else f"{file}:{line}"
+        super().__init__(f"{where}: {key}: {message}" if key else f"{where}: {message}", remedy=remedy)
+        self.file = file
+        self.line = line
+        self.key = key
+
+
+class UpstreamError(HutchError):
+    """An MCP server or a tool of one failed. The message is the tool's or the server's own, where it has one.
+
+    `kind` is one of unknown_server, unknown_tool, invalid_arguments, not_connected, login_required, timeout,
+    lost, tool_error, rpc_error, too_large, invalid_result.
+    """
+
+    code = "upstream_error"
+
+    def __init__(
+        self, server: str, tool: str | None, message: str, *, kind: str, details: object = None
+    ) -> None:
+        super().__init__(message)
+        self.server = server
+        self.tool = tool
+        self.kind = kind
+        self.details = details
+
+
+class VaultError(HutchError):
+    """A secret cannot be kept or had."""
+
+    code = "vault_error"

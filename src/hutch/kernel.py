@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from hutch.errors import InvalidExecution
-from hutch.sandbox.pool import Pool
+from hutch.sandbox.pool import OnOutput, Pool
 from hutch.sandbox.profile import Profile
 from hutch.session.host import Limits, Outcome, Session
 from hutch.session.messages import WireError
@@ -40,6 +40,10 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     owner: str = "default"
     door: str = "python"
     label: str | None = None
+    run_id: str | None = None
+    """If its caller wants to know it beforehand; see `new_run_id`."""
+    on_output: OnOutput | None = None
+    """Gets what a guest that is a program prints, as it comes."""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +70,10 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
             run_id=run_id,
             result_json=outcome.result_json,
         )
+
+
+def new_run_id() -> str:
+    return os.urandom(16).hex()
 
 
 class Watch(Protocol):
@@ -101,6 +109,7 @@ class Kernel:
         self.settings = settings
         self.pool = pool
         self._record = record
+        self._running: dict[str, Session] = {}
 
     def limits(self, asked: dict[str, Any], *, clamp: bool = False) -> Limits:
         """The limits of an execution from what its caller asked for; defaults for what it did not.
@@ -124,11 +133,11 @@ class Kernel:
     async def run(self, execution: Execution, watch: Watch | None = None) -> Result:
         """Runs to the end. Raises HutchError only if it could not be begun; a guest's failure is a Result."""
         self._check(execution)
-        run_id = os.urandom(16).hex()
+        run_id = execution.run_id or new_run_id()
         began = time.time()
         told = None if watch is None else _Once(watch.on_started)
         session, outcome = await self._attempt(execution, run_id, began, watch, told)
-        for _ in range(0 if execution.profile.details.single_use else MORE_ATTEMPTS):
+        for _ in range(0 if execution.profile.details.own_process else MORE_ATTEMPTS):
             if not outcome.lost or session.called_tools or self.pool.closed:
                 break
             # A neighbour's fault, and nothing has happened yet: once more.
@@ -153,6 +162,8 @@ class Kernel:
             session = runner.link.open(
                 run_id, execution.code, execution.limits, execution.providers, on_started
             )
+            self._running[run_id] = session
+            runner.on_output = execution.on_output
             runner.began(session)
             if watch is not None:
                 watch.on_running(session.cancel)
@@ -167,12 +178,24 @@ class Kernel:
                 self._record(run_id, execution, outcome, began)
             raise
         finally:
+            self._running.pop(run_id, None)
             if session is not None:
                 runner.link.forget(session)
             self.pool.release(runner, outcome, session)
 
+    def hold(self, run_id: str) -> None:
+        """Until `go_on`, a script's time does not count. Nothing happens if it does not run."""
+        if (session := self._running.get(run_id)) is not None:
+            session.hold()
+
+    def go_on(self, run_id: str) -> None:
+        if (session := self._running.get(run_id)) is not None:
+            session.go_on()
+
     def _check(self, execution: Execution) -> None:
-        most = self.settings.max_code_bytes
+        # To a package's tool the code is its input, which its door bounds.
+        prepared = execution.profile.is_prepared
+        most = max(self.settings.max_code_bytes, self.settings.max_body_bytes if prepared else 0)
         if (
             len(execution.code) * 4 > most
             and (size := len(execution.code.encode(errors="surrogatepass"))) > most

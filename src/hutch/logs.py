@@ -34,7 +34,7 @@ def configure(settings: Settings) -> None:
     for name in ("hutch.runs", "hutch.serve"):
         logging.getLogger(name).setLevel(logging.ERROR if settings.log_level == "error" else logging.INFO)
     # At finer levels these write down headers and messages: keys, code and inputs.
-    for name in ("uvicorn", "websockets"):
+    for name in ("uvicorn", "websockets", "mcp", "httpx2", "httpcore2"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
 

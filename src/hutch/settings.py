@@ -21,6 +21,7 @@ logger = logging.getLogger("hutch")
 
 MIB = 1024 * 1024
 HOME = "~/.hutch"
+DEFAULT_PORT = 4111
 
 Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
@@ -39,7 +40,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     isolation: Literal["auto", "container", "process"] = "auto"
     """`auto` takes the strongest that the self-test proves; `container` refuses to start on less."""
     host: str = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535)] = 4111
+    port: Annotated[int, Meta(ge=0, le=65535)] = DEFAULT_PORT
     api_key: str | None = None
     """Guards Execbox, TPMJS and the gateway. Also EXECUTOR_API_KEY."""
 
@@ -88,6 +89,57 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     recycle_after: Positive = 100_000
     """Executions after which a runner process is replaced."""
 
+    # npm packages and the tools in them.
+    executor_name: str = "Hutch"
+    region: str | None = None
+    metadata: dict[str, str] = {}
+    """Whatever else `/info` is to say of this executor."""
+    tpmjs_string_errors: bool = False
+    """Whether TPMJS clients that name no version get `error` as a string, which one public client reads."""
+    tool_timeout_ms: Positive = 120_000
+    tool_memory_bytes: Positive = 512 * MIB
+    request_seconds: Seconds = 180.0
+    """The most that a request takes: installation, waiting and execution."""
+    max_body_bytes: Positive = 10 * MIB
+    max_tools: Positive = 64
+    """Tool calls at once, those that wait for a process included; who comes then is told to come back."""
+    rate_limit: Count = 0
+    """Tool calls a minute of one key or, without keys, of one address; 0 is without a limit."""
+    tool_calls_per_process: Positive = 1
+    """Calls of the same package, version, env and caller that one process may serve, one after the other."""
+    max_spares: Count = 8
+    """Processes that wait with a package imported already."""
+    spare_bytes: Positive = 1024 * MIB
+    """Their memory, together."""
+    spare_seconds: Seconds = 300.0
+    """How long each may wait."""
+    install_seconds: Seconds = 60.0
+    latest_seconds: Seconds = 300.0
+    """For how long what a range or tag resolved to is believed."""
+    max_package_bytes: Positive = 512 * MIB
+    max_package_files: Positive = 100_000
+    """Both of a package with everything that it depends on."""
+    offline: bool = False
+    """Whether only what is on the shelf may be run."""
+    egress: Literal["none", "public", "allowlist"] = "public"
+    """What tools may reach: nothing, the public internet, or `egress_allow` alone."""
+    egress_allow: tuple[str, ...] = ()
+    """`host:port` that may be reached although they are not public, or, with `allowlist`, at all."""
+    package_egress: dict[str, str] = {}
+    """Narrower for a package: `none`, or its hosts, separated by spaces."""
+
+    # Toolscripts.
+    mcp_config: tuple[str, ...] = ()
+    """Files that say which MCP servers there are; without any, `.toolscript.json` of the home and here."""
+    mcp_eager: bool = True
+    """Whether a server connects to all of them when it starts, rather than to each when it is needed."""
+    mcp_pass_through: bool = False
+    """Whether `/mcp` offers every tool of theirs besides those for code."""
+    approvals: dict[str, str] = {}
+    """`allow`, `ask` or `deny` by server, by `server__tool`, or for `*`."""
+    script_timeout_ms: Positive = 120_000
+    script_memory_bytes: Positive = 256 * MIB
+
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     log_json: bool = False
 
@@ -102,7 +154,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 FILE = "hutch.toml"
 _ALIASES = {"EXECUTOR_API_KEY": "api_key"}
-_LISTS = ("allowed_hosts", "allowed_origins")
+_LISTS = ("allowed_hosts", "allowed_origins", "egress_allow", "mcp_config")
+_TABLES = ("metadata", "package_egress", "approvals")
 _SECRETS = ("api_key",)
 # Variables that are not settings: other binaries.
 _BINARIES = ("deno", "bwrap")
@@ -175,8 +228,20 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
     for name, key in [*names.items(), *_ALIASES.items()]:
         text = environ.get(name, "")
         if text and key not in found:
-            found[key] = (_items(text) if key in _LISTS else text, name)
+            found[key] = (_read(key, text), name)
     return found
+
+
+def _read(key: str, text: str) -> Any:
+    if key in _TABLES:
+        return _table(text)
+    return _items(text) if key in _LISTS else text
+
+
+def _table(text: str) -> Any:
+    """`a=b,c=d`; what is not of that form stays as it is, to be refused with the rest."""
+    pairs = [item.partition("=") for item in _items(text)]
+    return {key.strip(): value.strip() for key, _, value in pairs} if all(p[1] for p in pairs) else text
 
 
 def _warn_of_typos(environ: Mapping[str, str]) -> None:
@@ -227,6 +292,8 @@ def _in_words(wanted: Type) -> str:
             return f"{noun} from {least} to {most}" if most is not None else f"{noun} of at least {least:g}"
         case inspect.VarTupleType():
             return "a list of strings"
+        case inspect.DictType():
+            return "a table of strings (in a variable: name=value, separated by commas)"
         case _:
             return "a string"
 

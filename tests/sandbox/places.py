@@ -42,4 +42,4 @@ async def place(jail: Jail | None = None, **settings: Any) -> AsyncIterator[Plac
         yield made
     finally:
         await made.pool.close()
-        made.launcher.close()
+        await made.launcher.close()

@@ -132,6 +132,6 @@ def test_kernels_that_do_not_list_children_give_the_same_tree(monkeypatch: pytes
     with jails.guest(jails.container()) as child:
         jails.start_waiting(child)
         expected = sorted(jails.descendants(child.pid))
-        assert sorted(module._tree(child.pid)) == expected
+        assert sorted(module.process_tree(child.pid)) == expected
         monkeypatch.setattr(module, "_HAS_CHILDREN", False)
-        assert sorted(module._tree(child.pid)) == expected
+        assert sorted(module.process_tree(child.pid)) == expected

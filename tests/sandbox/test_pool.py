@@ -11,7 +11,7 @@ import pytest
 
 import hutch
 from hutch.errors import Busy, SandboxUnavailable
-from hutch.sandbox.pool import Pool, Runner
+from hutch.sandbox.pool import OnOutput, Pool, Runner
 from hutch.sandbox.profile import Profile, profile_for
 from hutch.session.channel import MemoryChannel
 from hutch.session.host import Outcome, Session
@@ -19,6 +19,7 @@ from hutch.session.link import Link
 from hutch.settings import Settings
 
 QUICKJS, DENO = profile_for("quickjs"), profile_for("deno")
+PACKAGES = [Profile("npm", told=b"%d" % number) for number in range(4)]
 
 
 class Played:
@@ -31,8 +32,11 @@ class Played:
         self.idle_since = asyncio.get_running_loop().time()
         self.suspects: set[str] = set()
         self.on_exit: Callable[[Runner], None] = lambda _: None
+        self.on_output: OnOutput | None = None
+        self.imported = True
         self.link = Link(MemoryChannel.pair()[0])
         self.gone = asyncio.Event()
+        self.memory = 0
 
     @property
     def alive(self) -> bool:
@@ -48,7 +52,7 @@ class Played:
     def ended(self, outcome: Outcome, session: Session) -> None: ...
 
     def spent(self, outcome: Outcome | None) -> bool:
-        return self.profile.details.single_use
+        return self.profile.details.own_process
 
     def kill(self) -> None:
         if not self.gone.is_set():
@@ -57,6 +61,9 @@ class Played:
 
     async def wait(self) -> None:
         await self.gone.wait()
+
+    def memory_used(self) -> int:
+        return self.memory
 
 
 class Stage:
@@ -277,6 +284,15 @@ async def test_a_start_that_keeps_failing_is_told_to_who_waits() -> None:
     await stage.pool.close()
 
 
+async def test_failing_starts_of_one_kind_are_not_counted_with_another_s() -> None:
+    stage = Stage()
+    stage.failures = [SandboxUnavailable("no memory") for _ in range(4)]
+    async with asyncio.timeout(10):
+        both = await asyncio.gather(stage.pool.acquire(QUICKJS, "ann"), stage.pool.acquire(DENO, "ann"))
+    assert all(runner.alive for runner in both)
+    await stage.pool.close()
+
+
 async def test_a_process_that_dies_is_forgotten_and_replaced() -> None:
     stage = Stage()
     first = await stage.pool.acquire(QUICKJS, "ann")
@@ -330,3 +346,146 @@ async def test_a_real_pool_that_is_drained_serves_everybody_in_turn() -> None:
     async with hutch.Hutch(max_processes=2, deno_warm=1) as h:
         results = await asyncio.gather(*(h.run(f"{n} * 2", engine="deno") for n in range(12)))
     assert [each.result for each in results] == [n * 2 for n in range(12)]
+
+
+# --- spares ---
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is to be done a moment later, or now and then, is done at once."""
+    monkeypatch.setattr("hutch.sandbox.pool.REFILL_AFTER", 0)
+    monkeypatch.setattr("hutch.sandbox.pool.HOUSEKEEPING_SECONDS", 0.01)
+
+
+async def used(stage: Stage, profile: Profile) -> Played:
+    """A runner that has served one execution to its end."""
+    runner = await stage.pool.acquire(profile, "ann")
+    runner.executions += 1
+    stage.pool.release(runner, Outcome(ok=True))
+    await settle()
+    assert isinstance(runner, Played)
+    return runner
+
+
+def waiting(stage: Stage) -> list[Profile]:
+    """The packages of which a spare waits."""
+    return [each.profile for each in stage.launched if each.alive and each.profile in PACKAGES]
+
+
+async def test_package_that_was_used_has_one_spare_which_serves_once(soon: None) -> None:
+    stage = Stage()
+    first = await used(stage, PACKAGES[0])
+    await settle()
+    assert first.exited
+    [spare] = [each for each in stage.launched if each.alive]
+    assert await used(stage, PACKAGES[0]) is spare
+    await settle()
+    assert spare.exited
+    assert (len(stage.launched), waiting(stage)) == (3, PACKAGES[:1])
+    await stage.pool.close()
+
+
+async def test_spares_of_packages_are_bounded_in_number(soon: None) -> None:
+    stage = Stage(max_spares=2, max_processes=16)
+    for profile in PACKAGES:
+        await used(stage, profile)
+    async with asyncio.timeout(10):
+        for each in stage.launched:
+            if each.profile in PACKAGES[:2]:
+                await each.wait()
+    await settle()
+    assert waiting(stage) == PACKAGES[2:]
+    assert stage.pool.stats().warm == {"npm": 2}
+    await stage.pool.close()
+
+
+async def test_spares_are_bounded_in_age(soon: None) -> None:
+    stage = Stage(spare_seconds=0.02)
+    await used(stage, PACKAGES[0])
+    async with asyncio.timeout(10):
+        for each in stage.launched:
+            await each.wait()
+    await settle()
+    assert (waiting(stage), stage.pool.stats().warm) == ([], {})
+    await stage.pool.close()
+
+
+async def test_spares_are_bounded_in_memory_and_the_oldest_goes(soon: None) -> None:
+    stage = Stage(spare_bytes=100, max_processes=16)
+    for profile in PACKAGES[:2]:
+        await used(stage, profile)
+    await settle()
+    old, new = (each for each in stage.launched if each.alive)
+    old.idle_since, new.idle_since = 1.0, 2.0
+    old.memory = new.memory = 60
+    async with asyncio.timeout(10):
+        await old.wait()
+    await settle()
+    assert waiting(stage) == [new.profile]
+    await stage.pool.close()
+
+
+async def test_spare_that_ends_by_itself_is_not_replaced(soon: None) -> None:
+    stage = Stage()
+    await used(stage, PACKAGES[0])
+    await settle()
+    [spare] = [each for each in stage.launched if each.alive]
+    spare.kill()
+    await settle()
+    assert waiting(stage) == []
+    assert (await used(stage, PACKAGES[0])).exited
+    await stage.pool.close()
+
+
+async def test_start_that_keeps_failing_is_not_tried_for_a_spare_again(soon: None) -> None:
+    stage = Stage()
+    runner = await stage.pool.acquire(PACKAGES[0], "ann")
+    stage.failures = [SandboxUnavailable("its files are gone") for _ in range(3)]
+    stage.pool.release(runner, Outcome(ok=True))
+    async with asyncio.timeout(10):
+        while stage.failures:  # noqa: ASYNC110 - nobody says when
+            await asyncio.sleep(0.001)
+    stage.pool.release(await stage.pool.acquire(DENO, "ann"), Outcome(ok=True))
+    await settle()
+    assert [each.profile for each in stage.launched].count(PACKAGES[0]) == 1
+    await stage.pool.close()
+
+
+async def test_spares_give_way_to_who_waits(soon: None) -> None:
+    stage = Stage(max_processes=2)
+    await used(stage, PACKAGES[0])
+    await used(stage, PACKAGES[1])
+    await settle()
+    assert stage.alive <= 2
+    async with asyncio.timeout(10):
+        runners = [await stage.pool.acquire(profile, "ann") for profile in PACKAGES[2:]]
+    assert [each.profile for each in runners] == PACKAGES[2:]
+    assert stage.alive == 2
+    await stage.pool.close()
+
+
+async def test_what_a_spare_was_told_is_forgotten_when_nobody_uses_it(soon: None) -> None:
+    stage = Stage(spare_seconds=0.02)
+    await used(stage, PACKAGES[0])
+    async with asyncio.timeout(10):
+        for each in stage.launched:
+            await each.wait()
+    await settle()
+    pool = stage.pool
+    assert not pool._spares.profiles()
+    assert not any(PACKAGES[0] in held for held in (pool._warm, pool._targets, pool._starting))
+    await stage.pool.close()
+
+
+async def test_what_did_not_load_in_a_whole_execution_gets_no_spare() -> None:
+    stage = Stage()
+    profile = Profile("npm", told=b"{}")
+    runner = await stage.pool.acquire(profile, "ann")
+    stage.launched[0].imported = False
+    stage.pool.release(runner)
+    await settle()
+    stage.pool._fill()
+    await settle()
+    assert (len(stage.launched), stage.alive) == (1, 0)
+    await stage.pool.close()

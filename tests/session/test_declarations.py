@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import deno
 import pytest
 
-from hutch.session.declarations import MAX_RENDERED, declare
+from hutch.session.declarations import declare
+from hutch.session.typescript import MAX_RENDERED
 
 
 class Given(NamedTuple):
@@ -305,7 +306,9 @@ WEIRD = [
 
 
 @pytest.mark.parametrize(
-    "schema", WEIRD, ids=lambda schema: str(schema)[:30] if not isinstance(schema, dict) else None
+    "schema",
+    WEIRD,
+    ids=lambda each: None if isinstance(each, dict) or type(each) is object else str(each)[:30],
 )
 def test_whatever_the_schema_the_text_is_small_and_soon_there(schema: Any) -> None:
     started = time.perf_counter()

@@ -270,3 +270,14 @@ def test_ten_hostile_megabytes_are_judged_in_linear_time(line: bytes) -> None:
 
 def test_lone_surrogates_can_be_replaced() -> None:
     assert well_formed("a\ud800b😀") == "a\ufffdb😀"
+
+
+@pytest.mark.parametrize("text", [b"[" + b"[]," * 1_100_000 + b"1]", b"[" + b"1," * 1_100_000 + b"1]"])
+def test_more_values_than_anybody_should_wait_for_are_refused(text: bytes) -> None:
+    with pytest.raises(NotJsonSafe, match="more than 1000000 values"):
+        decode_value(text)
+
+
+def test_what_is_in_strings_does_not_count_as_values() -> None:
+    text = 'a,[{\\"' * 600_000
+    assert decode_value(encode_value([text])) == [text]

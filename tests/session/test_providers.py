@@ -580,7 +580,7 @@ async def generates_async() -> AsyncIterator[int]:
         (5, r"^5 cannot be a tool"),
         (lambda a: a, r"^A lambda has no name"),
     ],
-    ids=str,
+    ids=lambda each: getattr(each, "__name__", str(each)),
 )
 def test_what_cannot_be_a_tool_is_refused_with_name_parameter_and_remedy(fn: Any, message: str) -> None:
     with pytest.raises(InvalidTool, match=message):

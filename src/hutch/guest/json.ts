@@ -43,7 +43,7 @@ export function toJson(value: unknown, what: string, maxBytes = Infinity): strin
 }
 
 /** Whether a text has more bytes in UTF-8. */
-function exceeds(text: string, maxBytes: number): boolean {
+export function exceeds(text: string, maxBytes: number): boolean {
   if (text.length > maxBytes || 3 * text.length <= maxBytes) return text.length > maxBytes;
   if (!apply(test, NOT_ASCII, [text])) return false;
   let bytes = text.length;
@@ -55,7 +55,7 @@ function exceeds(text: string, maxBytes: number): boolean {
   return bytes > maxBytes;
 }
 
-function tooLarge(what: string, maxBytes: number): NotJsonSafe {
+export function tooLarge(what: string, maxBytes: number): NotJsonSafe {
   return new NotJsonSafe(`${what} is too large: its JSON text has more than ${maxBytes} bytes`, true);
 }
 

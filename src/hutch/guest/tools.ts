@@ -46,7 +46,8 @@ function trustedError(code: string, message: string): Error {
   return error;
 }
 
-function proxy(
+/** A function that calls the host's tool. */
+export function proxy(
   name: string,
   tool: number,
   emit: Emit,

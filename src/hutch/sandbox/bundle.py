@@ -7,7 +7,17 @@ from pathlib import Path
 from hutch.errors import SandboxUnavailable
 
 FOLDER = Path(__file__).parent.parent / "guest" / "dist"
-FILES = ("entry.js", "quickjs.js", "quickjs.wasm", "image.bin", "image.json", "deno.js", "typescript.js")
+FILES = (
+    "entry.js",
+    "quickjs.js",
+    "quickjs.wasm",
+    "image.bin",
+    "image.json",
+    "deno.js",
+    "typescript.js",
+    "npm.js",
+    "script.js",
+)
 REMEDY = "Build it with `make install` or `pip install .`."
 
 

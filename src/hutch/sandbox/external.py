@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from hutch.errors import SandboxUnavailable
-from hutch.sandbox.pool import Pool, Runner
+from hutch.sandbox.pool import OnOutput, Pool, Runner
 from hutch.sandbox.profile import EXTERNAL, Profile
 from hutch.session.channel import StreamChannel, connect_pipes
 from hutch.session.host import Outcome, Session
@@ -34,6 +34,8 @@ class ExternalRunner:
         self.idle_since = 0.0
         self.suspects: set[str] = set()
         self.on_exit: Callable[[Runner], None] = lambda _: None
+        self.on_output: OnOutput | None = None
+        self.imported = False
         self.link = link
         self._process = process
         self._exited = asyncio.Event()
@@ -75,6 +77,9 @@ class ExternalRunner:
 
     async def wait(self) -> None:
         await self._exited.wait()
+
+    def memory_used(self) -> int:
+        return 0
 
     def _reap(self) -> None:
         code = self._process.poll()

@@ -171,10 +171,18 @@ class Jail:
         """Where the guest sees a mount: without a container, at its place in the host."""
         return mount.target if self.isolation == "container" else mount.source
 
-    def command(self, launch: Launch, *, group: Group | None = None, info_fd: int | None = None) -> Command:
+    def command(
+        self,
+        launch: Launch,
+        *,
+        group: Group | None = None,
+        info_fd: int | None = None,
+        block_fd: int | None = None,
+    ) -> Command:
         """The command for a launch, in `group` from its first instruction.
 
-        To `info_fd`, which stays the caller's, a container writes its child's pid (`bwrap --info-fd`).
+        To `info_fd` a container writes its child's pid; until something can be read from `block_fd`, it
+        waits before the guest begins. Both stay the caller's (`bwrap --info-fd`, `--block-fd`).
         Raises InvalidExecution for an environment that would change the runtime rather than the guest.
         """
         _check(launch)
@@ -189,15 +197,17 @@ class Jail:
             if self.filtered:
                 owned.append(seccomp.descriptor(forks=launch.forks))
                 arguments += ["--seccomp", str(owned[-1])]
-            if info_fd is not None:
-                arguments += ["--info-fd", str(info_fd)]
+            lent = {"--info-fd": info_fd, "--block-fd": block_fd}
+            for option, handle in lent.items():
+                if handle is not None:
+                    arguments += [option, str(handle)]
             # Not in argv, which every user of the host can read.
-            owned.append(_memory_file("\0".join(arguments)))
+            owned.append(memory_file(os.fsencode("\0".join(arguments)) + b"\0"))
         except BaseException:
             Command([], {}, "/", owned=tuple(owned)).close()
             raise
         argv = [*trampoline, self.bwrap.path, "--args", str(owned[-1]), "--", *launch.argv]
-        passed = tuple(owned) if info_fd is None else (*owned, info_fd)
+        passed = (*owned, *(handle for handle in lent.values() if handle is not None))
         return Command(argv, {}, "/", passed, tuple(owned))
 
     def arguments(self, launch: Launch) -> Iterator[str]:
@@ -225,6 +235,8 @@ class Jail:
             yield from ("--size", str(launch.tmp_bytes), "--tmpfs", "/tmp")
         for mount in launch.mounts:
             yield from ("--bind" if mount.writable else "--ro-bind", mount.source, mount.target)
+        # An empty one, where there is none.
+        yield from ("--dir", launch.cwd)
 
     def _cwd(self, launch: Launch) -> str:
         """Without a container only a mounted directory can be entered; the rest start at the root."""
@@ -261,9 +273,9 @@ def has_supervisor() -> bool:
     return bool(_supervisor())
 
 
-def _memory_file(text: str) -> int:
-    handle = os.memfd_create("hutch-arguments")
-    data = os.fsencode(text) + b"\0"
+def memory_file(data: bytes) -> int:
+    """A file that is nowhere, to be read from its beginning."""
+    handle = os.memfd_create("hutch")
     while data:
         data = data[os.write(handle, data) :]
     os.lseek(handle, 0, os.SEEK_SET)

@@ -7,15 +7,21 @@ import contextlib
 import itertools
 import os
 import shutil
+import signal
+import socket
 import tempfile
 import weakref
+from collections.abc import Awaitable, Callable, Hashable
 from pathlib import Path
+
+import msgspec
 
 from hutch.sandbox import bundle, identity
 from hutch.sandbox.cgroup import Group
 from hutch.sandbox.jail import Jail, Launch, Mount
 from hutch.sandbox.meter import Meter
-from hutch.sandbox.process import RunnerProcess
+from hutch.sandbox.network import Doorkeeper
+from hutch.sandbox.process import OVERHEAD_BYTES, READY_SECONDS, RunnerProcess, Way
 from hutch.sandbox.profile import Profile
 from hutch.session.channel import StreamChannel, connect_pipes
 from hutch.settings import MIB, Settings
@@ -26,12 +32,18 @@ MAX_TASKS = 128
 _PREFIX = "hutch-run-"
 
 
+Network = Callable[[socket.socket, Hashable], Awaitable[Way]]
+"""Opens a way out behind a listener in a jail, as far as a profile's `egress` says."""
+
+
 class Launcher:
     """Makes runners of any profile in one jail."""
 
-    def __init__(self, settings: Settings, jail: Jail) -> None:
+    def __init__(self, settings: Settings, jail: Jail, network: Network | None = None) -> None:
         self._settings = settings
         self._jail = jail
+        self._network = network
+        self._doorkeeper = Doorkeeper()
         self._bundle = bundle.check()
         self._meter = None if jail.controller else Meter()
         self._numbers = itertools.count(1)
@@ -53,7 +65,7 @@ class Launcher:
         server = await loop.create_unix_server(lambda: channel, str(path), backlog=1)
         process: RunnerProcess | None = None
         try:
-            process = self._spawn(profile, path)
+            process = await self._spawn(profile, path)
             if process.stdout is not None:
                 await connect_pipes(channel, process.stdout)
             await process.ready(greeting)
@@ -69,16 +81,60 @@ class Launcher:
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
 
+    def prepare_network(self) -> None:
+        """Has at hand what the first jail with a network would have to wait for."""
+        if self._jail.isolation == "container":
+            self._doorkeeper.start()
+
     def _make_folder(self) -> None:
         prefix = f"{_PREFIX}{identity.of_this_host()}-"
         self._folder = Path(tempfile.mkdtemp(prefix=prefix, dir=_runtime_dir()))
         # Also for a program that ends without closing us.
         self._remove = weakref.finalize(self, _remove, self._folder, os.getpid())
 
-    def _spawn(self, profile: Profile, socket: Path) -> RunnerProcess:
+    async def _spawn(self, profile: Profile, path: Path) -> RunnerProcess:
+        if profile.egress is None or self._network is None or self._jail.isolation != "container":
+            return self._start(profile, path)
+        info, told = os.pipe()
+        wait, go = os.pipe()
+        process: RunnerProcess | None = None
+        child = 0
+        try:
+            try:
+                process = self._start(profile, path, info_fd=told, block_fd=wait)
+            except BaseException:
+                os.close(info)
+                raise
+            finally:
+                os.close(told)
+                os.close(wait)
+            child = await _child_pid(info)
+            if not child:
+                raise await process.not_started()
+            listener = await self._doorkeeper.listen(child, profile.port)
+            process.way = await self._network(listener, profile.egress)
+            os.write(go, b"go")
+            return process
+        except BaseException:
+            if child:
+                # As long as it waits for us, it does not die with its parent.
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
+            if process is not None:
+                process.kill()
+                await process.wait()
+            raise
+        finally:
+            os.close(go)
+
+    def _start(
+        self, profile: Profile, path: Path, *, info_fd: int | None = None, block_fd: int | None = None
+    ) -> RunnerProcess:
         runners = Mount(str(self._bundle), BUNDLE_TARGET)
-        control = Mount(str(socket), SOCKET_TARGET, writable=True)
-        arguments = profile.deno_arguments(self._jail.seen(runners), self._jail.seen(control))
+        control = Mount(str(path), SOCKET_TARGET, writable=True)
+        seen = self._jail.seen
+        contained = self._jail.isolation == "container"
+        arguments = profile.deno_arguments(seen(runners), seen(control), seen=seen, contained=contained)
         launch = Launch(
             argv=(self._jail.deno, *arguments),
             mounts=(runners, control, *profile.mounts),
@@ -87,7 +143,8 @@ class Launcher:
         )
         group = self._group(profile)
         try:
-            return RunnerProcess(profile, self._jail.command(launch, group=group), group, self._meter)
+            command = self._jail.command(launch, group=group, info_fd=info_fd, block_fd=block_fd)
+            return RunnerProcess(profile, command, group, self._meter)
         except BaseException:
             if group is not None:
                 group.remove()
@@ -97,16 +154,48 @@ class Launcher:
         if self._jail.controller is None:
             return None
         memory = self._settings.quickjs_process_bytes
-        if profile.details.single_use:
+        if profile.memory_bytes:
+            memory = profile.memory_bytes + OVERHEAD_BYTES
+        elif profile.details.own_process:
             memory = self._settings.most_memory_limit_bytes + 256 * MIB
         return self._jail.controller.create(memory, MAX_TASKS)
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        await self._doorkeeper.close()
         if self._jail.controller is not None:
             self._jail.controller.close()
         if self._meter is not None:
             self._meter.close()
         self._remove()
+
+
+async def _child_pid(info: int) -> int:
+    """What bubblewrap says of itself, once it has: `{"child-pid": 123, …}`; 0 if it is gone before.
+
+    Closes `info`.
+    """
+    loop = asyncio.get_running_loop()
+    said = bytearray()
+    over: asyncio.Future[None] = loop.create_future()
+
+    def hear() -> None:
+        data = os.read(info, 4096)
+        said.extend(data)
+        if not data and not over.done():
+            over.set_result(None)
+
+    # Not as a transport: uvloop's closes the descriptor once more, when the number may be another's (its
+    # issue 763), and asyncio's only if it is told to.
+    loop.add_reader(info, hear)
+    try:
+        async with asyncio.timeout(READY_SECONDS):
+            await over
+        return int(msgspec.json.decode(said)["child-pid"])
+    except (TimeoutError, ValueError, TypeError, KeyError):
+        return 0
+    finally:
+        loop.remove_reader(info)
+        os.close(info)
 
 
 def _remove(folder: Path, owner: int) -> None:

@@ -21,7 +21,7 @@ class Watch:
         self.limit_bytes = limit_bytes
         """May be changed at any time."""
         self.exceeded = False
-        self.peak_bytes = 0
+        self.used_bytes = self.peak_bytes = 0
         self._meter = meter
         self._on_excess = on_excess
         self._looks = 0
@@ -37,7 +37,7 @@ class Watch:
         if self._looks < _SETTLED or self._looks % _RESCAN == 0:
             self._find()
         self._looks += 1
-        used = sum(self._used(pid) for pid in list(self._statm))
+        self.used_bytes = used = sum(self._used(pid) for pid in list(self._statm))
         self.peak_bytes = max(self.peak_bytes, used)
         if not self._statm:
             self.stop()
@@ -47,7 +47,7 @@ class Watch:
             asyncio.get_running_loop().call_soon(self._on_excess)
 
     def _find(self) -> None:
-        for pid in _tree(self.pid):
+        for pid in process_tree(self.pid):
             if pid not in self._statm:
                 with suppress(OSError):
                     self._statm[pid] = os.open(f"/proc/{pid}/statm", os.O_RDONLY)
@@ -99,7 +99,7 @@ class Meter:
             await asyncio.sleep(self._interval)
 
 
-def _tree(pid: int) -> list[int]:
+def process_tree(pid: int) -> list[int]:
     """The process and its descendants, also those in pid namespaces below ours."""
     children = _children if _HAS_CHILDREN else _scan()
     found, waiting = [], [pid]

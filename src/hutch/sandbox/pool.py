@@ -10,15 +10,18 @@ import asyncio
 import contextlib
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
 from hutch.errors import Busy, HutchError, SandboxUnavailable
 from hutch.sandbox.profile import Profile
+from hutch.sandbox.spares import Spares
 from hutch.session.host import Outcome, Session
 from hutch.session.link import Link
 from hutch.settings import Settings
+
+OnOutput = Callable[[Literal["stdout", "stderr"], bytes], None]
 
 
 class Runner(Protocol):
@@ -31,6 +34,9 @@ class Runner(Protocol):
     idle_since: float
     suspects: set[str]
     on_exit: Callable[[Runner], None]
+    on_output: OnOutput | None
+    imported: bool
+    """Whether it has loaded what its profile told it to, with or without success."""
 
     @property
     def link(self) -> Link: ...
@@ -55,6 +61,9 @@ class Runner(Protocol):
 
     async def wait(self) -> None:
         """Returns when it is gone."""
+
+    def memory_used(self) -> int:
+        """In bytes, as far as it is known."""
 
 
 Launch = Callable[[Profile], Awaitable[Runner]]
@@ -99,13 +108,13 @@ class Pool:
         self._shared: dict[tuple[Profile, str], list[Runner]] = {}
         self._warm: dict[Profile, deque[Runner]] = {}
         self._targets: dict[Profile, int] = {}
-        self._used: dict[Profile, float] = {}
+        self._spares = Spares(settings)
         self._busy: set[Runner] = set()
         self._waiters: deque[Waiter] = deque()
         self._starting: Counter[Profile] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._leaving: set[Runner] = set()
-        self._failures = 0
+        self._failures: Counter[Profile] = Counter()
         self._closed = False
         self._started = self._evicted = self._late = 0
         self._housekeeper: asyncio.TimerHandle | None = None
@@ -151,7 +160,7 @@ class Pool:
         """Whether somebody waits already for what this one would take."""
         return any(
             waiter.profile == profile
-            and (profile.details.single_use or self._key(waiter.owner) == self._key(owner))
+            and (profile.details.own_process or self._key(waiter.owner) == self._key(owner))
             for waiter in self._waiters
         )
 
@@ -163,6 +172,8 @@ class Pool:
     def release(self, runner: Runner, outcome: Outcome | None = None, session: Session | None = None) -> None:
         """Takes a runner back, or ends it where it may not be used again."""
         runner.in_flight -= 1
+        if runner.profile.is_prepared and not runner.imported:
+            self._give_up_on(runner.profile)
         if runner.spent(outcome):
             # Ending a process takes as long as many an execution: whoever waits for the result goes first.
             runner.suspects.add("")
@@ -171,12 +182,25 @@ class Pool:
             self._suspect(runner, session.id)
         elif runner.executions >= self._settings.recycle_after and runner.in_flight == 0:
             self._end(runner)
+        elif runner in self._busy:
+            self._busy.discard(runner)
+            self._warm.setdefault(runner.profile, deque()).appendleft(runner)
         self._serve()
+
+    def _give_up_on(self, profile: Profile) -> None:
+        """What it loads did not load in a whole execution: its spares would be at it for ever."""
+        self._spares.forget(profile)
+        for spare in [*self._warm.get(profile, ())]:
+            self._end(spare)
 
     def warm(self, profile: Profile, count: int) -> None:
         """Keeps this many unowned runners of a profile ready from now on."""
         self._targets[profile] = count
         self._fill()
+
+    def prepare(self, profile: Profile) -> None:
+        """Starts one runner ahead of need, and none in its place."""
+        self._start(profile)
 
     async def warmed(self, profile: Profile) -> None:
         """Waits until a runner of a profile is ready."""
@@ -185,7 +209,7 @@ class Pool:
 
     def _take(self, profile: Profile, owner: str) -> Runner | None:
         runner = (
-            self._take_single(profile) if profile.details.single_use else self._take_shared(profile, owner)
+            self._take_single(profile) if profile.details.own_process else self._take_shared(profile, owner)
         )
         if runner is not None:
             runner.in_flight += 1
@@ -193,7 +217,7 @@ class Pool:
 
     def _take_single(self, profile: Profile) -> Runner | None:
         runner = self._pop_warm(profile)
-        self._used[profile] = asyncio.get_running_loop().time()
+        self._spares.use(profile, asyncio.get_running_loop().time())
         if runner is not None:
             self._busy.add(runner)
             # Starting the next one takes a core: not in the very milliseconds that most executions take.
@@ -232,6 +256,9 @@ class Pool:
         ready = self._warm.get(profile)
         while ready:
             runner = ready.popleft()
+            if not ready:
+                # What its runners were told is not kept longer than they are.
+                del self._warm[profile]
             if runner.alive:
                 return runner
         return None
@@ -254,20 +281,19 @@ class Pool:
         wanted: Counter[Profile] = Counter()
         owners: set[tuple[Profile, str]] = set()
         for waiter in self._waiters:
-            if waiter.profile.details.single_use:
+            if waiter.profile.details.own_process:
                 wanted[waiter.profile] += 1
             else:
                 owners.add((waiter.profile, self._key(waiter.owner)))
         for profile, _ in owners:
             wanted[profile] += 1
-        for profile in {*self._targets, *self._used}:
+        for profile in {*self._targets} | self._spares.profiles():
             wanted[profile] = max(wanted[profile], self._target(profile))
         return wanted
 
     def _target(self, profile: Profile) -> int:
         """How many are to be warm: as many as asked for, and spares of a single-use profile in use."""
-        spare = self._settings.deno_warm if profile in self._used else 0
-        return max(self._targets.get(profile, 0), spare)
+        return max(self._targets.get(profile, 0), self._spares.wanted(profile))
 
     def _room_for(self, profile: Profile) -> bool:
         if self._count() < self._settings.max_processes:
@@ -301,14 +327,14 @@ class Pool:
         try:
             runner = await self._launch(profile)
         except Exception as error:
-            self._starting[profile] -= 1
+            self._over(profile)
             self._failed(profile, error)
             return
         except asyncio.CancelledError:
-            self._starting[profile] -= 1
+            self._over(profile)
             raise
-        self._starting[profile] -= 1
-        self._failures = 0
+        self._over(profile)
+        del self._failures[profile]
         self._started += 1
         runner.on_exit = self._gone
         if self._closed:
@@ -317,13 +343,19 @@ class Pool:
         self._warm.setdefault(profile, deque()).append(runner)
         self._serve()
 
+    def _over(self, profile: Profile) -> None:
+        self._starting[profile] -= 1
+        if not self._starting[profile]:
+            del self._starting[profile]
+
     def _failed(self, profile: Profile, error: Exception) -> None:
         """A start may fail for want of memory or processes: after a few in a row, the waiters are told."""
-        self._failures += 1
-        if self._failures < START_ATTEMPTS:
+        self._failures[profile] += 1
+        if self._failures[profile] < START_ATTEMPTS:
             self._start(profile)
             return
-        self._failures = 0
+        del self._failures[profile]
+        self._spares.forget(profile)
         unavailable = error if isinstance(error, HutchError) else SandboxUnavailable(str(error))
         for waiter in [each for each in self._waiters if each.profile == profile]:
             if not waiter.future.done():
@@ -368,9 +400,11 @@ class Pool:
 
     def _forget(self, runner: Runner) -> None:
         self._busy.discard(runner)
-        for ready in self._warm.values():
-            if runner in ready:
-                ready.remove(runner)
+        ready = self._warm.get(runner.profile)
+        if ready is not None and runner in ready:
+            ready.remove(runner)
+            if not ready:
+                del self._warm[runner.profile]
         for key, mine in list(self._shared.items()):
             if runner in mine:
                 mine.remove(runner)
@@ -378,6 +412,9 @@ class Pool:
                     del self._shared[key]
 
     def _gone(self, runner: Runner) -> None:
+        if runner.profile.is_prepared and runner.executions == 0 and runner not in self._leaving:
+            # It ended by itself before it was used: the next one would too.
+            self._spares.forget(runner.profile)
         self._leaving.discard(runner)
         self._forget(runner)
         self._serve()
@@ -415,18 +452,31 @@ class Pool:
         """Ends what has idled too long, beyond what is to be kept warm."""
         self._housekeeper = None
         before = asyncio.get_running_loop().time() - self._settings.idle_seconds
-        self._used = {profile: at for profile, at in self._used.items() if at >= before}
+        self._spares.expire(asyncio.get_running_loop().time())
+        self._bound_spares()
+        self._failures.clear()
         for mine in list(self._shared.values()):
             for runner in list(mine):
                 if runner.in_flight == 0 and runner.idle_since < before:
                     self._end(runner)
-        for profile, ready in self._warm.items():
+        for profile, ready in [*self._warm.items()]:
             surplus = len(ready) - self._target(profile)
-            for runner in list(ready)[: max(0, surplus)]:
-                if runner.idle_since < before:
+            # Of prepared ones the first has served already and can again.
+            for runner in list(reversed(ready) if profile.is_prepared else ready)[: max(0, surplus)]:
+                if profile.is_prepared or runner.idle_since < before:
                     self._end(runner)
         if self._count() > 0:
             self._keep_house()
+
+    def _bound_spares(self) -> None:
+        """Forgets the spares used longest ago until the memory of the rest is within its bound."""
+        left = self._settings.spare_bytes
+        prepared = [each for ready in self._warm.values() for each in ready if each.profile.is_prepared]
+        for runner in sorted(prepared, key=lambda each: each.idle_since, reverse=True):
+            left -= runner.memory_used()
+            if left < 0:
+                self._spares.forget(runner.profile)
+                self._end(runner)
 
     def _soon(self, action: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(action)

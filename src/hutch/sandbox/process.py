@@ -8,15 +8,17 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable
-from typing import IO
+from functools import partial
+from typing import IO, Literal, Protocol
 
 import msgspec
 
 from hutch.errors import SandboxUnavailable
 from hutch.sandbox.cgroup import Group
-from hutch.sandbox.jail import Command
-from hutch.sandbox.meter import Meter, Watch
-from hutch.sandbox.pool import Runner
+from hutch.sandbox.jail import Command, memory_file
+from hutch.sandbox.meter import Meter, Watch, process_tree
+from hutch.sandbox.outlet import Outlet
+from hutch.sandbox.pool import OnOutput, Runner
 from hutch.sandbox.profile import Profile
 from hutch.session.channel import StreamChannel
 from hutch.session.host import GUEST_CODES, RUNNER_CODES, Outcome, Session, clip_logs
@@ -25,10 +27,25 @@ from hutch.session.messages import WireError
 
 READY_SECONDS = 20.0
 OUTPUT_KEPT = 64 * 1024
+# What a runner says once it has loaded what it was told to, and how long it may take to while nobody waits.
+IMPORTED = b'{"type":"imported"}'
+IMPORT_SECONDS = 30.0
+# For a program to end that has closed its channel.
+LEAVE_SECONDS = 1.0
 # Before a line that the guest printed on its console, which follows as JSON.
 CONSOLE_MARK = "\x1e"
 # What a Deno process may take beyond the guest's limit before it counts as the guest's.
 OVERHEAD_BYTES = 32 * 1024 * 1024
+
+
+class Way(Protocol):
+    """A way out of a jail: somebody in the host who answers what comes out of it."""
+
+    run_id: str | None
+    """Whose requests these are, once an execution runs."""
+
+    def close(self) -> None:
+        """Nobody is in there any more."""
 
 
 class RunnerProcess:
@@ -42,6 +59,7 @@ class RunnerProcess:
         self.idle_since = 0.0
         self.suspects: set[str] = set()
         self.on_exit: Callable[[Runner], None] = lambda _: None
+        self.on_output: OnOutput | None = None
         self._link: Link | None = None
         self._loop = asyncio.get_running_loop()
         self._group = group
@@ -50,27 +68,40 @@ class RunnerProcess:
         self._out_of_memory = False
         self._output = bytearray()
         self._exited = asyncio.Event()
-        read, write = os.pipe()
-        os.set_blocking(read, False)
-        spoken = subprocess.PIPE if profile.details.speaks_on_stdout else write
+        self.imported = False
+        self._frozen: list[int] = []
+        self.way: Way | None = None
+        """Its only one to the network, if it has any."""
+        streams = profile.details.streams
+        out = Outlet(partial(self._print, "stdout") if streams else self._keep)
+        err = Outlet(partial(self._print, "stderr")) if streams else out
+        self._outlets = {out, err}
+        told = subprocess.DEVNULL
         try:
             with command:
+                if profile.told:
+                    told = memory_file(profile.told)
                 self._process = subprocess.Popen(
                     command.argv,
-                    stdin=subprocess.DEVNULL,
-                    stdout=spoken,
-                    stderr=write,
+                    stdin=told,
+                    stdout=subprocess.PIPE if profile.details.speaks_on_stdout else out.for_process,
+                    stderr=err.for_process,
                     **command.options(),
                 )
         except OSError as error:
-            os.close(read)
+            for outlet in self._outlets:
+                outlet.begin()
+                outlet.close()
             raise SandboxUnavailable(f"The sandbox cannot be started: {error}") from None
         finally:
-            os.close(write)
+            if told >= 0:
+                os.close(told)
+        for outlet in self._outlets:
+            outlet.begin()
         self._pidfd = os.pidfd_open(self._process.pid)
-        self._output_fd = read
         self._loop.add_reader(self._pidfd, self._reap)
-        self._loop.add_reader(self._output_fd, self._drain)
+        if profile.memory_bytes and meter is not None:
+            self._watch = meter.watch(self.pid, profile.memory_bytes + OVERHEAD_BYTES, self._exceeded)
 
     @property
     def pid(self) -> int:
@@ -110,24 +141,68 @@ class RunnerProcess:
             self._adopt(greeting.result())
             return
         greeting.cancel()
+        raise await self.not_started()
+
+    async def not_started(self) -> SandboxUnavailable:
+        """Ends it; with what it printed, as far as it did."""
         self.kill()
         await self.wait()
         said = self.output().strip() or "it said nothing"
-        raise SandboxUnavailable(
+        return SandboxUnavailable(
             f"The {self.profile.engine} runner did not start: {said}.", remedy="Run `hutch doctor`."
         )
 
     def _adopt(self, channel: StreamChannel) -> None:
-        self._link = Link(channel, codes=GUEST_CODES if self.profile.details.single_use else RUNNER_CODES)
+        codes = GUEST_CODES if self.profile.details.own_process else RUNNER_CODES
+        # Who loads something first may be at that for ever.
+        start = 0.0 if self.profile.is_prepared else None
+        self._link = Link(channel, codes=codes, start_seconds=start)
         channel.on_close = self._channel_closed
         self.idle_since = self._loop.time()
+        if self.profile.is_prepared:
+            understood = channel.on_line
+            channel.on_line = lambda line: self._settle() if line == IMPORTED else understood(line)
+            self._loop.call_later(IMPORT_SECONDS, self._give_up)
+
+    # --- while nobody uses it ---
+
+    def _settle(self) -> None:
+        """It has loaded what it was told to."""
+        self.imported = True
+        if self.in_flight == 0:
+            self._freeze()
+
+    def _give_up(self) -> None:
+        if not self.imported and self.in_flight == 0:
+            self.kill()
+
+    def _freeze(self) -> None:
+        """What a package left running may not use up the machine while nobody uses the package."""
+        outer, *inner = process_tree(self.pid)
+        # Bubblewrap's two processes are not the guest's.
+        guests = inner[1:] if len(inner) > 1 else inner or [outer]
+        for pid in guests:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGSTOP)
+                self._frozen.append(pid)
+
+    def _thaw(self) -> None:
+        for pid in self._frozen:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGCONT)
+        self._frozen.clear()
 
     # --- executions ---
 
     def began(self, session: Session) -> None:
         """An execution starts here: for a process of its own, its memory limit is the process's."""
         self.executions += 1
-        if not self.profile.details.single_use:
+        if self.way is not None:
+            self.way.run_id = session.id
+        self._thaw()
+        if self.executions > 1:
+            self._output.clear()
+        if not self.profile.details.own_process or self.profile.memory_bytes:
             return
         allowed = session.limits.memory_limit_bytes + OVERHEAD_BYTES
         if self._group is not None:
@@ -144,9 +219,11 @@ class RunnerProcess:
         Of a guest that was killed, also what it printed on its console: the runner writes it twice.
         """
         self.idle_since = self._loop.time()
-        if not self.profile.details.single_use:
+        if not self.profile.details.own_process:
             return
         self._drain()
+        if self.profile.details.streams:
+            return
         reported = bool(outcome.logs)
         logs = list(outcome.logs)
         for line in self.output().removesuffix("\n").split("\n") if self._output else ():
@@ -157,9 +234,19 @@ class RunnerProcess:
                     logs.append(msgspec.json.decode(line.removeprefix(CONSOLE_MARK), type=str))
         outcome.logs, clipped = clip_logs(logs, session.limits)
         outcome.logs_truncated |= clipped or len(self._output) >= OUTPUT_KEPT
+        if not self.spent(outcome):
+            self._freeze()
 
     def spent(self, outcome: Outcome | None) -> bool:
-        return self.profile.details.single_use
+        if not self.profile.details.own_process:
+            return False
+        return outcome is None or not outcome.ok or self.executions >= self.profile.uses
+
+    def memory_used(self) -> int:
+        if self._group is not None:
+            with contextlib.suppress(OSError):
+                return self._group.memory_used()
+        return self._watch.used_bytes if self._watch is not None else 0
 
     def output(self) -> str:
         """What the process wrote to stdout and stderr, or the beginning of it."""
@@ -167,19 +254,33 @@ class RunnerProcess:
 
     def _exceeded(self) -> None:
         self._out_of_memory = True
-        self._channel_closed("its process ran out of memory")
+        if self._link is None:
+            self.kill()
+        else:
+            self._channel_closed("its process ran out of memory")
 
     def _channel_closed(self, reason: str) -> None:
+        if self.profile.details.streams and self._process.returncode is None and not self._out_of_memory:
+            # It is about to end, and its exit code is wanted.
+            self._loop.call_later(LEAVE_SECONDS, self.kill)
+            return
         if self._group is not None and self._group.oom_kills() > 0:
             self._out_of_memory = True
-        if self.profile.details.single_use:
+        if self.profile.details.own_process:
             # Nobody else was in there: running it again would only end it again.
             for session in list(self.link.sessions.values()):
-                session.fail(self._own_fault(session, reason))
+                self._end(session, reason)
         elif self._out_of_memory:
             reason = "its process ran out of memory"
         self.link.lose(reason)
         self.kill()
+
+    def _end(self, session: Session, reason: str) -> None:
+        code = self._process.returncode
+        if self.profile.details.streams and code is not None and code >= 0 and not self._out_of_memory:
+            session.conclude({"exit": code})
+        else:
+            session.fail(self._own_fault(session, reason))
 
     def _own_fault(self, session: Session, reason: str) -> WireError:
         if not self._out_of_memory:
@@ -208,11 +309,12 @@ class RunnerProcess:
         if self._process.returncode is None:
             return
         self._drain()
-        for fd in (self._pidfd, self._output_fd):
-            self._loop.remove_reader(fd)
-            os.close(fd)
-        # Another file may get these numbers now.
-        self._pidfd = self._output_fd = -1
+        for outlet in self._outlets:
+            outlet.close()
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        # Another file may get this number now.
+        self._pidfd = -1
         if self._watch is not None:
             self._watch.stop()
         if self._link is not None and self._link.closed is None:
@@ -220,17 +322,24 @@ class RunnerProcess:
         self._exited.set()
         if self._group is not None:
             self._group.remove()
+        if self.way is not None:
+            self.way.close()
         self.on_exit(self)
 
+    # --- what it prints ---
+
     def _drain(self) -> None:
-        """Keeps the beginning of what the process prints and takes in the rest, so that it never blocks."""
-        for _ in range(64):
-            try:
-                data = os.read(self._output_fd, 65536)
-            except (BlockingIOError, OSError):
-                return
-            if not data:
-                self._loop.remove_reader(self._output_fd)
-                return
-            room = OUTPUT_KEPT - len(self._output)
-            self._output += data[: max(0, room)]
+        for outlet in self._outlets:
+            outlet.drain()
+
+    def _keep(self, data: bytes) -> None:
+        """The beginning of it; the rest is nobody's."""
+        room = OUTPUT_KEPT - len(self._output)
+        self._output += data[: max(0, room)]
+
+    def _print(self, stream: Literal["stdout", "stderr"], data: bytes) -> None:
+        if self.executions and self.on_output is not None:
+            self.on_output(stream, data)
+        else:
+            # Nobody runs in it yet: it tells why it does not start.
+            self._keep(data)

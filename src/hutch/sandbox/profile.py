@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Iterator
 from typing import Literal
 
 import msgspec
@@ -9,21 +10,17 @@ import msgspec
 from hutch.errors import InvalidExecution
 from hutch.sandbox.jail import Mount
 
-EngineName = Literal["quickjs", "deno", "external"]
+EngineName = Literal["quickjs", "deno", "npm", "script", "external"]
 ENGINES: tuple[EngineName, ...] = ("quickjs", "deno")
+"""Those for any code; `npm` runs the tools of one package, `script` a toolscript."""
 
-# Nothing is loaded from anywhere but the bundle, and nothing is asked.
-_DENO_FLAGS = (
-    "run",
-    "--no-prompt",
-    "--quiet",
-    "--no-config",
-    "--no-lock",
-    "--no-remote",
-    "--no-npm",
-    "--cached-only",
-    "--no-check",
-)
+_DENO_FLAGS = ("run", "--no-prompt", "--quiet", "--no-lock", "--no-check")
+# Nothing is loaded from anywhere but what is mounted.
+_MOUNTED_ALONE = ("--no-remote", "--cached-only")
+_BUNDLE_ALONE = (*_MOUNTED_ALONE, "--no-config", "--no-npm")
+
+
+DOOR_PORT = 3128
 
 
 class Engine(msgspec.Struct, frozen=True):
@@ -31,17 +28,23 @@ class Engine(msgspec.Struct, frozen=True):
 
     name: EngineName
     script: str
-    single_use: bool
+    own_process: bool
+    """Whether an execution has its process for itself, which as a rule ends with it."""
     speaks_on_stdout: bool
     """Whether the runner answers there, because its guests have no stdout, rather than on its socket."""
-    v8_flags: tuple[str, ...]
+    v8_flags: tuple[str, ...] = ()
+    flags: tuple[str, ...] = _BUNDLE_ALONE
+    streams: bool = False
+    """Whether what guests print, and their exit code, is to be had as it is: they are programs."""
+    all_files: bool = False
+    """Whether guests may touch all that is in their container; else, and without one, their mounts alone."""
 
 
 _ENGINES: dict[str, Engine] = {
     "quickjs": Engine(
         "quickjs",
         "quickjs.js",
-        single_use=False,
+        own_process=False,
         speaks_on_stdout=True,
         # Guests recurse on JSPI's stacks; V8's default holds about half of what QuickJS allows.
         # The young generation is bounded, or the process grows by tens of MB before it is collected.
@@ -51,12 +54,33 @@ _ENGINES: dict[str, Engine] = {
     "deno": Engine(
         "deno",
         "deno.js",
-        single_use=True,
+        own_process=True,
         speaks_on_stdout=False,
         v8_flags=("--max-old-space-size=16384",),
     ),
+    "npm": Engine(
+        "npm",
+        "npm.js",
+        own_process=True,
+        speaks_on_stdout=False,
+        v8_flags=("--max-old-space-size=16384",),
+        flags=(*_MOUNTED_ALONE, "--node-modules-dir=manual"),
+        all_files=True,
+    ),
+    "script": Engine(
+        "script",
+        "script.js",
+        own_process=True,
+        speaks_on_stdout=False,
+        v8_flags=(
+            "--max-old-space-size=16384",
+            "--enable-experimental-regexp-engine-on-excessive-backtracks",
+        ),
+        flags=("--no-config", "--no-npm"),
+        streams=True,
+    ),
     # A runner that somebody else brought.
-    "external": Engine("external", "", single_use=False, speaks_on_stdout=True, v8_flags=()),
+    "external": Engine("external", "", own_process=False, speaks_on_stdout=True),
 }
 
 
@@ -68,25 +92,62 @@ class Profile(msgspec.Struct, frozen=True):
     env: tuple[tuple[str, str], ...] = ()
     permissions: tuple[str, ...] = ()
     cwd: str = "/"
+    told: bytes = b""
+    """What the runner reads on its stdin before anything else: no argv, environment or file shows it."""
+    owner: str = ""
+    """Whose runners these are, if what they are told is theirs alone."""
+    egress: Hashable = None
+    """What they may reach, as the launcher's `Network` understands it; None for no network at all."""
+    port: int = DOOR_PORT
+    """Where on their own 127.0.0.1 they find the way out."""
+    memory_bytes: int = 0
+    """Bounds the process from its start on; 0 where each execution brings its own bound."""
+    uses: int = 1
+    """Executions that a process of its own may serve, one after the other."""
+    folder: str = ""
+    """Where the runner may write before the guest begins, and read; given to it as an argument."""
+
+    def __repr__(self) -> str:
+        return f"Profile({self.engine!r}, {len(self.mounts)} mounts)"
 
     @property
     def details(self) -> Engine:
         return _ENGINES[self.engine]
 
-    def deno_arguments(self, script_folder: str, socket: str) -> tuple[str, ...]:
-        """What follows the binary: permissions for the bundle and the socket alone, given up at once."""
+    @property
+    def is_prepared(self) -> bool:
+        """Whether its runners load something before they are used, which not every execution wants."""
+        return bool(self.told)
+
+    def deno_arguments(
+        self, script_folder: str, socket: str, *, seen: Callable[[Mount], str], contained: bool
+    ) -> tuple[str, ...]:
+        """What follows the binary: permissions for the bundle and the socket, given up at once, and for
+        what the guest is to have. `seen` says where a mount is for it."""
         engine = self.details
+        folder = (self.folder,) if self.folder else ()
+        reads = ",".join((script_folder, socket, *map(seen, self.mounts), *folder))
+        writes = ",".join((socket, *(seen(mount) for mount in self.mounts if mount.writable), *folder))
+        everything = engine.all_files and contained
         return (
             *_DENO_FLAGS,
+            *engine.flags,
             f"--v8-flags={','.join(engine.v8_flags)}",
-            f"--allow-read={script_folder},{socket}",
-            f"--allow-write={socket}",
-            f"--allow-net=unix:{socket}",
-            *self.permissions,
+            "--allow-read" if everything else f"--allow-read={reads}",
+            "--allow-write" if everything else f"--allow-write={writes}",
+            *_with_socket(self.permissions, socket),
             f"{script_folder}/entry.js",
             engine.script,
             socket,
+            *folder,
         )
+
+
+def _with_socket(permissions: tuple[str, ...], socket: str) -> Iterator[str]:
+    """Permissions with that for the control socket among them; Deno takes each kind once."""
+    net = next((each for each in permissions if each.startswith("--allow-net")), "--allow-net=")
+    yield from (each for each in permissions if each != net)
+    yield net if net == "--allow-net" else f"{net}{',' if net[-1] != '=' else ''}unix:{socket}"
 
 
 def profile_for(engine: str) -> Profile:

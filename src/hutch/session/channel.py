@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from typing import IO, Any, Protocol, cast
 
@@ -128,6 +129,17 @@ class StreamChannel(asyncio.Protocol):
         self.on_close(reason)
 
 
+def given_away(pipe: IO[bytes]) -> IO[bytes]:
+    """A pipe as the event loop is to get it, whose own it is from then on.
+
+    uvloop closes a descriptor and then its file, when the number may be another's already (its issue 763).
+    """
+    if not type(asyncio.get_running_loop()).__module__.startswith("uvloop"):
+        return pipe
+    with pipe:
+        return os.fdopen(os.dup(pipe.fileno()), pipe.mode, 0, closefd=False)
+
+
 async def connect_pipes(
     channel: StreamChannel, read: IO[bytes] | None = None, write: IO[bytes] | None = None
 ) -> None:
@@ -136,8 +148,8 @@ async def connect_pipes(
     Goes through even if it is cancelled: half-way, nobody would know who has to close them.
     """
     loop = asyncio.get_running_loop()
-    hearing = () if read is None else (loop.connect_read_pipe(lambda: channel, read),)
-    speaking = () if write is None else (loop.connect_write_pipe(lambda: channel, write),)
+    hearing = () if read is None else (loop.connect_read_pipe(lambda: channel, given_away(read)),)
+    speaking = () if write is None else (loop.connect_write_pipe(lambda: channel, given_away(write)),)
     connecting = asyncio.gather(*hearing, *speaking)
     try:
         await asyncio.shield(connecting)

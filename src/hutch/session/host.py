@@ -117,9 +117,14 @@ class Session:
         full_manifests: bool = True,
         trusted: bool = False,
         codes: frozenset[str] = RUNNER_CODES,
+        start_seconds: float | None = None,
         on_started: Callable[[], None] | None = None,
     ) -> None:
-        """`trusted`: the other side is a host itself, which has judged its runner as we would."""
+        """`trusted`: the other side is a host itself, which has judged its runner as we would.
+
+        `start_seconds`: how long the runner may take to start, beyond the execution's own time; with 0,
+        one that does not start it has used up that time.
+        """
         self.id = id
         self.limits = limits
         self.outcome: Outcome | None = None
@@ -132,12 +137,14 @@ class Session:
         self._full_manifests = full_manifests
         self._trusted = trusted
         self._codes = codes
+        self._start_seconds = START_TIMEOUT if start_seconds is None else start_seconds
         self._on_started = on_started
         self.answered = False
         self._began_at, self._sent_at = self._loop.time(), monotonic()
         self._open_bytes = 0
         self._started_at: float | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._holds, self._held, self._held_since = 0, 0.0, 0.0
         self._cancelling = False
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._seen: set[str] = set()
@@ -155,7 +162,7 @@ class Session:
         # The loop's own clock, which tools know, may count in whole milliseconds.
         self._began_at, self._sent_at = self._loop.time(), monotonic()
         # One timer for both deadlines: most executions are over before it is looked at.
-        first = min(START_TIMEOUT, self.limits.timeout_ms / 1000 + BACKSTOP)
+        first = min(self._start_seconds or START_TIMEOUT, self.limits.timeout_ms / 1000 + BACKSTOP)
         self._timer = self._loop.call_later(first, self._watch)
         manifests = [each.manifest_json(full=self._full_manifests) for each in self._providers.values()]
         self._send(execute_line(self.id, self._code, self.limits.options(), manifests))
@@ -211,6 +218,12 @@ class Session:
         """Something that we saw ourselves ends the execution, such as its memory limit."""
         if self.outcome is None:
             self._settle(Outcome(ok=False, error=TIMED_OUT if self._cancelling else error))
+
+    def conclude(self, result: Any) -> None:
+        """It ended by itself in a way that counts as a result, such as a program's own exit."""
+        if self.outcome is None:
+            ended = Outcome(ok=True, result=result, result_json=encode_value(result))
+            self._settle(Outcome(ok=False, error=TIMED_OUT) if self._cancelling else ended)
 
     def _give_up(self) -> None:
         self._settle(Outcome(ok=False, error=TIMED_OUT, unresponsive=True))
@@ -369,14 +382,29 @@ class Session:
     def _deadline(self) -> float:
         """When the runner must have answered: the execution's time counts from `started` on."""
         if self._started_at is None:
-            return self._sent_at + max(START_TIMEOUT, self.limits.timeout_ms / 1000)
-        return self._started_at + self.limits.timeout_ms / 1000 + BACKSTOP
+            least = self.limits.timeout_ms / 1000 + BACKSTOP
+            return self._sent_at + max(self._start_seconds, least)
+        return self._started_at + self.limits.timeout_ms / 1000 + BACKSTOP + self._held_seconds()
+
+    def hold(self) -> None:
+        """Until `go_on`, time does not count: a person is being asked. Only where the host alone keeps it."""
+        if self._holds == 0:
+            self._held_since = monotonic()
+        self._holds += 1
+
+    def go_on(self) -> None:
+        self._holds -= 1
+        if self._holds == 0:
+            self._held += monotonic() - self._held_since
+
+    def _held_seconds(self) -> float:
+        return self._held + (monotonic() - self._held_since if self._holds else 0.0)
 
     def _watch(self) -> None:
         left = self._deadline() - monotonic()
         if left > 0:
             self._timer = self._loop.call_later(left, self._watch)
-        elif self._started_at is None:
+        elif self._started_at is None and self._start_seconds:
             self.lose("the runner did not start the execution")
         else:
             self.cancel()

@@ -24,6 +24,7 @@ import msgspec
 from hutch.session.names import is_identifier
 
 MAX_DEPTH = 128
+MAX_VALUES = 1_000_000
 
 
 class NotJsonSafe(ValueError):
@@ -53,6 +54,8 @@ def decode_value(raw: bytes | memoryview) -> Any:
     line = raw if isinstance(raw, bytes) else bytes(raw)
     if too_deep(line):
         raise NotJsonSafe(f"$ is nested deeper than {MAX_DEPTH} levels")
+    if too_many(line):
+        raise NotJsonSafe(f"$ has more than {MAX_VALUES} values")
     try:
         return msgspec.json.decode(line)
     except (ValueError, RecursionError) as error:
@@ -79,9 +82,27 @@ def well_formed(text: str) -> str:
 
 _KEPT = b'"[]{}'
 _DROPPED = bytes(byte for byte in range(256) if byte not in _KEPT)
+_NO_MARK = bytes(byte for byte in range(256) if byte not in b'",[{')
 _ONE_KIND = bytes.maketrans(b"{}", b"[]")
 _STEP = [{ord("["): 1, ord("]"): -1}.get(byte, 0) for byte in range(256)]
 _CHUNK = 64
+
+
+def kind_of(value: object) -> str:
+    """What a value of JSON is called, for an error that says what came instead of what was expected."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case list() | tuple():
+            return "an array"
+        case _:
+            return "an object"
 
 
 def too_deep(line: bytes, limit: int = MAX_DEPTH) -> bool:
@@ -101,6 +122,16 @@ def too_deep(line: bytes, limit: int = MAX_DEPTH) -> bool:
             return True
         depth += 2 * opened - len(chunk)
     return False
+
+
+def too_many(line: bytes, limit: int = MAX_VALUES) -> bool:
+    """Whether a JSON text has so many values that everybody would have to wait while they are made."""
+    if len(line) <= limit or line.count(b",") + line.count(b"[") + line.count(b"{") <= limit:
+        return False
+    if b"\\" in line:
+        line = line.replace(b"\\\\", b"").replace(b'\\"', b"")
+    marks = line.translate(None, _NO_MARK)
+    return sum(len(part) for part in marks.split(b'"')[::2]) > limit
 
 
 def _brackets(line: bytes) -> bytes:

@@ -29,15 +29,18 @@ class Link:
         full_manifests: bool = False,
         trusted: bool = False,
         codes: frozenset[str] = RUNNER_CODES,
+        start_seconds: float | None = None,
     ) -> None:
         """`full_manifests`: whether the runner gets the tools' type declarations, which ours do not read.
 
         `trusted`: whether the other side is a host itself, which has judged its runner as we would.
         `codes`: of which errors we take the runner's word for it.
+        `start_seconds`: how long a runner may take to start an execution beyond the execution's own time.
         """
         self._full_manifests = full_manifests
         self._trusted = trusted
         self._codes = codes
+        self._start_seconds = start_seconds
         self.sessions: dict[str, Session] = {}
         self.closed: str | None = None
         self.dropped = 0
@@ -65,6 +68,7 @@ class Link:
             full_manifests=self._full_manifests,
             trusted=self._trusted,
             codes=self._codes,
+            start_seconds=self._start_seconds,
             on_started=on_started,
         )
         self.sessions[id] = session

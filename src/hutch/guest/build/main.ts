@@ -1,4 +1,4 @@
-/** Builds the guest bundle into the folder given: both runners, the patched QuickJS, and its memory image. */
+/** Builds the guest bundle into the folder given: the runners, the patched QuickJS, and its memory image. */
 
 import wasm from "quickjs-wasi/quickjs.wasm" with { type: "bytes" };
 import { ENTRIES, HOST_FUNCTIONS } from "../quickjs/runner.ts";
@@ -38,6 +38,8 @@ Deno.writeFileSync(`${out}/quickjs.wasm`, patch(wasm));
 await bundle("entry.ts", "entry.js");
 await script("quickjs/main.ts", "quickjs.js", "(async () => ", "})()");
 await script("deno/main.ts", "deno.js", "(async () => ", "})()");
+await script("npm/main.ts", "npm.js", "(async () => ", "})()");
+await script("script/main.ts", "script.js", "(async () => ", "})()");
 // The value of these two is what the runner keeps.
 const entry =
   "const entry = globalThis.__hutch_entry;\ndelete globalThis.__hutch_entry;\nreturn entry;\n})()";

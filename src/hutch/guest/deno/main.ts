@@ -10,6 +10,7 @@ import {
   type Program,
   provideTypeScript,
 } from "../source.ts";
+import { after, clock, echo } from "../process.ts";
 import { connect, folder, renounce } from "../start.ts";
 import { explain, type Fault, lend, settle } from "../tools.ts";
 import {
@@ -26,18 +27,6 @@ import {
 
 const evaluate = eval;
 const { stringify } = JSON;
-const { now } = performance;
-const clock = () => now.call(performance);
-const { writeSync } = Deno.stdout;
-const encoder = new TextEncoder();
-const { encode } = encoder;
-const { apply } = Reflect;
-
-/** Says a line of the console at once, for the case that this process is killed before it can say `done`. */
-function echo(line: string): void {
-  apply(writeSync, Deno.stdout, [apply(encode, encoder, [`\x1e${stringify(line)}\n`])]);
-}
-
 class Run {
   readonly #wire: Wire;
   readonly #request: Execute;
@@ -57,7 +46,7 @@ class Run {
     this.#wire.send(startedLine(id));
     // A guest that never yields must not keep this in.
     await this.#wire.drained();
-    setTimeout(() => this.timeOut(), Math.min(options.timeoutMs, 2 ** 31 - 1));
+    after(options.timeoutMs, () => this.timeOut());
     this.#adoptConsole();
     const named = targets(providers);
     const emit = (call: number, tool: number, input: string) => {
@@ -119,7 +108,6 @@ addEventListener("error", (event) => {
 
 function receive(message: HostMessage): void {
   if (message.type === "execute") {
-    clearTimeout(loading);
     run = new Run(wire, message);
     run.start();
   } else if (message.type === "tool_result") {
@@ -148,7 +136,11 @@ provideTypeScript(Deno.readTextFileSync(`${folder}/typescript.js`));
 const wire = new Wire(await connect());
 renounce();
 wire.send('{"type":"ready"}\n');
-// TypeScript's part takes longer to load than the rest together: only who has time does it ahead of need.
-const loading = setTimeout(loadTypeScript, 100);
+// What takes longer to load than the rest together is loaded ahead of need only by who has time.
+after(100, () => {
+  if (run) return;
+  loadTypeScript();
+  setTimeout(() => {}, 0);
+});
 await wire.listen(receive);
 Deno.exit(0);
