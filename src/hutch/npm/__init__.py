@@ -1,0 +1,1 @@
+"""The shelf: npm packages by name and version, installed once, kept read-only."""
