@@ -1,0 +1,1 @@
+"""The way out: who may be reached, under which address, and through what."""
