@@ -165,3 +165,20 @@ def ask(server: Server, path: str, *headers: str) -> str:
 def as_header(text: str) -> str:
     """The bytes of UTF-8, as a header of Latin-1 carries them."""
     return text.encode().decode("latin-1")
+
+
+async def test_a_script_in_a_jail_gets_no_further_than_the_gateway_with_the_key_that_it_was_lent(
+    guarded: Server,
+) -> None:
+    """Its requests carry the key: elsewhere it would find a network, and could approve its own calls."""
+    headers = {"Authorization": as_header(f"Bearer {KEY}"), "X-Hutch-Run": "run"}
+    status, body = await refused(guarded, **headers)
+    assert (status, "Scripts have no access to /execbox" in body) == (403, True)
+    elsewhere = [("GET", "/metrics"), ("GET", "/mcp"), ("POST", "/mcp"), ("GET", "/approvals")]
+    elsewhere += [("POST", f"/api//{name}") for name in ("execute-tool", "execute-batch", "validate-tool")]
+    raw = {name: value.encode("latin-1") for name, value in headers.items()}
+    async with httpx2.AsyncClient(base_url=guarded.url, headers=raw, timeout=PATIENCE) as client:
+        for method, path in elsewhere:
+            assert (await client.request(method, path, json={})).status_code == 403, path
+        for path in ("/tools", "/runtime/tools.ts", "/health"):
+            assert (await client.get(path)).status_code == 200, path

@@ -6,19 +6,23 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
-from hutch.doors.refusals import refusal
+from hutch.doors.refusals import Refusal, refusal
 from hutch.errors import Busy
 from hutch.session.serving import Serving
 from hutch.session.websocket import WebSocketChannel
 from hutch.settings import Settings
 
 SHUTTING_DOWN = "The server is shutting down"
+# Set by who serves an application to a jail, where no client of HTTP can: the run that is calling.
+RUN = "hutch.run"
+# The same from a jail of another process: whoever has the token can say so.
+RUN_HEADER = "x-hutch-run"
 # For those who were cut short: to hear it, and to leave.
 LEAVE_SECONDS = 1.0
 
@@ -32,19 +36,46 @@ class Gate:
         self._hosts = {settings.host.lower(), *(name.lower() for name in settings.allowed_hosts)}
         self._origins = {origin.lower().rstrip("/") for origin in settings.allowed_origins}
         self._inside: dict[Serving, WebSocketChannel] = {}
+        self._visits = 0
         self._left = asyncio.Event()
         self.draining = False
+        self.time_is_up = asyncio.Event()
+        """Set when those who are still inside are to leave at once."""
 
-    def refuse(self, connection: HTTPConnection, *, public: bool = False) -> Response | None:
-        """The answer to who may not come in, or None. `public`: what everybody may see, without the key."""
+    def refuse(
+        self, connection: HTTPConnection, *, public: bool = False, scripts: bool = False
+    ) -> Response | None:
+        """The answer to who may not come in, or None. `public` and `scripts` as for `objection`."""
+        objection = self.objection(connection, public=public, scripts=scripts)
+        return None if objection is None else refusal(*objection)
+
+    def objection(
+        self,
+        connection: HTTPConnection,
+        *,
+        public: bool = False,
+        any_origin: bool = False,
+        scripts: bool = False,
+    ) -> Refusal | None:
+        """Why this one may not come in, or None.
+
+        `public`: what everybody may see, pages of other sites and those without the key included.
+        `any_origin`: pages of all sites may come, because the door's protocol says so.
+        `scripts`: what a script in a jail may ask for. Its requests carry the key, which is not to open it
+        the other doors: there it would find a network, and could answer for its user.
+        """
         host = ", ".join(connection.headers.getlist("host"))
         if not self._host_allowed(host):
-            return refusal(403, f"{host!r} is no name of this server; see the setting allowed_hosts")
+            return Refusal(403, f"{host!r} is no name of this server; see the setting allowed_hosts")
+        if public:
+            return None
         origin = connection.headers.get("origin")
-        if origin is not None and not self._origin_allowed(origin, host):
-            return refusal(403, f"Pages of {origin!r} may not connect; see the setting allowed_origins")
-        if not public and not self._key_fits(connection.headers.get("authorization", "")):
-            return refusal(401, "Invalid or missing API key", {"WWW-Authenticate": "Bearer"})
+        if origin is not None and not any_origin and not self._origin_allowed(origin, host):
+            return Refusal(403, f"Pages of {origin!r} may not connect; see the setting allowed_origins")
+        if not self._key_fits(connection.headers.get("authorization", "")):
+            return Refusal(401, "Invalid or missing API key", {"WWW-Authenticate": "Bearer"})
+        if not scripts and is_script(connection):
+            return Refusal(403, f"Scripts have no access to {connection.url.path}")
         return None
 
     def admit(self) -> None:
@@ -68,6 +99,17 @@ class Gate:
             del self._inside[serving]
             self._left.set()
 
+    @contextlib.contextmanager
+    def visit(self) -> Iterator[None]:
+        """A request that executes something, up to the end of its answer. Raises Busy as `admit` does."""
+        self.admit()
+        self._visits += 1
+        try:
+            yield
+        finally:
+            self._visits -= 1
+            self._left.set()
+
     async def drain(self, seconds: float) -> bool:
         """Lets nobody in any more and waits for those inside to finish and leave. False when they did not
         in time: whoever is still inside does not read, and its connection is to be cut."""
@@ -79,7 +121,7 @@ class Gate:
                 await self._see_out()
             return True
         except TimeoutError:
-            pass
+            self.time_is_up.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_SECONDS):
                 await asyncio.gather(*(serving.stop() for serving in self._inside))
@@ -89,7 +131,7 @@ class Gate:
     async def _see_out(self) -> None:
         for channel in self._inside.values():
             channel.close(SHUTTING_DOWN)
-        while self._inside:
+        while self._inside or self._visits:
             self._left.clear()
             await self._left.wait()
 
@@ -106,6 +148,8 @@ class Gate:
         return self._key is not None or _is_address(host)
 
     def _origin_allowed(self, origin: str, host: str) -> bool:
+        if "*" in self._origins:
+            return True
         try:
             return origin.lower() in self._origins or urlsplit(origin).netloc.lower() == host.lower()
         except ValueError:
@@ -118,6 +162,11 @@ class Gate:
         # Starlette reads headers as Latin-1.
         fits = hmac.compare_digest(given.strip().encode("latin-1"), self._key.encode())
         return fits and scheme.lower() == "bearer"
+
+
+def is_script(connection: HTTPConnection) -> bool:
+    """Whether a script asks, out of its jail."""
+    return RUN in connection.scope or RUN_HEADER in connection.headers
 
 
 def _host_of(url: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -12,9 +12,19 @@ from starlette.routing import BaseRoute, Route
 
 from hutch._version import __version__
 from hutch.doors.gate import Gate
+from hutch.doors.paths import Lane
 from hutch.metrics import RunCounters, exposition
 from hutch.sandbox.pool import Pool
 from hutch.sandbox.selftest import Verdict
+
+# Of TPMJS, whose clients look for it here.
+PROTOCOL_VERSION = "1.0"
+
+
+class Gateway(Protocol):
+    """What has something to say of itself."""
+
+    def health(self) -> dict[str, Any]: ...
 
 
 class Server(Protocol):
@@ -24,13 +34,18 @@ class Server(Protocol):
     verdict: Verdict
     counters: RunCounters
 
+    @property
+    def gateway(self) -> Gateway: ...
+
 
 def routes(server: Server, gate: Gate) -> list[BaseRoute]:
     began = time.monotonic()
 
     async def health(request: Request) -> Response:
         body = {
+            **server.gateway.health(),
             "status": "draining" if gate.draining else "ok",
+            "protocolVersion": PROTOCOL_VERSION,
             "implementationVersion": __version__,
             "runtime": "deno",
             "isolation": server.verdict.isolation,
@@ -45,4 +60,4 @@ def routes(server: Server, gate: Gate) -> list[BaseRoute]:
             exposition(server.counters, server.pool), media_type="text/plain; version=0.0.4"
         )
 
-    return [Route("/health", health), Route("/metrics", metrics)]
+    return [Lane("/health", health), Route("/metrics", metrics)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -19,6 +20,14 @@ _CODES = {
     500: "INTERNAL_ERROR",
     503: "BUSY",
 }
+
+
+class Refusal(NamedTuple):
+    """A no, before it is put into a protocol's words."""
+
+    status: int
+    message: str
+    headers: Mapping[str, str] | None = None
 
 
 def refusal(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:

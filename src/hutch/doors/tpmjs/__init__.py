@@ -1,0 +1,1 @@
+"""The TPMJS door: tools that are npm packages, over HTTP."""

@@ -1,0 +1,50 @@
+"""Servers that the tests of executions share."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from tests.contract.tpmjs.served import Executor, Meeting, executor, made_up, meeting
+
+
+@pytest.fixture(scope="session")
+async def real(anyio_backend: object, environment: None) -> AsyncIterator[Executor]:
+    """With the registry that the tester has."""
+    async with executor() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+async def meet(anyio_backend: object) -> AsyncIterator[Meeting]:
+    async with meeting() as place:
+        yield place
+
+
+@pytest.fixture(scope="session")
+async def made(
+    anyio_backend: object, environment: None, meet: Meeting, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Executor]:
+    """With packages that tests make up, and no process but those that execute something."""
+    none = {"quickjs_warm": 0, "deno_warm": 0, "max_spares": 0, "log_json": True}
+    async with made_up(tmp_path_factory.mktemp("made"), egress_allow=meet.address, **none) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+async def spared(
+    anyio_backend: object, environment: None, meet: Meeting, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Executor]:
+    """The same as it is by default: the package that was called waits for the next call."""
+    async with made_up(tmp_path_factory.mktemp("spared"), egress_allow=meet.address) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+async def hasty(
+    anyio_backend: object, environment: None, meet: Meeting, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Executor]:
+    """The same as the first, with little time for a tool."""
+    none = {"quickjs_warm": 0, "deno_warm": 0, "max_spares": 0}
+    async with made_up(tmp_path_factory.mktemp("hasty"), tool_timeout_ms=1_000, **none) as running:
+        yield running

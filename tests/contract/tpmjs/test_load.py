@@ -1,0 +1,109 @@
+"""Many calls at once: who is served, who is told to come back, and what is left afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from tests.contract.tpmjs.served import Executor, Meeting, body, made_up, tool
+from tests.hostile.processes import resident_bytes
+from tests.processes import arguments_of, descendants, until
+
+
+async def test_who_comes_to_a_full_server_is_told_when_to_come_back(meet: Meeting, tmp_path: Path) -> None:
+    async with made_up(tmp_path, max_tools=2, egress_allow=meet.address) as server:
+        package = server.publish(
+            tool(
+                "await fetch(`${params.meet}/said/${params.who}`);"
+                "return (await fetch(`${params.meet}/wait/full`)).status"
+            )
+        )
+        calls = [
+            asyncio.create_task(server.execute(package, params={"meet": meet.url, "who": who}))
+            for who in ("ann", "bob")
+        ]
+        await meet.said("ann")
+        await meet.said("bob")
+        for path, request in (
+            ("/execute-tool", body(package)),
+            ("/load-and-describe", body(package)),
+            ("/execute-batch", {"tools": [body(package)]}),
+        ):
+            answer = await server.post(path, request)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "BUSY"), path
+            assert int(answer.headers["retry-after"]) >= 1
+        answer = await server.post("/execute-tool", body(package), X_TPMJS_Protocol_Version="1.1")
+        assert answer.status_code == 503
+        assert answer.json()["errorCode"] == "EXECUTOR_UNAVAILABLE"
+        assert answer.json()["retryable"] is True
+        assert await server.healthy()
+        meet.let_go("full")
+        assert [(await call)["output"] for call in calls] == [200, 200]
+        assert (await server.execute(server.publish(tool("return 1"))))["output"] == 1
+
+
+async def test_concurrent_calls_of_a_package_nobody_has_install_it_once(spared: Executor) -> None:
+    package = spared.publish(tool("return params.n"))
+    answers = await asyncio.gather(*(spared.execute(package, params={"n": n}) for n in range(8)))
+    assert [answer["output"] for answer in answers] == [*range(8)]
+    assert spared.npm.requests.count(f"{package}@1.0.0") == 1
+
+
+async def test_health_answers_at_once_while_tools_burn_the_processor(spared: Executor) -> None:
+    package = spared.publish(tool("for (const end = Date.now() + 700; Date.now() < end;); return 1"))
+    calls = [asyncio.create_task(spared.execute(package)) for _ in range(8)]
+    slowest = 0.0
+    while not all(call.done() for call in calls):
+        began = asyncio.get_running_loop().time()
+        assert await spared.healthy()
+        slowest = max(slowest, asyncio.get_running_loop().time() - began)
+        await asyncio.sleep(0.01)
+    assert [call.result()["output"] for call in calls] == [1] * 8
+    assert slowest < 1
+
+
+async def test_batch_runs_its_calls_and_answers_each(spared: Executor) -> None:
+    good, bad = spared.publish(tool("return params.n")), spared.publish(tool("throw new Error('bad')"))
+    answer = await spared.post(
+        "/execute-batch",
+        {"tools": [*(body(good, params={"n": n}) for n in range(4)), body(bad), body(good, "missing")]},
+    )
+    told = answer.json()
+    assert [each.get("output") for each in told["results"]] == [0, 1, 2, 3, None, None]
+    assert [each["error"]["code"] for each in told["results"][4:]] == [
+        "TOOL_EXECUTION_ERROR",
+        "TOOL_NOT_FOUND",
+    ]
+    assert told["success"] is False
+
+
+async def test_many_calls_of_many_packages_leave_no_more_than_few(tmp_path: Path) -> None:
+    async with made_up(tmp_path, max_spares=2, quickjs_warm=0, deno_warm=0) as server:
+        packages = [server.publish(tool("return 'x'.repeat(200_000).length")) for _ in range(5)]
+
+        async def rounds(count: int) -> None:
+            for _ in range(count):
+                answers = await asyncio.gather(*(server.execute(package) for package in packages))
+                assert [answer["output"] for answer in answers] == [200_000] * 5
+
+        await rounds(2)
+        before, files = resident_bytes(server.pid), count_files(tmp_path)
+        handles = count_handles(server.pid)
+        await rounds(6)
+        await asyncio.to_thread(until, lambda: len(guests(server.pid)) <= 2)
+        assert count_files(tmp_path) == files
+        assert resident_bytes(server.pid) - before < 8 * 2**20
+        await asyncio.to_thread(until, lambda: count_handles(server.pid) <= handles + 4)
+
+
+def guests(pid: int) -> list[int]:
+    """Denos that a server has."""
+    return [each for each in descendants(pid) if arguments_of(each)[:1] == ["/deno"]]
+
+
+def count_files(folder: Path) -> int:
+    return sum(1 for _ in folder.rglob("*"))
+
+
+def count_handles(pid: int) -> int:
+    return len([*Path(f"/proc/{pid}/fd").iterdir()])
