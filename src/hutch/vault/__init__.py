@@ -1,0 +1,1 @@
+"""Secrets: the master key, sealing, and what is kept sealed."""
