@@ -1,0 +1,101 @@
+"""Gateway Communication: a script's calls are HTTP requests to the gateway."""
+
+from __future__ import annotations
+
+from tests.toolscripts import IMPORT, Place
+
+
+async def test_tool_invocation_with_camelcase_syntax(scripts: Place) -> None:
+    ran = await scripts.run(f"{IMPORT}return (await tools.github.createIssue({{ title: 'x' }})).title")
+    assert ran.value == "x"
+    [call] = [each for each in scripts.asked if each.method == "POST"]
+    assert call.path == "/tools/github__create_issue"
+    assert call.headers["content-type"] == "application/json"
+
+
+async def test_multiple_servers_with_camelcase_namespacing(scripts: Place) -> None:
+    code = IMPORT + (
+        "const made = await tools.github.createIssue({ title: 'x' });\n"
+        "await tools.myAtlassian.createIssue({ title: 'y' });\n"
+        "const got = await tools.myAtlassian.getIssue({ number: 1 });\n"
+        "return made.number > 0 && got.number === 1;"
+    )
+    assert (await scripts.run(code)).value is True
+    assert scripts.calls() == [
+        "github__create_issue",
+        "my-atlassian__create_issue",
+        "my-atlassian__get_issue",
+    ]
+
+
+async def test_response_parsing(scripts: Place) -> None:
+    code = IMPORT + (
+        "const { every } = tools;\nreturn {\n"
+        "  structured: await every.add({ a: 1, b: 2 }), object: await every.echo({ value: { deep: [1] } }),\n"
+        "  zero: await every.zero(), nothing: await every.nothing(),\n"
+        "  text: await every.echo({ value: 'a' }),\n"
+        "  blocks: (await every.blocks()).map((each: { type: string }) => each.type),\n};"
+    )
+    assert (await scripts.run(code)).value == {
+        "structured": {"sum": 3},
+        "object": {"deep": [1]},
+        "zero": "0",
+        "nothing": None,
+        "text": "a",
+        "blocks": ["text", "image", "resource_link"],
+    }
+
+
+async def test_error_propagation(scripts: Place) -> None:
+    code = (
+        IMPORT
+        + """
+        async function failure(call: () => Promise<unknown>) {
+          try {
+            return await call();
+          } catch (error) {
+            if (!(error instanceof ToolError)) throw error;
+            const { name, message, server, tool, details } = error;
+            return { name, message, server, tool, details };
+          }
+        }
+        return [
+          await failure(() => tools.every.fail({ city: "Atlantis" })),
+          await failure(() => tools.every.reject()),
+          await failure(() => tools.myAtlassian.getIssue({ number: 1000 })),
+        ];
+    """
+    )
+    failed, rejected, elsewhere = (await scripts.run(code)).value
+    assert failed == {
+        "name": "ToolError",
+        "message": "no such city: Atlantis",
+        "server": "every",
+        "tool": "fail",
+        "details": None,
+    }
+    assert (rejected["message"], rejected["details"]) == (
+        "the quota is used up",
+        {"code": -32050, "data": {"retry": 60}},
+    )
+    assert (elsewhere["server"], elsewhere["tool"], elsewhere["message"]) == (
+        "my-atlassian",
+        "get_issue",
+        "there is no issue 1000",
+    )
+    uncaught = await scripts.run(f"{IMPORT}\nawait tools.every.fail({{ city: 'Atlantis' }});\n")
+    assert uncaught.exit_code == 1
+    assert (
+        uncaught.stderr == "error: Uncaught ToolError: no such city: Atlantis\n    at async script.ts:3:1\n"
+    )
+
+
+async def test_multiple_tool_calls(scripts: Place) -> None:
+    code = IMPORT + (
+        "const seen: unknown[] = [];\n"
+        "for (let i = 0; i < 20; i++) seen.push(await tools.every.echo({ value: [i] }));\n"
+        "const together = await Promise.all([1, 2, 3].map((a) => tools.every.add({ a, b: a })));\n"
+        "return [seen.flat(), together.map(({ sum }) => sum)];"
+    )
+    assert (await scripts.run(code)).value == [[*range(20)], [2, 4, 6]]
+    assert scripts.calls().count("every__echo") == 20

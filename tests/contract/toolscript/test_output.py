@@ -1,0 +1,99 @@
+"""Output Handling, and Error Handling: what a shell sees of a script."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.processes import hutch
+from tests.toolscripts import IMPORT, Place, starts
+
+
+@pytest.mark.parametrize(
+    ("code", "printed"),
+    [
+        ("return { count: 42 }", '{"count":42}\n'),
+        ("return Promise.resolve(['é', null])", '["é",null]\n'),
+        ("return undefined", ""),
+        ("console.log('x'); return 0", "x\n0\n"),
+    ],
+)
+def test_return_value_to_stdout(code: str, printed: str, tmp_path: Path) -> None:
+    done = hutch("exec", code, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")
+
+
+def test_console_log_to_stdout(tmp_path: Path) -> None:
+    """Exactly what was printed, and when it was."""
+    code = "console.log('x', { a: 1 });\nawait new Promise((go) => setTimeout(go, 60_000));"
+    with starts("exec", "--timeout", "60", code, cwd=tmp_path) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == b"x { a: 1 }\n"
+        running.terminate()
+        assert running.communicate(timeout=60) == (b"", b"hutch: Terminated by a signal.\n")
+
+
+def test_console_error_to_stderr(tmp_path: Path) -> None:
+    done = hutch("exec", "console.error('bad'); console.warn('hm'); console.log('good')", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "good\n", "bad\nhm\n")
+
+
+async def test_runtime_error(scripts: Place) -> None:
+    code = (
+        "console.log('before');\nfunction inner(): never {\n  throw new TypeError('no such luck');\n}\n"
+        "inner();\n"
+    )
+    ran = await scripts.run(code)
+    assert (ran.exit_code, ran.stdout) == (1, "before\n")
+    assert ran.stderr == (
+        "error: Uncaught TypeError: no such luck\n    at inner (script.ts:3:9)\n    at script.ts:5:1\n"
+    )
+
+
+async def test_runtime_error_in_a_script_that_returns_has_the_lines_of_its_author(scripts: Place) -> None:
+    code = f"{IMPORT}const nothing: any = undefined;\nif (nothing) return 1;\nnothing.x;\n"
+    ran = await scripts.run(code)
+    assert ran.exit_code == 1
+    assert ran.stderr.startswith(
+        "error: Uncaught TypeError: Cannot read properties of undefined (reading 'x')"
+    )
+    assert "at script.ts:4:9" in ran.stderr
+    assert "/tmp" not in ran.stderr
+
+
+async def test_syntax_error(scripts: Place) -> None:
+    ran = await scripts.run("console.log('began');\nconst = 1;\n")
+    assert (ran.exit_code, ran.stdout) == (1, "")
+    assert "script.ts:2:7\n    2 | const = 1;\n      |       ^" in ran.stderr
+    unchecked = await scripts.run("console.log('began');\nconst = 1;\n", check=False)
+    assert (unchecked.exit_code, unchecked.stdout) == (1, "")
+    assert "script.ts:2:7" in unchecked.stderr
+
+
+async def test_type_error(scripts: Place) -> None:
+    ran = await scripts.run("console.log('began');\nconst count: number = 'many';\n")
+    assert (ran.exit_code, ran.stdout) == (1, "")
+    assert ran.stderr.startswith("error TS2322: Type 'string' is not assignable to type 'number'.\n")
+    assert ran.refused is not None
+    [problem] = ran.refused.problems
+    assert (problem.file, problem.line, problem.column, problem.code) == ("script.ts", 2, 7, 2322)
+
+
+def test_type_error_exits_1_from_the_shell_and_is_json_on_demand(tmp_path: Path) -> None:
+    done = hutch("exec", "--json", "const n: number = 'x'", cwd=tmp_path)
+    told = json.loads(done.stdout)
+    assert (done.returncode, done.stderr, told["ok"], told["exitCode"]) == (1, "", False, 1)
+    assert [(each["line"], each["code"]) for each in told["error"]["problems"]] == [(1, 2322)]
+
+
+async def test_uncaught_promise_rejection(scripts: Place) -> None:
+    code = (
+        "Promise.reject(new Error('lost'));\nawait new Promise((go) => setTimeout(go, 5_000));\n"
+        "console.log('never');"
+    )
+    ran = await scripts.run(code)
+    assert (ran.exit_code, ran.stdout) == (1, "")
+    assert ran.stderr == "error: Uncaught Error: lost\n    at script.ts:1:16\n"
+    later = await scripts.run("setTimeout(() => { Promise.reject({ code: 5 }) }, 10)")
+    assert (later.exit_code, later.stderr) == (1, "error: Uncaught { code: 5 }\n")

@@ -1,0 +1,183 @@
+"""What stands between a script and its gateway: bounded towards the script, and true to the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+
+import httpx2
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+from tests.egress.servers import SECONDS, connected, serving
+
+from hutch.doors import bounded
+from hutch.doors.toolscript import relay, there
+from hutch.doors.toolscript.relay import Relay, open_relay
+from hutch.doors.toolscript.there import There
+
+
+async def echo(request: Request) -> Response:
+    return PlainTextResponse(await request.body() + request.headers.get("x-hutch-run", "-").encode())
+
+
+ECHO = Starlette(routes=[Route("/", echo, methods=["POST"])])
+
+
+@contextlib.asynccontextmanager
+async def relayed(made: Relay) -> AsyncIterator[int]:
+    """The port at which a script would find it."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    way = await open_relay(listener, made)
+    way.run_id = "a run"
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        way.close()
+
+
+def to(app: ASGIApp) -> Relay:
+    return Relay(app, host="gateway", token=None)
+
+
+async def ended(reader: asyncio.StreamReader) -> bool:
+    """Whether the other side cuts the connection, without a word."""
+    async with asyncio.timeout(SECONDS):
+        with contextlib.suppress(ConnectionError):
+            return await reader.read() == b""
+    return True
+
+
+# --- bounds ---
+
+
+async def test_jail_has_no_more_connections_than_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "MAX_CONNECTIONS", 2)
+    async with relayed(to(ECHO)) as port, contextlib.AsyncExitStack() as stack:
+        kept = [await stack.enter_async_context(connected(port)) for _ in range(2)]
+        for _, writer in kept:
+            writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n!")
+        for reader, _ in kept:
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        async with connected(port) as (reader, _):
+            assert await ended(reader)
+
+
+async def test_place_that_became_free_is_given_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "MAX_CONNECTIONS", 1)
+    async with relayed(to(ECHO)) as port:
+        for _ in range(3):
+            async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+                assert (await client.post("/", content=b"!")).text == "!a run"
+
+
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        b"GET /",
+        b"GET / HTTP/1.1\r\nX: ",
+        b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: ",
+    ],
+    ids=["address", "header", "trailer"],
+)
+async def test_head_without_an_end_is_cut_off(beginning: bytes) -> None:
+    async with relayed(to(ECHO)) as port, connected(port) as (reader, writer):
+        writer.write(beginning)
+        with contextlib.suppress(ConnectionError):
+            for _ in range(64):
+                writer.write(b"x" * bounded.MAX_HEAD_BYTES)
+                await writer.drain()
+        assert await ended(reader)
+
+
+async def test_body_is_not_counted_as_a_head() -> None:
+    body = b"x" * (4 * bounded.MAX_HEAD_BYTES)
+    async with relayed(to(ECHO)) as port, httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        for _ in range(2):
+            assert (await client.post("/", content=body)).content == body + b"a run"
+
+
+async def test_requests_of_one_jail_are_bounded_together_and_those_that_are_over_do_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(relay, "MAX_BODY_BYTES", 100)
+    async with (
+        relayed(to(ECHO)) as port,
+        connected(port) as (_, writer),
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=SECONDS) as client,
+    ):
+        for _ in range(3):
+            assert (await client.post("/", content=b"x" * 90)).status_code == 200
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 60\r\n\r\n" + b"x" * 50)
+        await writer.drain()
+        async with asyncio.timeout(SECONDS):
+            while (await client.post("/", content=b"x" * 90)).status_code != 413:
+                pass
+        assert (await client.post("/", content=b"x" * 40)).status_code == 200
+
+
+# --- a gateway elsewhere ---
+
+
+@contextlib.asynccontextmanager
+async def elsewhere(port: int) -> AsyncIterator[int]:
+    """The port at which a script finds a gateway that is elsewhere."""
+    world = There(f"http://127.0.0.1:{port}", None)
+    try:
+        async with relayed(world.relay) as near:
+            yield near
+    finally:
+        await world.close()
+
+
+async def test_gateway_elsewhere_hears_what_the_script_said_and_whose_it_is() -> None:
+    async with (
+        relayed(to(ECHO)) as far,
+        elsewhere(far) as port,
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
+    ):
+        assert (await client.post("/", content=b"hello ")).text == "hello a run"
+
+
+async def test_body_that_no_gateway_would_take_is_refused_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(there, "_MOST_BODY_BYTES", 10)
+    async with (
+        elsewhere(1) as port,
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
+    ):
+        assert (await client.post("/", content=b"x" * 11)).status_code == 413
+
+
+async def test_answer_that_breaks_off_does_not_pass_for_a_whole_one() -> None:
+    async def break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf")
+
+    async with (
+        serving(break_off) as far,
+        elsewhere(far) as port,
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
+    ):
+        with pytest.raises(httpx2.RemoteProtocolError):
+            await client.get("/")
+
+
+async def test_script_that_goes_takes_its_call_elsewhere_along() -> None:
+    asked, gone = asyncio.Event(), asyncio.Event()
+
+    async def patient(scope: Scope, receive: Receive, send: Send) -> None:
+        asked.set()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone.set()
+
+    async with relayed(to(patient)) as far, elsewhere(far) as port, asyncio.timeout(SECONDS):
+        async with connected(port) as (_, writer):
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            await asked.wait()
+        await gone.wait()
