@@ -11,7 +11,7 @@ from pathlib import Path
 
 import uvloop
 
-from bench import deno, flatness, machine, quickjs, startup, suspended, tool_calls
+from bench import deno, flatness, machine, quickjs, scripts, startup, suspended, tool_calls, tools
 from bench.report import Row, Scale, markdown
 
 RESULTS = Path(__file__).parent / "results"
@@ -25,6 +25,8 @@ BENCHES: dict[str, Callable[[Scale], Awaitable[list[Row]]]] = {
     "command": startup.command,
     "import": startup.imported,
     "flatness": flatness.flatness,
+    "tools": tools.tools,
+    "scripts": scripts.scripts,
 }
 
 

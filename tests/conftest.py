@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import hutch
+from hutch.session.jsonvalue import well_formed
 
 # Which programs to test with, not how they are to behave.
 BINARIES = ("HUTCH_DENO", "HUTCH_BWRAP")
 
 Run = Callable[..., Awaitable[hutch.Result]]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where several processes run the tests, those of one folder share one: they share much."""
+    here = Path(__file__).parent
+    for item in items:
+        folder = item.path.relative_to(here).parent
+        name = str(folder) if folder.parts else item.path.name
+        item.add_marker(pytest.mark.xdist_group(name))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What was logged may have lone surrogates, which cannot go from one process to another."""
+    report = yield
+    report.sections = [(name, well_formed(text)) for name, text in report.sections]
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -98,6 +98,8 @@ def temporary_files(pid: int) -> list[Path]:
 class Server:
     """A running `hutch serve`."""
 
+    announcement = r"Hutch serves (http://\S+) "
+
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
         self.announced = ""
@@ -106,11 +108,11 @@ class Server:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         assert process.stdout is not None
-        while "curl" not in self.announced:
+        while "Try:" not in self.announced:
             line = process.stdout.readline()
             assert line, f"the server ended: {self.seen}"
             self.announced += line
-        found = re.search(r"curl (http://\S+)/health", self.announced)
+        found = re.match(self.announcement, self.announced)
         assert found is not None
         self.url = found[1]
         self.execbox = self.url.replace("http", "ws") + "/execbox"

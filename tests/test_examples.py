@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import re
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tests.processes import serving
+from tests.processes import serving, until
+from tests.toolscripts import stdio
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
@@ -80,6 +86,56 @@ def test_any_language_example_drives_a_runner_with_json_lines_alone(tmp_path: Pa
     assert "import hutch" not in script.read_text()
 
 
+def test_session_start_hook_has_a_gateway_run_and_says_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    (tmp_path / ".toolscript.json").write_text(json.dumps({"mcpServers": {"github": stdio("tracker")}}))
+    monkeypatch.setenv("HUTCH_PORT", str(port))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    variables = tmp_path / "variables"
+    try:
+        # The second time it is there already.
+        for _ in range(2):
+            hook = [str(EXAMPLES / "session-start-hook.sh"), str(variables)]
+            subprocess.run(hook, cwd=tmp_path, timeout=60, check=True)
+        line = f"export TOOLSCRIPT_GATEWAY_URL=http://127.0.0.1:{port}\n"
+        assert variables.read_text() == line * 2
+        assert len(gateways(port)) == 1
+        code = (
+            'import { tools } from "toolscript"; return (await tools.github.createIssue({title: "x"})).title'
+        )
+        shell = [
+            "sh",
+            "-c",
+            '. "$1" && exec hutch exec "$2"',
+            "sh",
+            str(variables),
+            code,
+        ]
+        done = subprocess.run(shell, cwd="/", capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (0, '"x"\n', "")
+    finally:
+        for pid in gateways(port):
+            os.kill(pid, signal.SIGTERM)
+    until(lambda: not gateways(port))
+
+
+def gateways(port: int) -> list[int]:
+    """The processes that were started as gateways with this port in their environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"HUTCH_PORT={port}".encode() in (process / "environ").read_bytes().split(b"\0"):
+                words = (process / "cmdline").read_bytes().split(b"\0")
+                if words[-3:-1] == [b"gateway", b"start"]:
+                    found.append(int(process.name))
+    return found
+
+
 def test_every_example_is_run_by_a_test_here() -> None:
     here = Path(__file__).read_text()
-    assert [path.name for path in EXAMPLES.glob("*.py") if f'"{path.name}"' not in here] == []
+    examples = (path for suffix in ("py", "sh") for path in EXAMPLES.glob(f"*.{suffix}"))
+    assert [path.name for path in examples if f'"{path.name}"' not in here] == []

@@ -17,7 +17,17 @@ from packaging.utils import canonicalize_name
 import hutch._version
 
 ROOT = Path(__file__).parent.parent
-BUNDLE = {"typescript.js", "entry.js", "quickjs.js", "quickjs.wasm", "deno.js", "image.bin", "image.json"}
+BUNDLE = {
+    "typescript.js",
+    "entry.js",
+    "quickjs.js",
+    "quickjs.wasm",
+    "deno.js",
+    "npm.js",
+    "script.js",
+    "image.bin",
+    "image.json",
+}
 
 
 @pytest.fixture(scope="module")

@@ -7,22 +7,56 @@ from tests.processes import hutch
 
 import hutch as package
 
+COMMANDS = [
+    "auth",
+    "check",
+    "doctor",
+    "eval",
+    "exec",
+    "gateway",
+    "mcp",
+    "packages",
+    "runner",
+    "serve",
+    "tool",
+    "tools",
+]
+GROUPS = {
+    "packages": ["add", "describe", "list", "prune", "remove"],
+    "gateway": ["env", "start", "status"],
+    "tools": ["list", "search", "types"],
+}
+
 
 def test_help_names_every_command_and_gives_an_example() -> None:
     done = hutch("--help")
     assert done.returncode == 0
-    for command in ("eval", "runner", "serve", "doctor"):
-        assert f"\n  {command}  " in done.stdout
+    assert listed(done.stdout) == COMMANDS
     assert "Example:\n    hutch eval " in done.stdout
 
 
-@pytest.mark.parametrize("command", ["eval", "runner", "serve", "doctor"])
-@pytest.mark.parametrize("option", ["-h", "--help"])
-def test_every_command_explains_itself_with_an_example(command: str, option: str) -> None:
-    done = hutch(command, option)
+@pytest.mark.parametrize("group", GROUPS)
+def test_groups_list_their_commands(group: str) -> None:
+    assert listed(hutch(group, "--help").stdout) == GROUPS[group]
+
+
+def listed(text: str) -> list[str]:
+    table = text.partition("Commands:\n")[2].partition("\n\n")[0]
+    return [line.split()[0] for line in table.splitlines()]
+
+
+@pytest.mark.parametrize(
+    "command", [*COMMANDS, *(f"{group} {each}" for group in GROUPS for each in GROUPS[group])]
+)
+def test_every_command_explains_itself_with_an_example(command: str) -> None:
+    done = hutch(*command.split(), "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"Usage: hutch {command} ")
     assert "Example" in done.stdout
+
+
+def test_help_has_a_short_form() -> None:
+    assert hutch("eval", "-h").stdout == hutch("eval", "--help").stdout
 
 
 def test_version() -> None:
@@ -35,7 +69,8 @@ def test_unknown_command_is_refused() -> None:
     assert "No such command 'evaluate'" in done.stderr
 
 
-def test_no_command_shows_the_help_and_fails() -> None:
-    done = hutch()
+@pytest.mark.parametrize("arguments", [[], *([group] for group in GROUPS)])
+def test_no_command_shows_the_help_and_fails(arguments: list[str]) -> None:
+    done = hutch(*arguments)
     assert done.returncode == 2
     assert "Commands:" in done.stderr

@@ -3,26 +3,55 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-import shlex
 import signal
 import socket
 import subprocess
 from pathlib import Path
 
+import httpx2
 import pytest
 from tests.doors.clients import host
 from tests.messages import execute, tool_result
-from tests.processes import Traces, hutch, serving, temporary_files
+from tests.npm.registry import Registry
+from tests.processes import PATIENCE, Server, Traces, hutch, serving, temporary_files
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+TEMPLATES = """export const templateRenderTool = {
+    execute: ({template, data}) => template.replace("{{name}}", data.name),
+};"""
 
-def test_announced_curl_line_works() -> None:
-    with serving() as server:
-        line = server.announced.partition("Try:")[2].strip()
-        assert line.startswith("curl ")
-        done = subprocess.run([*shlex.split(line), "--silent"], capture_output=True, timeout=30, check=True)
-        assert b'"status":"ok"' in done.stdout
+
+@pytest.mark.parametrize("key", [{}, {"HUTCH_API_KEY": "secret one"}, {"EXECUTOR_API_KEY": "secret"}])
+def test_announced_curl_line_runs_a_tool(npm: Registry, key: dict[str, str]) -> None:
+    npm.publish("@tpmjs/tools-template-render", "0.1.0", {"index.js": TEMPLATES})
+    with serving(**key) as server:
+        assert "secret" not in server.announced
+        answer = json.loads(shell(announced(server), **key))
+        assert (answer["success"], answer["output"]) == (True, "Hello Bo!")
+
+
+def test_announced_curl_line_works_offline() -> None:
+    with serving(HUTCH_OFFLINE="true") as server:
+        assert json.loads(shell(announced(server)))["status"] == "ok"
+
+
+def announced(server: Server) -> str:
+    line = server.announced.splitlines()[-1]
+    assert line.startswith("  Try:")
+    return line.partition("Try:")[2].strip()
+
+
+def shell(line: str, **env: str) -> bytes:
+    done = subprocess.run(
+        ["sh", "-c", f"{line} --silent --noproxy '*'"],
+        capture_output=True,
+        timeout=PATIENCE,
+        check=True,
+        env={**os.environ, **env},
+    )
+    return done.stdout
 
 
 def test_wildcard_address_is_announced_as_one_that_can_be_reached() -> None:
@@ -134,12 +163,43 @@ def test_port_in_use_is_told_and_nothing_is_started(tmp_path: Path) -> None:
             "no.such.host.invalid:0 cannot be listened on",
         ),
         (["--host", "203.0.113.7", "--port", "0"], 1, "203.0.113.7:0 cannot be listened on: Cannot assign"),
+        (["--egress", "all"], 2, "hutch: egress: expected one of allowlist, none, public, got 'all'.\n"),
+        (["--egress-allow", "a b"], 2, "hutch: egress_allow: 'a b': "),
+        (["--egress-allow", "a:1", "--egress-allow", "a:0"], 2, "egress_allow: 'a:0': expected a port from"),
     ],
 )
-def test_bad_address_is_refused_with_what_was_expected(arguments: list[str], code: int, message: str) -> None:
+def test_bad_option_is_refused_with_what_was_expected(arguments: list[str], code: int, message: str) -> None:
     done = hutch("serve", *arguments)
     assert (done.returncode, done.stdout) == (code, "")
     assert message in done.stderr
+
+
+REACH = """export const reach = {
+    execute: ({url}) => fetch(url).then((response) => response.text(), (error) => error.message),
+};"""
+
+
+def test_tools_reach_what_the_flags_allow_and_nothing_else(npm: Registry) -> None:
+    npm.publish("serve-reach", files={"index.js": REACH})
+    flags = (
+        "--egress",
+        "allowlist",
+        "--egress-allow",
+        f"127.0.0.1:{npm.port}",
+        "--egress-allow",
+        "a.invalid",
+    )
+    with serving(*flags) as server:
+        reached = [
+            httpx2.post(
+                f"{server.url}/execute-tool",
+                json={"packageName": "serve-reach", "name": "reach", "params": {"url": url}},
+                timeout=PATIENCE,
+            ).json()["output"]
+            for url in (f"{npm.url}serve-reach", server.url)
+        ]
+    assert '"dist-tags"' in reached[0]
+    assert "is not on the list of what tools may reach" in reached[1]
 
 
 def test_sandbox_that_cannot_be_had_is_told_and_nothing_serves() -> None:

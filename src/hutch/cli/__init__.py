@@ -16,7 +16,7 @@ def main() -> NoReturn:
     import click
 
     from hutch.cli.commands import hutch
-    from hutch.errors import HutchError, InvalidExecution, SettingError
+    from hutch.errors import ConfigError, HutchError, InvalidExecution, InvalidPackage, SettingError
 
     logging.basicConfig(level=logging.WARNING, format="hutch: %(message)s")
     try:
@@ -27,7 +27,8 @@ def main() -> NoReturn:
         status = error.exit_code
     except HutchError as error:
         print(f"hutch: {error}", file=sys.stderr)
-        status = 2 if isinstance(error, InvalidExecution | SettingError) else 1
+        given = InvalidExecution | InvalidPackage | SettingError | ConfigError
+        status = 2 if isinstance(error, given) else 1
     except BrokenPipeError:
         # Who read our output has enough; what is left in the buffer must not complain at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

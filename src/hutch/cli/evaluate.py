@@ -11,6 +11,8 @@ import msgspec
 from hutch import settings as settings_module
 from hutch.api import Hutch
 from hutch.cli import loop
+from hutch.cli.arguments import text_of, within
+from hutch.cli.output import print_json
 from hutch.errors import InvalidExecution, wire_code
 from hutch.kernel import Result
 from hutch.sandbox.profile import profile_for
@@ -30,8 +32,8 @@ def evaluate(
     # Nothing comes after this one execution, so nothing is to be kept ready for it.
     settings = settings_module.load({"quickjs_warm": 0, "deno_warm": 0})
     profile_for(engine)
-    seconds = _within("--timeout", "seconds", timeout, settings.most_timeout_ms / 1000)
-    megabytes = _within("--memory", "MB", memory, settings.most_memory_limit_bytes / MIB)
+    seconds = within("--timeout", "seconds", timeout, settings.most_timeout_ms / 1000)
+    megabytes = within("--memory", "MB", memory, settings.most_memory_limit_bytes / MIB)
     source = _source(code, file)
 
     async def run() -> Result:
@@ -48,12 +50,6 @@ def evaluate(
     return 0 if result.ok else 1
 
 
-def _within(option: str, unit: str, value: float | None, most: float) -> float | None:
-    if value is not None and not 0 < value <= most:
-        raise InvalidExecution(option, f"expected {unit} above 0 and up to {most:g}, got {value:g}")
-    return value
-
-
 def _source(code: str | None, file: Path | None) -> str:
     if code is None and file is None:
         raise InvalidExecution("CODE", "expected code, or - for stdin, or -f FILE; got none of them")
@@ -61,21 +57,12 @@ def _source(code: str | None, file: Path | None) -> str:
         raise InvalidExecution("CODE", f"expected either code or -f FILE, got both ({file})")
     if file is None and code != "-":
         return code or ""
-    where = "stdin" if file is None or str(file) == "-" else str(file)
-    try:
-        raw = sys.stdin.buffer.read() if where == "stdin" else Path(where).read_bytes()
-    except OSError as error:
-        raise InvalidExecution(where, f"cannot be read: {error.strerror}") from None
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        found = f"byte {error.start} is 0x{raw[error.start]:02x}"
-        raise InvalidExecution(where, f"expected UTF-8, but {found}") from None
+    return text_of(None if file is None or str(file) == "-" else file)
 
 
 def _print(result: Result, *, json: bool) -> None:
     if json:
-        _print_json(_object(result))
+        print_json(_object(result))
         return
     for line in result.logs:
         print(line, file=sys.stderr)
@@ -84,7 +71,7 @@ def _print(result: Result, *, json: bool) -> None:
     if result.error is None:
         # An undefined result has no JSON.
         if result.result_json is not None:
-            _print_json(result.result_json)
+            print_json(result.result_json)
         return
     error = result.error
     # A syntax error's own message says where.
@@ -103,9 +90,3 @@ def _object(result: Result) -> bytes:
         body["result"] = msgspec.Raw(result.result_json)
     body |= {"logs": result.logs, "durationMs": result.duration_ms}
     return msgspec.json.encode(body)
-
-
-def _print_json(text: bytes) -> None:
-    """JSON is UTF-8, whatever the terminal's encoding is."""
-    sys.stdout.buffer.write(text + b"\n")
-    sys.stdout.buffer.flush()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import uvicorn
 import uvloop
@@ -16,11 +17,18 @@ import uvloop
 from hutch import logs
 from hutch import settings as settings_module
 from hutch.app import App
+from hutch.doors.bounded import BoundedHttp
 from hutch.doors.gate import Gate, is_loopback
+from hutch.egress import policy
 from hutch.errors import HutchError
 from hutch.settings import Settings
 
 logger = logging.getLogger("hutch.serve")
+
+_CALL = (
+    '{"packageName": "@tpmjs/tools-template-render", "version": "0.1.0", "name": "templateRenderTool",'
+    ' "params": {"template": "Hello {{name}}!", "data": {"name": "Bo"}}}'
+)
 
 
 class Server(uvicorn.Server):
@@ -44,12 +52,13 @@ class Signals:
         (self.second if self.first.is_set() else self.first).set()
 
 
-def serve(*, host: str | None, port: int | None) -> int:
+def serve(flags: Mapping[str, object], *, gateway_alone: bool = False) -> int:
     """The command's exit code: 0 when all that ran had the time to finish."""
-    settings = settings_module.load({"host": host, "port": port})
+    settings = settings_module.load(flags)
+    policy.check(settings)
     logs.configure(settings)
     with _listen(settings) as listener:
-        return uvloop.run(_serve(settings, listener))
+        return uvloop.run(_serve(settings, listener, gateway_alone))
 
 
 def _listen(settings: Settings) -> socket.socket:
@@ -69,17 +78,23 @@ def _listen(settings: Settings) -> socket.socket:
     return listener
 
 
-async def _serve(settings: Settings, listener: socket.socket) -> int:
+async def _serve(settings: Settings, listener: socket.socket, gateway_alone: bool) -> int:
     signals = Signals()
     app = await App.create(settings)
+    connecting: list[asyncio.Task[None]] = []
     try:
-        await app.warm_up()
         gate = Gate(settings)
+        web = app.gateway_web(gate) if gateway_alone else app.web(gate)
+        if not gateway_alone:
+            await app.warm_up()
+        # Those who ask for a tool wait for its server; nobody else does.
+        connecting.append(asyncio.create_task(app.upstreams.start(eager=settings.mcp_eager)))
         config = uvicorn.Config(
-            app.web(gate),
+            web,
             log_config=None,
             access_log=False,
             server_header=False,
+            http=BoundedHttp,
             ws="websockets-sansio",
             ws_max_size=settings.max_line_bytes,
             ws_per_message_deflate=False,
@@ -88,7 +103,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
         )
         server = Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
-        _announce(settings, app, listener)
+        _announce(settings, app, listener, gateway_alone)
         await _first_of(serving, asyncio.create_task(signals.first.wait()))
         finished = await _drain(gate, signals, settings.drain_seconds)
         server.should_exit = True
@@ -103,6 +118,9 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
             print("hutch: stopped before everything had finished", file=sys.stderr)
         return 0 if finished else 1
     finally:
+        for task in connecting:
+            task.cancel()
+        await asyncio.gather(*connecting, return_exceptions=True)
         await app.close()
 
 
@@ -119,15 +137,33 @@ async def _first_of(wanted: asyncio.Task[object], other: asyncio.Task[object]) -
     other.cancel()
 
 
-def _announce(settings: Settings, app: App, listener: socket.socket) -> None:
+def _announce(settings: Settings, app: App, listener: socket.socket, gateway_alone: bool) -> None:
     host, port = listener.getsockname()[:2]
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     isolation = app.verdict.isolation
     weak = "" if isolation == "container" else "  (weak: see `hutch doctor`)"
-    key = "  (API key required)" if settings.api_key else ""
-    print(f"Hutch serves http://{shown}:{port}   isolation: {isolation}{weak}")
-    print(f"  Execbox WebSocket: ws://{shown}:{port}/execbox{key}")
-    print(f"  Try:  curl http://{shown}:{port}/health", flush=True)
+    key = "   (API key required)" if settings.api_key else ""
+    url = f"http://{shown}:{port}"
+    servers = len(app.upstreams.servers())
+    if gateway_alone:
+        print(f"Hutch's gateway serves {servers} MCP servers at {url}{key}")
+        print(f"  Try:      curl {url}/status", flush=True)
+    else:
+        print(f"Hutch serves {url}   isolation: {isolation}{weak}{key}")
+        print(f"  Execbox:  ws://{shown}:{port}/execbox")
+        print(f"  TPMJS:    {url}/execute-tool")
+        print(f"  Gateway:  {url}/tools   ({servers} MCP servers)")
+        print(f"  MCP:      {url}/mcp")
+        print(f"  Try:      {_example(settings, url)}", flush=True)
     if not is_loopback(host) and settings.api_key is None:
         print("hutch: whoever reaches this address can run code here; set HUTCH_API_KEY", file=sys.stderr)
     logger.info("serving", extra={"fields": {"host": host, "port": port, "isolation": isolation}})
+
+
+def _example(settings: Settings, url: str) -> str:
+    """A line for a shell that shows that all of it works."""
+    if settings.offline:
+        return f"curl {url}/health"
+    name = "HUTCH_API_KEY" if os.environ.get("HUTCH_API_KEY") else "EXECUTOR_API_KEY"
+    key = f' -H "Authorization: Bearer ${name}"' if settings.api_key else ""
+    return f"curl {url}/execute-tool -H 'Content-Type: application/json'{key} -d '{_CALL}'"

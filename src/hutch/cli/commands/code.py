@@ -1,4 +1,4 @@
-"""What can be typed after `hutch`, and its help."""
+"""`hutch eval` and `hutch runner`: code, whoever wrote it."""
 
 from __future__ import annotations
 
@@ -6,32 +6,12 @@ from pathlib import Path
 
 import click
 
-from hutch._version import __version__
-
-SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-
-
 engine_option = click.option(
     "--engine", default="quickjs", show_default=True, metavar="NAME", help="quickjs or deno."
 )
 
 
-@click.group(
-    context_settings=SETTINGS,
-    epilog="""\b
-Example:
-  hutch eval '[1, 2, 3].map((n) => n * n)'
-""",
-)
-@click.version_option(__version__, message="hutch %(version)s")
-def hutch() -> None:
-    """Runs other people's code for AI agents, safely and at once.
-
-    Settings come from HUTCH_* variables and from hutch.toml, in the current directory or in HUTCH_HOME.
-    """
-
-
-@hutch.command(
+@click.command(
     "eval",
     epilog="""\b
 Examples:
@@ -59,7 +39,7 @@ def evaluate(
     return evaluate(code, file, engine=engine, timeout=timeout, memory=memory, json=json)
 
 
-@hutch.command(
+@click.command(
     epilog="""\b
 Example, in Python:
   hutch.Hutch(runner=["hutch", "runner"])
@@ -74,39 +54,3 @@ def runner(engine: str) -> int:
     from hutch.cli.runner import run
 
     return run(engine)
-
-
-@hutch.command(
-    epilog="""\b
-Examples:
-  hutch serve
-  HUTCH_API_KEY=secret hutch serve --host 0.0.0.0 --port 8080
-""",
-)
-@click.option("--host", metavar="ADDRESS", help="Where to listen.  [default: 127.0.0.1]")
-@click.option("--port", type=int, metavar="PORT", help="0 takes a free one.  [default: 4111]")
-def serve(host: str | None, port: int | None) -> int:
-    """Serve all doors over HTTP and WebSocket.
-
-    SIGTERM or Ctrl-C lets the running executions finish; a second one stops at once.
-    """
-    from hutch.cli.serve import serve
-
-    return serve(host=host, port=port)
-
-
-@hutch.command(
-    epilog="""\b
-Example:
-  hutch doctor --json
-"""
-)
-@click.option("--json", is_flag=True, help="Print the report as JSON on one line.")
-def doctor(json: bool) -> int:
-    """Examine this machine.
-
-    Says what isolation guests get here, what is missing, and how to get it. Exits with 1 if they cannot run.
-    """
-    from hutch.cli.doctor import doctor
-
-    return doctor(json=json)

@@ -1,0 +1,248 @@
+"""Toolscripts: from the shell, through a running server, and their tool calls; beside `deno run --check`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+
+from bench.report import Row, Scale, median, number, percentile
+from hutch.app import App
+from hutch.doors.toolscript.catalog import Catalog
+from hutch.doors.toolscript.check import Script
+from hutch.doors.toolscript.execute import VARIABLE, Request
+from hutch.doors.toolscript.module import declarations, tools_module
+from hutch.sandbox import runtime
+from hutch.settings import Settings
+from hutch.upstream.tools import UpstreamTool
+
+SERVER = '''
+from mcp.server.mcpserver import MCPServer
+server = MCPServer("echo")
+@server.tool()
+def echo(value: int) -> int:
+    """Gives back what it gets."""
+    return value
+server.run("stdio")
+'''
+SCRIPT = 'import {{ tools }} from "toolscript";\nreturn await tools.echo.echo({{ value: {0} }});\n'
+numbers = itertools.count(1)
+
+
+def changed() -> str:
+    """A script that nobody has seen yet."""
+    return SCRIPT.format(next(numbers))
+
+
+async def scripts(scale: Scale) -> list[Row]:
+    with tempfile.TemporaryDirectory(prefix="hutch-bench-") as folder:
+        server = Path(folder) / "server.py"
+        server.write_text(SERVER)
+        entry = {"command": sys.executable, "args": [str(server)]}
+        config = Path(folder) / "servers.json"
+        config.write_bytes(msgspec.json.encode({"mcpServers": {"echo": entry}}))
+        async with running(Settings(mcp_config=(str(config),))) as app:
+            rows = await _through(app, scale)
+            rows.append(await _calls(app, scale))
+            rows.append(await _at_once(app, scale))
+        rows.insert(0, await _from_shell(folder, str(config), scale))
+        rows.append(_generation())
+    return rows
+
+
+@contextlib.asynccontextmanager
+async def running(settings: Settings) -> AsyncIterator[App]:
+    app = await App.create(settings)
+    try:
+        await app.upstreams.start()
+        await run(app, changed())
+        yield app
+    finally:
+        await app.close()
+
+
+async def run(app: App, text: str, *, check: bool = True) -> float:
+    began = time.perf_counter()
+    ending = await app.scripts.run(Request(script=Script(text), check=check), app.world)
+    if ending.exit_code != 0:
+        raise RuntimeError(f"the script failed: {ending}")
+    return (time.perf_counter() - began) * 1000
+
+
+async def _spare(app: App) -> None:
+    while True:
+        stats = app.pool.stats()
+        if stats.warm.get("script") and not stats.starting:
+            return
+        await asyncio.sleep(0.01)
+
+
+async def _through(app: App, scale: Scale) -> list[Row]:
+    count = scale.of(40, 5)
+    checked, unchecked, same = [], [], []
+    text = changed()
+    await run(app, text)
+    for _ in range(count):
+        for figures, script, check in (
+            (checked, changed(), True), (unchecked, changed(), False), (same, text, True),
+        ):  # fmt: skip
+            await _spare(app)
+            figures.append(await run(app, script, check=check))
+    theirs = await _baseline(app, scale)
+    with_check, base = median(checked), median(theirs)
+    data = {"checked_ms": checked, "unchecked_ms": unchecked, "unchanged_ms": same, "baseline_ms": theirs}
+    return [
+        Row(
+            what="script with one tool call, in a running server: p50 changed and checked / p95",
+            measured=f"{number(with_check)} / {number(percentile(checked, 0.95))} ms",
+            baseline=f"{number(base)} ms: `deno run --check`, same import map, no jail",
+            target="p50 ≤ 120 ms, baseline at least 8 times slower",
+            met=with_check <= 120 and base >= 8 * with_check,
+            data=data,
+        ),
+        Row(
+            what="the same without the check / unchanged",
+            measured=f"{number(median(unchecked))} / {number(median(same))} ms",
+            target="≤ 15 ms",
+            met=median(unchecked) <= 15 and median(same) <= 15,
+        ),
+    ]
+
+
+async def _baseline(app: App, scale: Scale) -> list[float]:
+    """Deno by itself against the same gateway, with a cache of its own that is warm."""
+    import uvicorn
+
+    server = uvicorn.Server(uvicorn.Config(app.gateway_app, log_config=None, lifespan="off"))
+    listener = socket.create_server(("127.0.0.1", 0))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    figures = []
+    with tempfile.TemporaryDirectory(prefix="hutch-bench-") as folder:
+        import_map = Path(folder) / "map.json"
+        target = f"{url}/runtime/tools.ts?_t={await app.world.session()}"
+        import_map.write_bytes(msgspec.json.encode({"imports": {"toolscript": target}}))
+        env = {"DENO_DIR": f"{folder}/cache", VARIABLE: url, "NO_COLOR": "1", "PATH": os.environ["PATH"]}
+        where = url.removeprefix("http://")
+        for index in range(scale.of(6, 2)):
+            script = Path(folder) / "script.ts"
+            script.write_text(changed().replace("return ", "console.log(", 1).replace(");", "));"))
+            began = time.perf_counter()
+            process = await asyncio.create_subprocess_exec(
+                runtime.locate(), "run", "--quiet", "--check", "--no-prompt", f"--import-map={import_map}",
+                f"--allow-net={where}", f"--allow-import={where}", f"--allow-env={VARIABLE}", str(script),
+                env=env, stdout=asyncio.subprocess.DEVNULL,
+            )  # fmt: skip
+            if await process.wait() != 0:
+                raise RuntimeError("deno run --check failed")
+            if index:
+                # The first one fills the cache.
+                figures.append((time.perf_counter() - began) * 1000)
+    server.should_exit = True
+    await serving
+    return figures
+
+
+async def _calls(app: App, scale: Scale) -> Row:
+    count = scale.of(1000, 100)
+    text = (
+        'import { tools } from "toolscript";\nconst began = performance.now();\n'
+        f"for (let value = 0; value < {count}; value++) await tools.echo.echo({{ value }});\n"
+        f"return (performance.now() - began) / {count};\n"
+    )
+    ending = await app.scripts.run(Request(script=Script(text)), app.world)
+    each = float(ending.value_json or "nan")
+    return Row(
+        what=f"a tool call in a script, echo over stdio ({count} in a row)",
+        measured=f"{number(each)} ms",
+        target="≤ 3 ms",
+        met=each <= 3,
+        data={"ms": each},
+    )
+
+
+async def _at_once(app: App, scale: Scale) -> Row:
+    count = scale.of(50, 10)
+    began = time.perf_counter()
+    endings = await asyncio.gather(
+        *(app.scripts.run(Request(script=Script(SCRIPT.format(n))), app.world) for n in range(count))
+    )
+    seconds = time.perf_counter() - began
+    right = [ending.value_json for ending in endings] == [f'{{"result":{n}}}' for n in range(count)]
+    return Row(
+        what=f"{count} scripts at once",
+        measured=f"{'all' if right else 'NOT all'} correct in {number(seconds)} s",
+        target="all correct, bounded memory",
+        met=right,
+        data={"seconds": seconds, "most_processes": app.settings.max_processes},
+    )
+
+
+async def _from_shell(folder: str, config: str, scale: Scale) -> Row:
+    hutch = str(Path(sys.executable).parent / "hutch")
+    env = {**os.environ, "HUTCH_MCP_CONFIG": config, "HUTCH_LOG_LEVEL": "error"}
+    gateway = await asyncio.create_subprocess_exec(
+        hutch, "gateway", "start", "--port", "0", env=env, cwd=folder,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    assert gateway.stdout is not None
+    figures: list[float] = []
+    versions: list[float] = []
+    try:
+        url = (await gateway.stdout.readline()).decode().split(" at ")[1].split()[0]
+        for index in range(scale.of(12, 3)):
+            began = time.perf_counter()
+            process = await asyncio.create_subprocess_exec(
+                hutch, "exec", changed(), env={**env, VARIABLE: url}, cwd=folder,
+                stdout=asyncio.subprocess.DEVNULL,
+            )  # fmt: skip
+            if await process.wait() != 0:
+                raise RuntimeError("hutch exec failed")
+            if index:
+                figures.append(time.perf_counter() - began)
+            began = time.perf_counter()
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", "import hutch.cli.script, hutch.doors.toolscript.there", env=env
+            )
+            await process.wait()
+            versions.append(time.perf_counter() - began)
+    finally:
+        gateway.terminate()
+        await gateway.wait()
+    whole, own = median(figures), median(versions)
+    return Row(
+        what="`hutch exec` from the shell, gateway running, checked, one tool call (our own start)",
+        measured=f"{number(whole)} s ({number(own)} s)",
+        target="≤ 0.45 s, of which ≤ 0.2 s our own start",
+        met=whole <= 0.45 and own <= 0.2,
+        data={"seconds": figures, "import_seconds": versions},
+    )
+
+
+def _generation() -> Row:
+    schema = {"type": "object", "properties": {"title": {"type": "string"}, "labels": {"type": "array"}}}
+    tools = [
+        UpstreamTool(server=f"s{n % 10}", name=f"tool_{n}", description=f"Does {n}.", input_schema=schema)
+        for n in range(500)
+    ]
+    began = time.perf_counter()
+    catalog = Catalog.of(tools, [])
+    tools_module(catalog)
+    declarations(catalog)
+    seconds = time.perf_counter() - began
+    return Row(
+        what="the module and the types of 500 tools",
+        measured=f"{number(seconds)} s",
+        target="≤ 0.5 s, cached afterwards",
+        met=seconds <= 0.5,
+        data={"seconds": seconds},
+    )

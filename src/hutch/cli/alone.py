@@ -1,0 +1,21 @@
+"""A Hutch for one command: nothing comes after it, so nothing is kept ready."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from hutch.app import App
+from hutch.settings import Settings
+
+ALONE = {"quickjs_warm": 0, "deno_warm": 0, "max_spares": 0}
+"""The settings for that."""
+
+
+@asynccontextmanager
+async def started(settings: Settings) -> AsyncIterator[App]:
+    app = await App.create(settings)
+    try:
+        yield app
+    finally:
+        await app.close()

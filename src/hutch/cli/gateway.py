@@ -1,0 +1,139 @@
+"""`hutch gateway` and `hutch tools`: all MCP servers behind one address, and what they have."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+import msgspec
+
+from hutch import settings as settings_module
+from hutch.cli import loop
+from hutch.cli.alone import ALONE, started
+from hutch.cli.output import print_json
+from hutch.doors.toolscript.execute import VARIABLE
+from hutch.errors import HutchError
+from hutch.settings import Settings
+
+_ANSWER_SECONDS = 60.0
+
+
+def url_of(settings: Settings) -> str:
+    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
+    return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
+
+
+def environment() -> int:
+    """Prints what a shell is to evaluate, so that scripts find the gateway."""
+    print(f"export {VARIABLE}={shlex.quote(url_of(settings_module.load()))}")
+    return 0
+
+
+def status(url: str | None, *, json: bool) -> int:
+    """Exit code 1 when a server cannot be reached."""
+    settings = settings_module.load()
+    found = loop.run(_ask(settings, url or os.environ.get(VARIABLE) or url_of(settings), "/status"))
+    if json:
+        print_json(msgspec.json.encode(found))
+    else:
+        print(f"{found['tools']} tools of {len(found['servers'])} servers, revision {found['revision']}")
+        for server in found["servers"]:
+            trouble = f"   {server['error']}" if server["error"] else ""
+            print(f"  {server['name']:20} {server['state']:12} {server['tools']} tools{trouble}")
+        for clash in found["collisions"]:
+            print(f"  note: {clash['became']} would all be called {clash['name']}")
+    return 0 if all(server["state"] != "failed" for server in found["servers"]) else 1
+
+
+def list_tools(url: str | None, only: str | None, *, json: bool) -> int:
+    entries = loop.run(_get(url, "/tools", filter=only))
+    if json:
+        print_json(msgspec.json.encode(entries))
+    for entry in () if json else entries:
+        description = (entry["description"] or "").strip().split("\n")[0]
+        print(f"{entry['qualifiedName']:40} {description[:100]}")
+    return 0
+
+
+def search_tools(url: str | None, query: str, limit: int, *, json: bool) -> int:
+    """Exit code 1 when nothing is found."""
+    found = loop.run(_get(url, "/search", q=query, limit=limit))
+    if json:
+        print_json(msgspec.json.encode(found))
+    for each in () if json else found:
+        tool = each["tool"]
+        print(f"{each['score']:.2f}  {tool['qualifiedName']}   {each['reason']}")
+    if not found:
+        print("hutch: nothing found; try other words", file=sys.stderr)
+    return 0 if found else 1
+
+
+def show_types(url: str | None, only: str | None, *, compact: bool) -> int:
+    query = {"filter": only, "compact": "true" if compact else None}
+    print(loop.run(_text(url, "/runtime/tools.d.ts", **query)))
+    return 0
+
+
+async def _get(url: str | None, path: str, **query: Any) -> Any:
+    async with _client(url) as client:
+        return _checked(await client.get(path, params=_given(query))).json()
+
+
+async def _text(url: str | None, path: str, **query: Any) -> str:
+    async with _client(url) as client:
+        return _checked(await client.get(path, params=_given(query))).text
+
+
+async def _ask(settings: Settings, url: str, path: str) -> Any:
+    async with _remote(settings, url) as client:
+        return _checked(await client.get(path)).json()
+
+
+def _given(query: dict[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in query.items() if value is not None}
+
+
+def _checked(answer: httpx2.Response) -> httpx2.Response:
+    if answer.status_code != 200:
+        raise HutchError(f"The gateway answers {answer.status_code}: {answer.text[:500]}")
+    return answer
+
+
+@asynccontextmanager
+async def _client(url: str | None) -> AsyncIterator[httpx2.AsyncClient]:
+    """A client of the gateway named, or of one of our own for as long as this takes."""
+    settings = settings_module.load(ALONE)
+    url = url or os.environ.get(VARIABLE)
+    if url is not None:
+        async with _remote(settings, url) as client:
+            yield client
+        return
+    async with started(settings) as app:
+        transport = httpx2.ASGITransport(app.gateway_app)
+        async with httpx2.AsyncClient(
+            transport=transport, base_url=app.world.url, timeout=None, headers=_key(settings)
+        ) as client:
+            yield client
+
+
+@asynccontextmanager
+async def _remote(settings: Settings, url: str) -> AsyncIterator[httpx2.AsyncClient]:
+    try:
+        async with httpx2.AsyncClient(
+            base_url=url, timeout=_ANSWER_SECONDS, headers=_key(settings), trust_env=False
+        ) as client:
+            yield client
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise HutchError(
+            f"The gateway at {url} cannot be reached: {error}.",
+            remedy="Start it with `hutch gateway start`, or name another with --gateway-url.",
+        ) from None
+
+
+def _key(settings: Settings) -> dict[str, str]:
+    return {"authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}

@@ -1,0 +1,182 @@
+"""`hutch exec`, as a shell sees it. What scripts can do is in tests/contract/toolscript."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.processes import PATIENCE, hutch
+from tests.toolscripts import IMPORT, Gateway, configure, gateway, starts, stdio
+
+TOKEN = "the gateway's token"
+
+
+@pytest.fixture(scope="module")
+def running(environment: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """A gateway with a token, and a server that cannot be had beside one that can."""
+    folder = tmp_path_factory.mktemp("gateway")
+    servers = {"every": stdio("everything"), "missing": {"command": "/no/such/program"}}
+    with gateway("--config", configure(folder, servers), HUTCH_API_KEY=TOKEN) as started:
+        yield started
+
+
+# --- what is given ---
+
+
+def test_arguments_reach_the_script(tmp_path: Path) -> None:
+    done = hutch("exec", "return Deno.args", "a", "--b", "c d", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, '["a","--b","c d"]\n')
+    (tmp_path / "script.ts").write_text("return Deno.args")
+    done = hutch("exec", "-f", "script.ts", "a", "--timeout-of-mine", "3", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, '["a","--timeout-of-mine","3"]\n'), done.stderr
+
+
+def test_dash_reads_stdin(tmp_path: Path) -> None:
+    assert hutch("exec", "-", input="return 'ünï'", cwd=tmp_path).stdout == '"ünï"\n'
+
+
+def test_a_script_of_a_megabyte_runs(tmp_path: Path) -> None:
+    (tmp_path / "large.ts").write_text(f"const text: string = '{'x' * 2**20}';\nreturn text.length")
+    done = hutch("exec", "-f", "large.ts", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{2**20}\n", "")
+
+
+def test_nothing_to_run_is_refused(tmp_path: Path) -> None:
+    done = hutch("exec", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "expected CODE, or --file FILE" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("missing.ts", None, "missing.ts"),
+        ("binary.ts", b"\xff\xfe\x00", "UTF-8"),
+        ("imports.ts", b'import "./gone.ts";', "gone.ts"),
+    ],
+)
+def test_a_file_that_cannot_be_run_is_named(
+    name: str, text: bytes | None, reason: str, tmp_path: Path
+) -> None:
+    if text is not None:
+        (tmp_path / name).write_bytes(text)
+    done = hutch("exec", "-f", name, cwd=tmp_path)
+    assert (done.returncode in (1, 2), done.stdout) == (True, "")
+    assert reason in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--timeout", "0"], "--timeout"),
+        (["--memory", "1000000"], "--memory"),
+        (["-g", "gateway"], "'gateway' is no URL of a gateway"),
+    ],
+)
+def test_an_option_that_cannot_be_meant_is_named(arguments: list[str], message: str, tmp_path: Path) -> None:
+    done = hutch("exec", *arguments, "console.log(1)", cwd=tmp_path)
+    assert (done.returncode in (1, 2), done.stdout) == (True, "")
+    assert message in done.stderr
+
+
+# --- how it ends ---
+
+
+def test_a_timeout_exits_124_and_says_so(tmp_path: Path) -> None:
+    done = hutch("exec", "--timeout", "0.5", "console.log('x'); for (;;);", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (124, "x\n")
+    assert done.stderr == "hutch: The script did not finish in time\n"
+
+
+def test_memory_is_bounded_in_megabytes(tmp_path: Path) -> None:
+    code = "const all = []; for (;;) all.push(new Uint8Array(1 << 20).fill(1));"
+    done = hutch("exec", "--memory", "100", "--no-check", code, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (1, "hutch: Execution exceeded its memory limit of 100 MiB\n")
+
+
+def test_the_scripts_exit_code_is_the_commands(tmp_path: Path) -> None:
+    assert hutch("exec", "console.log('x'); Deno.exit(7)", cwd=tmp_path).returncode == 7
+
+
+def test_json_has_everything_on_one_line(tmp_path: Path) -> None:
+    code = "console.log('out'); console.error('err'); return { a: 1 }"
+    done = hutch("exec", "--json", code, cwd=tmp_path)
+    assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 1)
+    told = json.loads(done.stdout)
+    assert told.pop("durationMs") > 0
+    assert told.pop("runId")
+    assert told == {"ok": True, "exitCode": 0, "result": {"a": 1}, "stdout": "out\n", "stderr": "err\n"}
+    told = json.loads(hutch("exec", "--json", "Deno.exit(3)", cwd=tmp_path).stdout)
+    assert (told["ok"], told["exitCode"]) == (False, 3)
+
+
+def test_ctrl_c_ends_it_with_130(tmp_path: Path) -> None:
+    with starts("exec", "console.log('there'); for (;;);", cwd=tmp_path) as command:
+        assert command.stdout is not None
+        assert command.stdout.readline() == b"there\n"
+        command.send_signal(signal.SIGINT)
+        command.communicate(timeout=PATIENCE)
+        assert command.returncode == 130
+
+
+# --- the gateway ---
+
+
+def test_a_running_gateway_is_used_with_its_token(running: Gateway, tmp_path: Path) -> None:
+    code = f"{IMPORT}return await tools.every.add({{ a: 1, b: 2 }})"
+    done = hutch("exec", "-g", running.url, code, env={"HUTCH_API_KEY": TOKEN}, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, '{"sum":3}\n', "")
+
+
+@pytest.mark.parametrize("key", [{}, {"HUTCH_API_KEY": "another"}])
+def test_without_the_token_nothing_runs(running: Gateway, key: dict[str, str], tmp_path: Path) -> None:
+    done = hutch("exec", "-g", running.url, "console.log(1)", env=key, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"The gateway at {running.url} does not let us in (401)" in done.stderr
+    assert "HUTCH_API_KEY" in done.stderr
+
+
+def test_a_gateway_that_is_down_is_named(tmp_path: Path) -> None:
+    env = {"TOOLSCRIPT_GATEWAY_URL": "http://127.0.0.1:9"}
+    for command in (["exec", "console.log(1)"], ["tools", "list"], ["gateway", "status"]):
+        done = hutch(*command, env=env, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "The gateway at http://127.0.0.1:9 cannot be reached" in done.stderr
+        assert "hutch gateway start" in done.stderr
+
+
+def test_a_server_that_cannot_be_had_does_not_harm_the_others(running: Gateway, tmp_path: Path) -> None:
+    env = {"HUTCH_API_KEY": TOKEN, "TOOLSCRIPT_GATEWAY_URL": running.url}
+    done = hutch("exec", f"{IMPORT}return await tools.every.zero()", env=env, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, '"0"\n')
+    done = hutch("gateway", "status", env=env, cwd=tmp_path)
+    assert done.returncode == 1
+    [line] = [line for line in done.stdout.splitlines() if line.strip().startswith("missing")]
+    assert "failed" in line
+    assert "/no/such/program" in line
+
+
+# --- the configuration ---
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"mcpServers": {\n  "a": {"command": 5}\n}}', ".toolscript.json:2: mcpServers.a.command: "),
+        ('{"mcpServers": {\n  "a": {"command": "x",}\n}}', ".toolscript.json:2: is not JSON"),
+    ],
+)
+def test_a_broken_configuration_is_told_with_its_place(text: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / ".toolscript.json").write_text(text)
+    done = hutch("exec", "console.log(1)", cwd=tmp_path)
+    assert (done.returncode in (1, 2), done.stdout) == (True, "")
+    assert done.stderr.startswith(f"hutch: {told}")
+
+
+def test_without_any_server_scripts_run_all_the_same(tmp_path: Path) -> None:
+    done = hutch("exec", f"{IMPORT}return Object.keys(tools)", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
