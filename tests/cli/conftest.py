@@ -18,4 +18,6 @@ def npm(environment: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
                 patch.delenv(name)
         patch.setenv("HOME", str(tmp_path_factory.mktemp("user")))
         patch.setenv("NPM_CONFIG_REGISTRY", served.url)
+        # What is published here has the names of real packages: it must not be on the shelf of other tests.
+        patch.setenv("HUTCH_HOME", str(tmp_path_factory.mktemp("made-up")))
         yield served

@@ -164,7 +164,7 @@ def test_nothing_is_left_when_the_client_goes_while_code_runs(folder: Path, way:
 def test_a_broken_configuration_is_told_before_anything_else(tmp_path: Path) -> None:
     (tmp_path / ".toolscript.json").write_text('{"mcpServers": {"a": {}}}')
     done = hutch("mcp", cwd=tmp_path, env={"HOME": str(tmp_path)})
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert ".toolscript.json" in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
