@@ -218,6 +218,7 @@ class Pool:
     def _take_single(self, profile: Profile) -> Runner | None:
         runner = self._pop_warm(profile)
         self._spares.use(profile, asyncio.get_running_loop().time())
+        self._soon(self._end_crowded_out)
         if runner is not None:
             self._busy.add(runner)
             # Starting the next one takes a core: not in the very milliseconds that most executions take.
@@ -467,6 +468,13 @@ class Pool:
                     self._end(runner)
         if self._count() > 0:
             self._keep_house()
+
+    def _end_crowded_out(self) -> None:
+        """Ends the spares of packages that others have taken the place of."""
+        for profile, ready in [*self._warm.items()]:
+            if profile.is_prepared and not self._target(profile):
+                for runner in [*ready]:
+                    self._end(runner)
 
     def _bound_spares(self) -> None:
         """Forgets the spares used longest ago until the memory of the rest is within its bound."""
