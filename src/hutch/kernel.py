@@ -121,6 +121,7 @@ class Kernel:
             "max_result_bytes": settings.max_result_bytes,
             "max_calls": settings.max_calls,
             "max_outstanding_calls": settings.max_outstanding_calls,
+            "cancel_grace_ms": settings.cancel_grace_ms,
         }
         for name, ceiling in _CEILINGS.items():
             value, most = asked.get(name), getattr(settings, ceiling)

@@ -65,6 +65,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_line_bytes: Positive = 16 * MIB
     max_calls: Positive = 100_000
     max_outstanding_calls: Positive = 256
+    cancel_grace_ms: Positive = 25
+    """How long a cancelled execution may take to hand in its logs, before it ends without them."""
 
     # The pool.
     quickjs_warm: Count = 1

@@ -60,8 +60,14 @@ class Runner:
 
 @contextlib.contextmanager
 def started(*arguments: str) -> Iterator[Runner]:
+    # On a busy machine a runner needs more than its 25 ms to hand in the logs of what was cancelled.
+    environ = os.environ | {"HUTCH_CANCEL_GRACE_MS": "10000"}
     with subprocess.Popen(
-        [*COMMAND, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*COMMAND, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environ,
     ) as process:
         try:
             yield Runner(process)

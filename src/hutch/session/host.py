@@ -34,7 +34,6 @@ from hutch.session.messages import (
 from hutch.session.providers import MAX_MESSAGE, Provider
 from hutch.session.tools import ToolContext
 
-CANCEL_GRACE = 0.025
 BACKSTOP = 0.1
 START_TIMEOUT = 60.0
 MAX_RECORDED_CALLS = 1_000
@@ -61,6 +60,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_result_bytes: int = 8_388_608
     max_calls: int = 100_000
     max_outstanding_calls: int = 256
+    cancel_grace_ms: int = 25
+    """How long the runner may take to answer a cancel with the execution's logs."""
     engine: str | None = None
     """Which engine a runner that has several is to use."""
 
@@ -200,7 +201,7 @@ class Session:
         self._send(encode(Cancel(self.id)))
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(CANCEL_GRACE, self._give_up)
+        self._timer = self._loop.call_later(self.limits.cancel_grace_ms / 1000, self._give_up)
 
     def lose(self, reason: str) -> None:
         """The channel closed, or the runner failed, before `done`."""
