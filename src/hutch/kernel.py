@@ -11,8 +11,9 @@ from typing import Any, Protocol
 import msgspec
 
 from hutch.errors import InvalidExecution
-from hutch.sandbox.pool import OnOutput, Pool
+from hutch.sandbox.pool import Pool
 from hutch.sandbox.profile import Profile
+from hutch.sandbox.runner import OnOutput
 from hutch.session.host import Limits, Outcome, Session
 from hutch.session.messages import WireError
 from hutch.session.providers import Provider, check_providers

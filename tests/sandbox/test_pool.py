@@ -11,8 +11,9 @@ import pytest
 
 import hutch
 from hutch.errors import Busy, SandboxUnavailable
-from hutch.sandbox.pool import OnOutput, Pool, Runner
+from hutch.sandbox.pool import Pool
 from hutch.sandbox.profile import Profile, profile_for
+from hutch.sandbox.runner import Runner
 from hutch.session.channel import MemoryChannel
 from hutch.session.host import Outcome, Session
 from hutch.session.link import Link
@@ -22,29 +23,23 @@ QUICKJS, DENO = profile_for("quickjs"), profile_for("deno")
 PACKAGES = [Profile("npm", told=b"%d" % number) for number in range(4)]
 
 
-class Played:
+class Played(Runner):
     """A runner without a process."""
 
     def __init__(self, profile: Profile) -> None:
-        self.profile = profile
-        self.owner: str | None = None
-        self.executions = self.in_flight = 0
+        super().__init__(profile)
         self.idle_since = asyncio.get_running_loop().time()
-        self.suspects: set[str] = set()
-        self.on_exit: Callable[[Runner], None] = lambda _: None
-        self.on_output: OnOutput | None = None
         self.imported = True
-        self.link = Link(MemoryChannel.pair()[0])
-        self.gone = asyncio.Event()
         self.memory = 0
+        self._link = Link(MemoryChannel.pair()[0])
+
+    @property
+    def link(self) -> Link:
+        return self._link
 
     @property
     def alive(self) -> bool:
-        return not self.gone.is_set()
-
-    @property
-    def exited(self) -> bool:
-        return self.gone.is_set()
+        return not self.exited
 
     def began(self, session: Session) -> None:
         self.executions += 1
@@ -55,12 +50,9 @@ class Played:
         return self.profile.details.own_process
 
     def kill(self) -> None:
-        if not self.gone.is_set():
-            self.gone.set()
+        if not self.exited:
+            self._exited.set()
             asyncio.get_running_loop().call_soon(self.on_exit, self)
-
-    async def wait(self) -> None:
-        await self.gone.wait()
 
     def memory_used(self) -> int:
         return self.memory

@@ -7,13 +7,14 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from hutch.errors import SandboxUnavailable
-from hutch.sandbox.pool import OnOutput, Pool, Runner
+from hutch.sandbox.pool import Pool
 from hutch.sandbox.profile import EXTERNAL, Profile
+from hutch.sandbox.runner import Runner
 from hutch.session.channel import StreamChannel, connect_pipes
 from hutch.session.host import Outcome, Session
 from hutch.session.link import Link
@@ -23,34 +24,25 @@ from hutch.settings import Settings
 LEAVE_SECONDS = 1.5
 
 
-class ExternalRunner:
+class ExternalRunner(Runner):
     """A runner process of the caller's own choosing. It is as isolated as the caller made it."""
 
     def __init__(self, process: subprocess.Popen[bytes], link: Link) -> None:
-        self.profile = EXTERNAL
-        self.owner: str | None = None
-        self.executions = 0
-        self.in_flight = 0
-        self.idle_since = 0.0
-        self.suspects: set[str] = set()
-        self.on_exit: Callable[[Runner], None] = lambda _: None
-        self.on_output: OnOutput | None = None
-        self.imported = False
-        self.link = link
+        super().__init__(EXTERNAL)
+        self._link = link
         self._process = process
-        self._exited = asyncio.Event()
         self._deadline: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._pidfd = os.pidfd_open(process.pid)
         self._loop.add_reader(self._pidfd, self._reap)
 
     @property
-    def alive(self) -> bool:
-        return self.link.closed is None and not self.exited
+    def link(self) -> Link:
+        return self._link
 
     @property
-    def exited(self) -> bool:
-        return self._exited.is_set()
+    def alive(self) -> bool:
+        return self.link.closed is None and not self.exited
 
     def began(self, session: Session) -> None:
         self.executions += 1
@@ -74,12 +66,6 @@ class ExternalRunner:
         # A session of its own, so that what it started goes with it.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-
-    async def wait(self) -> None:
-        await self._exited.wait()
-
-    def memory_used(self) -> int:
-        return 0
 
     def _reap(self) -> None:
         code = self._process.poll()

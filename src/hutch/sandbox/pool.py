@@ -10,61 +10,15 @@ import asyncio
 import contextlib
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
-from typing import Literal, Protocol
 
 import msgspec
 
 from hutch.errors import Busy, HutchError, SandboxUnavailable
 from hutch.sandbox.profile import Profile
+from hutch.sandbox.runner import Runner
 from hutch.sandbox.spares import Spares
 from hutch.session.host import Outcome, Session
-from hutch.session.link import Link
 from hutch.settings import Settings
-
-OnOutput = Callable[[Literal["stdout", "stderr"], bytes], None]
-
-
-class Runner(Protocol):
-    """What the pool lends: a runner, and the process that holds it."""
-
-    profile: Profile
-    owner: str | None
-    executions: int
-    in_flight: int
-    idle_since: float
-    suspects: set[str]
-    on_exit: Callable[[Runner], None]
-    on_output: OnOutput | None
-    imported: bool
-    """Whether it has loaded what its profile told it to, with or without success."""
-
-    @property
-    def link(self) -> Link: ...
-
-    @property
-    def alive(self) -> bool: ...
-
-    @property
-    def exited(self) -> bool: ...
-
-    def began(self, session: Session) -> None:
-        """An execution starts on it."""
-
-    def ended(self, outcome: Outcome, session: Session) -> None:
-        """It reported an execution's end."""
-
-    def spent(self, outcome: Outcome | None) -> bool:
-        """Whether it may not be used again after an execution that ended so (None: it was abandoned)."""
-
-    def kill(self) -> None:
-        """Ends it for certain."""
-
-    async def wait(self) -> None:
-        """Returns when it is gone."""
-
-    def memory_used(self) -> int:
-        """In bytes, as far as it is known."""
-
 
 Launch = Callable[[Profile], Awaitable[Runner]]
 

@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Callable
 from functools import partial
 from typing import IO, Literal, Protocol
 
@@ -18,8 +17,8 @@ from hutch.sandbox.cgroup import Group
 from hutch.sandbox.jail import Command, memory_file
 from hutch.sandbox.meter import Meter, Watch, process_tree
 from hutch.sandbox.outlet import Outlet
-from hutch.sandbox.pool import OnOutput, Runner
 from hutch.sandbox.profile import Profile
+from hutch.sandbox.runner import Runner
 from hutch.session.channel import StreamChannel
 from hutch.session.host import GUEST_CODES, RUNNER_CODES, Outcome, Session, clip_logs
 from hutch.session.link import Link
@@ -48,18 +47,11 @@ class Way(Protocol):
         """Nobody is in there any more."""
 
 
-class RunnerProcess:
+class RunnerProcess(Runner):
     """A runner and the process that holds it."""
 
     def __init__(self, profile: Profile, command: Command, group: Group | None, meter: Meter | None) -> None:
-        self.profile = profile
-        self.owner: str | None = None
-        self.executions = 0
-        self.in_flight = 0
-        self.idle_since = 0.0
-        self.suspects: set[str] = set()
-        self.on_exit: Callable[[Runner], None] = lambda _: None
-        self.on_output: OnOutput | None = None
+        super().__init__(profile)
         self._link: Link | None = None
         self._loop = asyncio.get_running_loop()
         self._group = group
@@ -67,8 +59,6 @@ class RunnerProcess:
         self._watch: Watch | None = None
         self._out_of_memory = False
         self._output = bytearray()
-        self._exited = asyncio.Event()
-        self.imported = False
         self._frozen: list[int] = []
         self.way: Way | None = None
         """Its only one to the network, if it has any."""
@@ -113,10 +103,6 @@ class RunnerProcess:
         if self._link is None:
             raise RuntimeError("the runner is not ready")
         return self._link
-
-    @property
-    def exited(self) -> bool:
-        return self._exited.is_set()
 
     @property
     def alive(self) -> bool:
@@ -300,9 +286,6 @@ class RunnerProcess:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         if self._group is not None:
             self._group.kill()
-
-    async def wait(self) -> None:
-        await self._exited.wait()
 
     def _reap(self) -> None:
         self._process.poll()

@@ -14,8 +14,8 @@ from hutch.doors.toolscript.relay import Relay
 from hutch.errors import SandboxUnavailable
 from hutch.kernel import Execution, Kernel, Result
 from hutch.sandbox.jail import Isolation, Mount
-from hutch.sandbox.pool import OnOutput
 from hutch.sandbox.profile import Profile
+from hutch.sandbox.runner import OnOutput
 
 VARIABLE = "TOOLSCRIPT_GATEWAY_URL"
 TIMED_OUT = 124
