@@ -25,8 +25,8 @@ install: .venv/.compiled $(BUNDLE) .venv/.jail ## .venv with every dependency, t
 serve: install ## the server; its own options in ARGS
 	@exec .venv/bin/hutch serve $(ARGS)
 
-test: install lint ## lint, types, the Python tests and the guest's own
-	.venv/bin/python -m pytest -n 2 --dist loadgroup $(ARGS)
+test: install .venv/.postgres lint ## lint, types, the Python tests and the guest's own
+	.venv/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
 	$(DENO) test --allow-all --frozen --quiet
 
 bench: install ## how fast and how small, beside baselines
@@ -95,11 +95,23 @@ $(BUNDLE): .venv/.installed $(GUEST_SOURCES)
 
 # Tried once; whoever may not install it is told by `install`.
 .venv/.jail: .venv/.made
-	@if ! command -v bwrap >/dev/null && command -v apt-get >/dev/null \
-		&& { [ "$$(id -u)" = 0 ] && as= || { sudo -n true 2>/dev/null && as='sudo -n'; }; }; then \
-		echo "installing bubblewrap"; mkdir -p build; \
-		apt="$$as env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Acquire::Retries=1 -o Acquire::http::Timeout=20"; \
-		{ $$apt update; $$apt install --yes --no-install-recommends bubblewrap; } >build/apt.log 2>&1 \
-			|| echo "apt could not install bubblewrap: see build/apt.log" >&2; \
-	fi
+	@command -v bwrap >/dev/null || { $(call apt,bubblewrap); }
 	@touch $@
+
+# The tests start a PostgreSQL of their own. Tried until it is there: they fail without its programs.
+.venv/.postgres: .venv/.made
+	@command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { $(call apt,postgresql); }
+	@command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { echo "the tests need" \
+		"PostgreSQL's programs and may not install them: 'apt install postgresql', or another way to 'initdb'" >&2; exit 1; }
+	@touch $@
+
+# Installs a package where that is allowed without a question; where not, nothing happens.
+define apt
+if command -v apt-get >/dev/null \
+		&& { [ "$$(id -u)" = 0 ] && as= || { sudo -n true 2>/dev/null && as='sudo -n'; }; }; then \
+		echo "installing $(1)"; mkdir -p build; \
+		apt="$$as env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Acquire::Retries=1 -o Acquire::http::Timeout=20"; \
+		{ $$apt update; $$apt install --yes --no-install-recommends $(1); } >build/apt.log 2>&1 \
+			|| echo "apt could not install $(1): see build/apt.log" >&2; \
+	fi
+endef

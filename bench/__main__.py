@@ -11,7 +11,19 @@ from pathlib import Path
 
 import uvloop
 
-from bench import deno, flatness, machine, quickjs, scripts, startup, suspended, tool_calls, tools
+from bench import (
+    abilities,
+    deno,
+    flatness,
+    flows,
+    machine,
+    quickjs,
+    scripts,
+    startup,
+    suspended,
+    tool_calls,
+    tools,
+)
 from bench.report import Row, Scale, markdown
 
 RESULTS = Path(__file__).parent / "results"
@@ -27,6 +39,8 @@ BENCHES: dict[str, Callable[[Scale], Awaitable[list[Row]]]] = {
     "flatness": flatness.flatness,
     "tools": tools.tools,
     "scripts": scripts.scripts,
+    "abilities": abilities.abilities,
+    "flows": flows.flows,
 }
 
 

@@ -9,23 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import databases
 
 import hutch
 from hutch.session.jsonvalue import well_formed
+from hutch.settings import Settings
+from hutch.store.store import Store
 
 # Which programs to test with, not how they are to behave.
 BINARIES = ("HUTCH_DENO", "HUTCH_BWRAP")
+ALIASES = ("EXECUTOR_API_KEY", "PROXY_URL")
 
 Run = Callable[..., Awaitable[hutch.Result]]
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where several processes run the tests, those of one folder share one: they share much."""
-    here = Path(__file__).parent
-    for item in items:
-        folder = item.path.relative_to(here).parent
-        name = str(folder) if folder.parts else item.path.name
-        item.add_marker(pytest.mark.xdist_group(name))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -46,7 +41,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Nothing of the tester's own settings counts, and nothing is written to their home."""
     with pytest.MonkeyPatch.context() as patch:
         for name in [*os.environ]:
-            if (name.startswith("HUTCH_") and name not in BINARIES) or name == "EXECUTOR_API_KEY":
+            if (name.startswith("HUTCH_") and name not in BINARIES) or name in ALIASES:
                 patch.delenv(name)
         patch.setenv("HUTCH_HOME", str(tmp_path_factory.mktemp("home")))
         yield
@@ -68,3 +63,26 @@ def engine(request: pytest.FixtureRequest) -> str:
 def run(sandbox: hutch.Hutch, engine: str) -> Run:
     """Runs guest code in the engine that the test is for."""
     return partial(sandbox.run, engine=engine)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[databases.Server]:
+    """A running PostgreSQL, for whoever asks."""
+    with databases.serving() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def store_settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
+    """Settings with a home and a database of this test's own; every test that asks for it runs on both."""
+    home = str(tmp_path / "home")
+    if request.param == "sqlite":
+        return Settings(home=home)
+    server: databases.Server = request.getfixturevalue("postgres")
+    return Settings(home=home, database_url=server.new_database())
+
+
+@pytest.fixture
+async def store(store_settings: Settings) -> AsyncIterator[Store]:
+    async with await Store.open(store_settings) as opened:
+        yield opened

@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 import hutch._version
 
 ROOT = Path(__file__).parent.parent
+MIGRATIONS = ROOT / "src/hutch/store/migrations"
 BUNDLE = {
     "typescript.js",
     "entry.js",
@@ -83,6 +84,7 @@ def test_wheel_has_every_python_module_the_types_marker_the_licence_and_the_comm
     modules = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src/hutch").rglob("*.py")}
     assert modules <= names
     assert "hutch/py.typed" in names
+    assert {f"hutch/store/migrations/{file.name}" for file in MIGRATIONS.glob("*.sql")} <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     with zipfile.ZipFile(wheel) as archive:
         entry_points = next(name for name in names if name.endswith("entry_points.txt"))

@@ -9,9 +9,10 @@ from contextlib import AsyncExitStack
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
+from hutch.keeping import Keeping
 from hutch.kernel import Execution, Kernel
 from hutch.metrics import RunCounters
-from hutch.runs import log_run
+from hutch.runs import RunRecord, is_logged, log_record
 from hutch.sandbox import selftest
 from hutch.sandbox.jail import Jail
 from hutch.sandbox.launcher import Launcher
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from hutch.doors.gate import Gate
     from hutch.doors.mcp.http import McpDoor
+    from hutch.doors.rep.flows import Flows
     from hutch.doors.toolscript.execute import Scripts
     from hutch.doors.toolscript.gateway import Gateway
     from hutch.doors.toolscript.here import Here
@@ -44,12 +46,13 @@ class App:
         self.settings = settings
         self.verdict = verdict
         self.counters = RunCounters()
-        self._jail = jail
+        self.jail = jail
         self._mcp: McpDoor | None = None
         self._ways = Ways()
         self._launcher = Launcher(settings, jail, self._ways.open)
         self.pool = Pool(settings, self._launcher.launch)
         self.kernel = Kernel(settings, self.pool, self._record)
+        self.keeping = Keeping(settings, self.kernel)
 
     @classmethod
     async def create(cls, settings: Settings) -> Self:
@@ -118,7 +121,7 @@ class App:
         """The gateway as scripts see it."""
         from hutch.doors.gate import Gate
 
-        return self.gateway_web(Gate(self.settings))
+        return self.gateway_web(Gate(self.settings, self.keeping))
 
     @cached_property
     def world(self) -> Here:
@@ -134,7 +137,14 @@ class App:
         from hutch.doors.toolscript.check import Checker
         from hutch.doors.toolscript.execute import Scripts
 
-        return Scripts(self.kernel, Checker(self.settings, self._jail), self.verdict.isolation)
+        return Scripts(self.kernel, Checker(self.settings, self.jail), self.verdict.isolation)
+
+    @cached_property
+    def flows(self) -> Flows:
+        """Runs flows for whoever asks over HTTP."""
+        from hutch.doors.rep.flows import Flows
+
+        return Flows(self.settings, self.keeping.store)
 
     def gateway_web(self, gate: Gate) -> ASGIApp:
         """The gateway alone, for `hutch gateway start`."""
@@ -148,22 +158,26 @@ class App:
         from starlette.exceptions import HTTPException
 
         from hutch.doors import health, refusals
+        from hutch.doors.abilities import http as abilities
         from hutch.doors.cors import Cors
         from hutch.doors.execbox import websocket as execbox
         from hutch.doors.mcp.http import McpDoor
+        from hutch.doors.rep import http as rep
         from hutch.doors.toolscript import http as toolscript
         from hutch.doors.tpmjs import http as tpmjs
         from hutch.egress import policy
 
         policy.check(self.settings)
 
-        self._mcp = McpDoor(self, gate)
+        self._mcp = McpDoor(self, gate, rooms=self.keeping)
         web = Starlette(
             routes=[
                 *health.routes(self, gate),
                 *execbox.routes(self.kernel, gate),
                 *toolscript.routes(self.gateway, gate, self.settings),
                 *self._mcp.routes(),
+                *abilities.routes(self.keeping, gate),
+                *rep.routes(self.flows, gate),
                 *tpmjs.routes(self.tools, gate, self.settings, self.verdict, self.verdict.deno),
             ],
             exception_handlers={HTTPException: refusals.on_http_exception, Exception: refusals.on_fault},
@@ -176,6 +190,7 @@ class App:
         """Each comes before what it stands on, and whatever happens to one, the others are closed too."""
         made = self.__dict__
         async with AsyncExitStack() as last_first:
+            last_first.push_async_callback(self.keeping.close)
             last_first.push_async_callback(self._launcher.close)
             last_first.push_async_callback(self._ways.close)
             if "upstreams" in made:
@@ -185,6 +200,8 @@ class App:
                 last_first.push_async_callback(self.scripts.close)
             if "shelf" in made:
                 last_first.push_async_callback(self.shelf.close)
+            if "flows" in made:
+                last_first.push_async_callback(self.flows.close)
             if self._mcp is not None:
                 last_first.push_async_callback(self._mcp.close)
 
@@ -192,4 +209,7 @@ class App:
         self.counters.count(execution, outcome)
         if "gateway" in self.__dict__:
             self.gateway.approvals.forget(run_id)
-        log_run(run_id, execution, outcome, began)
+        if self.keeping.keeps_runs or is_logged():
+            record = RunRecord.of(run_id, execution, outcome, began)
+            log_record(record)
+            self.keeping.record(record)

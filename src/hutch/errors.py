@@ -155,3 +155,60 @@ class VaultError(HutchError):
     """A secret cannot be kept or had."""
 
     code = "vault_error"
+
+
+class InvalidInput(HutchError):
+    """A name or a value is none that could be kept. Its message never has the value of a secret."""
+
+    code = "invalid_request"
+
+    def __init__(self, field: str, message: str, *, remedy: str | None = None) -> None:
+        super().__init__(f"{field}: {message}", remedy=remedy)
+        self.field = field
+
+
+class Unauthorized(HutchError):
+    """The API key is missing or is none that counts.
+
+    `reason` is one of missing, unknown, revoked, expired.
+    """
+
+    code = "unauthorized"
+
+    def __init__(self, reason: str, message: str, *, remedy: str | None = None) -> None:
+        super().__init__(message, remedy=remedy)
+        self.reason = reason
+
+
+class StoreError(HutchError):
+    """What is kept cannot be read or written. Its message is for the operator: it names files and hosts."""
+
+    code = "store_error"
+
+
+class Taken(HutchError):
+    """Something of that name is there already."""
+
+    code = "conflict"
+
+
+class InvalidAbility(HutchError):
+    """An ability cannot be kept as it is described."""
+
+    code = "invalid_ability"
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+class RateLimited(Busy):
+    """There were too many requests in a short time."""
+
+    code = "rate_limited"
+
+
+class InvalidText(HutchError):
+    """A text has something in it that no database keeps."""
+
+    code = "invalid_request"

@@ -15,7 +15,7 @@ from hutch.sandbox.pool import Pool
 from hutch.sandbox.profile import Profile
 from hutch.sandbox.runner import OnOutput
 from hutch.session.host import Limits, Outcome, Session
-from hutch.session.messages import WireError
+from hutch.session.messages import Job, WireError
 from hutch.session.providers import Provider, check_providers
 from hutch.settings import Settings
 
@@ -45,6 +45,18 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     """If its caller wants to know it beforehand; see `new_run_id`."""
     on_output: OnOutput | None = None
     """Gets what a guest that is a program prints, as it comes."""
+    job: Job | None = None
+    """What else is to be done with the code than running it; in engine `quickjs`."""
+    requests: Sequence[Any] = ()
+    """What it asks of others' servers, for the record: filled while it runs."""
+    failure_in: Callable[[Any], str | None] | None = None
+    """Where guests tell of failures in their result: the code of the one that a result tells of, if any."""
+
+    def code_of(self, outcome: Outcome) -> str:
+        """`ok`, or the code of what went wrong."""
+        if outcome.error is not None:
+            return outcome.error.code
+        return (self.failure_in and self.failure_in(outcome.result)) or "ok"
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,7 +174,7 @@ class Kernel:
         outcome: Outcome | None = None
         try:
             session = runner.link.open(
-                run_id, execution.code, execution.limits, execution.providers, on_started
+                run_id, execution.code, execution.limits, execution.providers, on_started, execution.job
             )
             self._running[run_id] = session
             runner.on_output = execution.on_output

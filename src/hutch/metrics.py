@@ -30,7 +30,7 @@ class RunCounters:
 
     def count(self, execution: Execution, outcome: Outcome) -> None:
         engine, seconds = execution.profile.engine, outcome.duration_ms / 1000
-        self.outcomes[execution.door, engine, outcome.error.code if outcome.error else "ok"] += 1
+        self.outcomes[execution.door, engine, execution.code_of(outcome)] += 1
         self.tool_calls[engine] += outcome.call_count
         self.seconds[engine] = self.seconds.get(engine, 0.0) + seconds
         self.buckets.setdefault(engine, [0] * (len(BUCKETS) + 1))[bisect_left(BUCKETS, seconds)] += 1

@@ -37,6 +37,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     home: str = HOME
     """State: caches, keys, databases."""
+    database_url: str | None = None
+    """A PostgreSQL database to keep things in, rather than SQLite in the home."""
     isolation: Literal["auto", "container", "process"] = "auto"
     """`auto` takes the strongest that the self-test proves; `container` refuses to start on less."""
     host: str = "127.0.0.1"
@@ -130,6 +132,34 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     package_egress: dict[str, str] = {}
     """Narrower for a package: `none`, or its hosts, separated by spaces."""
 
+    # What abilities fetch.
+    egress_http_hosts: tuple[str, ...] = ()
+    """Hosts that abilities may ask over http, besides those that `egress_allow` names."""
+    proxy_url: str | None = None
+    """An HTTP proxy that abilities' requests go through. Also PROXY_URL."""
+    fetch_seconds: Seconds = 30.0
+    fetch_bytes: Positive = 8 * MIB
+    """An answer's body, decompressed."""
+    fetch_body_bytes: Positive = 8 * MIB
+    """A request's body."""
+    fetch_redirects: Count = 20
+    fetch_requests: Positive = 50
+    """Requests of one run, redirects included."""
+
+    ability_timeout_ms: Positive = 30_000
+    """A wrapper, with all that it fetches."""
+    ability_memory_bytes: Positive = 64 * MIB
+    """A wrapper, and a transform."""
+    transform_timeout_ms: Positive = 5_000
+    ability_max_chars: Positive = 30_000
+    """The JSON text of a body; of a longer one the beginning is shown."""
+    ability_expire_on: str = "401,403,407"
+    """Statuses by which a service refuses a credential: `401,403,407`, or a range such as `401-499`."""
+    ability_rate_limit: Count = 600
+    """Requests a minute of one user's key to the Abilities door; 0 is without a limit."""
+    keep_runs_days: Count = 30
+    """How long a server keeps the records of runs; 0 is for ever."""
+
     # Toolscripts.
     mcp_config: tuple[str, ...] = ()
     """Files that say which MCP servers there are; without any, `.toolscript.json` of the home and here."""
@@ -142,12 +172,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     script_timeout_ms: Positive = 120_000
     script_memory_bytes: Positive = 256 * MIB
 
+    # Flows.
+    max_flows: Positive = 16
+    """Runs of flows at once, each a process of its own; others wait, `max_queue` at the most."""
+
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     log_json: bool = False
 
     def __repr__(self) -> str:
-        shown = (f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "api_key")
-        return f"Settings({', '.join(shown)}, api_key={'***' if self.api_key else None})"
+        values = ((name, getattr(self, name)) for name in self.__struct_fields__)
+        shown = (f"{name}={'***' if value and name in _SECRETS else repr(value)}" for name, value in values)
+        return f"Settings({', '.join(shown)})"
 
     @property
     def home_path(self) -> Path:
@@ -155,10 +190,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 FILE = "hutch.toml"
-_ALIASES = {"EXECUTOR_API_KEY": "api_key"}
-_LISTS = ("allowed_hosts", "allowed_origins", "egress_allow", "mcp_config")
+_ALIASES = {"EXECUTOR_API_KEY": "api_key", "PROXY_URL": "proxy_url"}
+_LISTS = ("allowed_hosts", "allowed_origins", "egress_allow", "egress_http_hosts", "mcp_config")
 _TABLES = ("metadata", "package_egress", "approvals")
-_SECRETS = ("api_key",)
+_SECRETS = ("api_key", "database_url", "proxy_url")
 # Variables that are not settings: other binaries.
 _BINARIES = ("deno", "bwrap")
 
@@ -193,6 +228,36 @@ def load(
         raise SettingError(_explain(str(error), found)) from None
     _expand(settings.home, found.get("home", ("", "home"))[1])
     return settings
+
+
+# What is the server's own, and no business of a process that it starts.
+_OUR_OWN = (
+    "api_key",
+    "host",
+    "port",
+    "allowed_hosts",
+    "allowed_origins",
+    "metadata",
+    "executor_name",
+    "region",
+)
+
+
+def as_environ(settings: Settings) -> dict[str, str]:
+    """Variables by which another process of ours has the same settings, but for who may come in."""
+    found: dict[str, str] = {}
+    for key in settings.__struct_fields__:
+        value = getattr(settings, key)
+        if key in _OUR_OWN or value in (None, (), {}):
+            continue
+        if key in _TABLES:
+            text = ",".join(f"{name}={each}" for name, each in value.items())
+        elif key in _LISTS:
+            text = ",".join(value)
+        else:
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+        found[f"HUTCH_{key.upper()}"] = text
+    return found
 
 
 def _expand(home: Any, where: str) -> Path:

@@ -153,9 +153,10 @@ def test_executor_that_is_not_there_is_told_in_a_line(capsys: pytest.CaptureFixt
         port = taken.getsockname()[1]
     assert check(f"http://127.0.0.1:{port}") == 1
     report = capsys.readouterr().out
-    reason = "GET /health: cannot connect: Connection refused"
-    assert f"  ✗ GET /health returns 200\n      {reason}\n" in report
+    reason = "GET /health: cannot connect: Connection refused; nothing else was tried"
+    assert f"\n\nCore Requirements:\n  ✗ GET /health returns 200\n      {reason}\n\nResult: 0/1 " in report
     assert "Result: 0/1 tests passed (Core: FAIL, Standard: NOT TESTED)" in report
+    assert report.count("Connection refused") == 1
 
 
 def test_host_that_is_not_known_is_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:

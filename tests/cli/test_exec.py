@@ -51,20 +51,21 @@ def test_nothing_to_run_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "reason"),
+    ("name", "text", "code", "reason"),
     [
-        ("missing.ts", None, "missing.ts"),
-        ("binary.ts", b"\xff\xfe\x00", "UTF-8"),
-        ("imports.ts", b'import "./gone.ts";', "gone.ts"),
+        ("missing.ts", None, 2, "hutch: --file: missing.ts is not there\n"),
+        (".", None, 2, "hutch: --file: . is no file\n"),
+        ("binary.ts", b"\xff\xfe\x00", 1, "UTF-8"),
+        ("imports.ts", b'import "./gone.ts";', 1, "gone.ts"),
     ],
 )
 def test_a_file_that_cannot_be_run_is_named(
-    name: str, text: bytes | None, reason: str, tmp_path: Path
+    name: str, text: bytes | None, code: int, reason: str, tmp_path: Path
 ) -> None:
     if text is not None:
         (tmp_path / name).write_bytes(text)
     done = hutch("exec", "-f", name, cwd=tmp_path)
-    assert (done.returncode in (1, 2), done.stdout) == (True, "")
+    assert (done.returncode, done.stdout) == (code, "")
     assert reason in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -112,6 +113,27 @@ def test_json_has_everything_on_one_line(tmp_path: Path) -> None:
     assert told == {"ok": True, "exitCode": 0, "result": {"a": 1}, "stdout": "out\n", "stderr": "err\n"}
     told = json.loads(hutch("exec", "--json", "Deno.exit(3)", cwd=tmp_path).stdout)
     assert (told["ok"], told["exitCode"]) == (False, 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "reason"),
+    [
+        (["-g", "http://127.0.0.1:9", "return 1"], 1, "The gateway at http://127.0.0.1:9 cannot be reached"),
+        (["-g", "nonsense", "return 1"], 2, "'nonsense' is no URL of a gateway"),
+        (["-f", "missing.ts"], 2, "missing.ts is not there"),
+        ([], 2, "expected CODE, or --file FILE"),
+        (["--timeout", "0", "return 1"], 2, "--timeout"),
+    ],
+    ids=str,
+)
+def test_json_also_tells_why_a_script_could_not_begin(
+    arguments: list[str], code: int, reason: str, tmp_path: Path
+) -> None:
+    done = hutch("exec", "--json", *arguments, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (code, "")
+    told = json.loads(done.stdout)
+    assert (told["ok"], told["exitCode"]) == (False, code)
+    assert reason in told["error"]["message"]
 
 
 def test_ctrl_c_ends_it_with_130(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ import pytest
 from tests.processes import Traces, descendants, hutch, serving, until
 from tests.toolscripts import Gateway, configure, gateway, stdio
 
+from hutch.vault.tokens import Tokens
+
 SERVERS = {"github": stdio("tracker"), "every": stdio("everything")}
 
 
@@ -47,6 +49,17 @@ def test_status_tells_of_every_server(env: str) -> None:
     assert any("get_user" in line and "get-user" in line for line in lines)
     told = json.loads(hutch("gateway", "status", "--json").stdout)
     assert [each["name"] for each in told["servers"]] == ["github", "every"]
+
+
+@pytest.mark.parametrize("command", [["gateway", "status"], ["tools", "list"]], ids=str)
+@pytest.mark.parametrize("url", ["nonsense", "ftp://127.0.0.1", "http://"])
+def test_what_is_no_address_of_a_gateway_is_told_as_such(
+    command: list[str], url: str, tmp_path: Path
+) -> None:
+    done = hutch(*command, "-g", url, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    expected = f"{url!r} is no URL of a gateway: one looks like http://localhost:4111"
+    assert done.stderr == f"hutch: --gateway-url: {expected}\n"
 
 
 @pytest.mark.parametrize(
@@ -95,6 +108,17 @@ def test_tools_need_no_running_gateway(tmp_path: Path) -> None:
     ]
 
 
+def test_a_list_without_tools_says_why(env: str, tmp_path: Path) -> None:
+    nobody = hutch("tools", "list", env={"TOOLSCRIPT_GATEWAY_URL": ""}, cwd=tmp_path)
+    assert (nobody.returncode, nobody.stdout) == (0, "")
+    assert nobody.stderr.startswith(
+        "hutch: there are no MCP servers, and so no tools; write .toolscript.json"
+    )
+    other = hutch("tools", "list", "--json", "--filter", "gitlab", cwd=tmp_path)
+    assert (other.returncode, other.stdout) == (0, "[]\n")
+    assert other.stderr == "hutch: no tool is named by --filter gitlab; the servers are github, every\n"
+
+
 def test_a_second_gateway_on_a_port_is_refused_and_the_first_unharmed(env: str) -> None:
     port = env.rpartition(":")[2]
     done = hutch("gateway", "start", "--port", port)
@@ -113,11 +137,26 @@ def test_a_broken_configuration_keeps_it_from_starting(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_login_to_an_unknown_server_names_those_that_there_are(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", [[], ["login"], ["logout"]], ids=str)
+def test_login_to_an_unknown_server_names_those_that_there_are(command: list[str], tmp_path: Path) -> None:
     config = configure(tmp_path, {"github": stdio("tracker")})
-    done = hutch("auth", "gitlab", env={"HUTCH_MCP_CONFIG": config}, cwd=tmp_path)
+    done = hutch("auth", *command, "gitlab", env={"HUTCH_MCP_CONFIG": config}, cwd=tmp_path)
     assert done.returncode == 2
     assert "there is no server 'gitlab' in the configuration; it has github" in done.stderr
+
+
+def test_logout_forgets_what_a_login_gave_and_nothing_else(tmp_path: Path) -> None:
+    urls = {name: f"http://127.0.0.1:9/{name}" for name in ("one", "two")}
+    config = configure(tmp_path, {name: {"url": url} for name, url in urls.items()})
+    env = {"HUTCH_MCP_CONFIG": config, "HUTCH_HOME": str(tmp_path)}
+    tokens = Tokens.at(tmp_path, {})
+    for name, url in urls.items():
+        tokens.put(b"{}", "oauth", name, url)
+    done = hutch("auth", "logout", "one", env=env, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "hutch: logged out of one\n")
+    assert [tokens.get("oauth", name, url) for name, url in urls.items()] == [None, b"{}"]
+    done = hutch("auth", "logout", "one", env=env, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "hutch: there was no login to one\n")
 
 
 def test_no_server_outlives_one_that_is_killed(tmp_path: Path) -> None:

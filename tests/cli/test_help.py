@@ -8,23 +8,38 @@ from tests.processes import hutch
 import hutch as package
 
 COMMANDS = [
+    "ability",
     "auth",
     "check",
+    "credential",
     "doctor",
     "eval",
     "exec",
+    "flow",
     "gateway",
+    "init",
+    "key",
     "mcp",
     "packages",
     "runner",
+    "runtime",
     "serve",
     "tool",
     "tools",
+    "user",
+    "vault",
 ]
 GROUPS = {
+    "ability": ["add", "list", "remove", "run", "show"],
+    "auth": ["login", "logout"],
+    "flow": ["show", "validate"],
     "packages": ["add", "describe", "list", "prune", "remove"],
     "gateway": ["env", "start", "status"],
     "tools": ["list", "search", "types"],
+    "user": ["add", "list", "remove", "show"],
+    "key": ["add", "list", "remove", "revoke", "show"],
+    "credential": ["import", "list", "remove", "set", "show"],
+    "vault": ["rotate", "status"],
 }
 
 

@@ -116,6 +116,25 @@ class Malformed(Server):
         say({"jsonrpc": "2.0", "id": request["id"], "result": "a text"})
 
 
+class Garbled(Server):
+    """Answers with what is no JSON; before that, with a number of its own, it asks for something."""
+
+    def tools_call(self, request: dict[str, Any]) -> None:
+        number = json.dumps(request["id"]).encode()
+        how = request["params"]["arguments"]["how"]
+        write(b'{"jsonrpc":"2.0","id":' + number + b',"method":"x","params":{\n')
+        if how == "cut":
+            write(b'{"jsonrpc": "2.0", "id": ' + number + b', "result": {"content": [\n')
+        elif how == "bytes":
+            write(b'{"id":' + number + b',"jsonrpc":"2.0","result":{"text":"\xff"}}\n')
+        elif how == "last":
+            write(b'{"jsonrpc":"2.0","result":{"text":"\\ud800"},"id":' + number + b"}\n")
+        elif how == "error":
+            write(b'{"jsonrpc":"2.0","id":' + number + b',"error":no\n')
+        else:
+            super().tools_call(request)
+
+
 class WrongResult(Server):
     """Answers with what is no result of a tool."""
 

@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from tests.processes import descendants, until
 from hutch.errors import PackageNotFound
 from hutch.npm import shelf as shelf_module
 from hutch.npm.names import parse
-from hutch.npm.shelf import Shelf
+from hutch.npm.shelf import Package, Shelf
 from hutch.sandbox import identity
 
 DAY = 86_400.0
@@ -29,7 +30,7 @@ DAY = 86_400.0
 ANOTHER = """
 import asyncio, sys
 from hutch.npm.names import parse_argument
-from hutch.npm.shelf import Shelf
+from hutch.npm.shelf import Package, Shelf
 from hutch.settings import load
 
 async def main():
@@ -45,6 +46,15 @@ def another(home: Path, package: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", ANOTHER, str(home), package], stdout=subprocess.PIPE, text=True
     )
+
+
+async def downloading(npm: registry.Registry, shelf: Shelf) -> asyncio.Task[Package]:
+    """Who waits for a package that the registry begins to send and does not end."""
+    npm.publish("made-up")
+    npm.faults["made-up/tarball"] = "hangs"
+    waiting = asyncio.create_task(shelf.get(parse("made-up")))
+    await asyncio.to_thread(until, lambda: "made-up@1.0.0" in npm.requests)
+    return waiting
 
 
 def staged(home: Path) -> list[Path]:
@@ -120,11 +130,7 @@ async def test_a_tree_that_somebody_else_removed_is_installed_again(
 async def test_what_nothing_was_said_of_is_not_visible(
     npm: registry.Registry, new_shelf: NewShelf, home: Path
 ) -> None:
-    npm.publish("made-up")
-    npm.faults["made-up/tarball"] = "hangs"
-    shelf = new_shelf()
-    waiting = asyncio.create_task(shelf.get(parse("made-up")))
-    await asyncio.to_thread(until, lambda: "made-up@1.0.0" in npm.requests)
+    waiting = await downloading(npm, new_shelf())
     assert staged(home)
     assert new_shelf().list() == []
     assert not [*(home / "npm").glob("trees/*")]
@@ -396,16 +402,33 @@ def ended(handle: int) -> bool:
 async def test_what_a_process_that_lives_has_staged_is_left_alone(
     npm: registry.Registry, new_shelf: NewShelf, home: Path
 ) -> None:
-    npm.publish("made-up")
-    npm.faults["made-up/tarball"] = "hangs"
-    first = new_shelf()
-    waiting = asyncio.create_task(first.get(parse("made-up")))
-    await asyncio.to_thread(until, lambda: "made-up@1.0.0" in npm.requests)
+    waiting = await downloading(npm, new_shelf())
     second = new_shelf()
     await second.prune(0)
     await second.close()
     assert len(staged(home)) == 1
     waiting.cancel()
+
+
+async def test_what_is_given_up_while_a_thread_is_at_it_is_removed_after_that(
+    npm: registry.Registry, new_shelf: NewShelf, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    npm.publish("made-up")
+    shelf = new_shelf(install_seconds=0.05)
+    go = threading.Event()
+
+    def lend(downloads: Path, *_: object) -> None:
+        go.wait(60)
+        (downloads / "late").mkdir(parents=True)
+
+    monkeypatch.setattr(shelf._store.documents, "lend", lend)
+    with pytest.raises(PackageNotFound, match="could not be installed within"):
+        await shelf.get(parse("made-up"))
+    # Whatever was thrown away by then is gone before the thread goes on.
+    await asyncio.to_thread(shelf._store._sweeper.submit(lambda: None).result)
+    go.set()
+    await shelf.close()
+    assert staged(home) == []
 
 
 async def test_a_shelf_that_was_never_used_leaves_nothing(new_shelf: NewShelf, home: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import sys
 import textwrap
@@ -55,6 +56,24 @@ async def until(condition: Callable[[], Any]) -> None:
     with anyio.fail_after(PATIENCE):
         while not condition():  # noqa: ASYNC110 - no event tells of it
             await anyio.sleep(0.005)
+
+
+async def test_one_that_cannot_be_watched_is_ended_at_once(
+    command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+
+    def no_more_descriptors(pid: int) -> int:
+        started.append(pid)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async with hutch.Hutch(runner=command) as sandbox:
+        with monkeypatch.context() as patch:
+            patch.setattr("os.pidfd_open", no_more_descriptors)
+            with pytest.raises(hutch.SandboxUnavailable, match=r"cannot be watched: .*Too many open files"):
+                await sandbox.run("")
+        assert started
+        assert not {*started} & {*descendants(os.getpid())}
 
 
 async def test_one_after_another_run_in_one_process(command: list[str]) -> None:

@@ -360,6 +360,17 @@ async def used(stage: Stage, profile: Profile) -> Played:
     return runner
 
 
+async def unused() -> Stage:
+    """One whose only spare nobody used for as long as one is kept."""
+    stage = Stage(spare_seconds=0.02)
+    await used(stage, PACKAGES[0])
+    async with asyncio.timeout(10):
+        for each in stage.launched:
+            await each.wait()
+    await settle()
+    return stage
+
+
 def waiting(stage: Stage) -> list[Profile]:
     """The packages of which a spare waits."""
     return [each.profile for each in stage.launched if each.alive and each.profile in PACKAGES]
@@ -393,12 +404,7 @@ async def test_spares_of_packages_are_bounded_in_number(soon: None) -> None:
 
 
 async def test_spares_are_bounded_in_age(soon: None) -> None:
-    stage = Stage(spare_seconds=0.02)
-    await used(stage, PACKAGES[0])
-    async with asyncio.timeout(10):
-        for each in stage.launched:
-            await each.wait()
-    await settle()
+    stage = await unused()
     assert (waiting(stage), stage.pool.stats().warm) == ([], {})
     await stage.pool.close()
 
@@ -458,12 +464,7 @@ async def test_spares_give_way_to_who_waits(soon: None) -> None:
 
 
 async def test_what_a_spare_was_told_is_forgotten_when_nobody_uses_it(soon: None) -> None:
-    stage = Stage(spare_seconds=0.02)
-    await used(stage, PACKAGES[0])
-    async with asyncio.timeout(10):
-        for each in stage.launched:
-            await each.wait()
-    await settle()
+    stage = await unused()
     pool = stage.pool
     assert not pool._spares.profiles()
     assert not any(PACKAGES[0] in held for held in (pool._warm, pool._targets, pool._starting))

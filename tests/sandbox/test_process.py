@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import AsyncIterator
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -17,9 +19,12 @@ from tests.sandbox.places import place
 import hutch
 from hutch.errors import SandboxUnavailable
 from hutch.sandbox import cgroup
+from hutch.sandbox.launcher import Launcher
+from hutch.sandbox.meter import process_tree
 from hutch.sandbox.process import OUTPUT_KEPT
 from hutch.sandbox.profile import Profile, profile_for
 from hutch.session.host import Limits
+from hutch.settings import load
 
 MIB = 1024 * 1024
 ENGINES = ["quickjs", "deno"]
@@ -106,6 +111,43 @@ async def test_a_jail_that_cannot_be_started_says_so(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr("subprocess.Popen", _no_more_processes)
         with pytest.raises(SandboxUnavailable, match=r"The sandbox cannot be started: .*no more"):
             await here.launcher.launch(profile_for("quickjs"))
+
+
+@pytest.mark.parametrize("egress", [None, "somewhere"], ids=["closed", "waits for a network"])
+@pytest.mark.parametrize("has_groups", [True, False], ids=["with control groups", "without"])
+async def test_a_process_that_cannot_be_watched_is_ended_at_once_with_all_below_it(
+    has_groups: bool, egress: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+
+    def no_more_descriptors(pid: int) -> int:
+        while len(tree := process_tree(pid)) < 2:
+            pass
+        started.extend(tree)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async def never(*_: object) -> Any:
+        raise AssertionError("there is no process to open a way for")
+
+    jail = jails.container(controller=cgroup.find() if has_groups else None)
+    launcher = Launcher(load({}), jail, never)
+    before = {*descendants(os.getpid())}
+    with monkeypatch.context() as patch:
+        patch.setattr("os.pidfd_open", no_more_descriptors)
+        with pytest.raises(SandboxUnavailable, match=r"cannot be watched: .*Too many open files"):
+            await launcher.launch(Profile("npm", told=b"{}", egress=egress))
+        # The event loop has opened what it needs for the first.
+        descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+        with pytest.raises(SandboxUnavailable):
+            await launcher.launch(Profile("npm", told=b"{}", egress=egress))
+    # Not even one that is dead and waits to be reaped.
+    assert {*descendants(os.getpid())} <= before
+    for pid in started:
+        await gone(pid)
+    with anyio.fail_after(PATIENCE):
+        while len(os.listdir("/proc/self/fd")) > descriptors:  # noqa: PTH208
+            await anyio.lowlevel.checkpoint()
+    await launcher.close()
 
 
 def _no_more_processes(*_: object, **__: object) -> None:

@@ -102,6 +102,17 @@ async def test_answer_that_is_none_fails_the_call_at_once(start: Started) -> Non
     assert {each.state for each in upstreams.servers()} == {"connected"}
 
 
+@pytest.mark.parametrize("how", ["cut", "bytes", "last", "error"])
+async def test_answer_that_is_no_json_fails_its_call_at_once_and_no_other(start: Started, how: str) -> None:
+    upstreams = await start(program("Garbled"))
+    async with asyncio.timeout(20):
+        error = await failure(upstreams, "Garbled", how=how)
+        assert (error.kind, error.message) == ("invalid_result", "the answer is not JSON")
+        # A request of the server's own is not taken for an answer.
+        assert await upstreams.call("Garbled", "act", {"how": "well"}) == "acted"
+    assert state(upstreams, "Garbled").state == "connected"
+
+
 @pytest.mark.parametrize("where", ["first", "last"])
 async def test_answer_of_100_mb_fails_its_call_alone_and_is_never_held(start: Started, where: str) -> None:
     upstreams = await start(program("Huge"), max_line_bytes=MIB)

@@ -161,6 +161,46 @@ async def test_call_that_is_refused_names_the_status_and_ends_nothing(
     assert await upstreams.call("odd", "act", {}) == "acted"
 
 
+def over_sse(act: Callable[[dict[str, Any]], str]) -> Starlette:
+    """The same as `raw` for SSE, at /sse: `act` gives the text of an answer."""
+    said: asyncio.Queue[str] = asyncio.Queue()
+
+    async def sse(_: Request) -> Response:
+        async def events() -> AsyncIterator[str]:
+            yield "event: endpoint\ndata: /post\n\n"
+            while True:
+                yield f"event: message\ndata: {await said.get()}\n\n"
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    async def post(request: Request) -> Response:
+        message = await request.json()
+        if message.get("method") == "tools/call":
+            said.put_nowait(act(message))
+        elif "id" in message:
+            result = RESULTS[message["method"]]
+            said.put_nowait(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}))
+        return Response(status_code=202)
+
+    return Starlette(routes=[Route("/sse", sse), Route("/post", post, methods=["POST"])])
+
+
+async def test_event_that_is_no_answer_fails_its_call_alone(start: Started, served: Serving) -> None:
+    texts = iter(['{"jsonrpc":"2.0","id":%d,"result":{"text":"\\ud800"}}', '{"id":%d,"result":"a text"}'])
+
+    def act(message: dict[str, Any]) -> str:
+        text = next(texts, None)
+        return json.dumps(good(message)) if text is None else text % message["id"]
+
+    served.start(over_sse(act))
+    upstreams = await start(endpoint("odd", f"{served.url}/sse", protocol="sse"))
+    async with asyncio.timeout(20):
+        first, second = await failure(upstreams), await failure(upstreams)
+        assert (first.kind, first.message) == ("invalid_result", "the answer is not JSON")
+        assert (second.kind, second.message) == ("invalid_result", "the answer is not as JSON-RPC has it")
+        assert await upstreams.call("odd", "act", {}) == "acted"
+
+
 def endless(message: dict[str, Any], before: bytes) -> AsyncIterator[bytes]:
     async def parts() -> AsyncIterator[bytes]:
         yield before + json.dumps(good(message)).encode()[:-10]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import select
 import signal
@@ -52,6 +53,26 @@ def test_functions_of_a_shell_are_no_part_of_the_environment() -> None:
 async def test_server_runs_where_its_configuration_says(start: Started, tmp_path: Path) -> None:
     upstreams = await start(program("Tells", cwd=str(tmp_path)))
     assert (await upstreams.call("Tells", "act", {}))["cwd"] == str(tmp_path)
+
+
+async def test_server_that_cannot_be_watched_is_ended_at_once(
+    start: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+
+    def no_more_descriptors(pid: int) -> int:
+        until(lambda: descendants(pid))
+        started.extend([pid, *descendants(pid)])
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.pidfd_open", no_more_descriptors)
+        upstreams = await start(program("Tells"))
+        [server] = upstreams.servers()
+    assert server.state == "failed"
+    assert "it cannot be watched: [Errno 24] Too many open files" in str(server.error)
+    assert started[0] not in descendants(os.getpid())
+    await asyncio.to_thread(until, lambda: not [pid for pid in started if Path(f"/proc/{pid}").exists()])
 
 
 async def spawned(upstreams: Any) -> list[int]:

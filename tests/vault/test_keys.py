@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,37 @@ def test_secrets_do_not_show(tmp_path: Path) -> None:
         assert text not in shown
         assert secret.hex() not in shown
         assert loaded.current.id in shown
+
+
+# --- replacing ---
+
+
+def test_a_new_master_key_comes_in_front_of_those_in_the_file(tmp_path: Path) -> None:
+    before = keys.load(tmp_path, {})
+    after = keys.add(tmp_path, {})
+    assert after.ids == [after.current.id, before.current.id]
+    assert keys.load(tmp_path, {}).ids == after.ids
+    assert (tmp_path / "master.key").stat().st_mode & 0o777 == 0o600
+
+
+def test_several_who_add_one_at_the_same_time_lose_none(tmp_path: Path) -> None:
+    keys.load(tmp_path, {})
+    with ThreadPoolExecutor(8) as pool:
+        added = list(pool.map(lambda _: keys.add(tmp_path, {}), range(8)))
+    ids = keys.load(tmp_path, {}).ids
+    assert len(ids) == 9
+    assert {each.current.id for each in added} <= set(ids)
+
+
+def test_keys_in_the_variable_are_not_ours_to_change(tmp_path: Path) -> None:
+    text = keys.generate()
+    with pytest.raises(VaultError, match="which only you can change") as caught:
+        keys.add(tmp_path, {"HUTCH_MASTER_KEY": text})
+    assert text not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_none_may_be_made_a_missing_key_is_told(tmp_path: Path) -> None:
+    with pytest.raises(VaultError, match=r"There is no master key: HUTCH_MASTER_KEY is not set"):
+        keys.load(tmp_path, {}, make=False)
+    assert list(tmp_path.iterdir()) == []

@@ -67,6 +67,15 @@ def test_token_of_an_older_key_is_sealed_again_with_the_current_one(tmp_path: Pa
     assert Tokens.at(tmp_path, {"HUTCH_MASTER_KEY": new}).get(*ABOUT) == b"x"
 
 
+def test_token_of_a_key_that_was_added_meanwhile_opens(tmp_path: Path) -> None:
+    early = Tokens.at(tmp_path, {})
+    early.put(b"first", "oauth", "a")
+    late = keys.add(tmp_path, {})
+    Tokens.at(tmp_path, {}).put(b"second", "oauth", "a")
+    assert early.master_ids() == [late.current.id]
+    assert early.get("oauth", "a") == b"second"
+
+
 def test_lost_master_key_is_named_with_the_file(tmp_path: Path) -> None:
     Tokens.at(tmp_path, {}).put(b"x", *ABOUT)
     (tmp_path / "master.key").unlink()

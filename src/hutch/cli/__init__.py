@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from hutch.errors import HutchError
 
 
 def main() -> NoReturn:
@@ -16,7 +19,7 @@ def main() -> NoReturn:
     import click
 
     from hutch.cli.commands import hutch
-    from hutch.errors import ConfigError, HutchError, InvalidExecution, InvalidPackage, SettingError
+    from hutch.errors import HutchError
 
     logging.basicConfig(level=logging.WARNING, format="hutch: %(message)s")
     try:
@@ -27,8 +30,7 @@ def main() -> NoReturn:
         status = error.exit_code
     except HutchError as error:
         print(f"hutch: {error}", file=sys.stderr)
-        given = InvalidExecution | InvalidPackage | SettingError | ConfigError
-        status = 2 if isinstance(error, given) else 1
+        status = exit_code_of(error)
     except BrokenPipeError:
         # Who read our output has enough; what is left in the buffer must not complain at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -36,3 +38,11 @@ def main() -> NoReturn:
     except (KeyboardInterrupt, click.Abort):
         status = 130
     sys.exit(status)
+
+
+def exit_code_of(error: HutchError) -> int:
+    """2 for what was given, 1 for all else."""
+    from hutch.errors import ConfigError, InvalidExecution, InvalidInput, InvalidPackage, SettingError
+
+    given = InvalidExecution | InvalidInput | InvalidPackage | SettingError | ConfigError
+    return 2 if isinstance(error, given) else 1

@@ -36,16 +36,22 @@ class Person:
         shown = encode_value(approval.arguments).decode()
         shown = shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}…"
         called = printable(f"{approval.server}__{approval.tool} with {shown}")
-        async with self._turn:
-            lines = self._listen()
-            print(f"\nThe script calls {called}", file=sys.stderr)
-            print("Allow it? [y]es, [n]o, [a]lways in this run: ", end="", file=sys.stderr, flush=True)
-            line = GONE if self._is_gone else await lines.get()
-            self._is_gone = line == GONE
-        word = line.strip().lower()
+        word = await self.answer(
+            f"The script calls {called}", "Allow it? [y]es, [n]o, [a]lways in this run: "
+        )
         if word in ("y", "yes", "a", "always"):
             return Answer("allow", remember=word.startswith("a"))
         return Answer("deny", reason="by the person at the terminal")
+
+    async def answer(self, question: str, choices: str) -> str:
+        """What is typed, in small letters; nothing if nobody is there any more."""
+        async with self._turn:
+            lines = self._listen()
+            print(f"\n{question}", file=sys.stderr)
+            print(choices, end="", file=sys.stderr, flush=True)
+            line = GONE if self._is_gone else await lines.get()
+            self._is_gone = line == GONE
+        return line.strip().lower()
 
     def _listen(self) -> asyncio.Queue[str]:
         """What is typed from now on: an answer to what was not asked yet is none."""

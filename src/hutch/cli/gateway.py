@@ -17,6 +17,7 @@ from hutch.cli import loop
 from hutch.cli.alone import ALONE, started
 from hutch.cli.output import print_json
 from hutch.doors.toolscript.execute import VARIABLE
+from hutch.doors.toolscript.there import checked_url
 from hutch.errors import HutchError
 from hutch.settings import Settings
 
@@ -51,7 +52,9 @@ def status(url: str | None, *, json: bool) -> int:
 
 
 def list_tools(url: str | None, only: str | None, *, json: bool) -> int:
-    entries = loop.run(_get(url, "/tools", filter=only))
+    entries, servers = loop.run(_tools_and_servers(url, only))
+    if not entries:
+        print(f"hutch: {_why_none(servers, only)}", file=sys.stderr)
     if json:
         print_json(msgspec.json.encode(entries))
     for entry in () if json else entries:
@@ -84,6 +87,23 @@ async def _get(url: str | None, path: str, **query: Any) -> Any:
         return _checked(await client.get(path, params=_given(query))).json()
 
 
+async def _tools_and_servers(url: str | None, only: str | None) -> tuple[Any, Any]:
+    async with _client(url) as client:
+        tools = _checked(await client.get("/tools", params=_given({"filter": only}))).json()
+        return tools, _checked(await client.get("/servers")).json()
+
+
+def _why_none(servers: list[dict[str, Any]], only: str | None) -> str:
+    if not servers:
+        return (
+            "there are no MCP servers, and so no tools; write .toolscript.json, or name a file in mcp_config"
+        )
+    named = ", ".join(each["name"] for each in servers)
+    if only is not None:
+        return f"no tool is named by --filter {only}; the servers are {named}"
+    return f"none of the servers has any tools: {named}; a gateway's `hutch gateway status` says why"
+
+
 async def _text(url: str | None, path: str, **query: Any) -> str:
     async with _client(url) as client:
         return _checked(await client.get(path, params=_given(query))).text
@@ -108,7 +128,7 @@ def _checked(answer: httpx2.Response) -> httpx2.Response:
 async def _client(url: str | None) -> AsyncIterator[httpx2.AsyncClient]:
     """A client of the gateway named, or of one of our own for as long as this takes."""
     settings = settings_module.load(ALONE)
-    url = url or os.environ.get(VARIABLE)
+    url = url or os.environ.get(VARIABLE) or None
     if url is not None:
         async with _remote(settings, url) as client:
             yield client
@@ -123,12 +143,13 @@ async def _client(url: str | None) -> AsyncIterator[httpx2.AsyncClient]:
 
 @asynccontextmanager
 async def _remote(settings: Settings, url: str) -> AsyncIterator[httpx2.AsyncClient]:
+    checked_url(url)
     try:
         async with httpx2.AsyncClient(
             base_url=url, timeout=_ANSWER_SECONDS, headers=_key(settings), trust_env=False
         ) as client:
             yield client
-    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+    except httpx2.HTTPError as error:
         raise HutchError(
             f"The gateway at {url} cannot be reached: {error}.",
             remedy="Start it with `hutch gateway start`, or name another with --gateway-url.",

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import msgspec
 
 from hutch import settings as settings_module
-from hutch.cli import loop
+from hutch.cli import loop, table
 from hutch.errors import HutchError, PackageNotFound, SettingError
 from hutch.npm import names
 from hutch.npm.shelf import Entry, Pruned, Shelf
@@ -86,7 +85,7 @@ def prune_packages(*, days: float) -> int:
 
     pruned = _with_shelf(prune)
     for entry in pruned.packages:
-        print(f"removed {entry.name}@{entry.version}, last used {_ago(entry.used)}")
+        print(f"removed {entry.name}@{entry.version}, last used {table.ago(entry.used)}")
     if pruned.leftovers:
         print(f"removed {pruned.leftovers} leftovers")
     print(f"{_size(pruned.freed)} freed")
@@ -126,31 +125,20 @@ def _with_shelf(action: Callable[[Shelf], Awaitable[T]]) -> T:
 
 
 def _print_table(found: list[Entry]) -> None:
-    rows = [("PACKAGE", "VERSION", "SIZE", "FILES", "LAST USED", "ALSO")]
-    rows += [
+    heads = ("PACKAGE", "VERSION", "SIZE", "FILES", "LAST USED", "ALSO")
+    rows = [
         (
             each.name,
             each.version,
             _size(each.size),
             str(each.files),
-            _ago(each.used),
+            table.ago(each.used),
             ", ".join(each.known_as),
         )
         for each in found
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+    table.print_table(heads, rows)
 
 
 def _size(count: int) -> str:
     return f"{count / MIB:.1f} MiB"
-
-
-def _ago(when: float) -> str:
-    minutes = max(0, int(time.time() - when)) // 60
-    if minutes < 1:
-        return "just now"
-    if minutes < 60:
-        return f"{minutes} min ago"
-    return f"{minutes // 60} h ago" if minutes < 48 * 60 else f"{minutes // 1440} days ago"

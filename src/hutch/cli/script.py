@@ -15,14 +15,14 @@ import msgspec
 
 from hutch import settings as settings_module
 from hutch.app import App
-from hutch.cli import asking, loop
+from hutch.cli import asking, exit_code_of, loop
 from hutch.cli.alone import ALONE, started
 from hutch.cli.arguments import text_of, within
 from hutch.cli.output import print_json
 from hutch.doors.toolscript.check import Script
 from hutch.doors.toolscript.execute import VARIABLE, Ending, Request, World
 from hutch.doors.toolscript.problems import ScriptRefused
-from hutch.errors import InvalidExecution
+from hutch.errors import HutchError, InvalidExecution
 from hutch.settings import MIB, Settings
 
 # Of each stream, for --json: it is all in memory until the script has ended.
@@ -41,16 +41,36 @@ def execute(
     json: bool,
 ) -> int:
     """The command's exit code: the script's own, 1 if it failed, 124 if it took too long."""
-    if code is not None:
-        source: str | Path = text_of(None) if code == "-" else code
-    elif file is not None:
-        source = file
-    else:
-        raise InvalidExecution("CODE", "expected CODE, or --file FILE")
+    output = Captured() if json else Passed()
+    try:
+        return _run(code, file, args, output, url=gateway_url, timeout=timeout, memory=memory, check=check)
+    except loop.Terminated:
+        if output.is_unread:
+            raise BrokenPipeError from None
+        raise
+    except ScriptRefused as refused:
+        return output.refused(refused)
+    except HutchError as error:
+        if not isinstance(output, Captured):
+            raise
+        return output.not_begun(error)
+
+
+def _run(
+    code: str | None,
+    file: Path | None,
+    args: Sequence[str],
+    output: Passed | Captured,
+    *,
+    url: str | None,
+    timeout: float | None,
+    memory: float | None,
+    check: bool,
+) -> int:
+    source = _source(code, file)
     settings = settings_module.load(ALONE)
     seconds = within("--timeout", "seconds", timeout, settings.most_timeout_ms / 1000)
     megabytes = within("--memory", "MB", memory, settings.most_memory_limit_bytes / MIB)
-    output = Captured() if json else Passed()
     request = {
         "args": tuple(args),
         "cwd": str(Path.cwd()),
@@ -59,16 +79,18 @@ def execute(
         "check": check,
         "on_output": output,
     }
-    url = gateway_url or os.environ.get(VARIABLE)
-    try:
-        ending = loop.run(_execute(settings, source, url, request))
-    except ScriptRefused as refused:
-        return output.refused(refused)
-    except loop.Terminated:
-        if output.is_unread:
-            raise BrokenPipeError from None
-        raise
-    return output.show(ending)
+    return output.show(loop.run(_execute(settings, source, url or os.environ.get(VARIABLE) or None, request)))
+
+
+def _source(code: str | None, file: Path | None) -> str | Path:
+    if code is not None:
+        return text_of(None) if code == "-" else code
+    if file is None:
+        raise InvalidExecution("CODE", "expected CODE, or --file FILE")
+    if not file.is_file():
+        what = "is no file" if file.exists() else "is not there"
+        raise InvalidExecution("--file", f"{file} {what}")
+    return file
 
 
 async def _execute(settings: Settings, source: str | Path, url: str | None, request: Any) -> Ending:
@@ -163,6 +185,11 @@ class Captured:
         ]
         self._print(ok=False, exitCode=1, error={"message": refused.message, "problems": problems})
         return 1
+
+    def not_begun(self, error: HutchError) -> int:
+        code = exit_code_of(error)
+        self._print(ok=False, exitCode=code, error={"message": str(error)})
+        return code
 
     def show(self, ending: Ending) -> int:
         fields: dict[str, Any] = {"ok": ending.exit_code == 0, "exitCode": ending.exit_code}

@@ -83,7 +83,9 @@ async def _serve(settings: Settings, listener: socket.socket, gateway_alone: boo
     app = await App.create(settings)
     connecting: list[asyncio.Task[None]] = []
     try:
-        gate = Gate(settings)
+        gate = Gate(settings, app.keeping)
+        if not gateway_alone:
+            await app.keeping.start()
         web = app.gateway_web(gate) if gateway_alone else app.web(gate)
         if not gateway_alone:
             await app.warm_up()
@@ -103,6 +105,8 @@ async def _serve(settings: Settings, listener: socket.socket, gateway_alone: boo
         )
         server = Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
+        if not gateway_alone and app.keeping.keeps_runs:
+            app.flows.start()
         _announce(settings, app, listener, gateway_alone)
         await _first_of(serving, asyncio.create_task(signals.first.wait()))
         finished = await _drain(gate, signals, settings.drain_seconds)
@@ -150,11 +154,13 @@ def _announce(settings: Settings, app: App, listener: socket.socket, gateway_alo
         print(f"  Try:      curl {url}/status", flush=True)
     else:
         print(f"Hutch serves {url}   isolation: {isolation}{weak}{key}")
-        print(f"  Execbox:  ws://{shown}:{port}/execbox")
-        print(f"  TPMJS:    {url}/execute-tool")
-        print(f"  Gateway:  {url}/tools   ({servers} MCP servers)")
-        print(f"  MCP:      {url}/mcp")
-        print(f"  Try:      {_example(settings, url)}", flush=True)
+        print(f"  Execbox:    ws://{shown}:{port}/execbox")
+        print(f"  TPMJS:      {url}/execute-tool")
+        print(f"  Gateway:    {url}/tools   ({servers} MCP servers)")
+        print(f"  Abilities:  {url}/abilities/ID/execute   (with a user's key: `hutch key add`)")
+        print(f"  Flows:      {url}/flows")
+        print(f"  MCP:        {url}/mcp")
+        print(f"  Try:        {_example(settings, url)}", flush=True)
     if not is_loopback(host) and settings.api_key is None:
         print("hutch: whoever reaches this address can run code here; set HUTCH_API_KEY", file=sys.stderr)
     logger.info("serving", extra={"fields": {"host": host, "port": port, "isolation": isolation}})

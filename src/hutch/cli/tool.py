@@ -83,7 +83,7 @@ async def _run(settings: Settings, call: ToolCall, console: Console | None) -> T
         try:
             package = await fetched(app, call.spec)
         except PackageNotFound as error:
-            failure = ToolFailure("package_not_found", error.message, "load", error.retryable)
+            failure = ToolFailure("package_not_found", error.message, error.retryable)
             return ToolOutcome(failure=failure)
         exact = replace(call, spec=PackageSpec(package.name, package.version))
         return await app.tools.execute(exact, console)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from hutch.doors.paths import canonical
+
 HEADERS = {
     "Access-Control-Allow-Origin": "*",
     "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
@@ -18,6 +20,12 @@ _MCP = {
     "Access-Control-Allow-Headers": "Content-Type, Authorization, Mcp-Session-Id, MCP-Protocol-Version",
     "Access-Control-Expose-Headers": "Retry-After, Mcp-Session-Id, MCP-Protocol-Version",
 }
+# Users' own things are replaced and removed, too.
+_MY = {
+    **HEADERS,
+    "Access-Control-Allow-Methods": "GET, POST, PUT, DELETE, OPTIONS",
+    "Access-Control-Allow-Headers": "Content-Type, Authorization, X-Credential-Key",
+}
 # Browsers ask once in so many seconds.
 _PREFLIGHT = {"Access-Control-Max-Age": "7200"}
 
@@ -26,7 +34,7 @@ def _raw(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
     return [(name.lower().encode(), value.encode()) for name, value in headers.items()]
 
 
-_RAW, _RAW_MCP = _raw(HEADERS), _raw(_MCP)
+_RAW, _RAW_MCP, _RAW_MY = _raw(HEADERS), _raw(_MCP), _raw(_MY)
 
 
 class Cors:
@@ -40,7 +48,8 @@ class Cors:
             await self._app(scope, receive, send)
             return
 
-        ours = _RAW_MCP if scope["path"].endswith("/mcp") else _RAW
+        path = canonical(scope["path"])
+        ours = _RAW_MCP if path.endswith("/mcp") else _RAW_MY if path.startswith("/my/") else _RAW
 
         async def send_with(message: Message) -> None:
             if message["type"] == "http.response.start":

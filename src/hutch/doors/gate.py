@@ -6,32 +6,64 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
+import logging
 from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from hutch.doors.refusals import Refusal, refusal
-from hutch.errors import Busy
+from hutch.errors import Busy, HutchError, Unauthorized
 from hutch.session.serving import Serving
 from hutch.session.websocket import WebSocketChannel
 from hutch.settings import Settings
 
+if TYPE_CHECKING:
+    from hutch.vault.apikeys import Caller
+
+logger = logging.getLogger("hutch.gate")
+
+# How users' own keys begin; the operator's is any text.
+USER_KEY = "hk_"
 SHUTTING_DOWN = "The server is shutting down"
 # Set by who serves an application to a jail, where no client of HTTP can: the run that is calling.
 RUN = "hutch.run"
 # The same from a jail of another process: whoever has the token can say so.
 RUN_HEADER = "x-hutch-run"
+# Set by a door for those behind it: who was let in.
+VISITOR = "hutch.visitor"
 # For those who were cut short: to hear it, and to leave.
 LEAVE_SECONDS = 1.0
+
+
+class Keys(Protocol):
+    """Knows users by their keys."""
+
+    async def authenticate(self, secret: str) -> Caller:
+        """Raises Unauthorized, and HutchError when it cannot be known."""
+
+
+class Visitor(NamedTuple):
+    """Who was let in."""
+
+    owner: str
+    """Whose executions these are."""
+    caller: Caller | None = None
+    """The user and the key; None for the operator, and for everybody where no key is wanted."""
+
+    def may(self, scope: str) -> bool:
+        return self.caller is None or self.caller.may(scope)
 
 
 class Gate:
     """Keeps out who may not come in, and knows who is inside."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, keys: Keys | None = None) -> None:
+        """Without `keys`, no user is known."""
         self._key = settings.api_key
+        self._keys = keys
         self._loopback_only = is_loopback(settings.host)
         self._hosts = {settings.host.lower(), *(name.lower() for name in settings.allowed_hosts)}
         self._origins = {origin.lower().rstrip("/") for origin in settings.allowed_origins}
@@ -42,10 +74,57 @@ class Gate:
         self.time_is_up = asyncio.Event()
         """Set when those who are still inside are to leave at once."""
 
+    async def visitor(
+        self,
+        connection: HTTPConnection,
+        door: str,
+        *,
+        any_origin: bool = False,
+        scripts: bool = False,
+        users_only: bool = False,
+    ) -> Visitor | Refusal:
+        """Who comes to a door, or why not: the operator, a user whose key is for this door, or anybody.
+
+        `users_only`: the door is nobody's but users', who always need their key. The others as for
+        `objection`.
+        """
+        token = _token(connection)
+        keyed = users_only or (token.startswith(USER_KEY) and not self._key_fits(connection))
+        objection = self.objection(connection, any_origin=any_origin, scripts=scripts, keyed=keyed)
+        if objection is not None:
+            return objection
+        return await self._user(token, door) if keyed else Visitor(self.owner())
+
+    async def _user(self, token: str, door: str) -> Visitor | Refusal:
+        try:
+            if self._keys is None:
+                raise Unauthorized("unknown", "This server knows no users.")
+            caller = await self._keys.authenticate(token)
+        except Unauthorized as error:
+            return Refusal(401, str(error), {"WWW-Authenticate": "Bearer"})
+        except HutchError as error:
+            logger.error("no key can be looked up: %s", error)
+            return Refusal(503, "Keys cannot be looked up; the server's log says why", {"Retry-After": "1"})
+        if not caller.may(door):
+            scopes = ", ".join(caller.key.scopes) or "nothing"
+            remedy = f"`hutch key add USER --scope {door}` makes one that is"
+            return Refusal(403, f"This key is for {scopes}, not for {door}; {remedy}")
+        return Visitor(caller.user.id, caller)
+
+    async def turned_away(
+        self, connection: HTTPConnection, door: str, *, scripts: bool = False
+    ) -> Response | None:
+        """The answer to who may not come to a door, or None."""
+        found = await self.visitor(connection, door, scripts=scripts)
+        return refusal(*found) if isinstance(found, Refusal) else None
+
     def refuse(
         self, connection: HTTPConnection, *, public: bool = False, scripts: bool = False
     ) -> Response | None:
-        """The answer to who may not come in, or None. `public` and `scripts` as for `objection`."""
+        """The answer to who may not come in, or None: for what is the operator's, or everybody's.
+
+        `public` and `scripts` as for `objection`.
+        """
         objection = self.objection(connection, public=public, scripts=scripts)
         return None if objection is None else refusal(*objection)
 
@@ -56,6 +135,7 @@ class Gate:
         public: bool = False,
         any_origin: bool = False,
         scripts: bool = False,
+        keyed: bool = False,
     ) -> Refusal | None:
         """Why this one may not come in, or None.
 
@@ -63,16 +143,17 @@ class Gate:
         `any_origin`: pages of all sites may come, because the door's protocol says so.
         `scripts`: what a script in a jail may ask for. Its requests carry the key, which is not to open it
         the other doors: there it would find a network, and could answer for its user.
+        `keyed`: whether the key counts is looked into elsewhere.
         """
         host = ", ".join(connection.headers.getlist("host"))
-        if not self._host_allowed(host):
+        if not self._host_allowed(host, keyed=keyed):
             return Refusal(403, f"{host!r} is no name of this server; see the setting allowed_hosts")
         if public:
             return None
         origin = connection.headers.get("origin")
         if origin is not None and not any_origin and not self._origin_allowed(origin, host):
             return Refusal(403, f"Pages of {origin!r} may not connect; see the setting allowed_origins")
-        if not self._key_fits(connection.headers.get("authorization", "")):
+        if not keyed and self._key is not None and not self._key_fits(connection):
             return Refusal(401, "Invalid or missing API key", {"WWW-Authenticate": "Bearer"})
         if not scripts and is_script(connection):
             return Refusal(403, f"Scripts have no access to {connection.url.path}")
@@ -135,7 +216,7 @@ class Gate:
             self._left.clear()
             await self._left.wait()
 
-    def _host_allowed(self, header: str) -> bool:
+    def _host_allowed(self, header: str, *, keyed: bool) -> bool:
         """A page that rebinds its name to our address still sends its own name."""
         host = _host_of(f"//{header}")
         if not host:
@@ -145,7 +226,7 @@ class Gate:
         if self._loopback_only:
             return False
         # On the network a key keeps such pages out as well; without one, addresses cannot be rebound.
-        return self._key is not None or _is_address(host)
+        return keyed or self._key is not None or _is_address(host)
 
     def _origin_allowed(self, origin: str, host: str) -> bool:
         if "*" in self._origins:
@@ -155,13 +236,16 @@ class Gate:
         except ValueError:
             return False
 
-    def _key_fits(self, header: str) -> bool:
-        if self._key is None:
-            return True
-        scheme, _, given = header.partition(" ")
-        # Starlette reads headers as Latin-1.
-        fits = hmac.compare_digest(given.strip().encode("latin-1"), self._key.encode())
-        return fits and scheme.lower() == "bearer"
+    def _key_fits(self, connection: HTTPConnection) -> bool:
+        """Whether this is the operator's key."""
+        token = _token(connection).encode("latin-1")
+        return bool(token) and self._key is not None and hmac.compare_digest(token, self._key.encode())
+
+
+def _token(connection: HTTPConnection) -> str:
+    """What stands after `Bearer`, or nothing. Starlette reads headers as Latin-1."""
+    scheme, _, given = connection.headers.get("authorization", "").partition(" ")
+    return given.strip() if scheme.lower() == "bearer" else ""
 
 
 def is_script(connection: HTTPConnection) -> bool:

@@ -78,6 +78,8 @@ class Policy(msgspec.Struct, frozen=True):
     """What may be reached although it is not public or, with `allowlist`, at all."""
     only: tuple[str, ...] | None = None
     """Narrower: of what the rest permits, no more than these."""
+    plain: tuple[str, ...] = ()
+    """Where the broker may use http; besides what `allow` names as such, not by its suffix."""
 
     def check_host(self, host: Address | str, port: int) -> None:
         """Before a name is looked up. Raises Refused."""
@@ -104,6 +106,25 @@ class Policy(msgspec.Struct, frozen=True):
             return f"{_host(host)} is {kind}; {_advice()}."
         return f"{host} resolves to {address}, {kind}; {_advice()}."
 
+    def permits_plain(self, host: Address | str, port: int) -> bool:
+        """Whether http, which anybody on the way can read, is good enough there."""
+        if isinstance(host, str) and any(
+            rule.names(host, port) for rule in parse("egress_allow", self.allow)
+        ):
+            return True
+        return _mentions(self.plain, host, port) or (
+            not isinstance(host, str) and _mentions(self.allow, host, port)
+        )
+
+
+def fetch_policy(settings: Settings) -> Policy:
+    """What the broker may reach. Raises SettingError for an entry that is none."""
+    parse("egress_allow", settings.egress_allow)
+    parse("egress_http_hosts", settings.egress_http_hosts)
+    if settings.egress == "none":
+        return Policy("none")
+    return Policy(settings.egress, settings.egress_allow, plain=settings.egress_http_hosts)
+
 
 def policy_for(settings: Settings, package: str | None = None) -> Policy:
     """What the tools of a package may reach. Raises SettingError for an entry that is none."""
@@ -123,6 +144,7 @@ def policy_for(settings: Settings, package: str | None = None) -> Policy:
 
 def check(settings: Settings) -> None:
     """Raises SettingError for the first entry of any policy that is none."""
+    fetch_policy(settings)
     for package in (None, *settings.package_egress):
         policy_for(settings, package)
 

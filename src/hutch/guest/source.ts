@@ -19,7 +19,7 @@ export class GuestSyntaxError extends Error {
   }
 }
 
-interface Edit {
+export interface Edit {
   from: number;
   to: number;
   text: string;
@@ -40,6 +40,7 @@ export class Program {
     readonly edits: readonly Edit[],
     readonly source: string,
     readonly column: Stripped["column"],
+    readonly opening = OPEN,
   ) {}
 
   /** The innermost of the guest's own lines in a stack. */
@@ -50,7 +51,7 @@ export class Program {
 
   /** Where a position in `code` is in what the guest's author wrote. */
   locate(line: number, column: number): Position {
-    if (line === 1) column -= OPEN.length;
+    if (line === 1) column -= this.opening.length;
     let lineStart = 0;
     for (let n = 1; n < line; n++) {
       const next = this.source.indexOf("\n", lineStart) + 1;
@@ -86,12 +87,17 @@ export function loadTypeScript(): Strip {
 const cache = new Map<string, Program>();
 
 export function prepare(source: string): Program {
-  const cached = cache.get(source);
+  return remembered(source, source, build);
+}
+
+/** What `build` makes of a source, or made of it when `key` came before. */
+export function remembered(key: string, source: string, build: (source: string) => Program): Program {
+  const cached = cache.get(key);
   if (cached) return cached;
   const program = build(unfence(source));
   if (source.length <= CACHEABLE) {
     if (cache.size >= CACHE_SIZE) cache.delete(cache.keys().next().value!);
-    cache.set(source, program);
+    cache.set(key, program);
   }
   return program;
 }
@@ -137,7 +143,7 @@ function enclosed(text: string, statement: Statement): number {
   return text[statement.end - 1] === ";" ? statement.end - 1 : statement.end;
 }
 
-function apply(text: string, edits: Edit[]): string {
+export function apply(text: string, edits: Edit[]): string {
   let out = "", at = 0;
   for (const edit of [...edits].sort((a, b) => a.from - b.from)) {
     out += text.slice(at, edit.from) + edit.text;
@@ -147,7 +153,7 @@ function apply(text: string, edits: Edit[]): string {
 }
 
 /** JavaScript as it is, else TypeScript without its types. */
-function parseEither(source: string): Stripped & { tree: Tree } {
+export function parseEither(source: string): Stripped & { tree: Tree } {
   try {
     return { tree: parseJs(source), text: source, column: (_, column) => column };
   } catch (error) {
@@ -201,7 +207,7 @@ function parseJs(text: string): Tree {
 }
 
 /** `import a, { b as c } from "m"` as `const { default: a, b: c } = await import("m");`, lines kept. */
-function importEdit(node: ImportDeclaration, text: string): Edit {
+export function importEdit(node: ImportDeclaration, text: string): Edit {
   const module = `await import(${node.source.raw})`;
   let declaration = `${module};`;
   const namespace = node.specifiers.find((each) => each.type === "ImportNamespaceSpecifier");
@@ -220,7 +226,7 @@ function importEdit(node: ImportDeclaration, text: string): Edit {
   return { from: node.start, to: node.end, text: declaration + "\n".repeat(lines) };
 }
 
-function position(text: string, offset: number): Position {
+export function position(text: string, offset: number): Position {
   const before = text.slice(0, offset).split("\n");
   return { line: before.length, column: before.at(-1)!.length + 1 };
 }

@@ -62,15 +62,24 @@ export function proxy(
         if (!(error instanceof NotJsonSafe)) throw error;
         return reject(trustedError("serialization_error", error.message));
       }
-      const begin = () => {
-        outstanding++;
-        const id = ++calls;
-        waiting[id] = { resolve, reject };
-        emit(id, tool, text);
-      };
-      if (outstanding < MAX_OUTSTANDING) begin();
-      else apply(push, backlog, [begin]);
+      queue(resolve, reject, (id) => emit(id, tool, text));
     });
+}
+
+/** Begins a call under a number of its own, which `settle` ends; now, or when fewer are open. */
+export function queue(
+  resolve: (value: unknown) => void,
+  reject: (error: unknown) => void,
+  emit: (call: number) => void,
+): void {
+  const begin = () => {
+    outstanding++;
+    const id = ++calls;
+    waiting[id] = { resolve, reject };
+    emit(id);
+  };
+  if (outstanding < MAX_OUTSTANDING) begin();
+  else apply(push, backlog, [begin]);
 }
 
 /** Defines the providers' namespaces as globals without a prototype, so that every tool's name is data. */

@@ -24,6 +24,14 @@ export interface Execute {
   code: string;
   options: Options;
   providers: Manifest[];
+  /** Ours: what else is to be done with the code, and with what; no Execbox client can ask for it. */
+  job?: Job;
+}
+
+export interface Job {
+  form: "wrapper" | "transform" | "headers";
+  /** JSON text. */
+  input: string;
 }
 
 export interface Cancel {

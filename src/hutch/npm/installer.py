@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -22,6 +23,7 @@ from hutch.settings import Settings
 
 logger = logging.getLogger("hutch.npm")
 
+T = TypeVar("T")
 Say = Callable[[str], None]
 Seeds = Mapping[Locked, Path]
 """Packages that some tree has already, with where they are unpacked."""
@@ -40,6 +42,15 @@ class Staging(msgspec.Struct, frozen=True):
     """A folder for one installation. Whatever comes of it, nothing else has been touched."""
 
     folder: Path
+    working: set[asyncio.Task[Any]] = msgspec.field(default_factory=set)
+    """What threads are doing in it."""
+
+    async def aside(self, work: Callable[..., T], *given: Any) -> T:
+        """Does something in it in a thread, which goes on even when nobody waits for it any longer."""
+        task = asyncio.create_task(asyncio.to_thread(work, *given))
+        self.working.add(task)
+        task.add_done_callback(self.working.discard)
+        return await asyncio.shield(task)
 
     @property
     def tree(self) -> Path:
@@ -93,7 +104,7 @@ class Installer:
         Seeds are taken instead of what would be downloaded. Raises PackageNotFound, also if the registry
         has changed its mind on what any of it is.
         """
-        await asyncio.to_thread(_sow, staging.downloads, lock, seeds)
+        await staging.aside(_sow, staging.downloads, lock, seeds)
         installed = await self._install(staging, spec, say)
         resolved = {(each.name, each.version): each for each in lock.packages}
         changed = any(
@@ -125,7 +136,7 @@ class Installer:
         say("checking")
         try:
             staging.ask_for(PackageSpec(lock.name, lock.version), *forgotten)
-            return await asyncio.to_thread(_finish, staging, lock, self._bounds)
+            return await staging.aside(_finish, staging, lock, self._bounds)
         except tree.TooMuch as error:
             raise failures.too_much(spec, error.of, self._bounds) from None
         except tree.Unsafe as error:

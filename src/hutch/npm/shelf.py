@@ -72,6 +72,7 @@ class Shelf:
         self._installer = Installer(settings)
         self._places = asyncio.Semaphore(AT_ONCE)
         self._flights: dict[PackageSpec, _Flight] = {}
+        self._discarding: set[asyncio.Task[None]] = set()
 
     # --- getting ---
 
@@ -208,7 +209,7 @@ class Shelf:
         own = None if spec.is_exact else spec.name
         seeds = await asyncio.to_thread(self._store.seeds)
         with self._staging() as staging:
-            await asyncio.to_thread(documents.lend, staging.downloads, since, own)
+            await staging.aside(documents.lend, staging.downloads, since, own)
             if not seeds and await asyncio.to_thread(fence.holds):
                 installed = await self._installer.install_at_once(staging, spec, say)
             else:
@@ -216,7 +217,7 @@ class Shelf:
                 if (package := self._store.find(spec.name, lock.version)) is not None:
                     return package
                 installed = await self._installer.install(staging, spec, lock, seeds, say)
-            await asyncio.to_thread(documents.keep, staging.downloads)
+            await staging.aside(documents.keep, staging.downloads)
             return self._store.shelve(staging, installed)
 
     async def _resolve(self, spec: PackageSpec, say: Progress) -> PackageSpec:
@@ -224,9 +225,9 @@ class Shelf:
         try:
             with self._staging() as staging:
                 async with asyncio.timeout(REFRESH_SECONDS):
-                    await asyncio.to_thread(self._store.documents.lend, staging.downloads, 0.0, spec.name)
+                    await staging.aside(self._store.documents.lend, staging.downloads, 0.0, spec.name)
                     lock = await self._installer.resolve(staging, spec, say)
-                await asyncio.to_thread(self._store.documents.keep, staging.downloads)
+                await staging.aside(self._store.documents.keep, staging.downloads)
                 return PackageSpec(spec.name, lock.version)
         except TimeoutError:
             raise PackageNotFound("The package registry did not answer in time.", retryable=True) from None
@@ -237,7 +238,17 @@ class Shelf:
         try:
             yield staging
         finally:
-            self._store.discard(staging.folder)
+            if staging.working:
+                # Given up while a thread was at it, which would put things where nothing is any more.
+                task = asyncio.create_task(self._discard_after(staging))
+                self._discarding.add(task)
+                task.add_done_callback(self._discarding.discard)
+            else:
+                self._store.discard(staging.folder)
+
+    async def _discard_after(self, staging: Staging) -> None:
+        await asyncio.gather(*staging.working, return_exceptions=True)
+        self._store.discard(staging.folder)
 
     # --- keeping order ---
 
@@ -282,6 +293,7 @@ class Shelf:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._discarding)
         await asyncio.to_thread(self._store.close)
 
 

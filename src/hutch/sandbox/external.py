@@ -106,6 +106,12 @@ def external_pool(settings: Settings, command: Sequence[str]) -> Pool:
         finally:
             os.close(stdin)
             os.close(stdout)
-        return ExternalRunner(process, link)
+        try:
+            return ExternalRunner(process, link)
+        except OSError as error:
+            channel.close()
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise SandboxUnavailable(f"The runner {command[0]!r} cannot be watched: {error}") from None
 
     return Pool(one_at_a_time, launch)

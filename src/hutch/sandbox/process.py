@@ -88,7 +88,11 @@ class RunnerProcess(Runner):
                 os.close(told)
         for outlet in self._outlets:
             outlet.begin()
-        self._pidfd = os.pidfd_open(self._process.pid)
+        try:
+            self._pidfd = os.pidfd_open(self._process.pid)
+        except OSError as error:
+            self._abandon()
+            raise SandboxUnavailable(f"The sandbox cannot be watched: {error}") from None
         self._loop.add_reader(self._pidfd, self._reap)
         if profile.memory_bytes and meter is not None:
             self._watch = meter.watch(self.pid, profile.memory_bytes + OVERHEAD_BYTES, self._exceeded)
@@ -286,6 +290,24 @@ class RunnerProcess(Runner):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         if self._group is not None:
             self._group.kill()
+
+    def _abandon(self) -> None:
+        """Ends what nobody would see end. There may be no descriptor left but those that are closed here."""
+        for outlet in self._outlets:
+            outlet.close()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        # Stopped, so that it starts nothing while we look for what it has started, which as long as it waits
+        # for a network does not die with it.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        for pid in process_tree(self.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if self._group is not None:
+            self._group.kill()
+        self._process.wait()
 
     def _reap(self) -> None:
         self._process.poll()

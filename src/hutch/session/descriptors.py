@@ -13,7 +13,7 @@ import queue
 import select
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from hutch.session.channel import CloseHandler, LineHandler, Lines, nobody
 
@@ -22,16 +22,23 @@ CHUNK = 64 * 1024
 HIGH_WATER = 1024 * 1024
 
 
+class LineCutter(Protocol):
+    """Makes lines of what is read."""
+
+    def feed(self, data: bytes) -> list[bytes]: ...
+
+
 class DescriptorChannel:
     """When nothing more can be read, `on_close` is called; what is said is still written, until `close`."""
 
-    def __init__(self, read: int, write: int, limit: int) -> None:
+    def __init__(self, read: int, write: int, lines: int | LineCutter) -> None:
+        """`lines` cuts what is read; a number is the most bytes of a line, past which the channel ends."""
         self.on_line: LineHandler = nobody
         self.on_close: CloseHandler = nobody
         self._read_from = read
         self._write_to = write
         self._loop = asyncio.get_running_loop()
-        self._lines = Lines(limit)
+        self._lines = Lines(lines) if isinstance(lines, int) else lines
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._queued = 0
         self._clear = asyncio.Event()

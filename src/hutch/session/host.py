@@ -21,6 +21,7 @@ from hutch.session.jsonvalue import NotJsonSafe, decode_value, encode_value, is_
 from hutch.session.messages import (
     Cancel,
     Done,
+    Job,
     Options,
     RunnerMessage,
     Started,
@@ -120,6 +121,7 @@ class Session:
         codes: frozenset[str] = RUNNER_CODES,
         start_seconds: float | None = None,
         on_started: Callable[[], None] | None = None,
+        job: Job | None = None,
     ) -> None:
         """`trusted`: the other side is a host itself, which has judged its runner as we would.
 
@@ -140,6 +142,7 @@ class Session:
         self._codes = codes
         self._start_seconds = START_TIMEOUT if start_seconds is None else start_seconds
         self._on_started = on_started
+        self._job = job
         self.answered = False
         self._began_at, self._sent_at = self._loop.time(), monotonic()
         self._open_bytes = 0
@@ -166,7 +169,7 @@ class Session:
         first = min(self._start_seconds or START_TIMEOUT, self.limits.timeout_ms / 1000 + BACKSTOP)
         self._timer = self._loop.call_later(first, self._watch)
         manifests = [each.manifest_json(full=self._full_manifests) for each in self._providers.values()]
-        self._send(execute_line(self.id, self._code, self.limits.options(), manifests))
+        self._send(execute_line(self.id, self._code, self.limits.options(), manifests, self._job))
 
     async def wait(self) -> Outcome:
         """The outcome. Cancelling the wait leaves the execution as it is."""

@@ -255,4 +255,5 @@ def _a(noun: str) -> str:
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    text = " ".join(str(error).split()).removeprefix("JSON is malformed: ")
+    return text[:200] or type(error).__name__

@@ -10,7 +10,7 @@ from msgspec import UNSET
 from hutch.errors import ProtocolError
 from hutch.session.channel import Channel
 from hutch.session.host import RUNNER_CODES, Limits, Session
-from hutch.session.messages import Done, RunnerMessage, decode_from_runner
+from hutch.session.messages import Done, Job, RunnerMessage, decode_from_runner
 from hutch.session.providers import Provider
 
 logger = logging.getLogger("hutch.session")
@@ -56,6 +56,7 @@ class Link:
         limits: Limits,
         providers: Sequence[Provider],
         on_started: Callable[[], None] | None = None,
+        job: Job | None = None,
     ) -> Session:
         """A session that has begun; its `outcome` is awaited by the caller, who then calls `forget`."""
         session = Session(
@@ -70,6 +71,7 @@ class Link:
             codes=self._codes,
             start_seconds=self._start_seconds,
             on_started=on_started,
+            job=job,
         )
         self.sessions[id] = session
         if self.closed is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -52,6 +52,17 @@ class Execute(msgspec.Struct, frozen=True, kw_only=True, tag="execute", tag_fiel
     code: str
     options: Options
     providers: list[Manifest]
+
+
+class Job(msgspec.Struct, frozen=True):
+    """What else than running it is to be done with the code of an execution; see `guest/quickjs/prelude/web`.
+
+    Ours, and only from the host's own code: `Execute` has no such field for others to send.
+    """
+
+    form: Literal["wrapper", "transform", "headers"]
+    input: str
+    """JSON text."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel", tag_field="type"):
@@ -103,7 +114,9 @@ def encode(message: HostMessage | RunnerMessage) -> bytes:
     return _encoder.encode(message) + b"\n"
 
 
-def execute_line(id: str, code: str, options: Options, manifests: list[bytes]) -> bytes:
+def execute_line(
+    id: str, code: str, options: Options, manifests: list[bytes], job: Job | None = None
+) -> bytes:
     """An execute whose manifests are JSON text already: they are the same for every execution."""
     return (
         b'{"type":"execute","id":'
@@ -114,8 +127,12 @@ def execute_line(id: str, code: str, options: Options, manifests: list[bytes]) -
         + _encoder.encode(options)
         + b',"providers":['
         + b",".join(manifests)
-        + b"]}\n"
+        + (b"]}\n" if job is None else b'],"job":' + _job_text(job) + b"}\n")
     )
+
+
+def _job_text(job: Job) -> bytes:
+    return b'{"form":"' + job.form.encode() + b'","input":' + encode_value(job.input) + b"}"
 
 
 def tool_result_line(call_id: str, result: bytes) -> bytes:

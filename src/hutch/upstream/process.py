@@ -74,7 +74,11 @@ class ServerProcess:
             raise CannotStart(f"it cannot be started: {error}") from None
         finally:
             os.close(theirs)
-        self._pidfd = os.pidfd_open(self._process.pid)
+        try:
+            self._pidfd = os.pidfd_open(self._process.pid)
+        except OSError as error:
+            self._abandon()
+            raise CannotStart(f"it cannot be watched: {error}") from None
         self._loop.add_reader(self._pidfd, self._reap)
         os.set_blocking(self._stderr.fileno(), False)
         self._loop.add_reader(self._stderr.fileno(), self._hear_complaint)
@@ -136,6 +140,14 @@ class ServerProcess:
             async with asyncio.timeout(seconds):
                 await self._exited.wait()
         return self._exited.is_set()
+
+    def _abandon(self) -> None:
+        """Ends what nobody would see end; the server dies with its warden."""
+        os.close(self._control)
+        for pipe in (self.stdin, self.stdout, self._stderr):
+            pipe.close()
+        self._process.kill()
+        self._process.wait()
 
     def _reap(self) -> None:
         self._process.poll()

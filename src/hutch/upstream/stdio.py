@@ -7,26 +7,21 @@ minimal environment, and leaves nothing of it behind.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import anyio
-import msgspec
 from mcp.shared.message import SessionMessage
-from mcp.types import PARSE_ERROR, ErrorData, JSONRPCError, JSONRPCRequest, jsonrpc_message_adapter
+from mcp.types import JSONRPCRequest, jsonrpc_message_adapter
+from pydantic import ValidationError
 
 from hutch.session.channel import given_away
+from hutch.upstream import salvage
 from hutch.upstream.entries import Program
-from hutch.upstream.failures import Flaw
 from hutch.upstream.lines import LineReader, LineWriter, TooLong
 from hutch.upstream.process import ServerProcess
-
-# `{"jsonrpc":"2.0","id":7,…` as most write it, or `…,"jsonrpc":"2.0","id":7}`.
-_ID_FIRST = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d+|"[^"\\]*")\s*[,}]')
-_ID_LAST = re.compile(rb',\s*"id"\s*:\s*(\d+|"[^"\\]*")\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
 
 
 class Nonsense(Exception):
@@ -66,24 +61,18 @@ class StdioReader(_Stream):
         if line is None:
             raise StopAsyncIteration
         if isinstance(line, TooLong):
-            return self._too_large(line)
+            found = salvage.too_large(line.head, line.tail, self._limit)
+            return found or Nonsense(f"a message of more than {self._limit} bytes, which names no call")
         try:
             return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
-        except ValueError:
-            return _salvaged(line)
+        except ValidationError as error:
+            return salvage.unreadable(error) or Nonsense(line[:80].decode(errors="replace"))
 
     async def receive(self) -> SessionMessage | Exception:
         try:
             return await anext(self)
         except StopAsyncIteration:
             raise anyio.EndOfStream from None
-
-    def _too_large(self, line: TooLong) -> SessionMessage | Exception:
-        found = _ID_FIRST.match(line.head) or _ID_LAST.search(line.tail)
-        if found is None:
-            return Nonsense(f"a message of more than {self._limit} bytes, which names no call")
-        message = f"the answer is larger than {self._limit} bytes"
-        return _failed(msgspec.json.decode(found[1]), message, Flaw("too_large"))
 
 
 class StdioWriter(_Stream):
@@ -125,19 +114,3 @@ async def connect(
             await process.end(is_ending=output.ended)
         finally:
             output.close()
-
-
-def _salvaged(line: bytes) -> SessionMessage | Exception:
-    """An answer of the wrong form is still an answer: whoever waits for it need not wait any longer."""
-    try:
-        said: Any = msgspec.json.decode(line)
-    except (ValueError, RecursionError):
-        said = None
-    if isinstance(said, dict) and isinstance(said.get("id"), (int, str)) and "method" not in said:
-        return _failed(said["id"], "the answer is not as JSON-RPC has it", Flaw("invalid_result"))
-    return Nonsense(line[:80].decode(errors="replace"))
-
-
-def _failed(call: int | str, message: str, flaw: Flaw) -> SessionMessage:
-    error = ErrorData(code=PARSE_ERROR, message=message, data=flaw)
-    return SessionMessage(JSONRPCError(jsonrpc="2.0", id=call, error=error))

@@ -2,8 +2,9 @@
 
 A program of its own, run without anything of Hutch: `warden.py DESCRIPTOR COMMAND [ARGUMENT…]`. The command
 gets our stdin, stdout, stderr and environment. When the other end of the descriptor is closed, as it is when
-the host is killed, the command is given a moment to end by itself, and then everything below us is killed. As
-a subreaper we inherit whatever the command's children leave behind, also what made itself a session.
+the host is killed, the command is given a moment to end by itself, unless the host wrote that there is none,
+and then everything below us is killed. As a subreaper we inherit whatever the command's children leave
+behind, also what made itself a session.
 """
 
 # Without pathlib it starts quicker.
@@ -23,6 +24,7 @@ PR_SET_CHILD_SUBREAPER = 36
 LEAVE_SECONDS = 0.5
 TERMINATE_SECONDS = 0.5
 KILL_SECONDS = 2.0
+AT_ONCE = b"!"
 
 
 def main() -> int:
@@ -47,7 +49,7 @@ def main() -> int:
     os.dup2(null, 1)
     ended = os.pidfd_open(child)
     select.select([ended, control], [], [])
-    if not over(ended, 0):
+    if not over(ended, 0) and os.read(control, 1) != AT_ONCE:
         leave(child, ended)
     status = sweep(child)
     code = os.waitstatus_to_exitcode(status)

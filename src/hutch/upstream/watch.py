@@ -10,7 +10,9 @@ from typing import Any, Self
 import anyio
 from mcp.shared.message import SessionMessage
 from mcp.types import JSONRPCNotification, JSONRPCRequest
+from pydantic import ValidationError
 
+from hutch.upstream import salvage
 from hutch.upstream.bounds import Meter
 
 # What is no message at all costs as much as so many that nobody asked for.
@@ -40,6 +42,8 @@ class Watched:
         except (StopAsyncIteration, anyio.ClosedResourceError):
             self._on_end(getattr(self._stream, "why_it_ended", None))
             raise StopAsyncIteration from None
+        if isinstance(item, ValidationError):
+            item = salvage.unreadable(item) or item
         cost = self._cost(item)
         if cost:
             delay = self._meter.delay(cost, self._loop.time())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import secrets
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hutch.errors import VaultError
@@ -49,6 +51,20 @@ def write_first(file: Path, data: bytes) -> None:
         raise VaultError(f"{file}: cannot be written: {error.strerror}.") from None
     finally:
         aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Whoever else wants this folder alone waits meanwhile, in other processes too. Raises VaultError."""
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise VaultError(f"{folder}: cannot be opened: {error.strerror}.") from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def read(file: Path) -> bytes | None:

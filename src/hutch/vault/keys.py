@@ -1,4 +1,4 @@
-"""Master keys: what everything secret is sealed with. The first is current; the others only open."""
+"""Keys. The master keys are what everything secret is sealed with: the first is current, the others open."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar, Generic, TypeVar
 
 from hutch.errors import VaultError
 from hutch.vault import files
@@ -17,54 +18,92 @@ FILE = "master.key"
 BYTES = 32
 
 
-class MasterKey:
+class Key:
     """256 secret bits, and an id that tells nothing of them."""
+
+    noun: ClassVar[str] = "key"
 
     def __init__(self, secret: bytes) -> None:
         if len(secret) != BYTES:
-            raise ValueError(f"a master key has {BYTES} bytes")
+            raise ValueError(f"a {self.noun} has {BYTES} bytes")
         self.secret = secret
-        self.id = hashlib.sha256(b"hutch master key id\0" + secret).hexdigest()[:12]
+        self.id = hashlib.sha256(f"hutch {self.noun} id\0".encode() + secret).hexdigest()[:12]
 
     def __repr__(self) -> str:
-        return f"MasterKey({self.id})"
+        return f"{type(self).__name__}({self.id})"
 
 
-class MasterKeys:
+class MasterKey(Key):
+    """Seals data keys, and what belongs to no user."""
+
+    noun = "master key"
+
+
+K = TypeVar("K", bound=Key, covariant=True)
+
+
+class Keys(Generic[K]):
     """The key that seals, and all that open."""
 
-    def __init__(self, keys: Sequence[MasterKey]) -> None:
+    def __init__(self, keys: Sequence[K]) -> None:
         if not keys:
             raise ValueError("at least one key")
-        self.current = keys[0]
+        self.current: K = keys[0]
         self._by_id = {key.id: key for key in reversed(keys)}
 
-    def find(self, key_id: str) -> MasterKey | None:
+    @property
+    def ids(self) -> list[str]:
+        """The current one's first."""
+        return [self.current.id, *(key for key in reversed(self._by_id) if key != self.current.id)]
+
+    def find(self, key_id: str) -> K | None:
         return self._by_id.get(key_id)
 
     def __repr__(self) -> str:
-        return f"MasterKeys({', '.join(sorted(self._by_id))})"
+        return f"{type(self).__name__}({', '.join(sorted(self._by_id))})"
 
 
-def load(home: Path, environ: Mapping[str, str]) -> MasterKeys:
+class MasterKeys(Keys[MasterKey]):
+    """Those of this Hutch."""
+
+
+def load(home: Path, environ: Mapping[str, str], *, make: bool = True) -> MasterKeys:
     """Keys from HUTCH_MASTER_KEY, or from HUTCH_HOME/master.key, which is made if there is none.
 
-    Raises VaultError that names the variable or the file, and never what is in it.
+    Without `make` that is an error: a new key opens nothing that is there already. Raises VaultError that
+    names the variable or the file, and never what is in it.
     """
     given = environ.get(VARIABLE, "")
     if given.strip():
         return _parse(given, VARIABLE)
     file = home / FILE
     found = files.read(file)
-    if found is None:
+    if found is None and make:
         _make(home, file)
         found = files.read(file)
     if found is None:
-        raise VaultError(f"{file}: has gone while it was to be read.")
-    try:
-        return _parse(found.decode("ascii"), str(file))
-    except UnicodeDecodeError:
-        raise VaultError(f"{file}: expected base64 text.", remedy=_restore(file)) from None
+        raise VaultError(
+            f"There is no master key: {VARIABLE} is not set, and there is no {file}.",
+            remedy=f"Set {VARIABLE}, or restore the file from a backup: what is sealed cannot be opened "
+            "without it.",
+        )
+    return _decode(found, file)
+
+
+def add(home: Path, environ: Mapping[str, str]) -> MasterKeys:
+    """Puts a new key in front of those in HUTCH_HOME/master.key. Raises VaultError, also if the keys are not
+    from that file but from HUTCH_MASTER_KEY."""
+    if environ.get(VARIABLE, "").strip():
+        raise VaultError(
+            f"The master key is in {VARIABLE}, which only you can change.",
+            remedy=f"Put a new key after the current one in every server's {VARIABLE}, separated by a comma, "
+            f"restart these, then put it first. {_MAKE}",
+        )
+    load(home, environ)
+    file = home / FILE
+    with files.alone(home):
+        files.write(file, f"{generate()}\n".encode() + (files.read(file) or b""))
+    return load(home, environ)
 
 
 def generate() -> str:
@@ -78,6 +117,13 @@ def _make(home: Path, file: Path) -> None:
     except OSError as error:
         raise VaultError(f"{home}: cannot be made: {error.strerror}.") from None
     files.write_first(file, f"{generate()}\n".encode())
+
+
+def _decode(found: bytes, file: Path) -> MasterKeys:
+    try:
+        return _parse(found.decode("ascii"), str(file))
+    except UnicodeDecodeError:
+        raise VaultError(f"{file}: expected base64 text.", remedy=_restore(file)) from None
 
 
 def _parse(text: str, where: str) -> MasterKeys:

@@ -13,13 +13,27 @@ import secrets
 import msgspec
 
 from hutch.errors import VaultError
-from hutch.vault.keys import MasterKey, MasterKeys
+from hutch.vault.keys import Key, Keys, MasterKey
 
 FORM = "hutch1"
 NONCE_BYTES = 12
 
 
-def seal(keys: MasterKeys, data: bytes, *about: str) -> str:
+class KeyMissing(VaultError):
+    """The key that something is sealed with is not there."""
+
+    def __init__(self, noun: str, key_id: str, what: str = "It") -> None:
+        super().__init__(
+            f"{what} is sealed with the {noun} {key_id}, which is not there.",
+            remedy="Add that key to HUTCH_MASTER_KEY after the current one, separated by a comma."
+            if noun == MasterKey.noun
+            else None,
+        )
+        self.noun = noun
+        self.key_id = key_id
+
+
+def seal(keys: Keys[Key], data: bytes, *about: str) -> str:
     """Seals with the current key. `about` is not secret: it has to be said again to open."""
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -29,27 +43,29 @@ def seal(keys: MasterKeys, data: bytes, *about: str) -> str:
     return f"{FORM}.{key.id}.{base64.urlsafe_b64encode(nonce + sealed).decode().rstrip('=')}"
 
 
-def unseal(keys: MasterKeys, text: str, *about: str) -> bytes:
+def unseal(keys: Keys[Key], text: str, *about: str) -> bytes:
     """What was sealed. Raises VaultError: no such key, not about this, or not as it was sealed."""
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-    key_id, sealed = _parse(text)
-    key = keys.find(key_id)
+    wanted, sealed = _parse(text)
+    key = keys.find(wanted)
     if key is None:
-        raise VaultError(
-            f"It is sealed with the master key {key_id}, which is not there.",
-            remedy="Add that key to HUTCH_MASTER_KEY after the current one, separated by a comma.",
-        )
+        raise KeyMissing(keys.current.noun, wanted)
     try:
         return AESGCM(key.secret).decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], _associated(key, about))
     except InvalidTag:
         raise VaultError("The sealed text was altered, or is about something else.") from None
 
 
-def is_current(keys: MasterKeys, text: str) -> bool:
+def is_current(keys: Keys[Key], text: str) -> bool:
     """Whether the current key sealed it; what an older one sealed is to be sealed again."""
-    return _parse(text)[0] == keys.current.id
+    return key_id(text) == keys.current.id
+
+
+def key_id(text: str) -> str:
+    """The id of the key that sealed it. Raises VaultError for what is no sealed text."""
+    return _parse(text)[0]
 
 
 def _parse(text: str) -> tuple[str, bytes]:
@@ -67,6 +83,6 @@ def _parse(text: str) -> tuple[str, bytes]:
     return key_id, sealed
 
 
-def _associated(key: MasterKey, about: tuple[str, ...]) -> bytes:
+def _associated(key: Key, about: tuple[str, ...]) -> bytes:
     # As JSON, so that no two lists of texts run together to the same bytes.
     return msgspec.json.encode([FORM, key.id, *about])

@@ -70,9 +70,8 @@ async def test_who_does_not_even_answer_health_is_asked_no_more(
 ) -> None:
     with answering(said) as address:
         found = await report(f"{scheme}://{address}", patience=Patience(answer=0.2))
-    first, *others = found.findings
+    [first] = found.findings
     assert (first.outcome, first.detail.startswith(reason)) == ("failed", True), first.detail
-    assert {each.outcome for each in others} == {"not_tested"}
     assert found.verdict("core") == "FAIL"
 
 

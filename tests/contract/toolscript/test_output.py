@@ -51,6 +51,20 @@ async def test_runtime_error(scripts: Place) -> None:
     )
 
 
+async def test_record_of_a_run_says_whether_the_script_failed(
+    scripts: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "hutch.runs")
+    for code in ("Deno.exit(0)", "Deno.exit(7)", "throw new Error('no')", "return 1"):
+        await scripts.run(code)
+    assert [record.__dict__["fields"]["outcome"] for record in caplog.records if record.msg == "run"] == [
+        "ok",
+        "script_failed",
+        "script_failed",
+        "ok",
+    ]
+
+
 async def test_runtime_error_in_a_script_that_returns_has_the_lines_of_its_author(scripts: Place) -> None:
     code = f"{IMPORT}const nothing: any = undefined;\nif (nothing) return 1;\nnothing.x;\n"
     ran = await scripts.run(code)

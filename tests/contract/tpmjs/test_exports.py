@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.contract.tpmjs.served import Executor, tool
+from tests.contract.tpmjs.served import Executor, eventually, tool
 
+METRIC = 'hutch_runs_total{door="tpmjs",engine="npm",outcome="%s"}'
 ENV = {"REGION": "north", "SOME_API_KEY": "k-1"}
 
 FOUND: dict[str, tuple[str, dict[str, Any], Any]] = {
@@ -168,6 +170,28 @@ async def test_is_no_tool(made: Executor, protocol: str) -> None:
         else:
             assert answer["error"]["code"] == "TOOL_INVALID", name
             assert re.match(message.format(r"made-up-\d+"), answer["error"]["message"])
+
+
+async def test_record_of_a_run_says_how_the_tool_failed(made: Executor) -> None:
+    cases = {
+        "ok": tool("return 1"),
+        "tool_not_found": "export const data = {}",
+        "tool_invalid": "export const tool = 5",
+        "import_failed": "throw new Error('at once')",
+        "execution_error": tool("throw new Error('no')"),
+    }
+    counted = {outcome: await made.metric(METRIC % outcome) for outcome in cases}
+    answers = await made.run_all(cases)
+    for outcome, answer in answers.items():
+        record: list[str] = []
+
+        def logged(run: str = answer["runId"], found: list[str] = record) -> list[str]:
+            found[:] = [line for line in made.server.seen if run in line]
+            return found
+
+        await eventually(logged)
+        assert json.loads(record[0])["outcome"] == outcome
+        assert await made.metric(METRIC % outcome) == counted[outcome] + 1
 
 
 async def test_factory_without_its_configuration_says_what_it_wants(made: Executor) -> None:

@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 import json
 import os
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import deno
 import httpx2
-import uvicorn
+from tests.doors.listening import listening as on_port
 from tests.processes import PATIENCE
 
 from hutch.doors.gate import Gate
@@ -163,17 +162,8 @@ class Door:
 @contextlib.asynccontextmanager
 async def listening(door: Door) -> AsyncIterator[str]:
     """The door on a real port; its URL."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(door.app, log_config=None, access_log=False, lifespan="off", ws="none")
-        server = uvicorn.Server(config)
-        server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            door.upstream.go.set()
-            server.should_exit = server.force_exit = True
-            await serving
+    async with on_port(door.app, door.upstream.go) as host:
+        yield f"http://{host}"
 
 
 @contextlib.asynccontextmanager

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -193,34 +192,20 @@ async def test_who_listens_hears_what_waits_already_and_what_becomes_of_it() -> 
     assert [(each.name, each.approval) for each in heard if each] == [("asked", one), ("allowed", one)]
 
 
-async def test_the_time_of_waiting_is_known_while_it_passes_and_counts_once_for_all_calls(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = SimpleNamespace(now=100.0)
-    clock.monotonic = lambda: clock.now
-    monkeypatch.setattr("hutch.doors.toolscript.approvals.time", clock)
+async def test_the_wait_of_a_run_begins_with_its_first_call_and_ends_with_its_last() -> None:
     approvals = Approvals(ASK)
     told: list[str] = []
     approvals.on_wait_begin.append(lambda run: told.append(f"begin {run}"))
     approvals.on_wait_end.append(lambda run: told.append(f"end {run}"))
-    assert approvals.waiting("r") == 0
     calls = [check(approvals), check(approvals)]
     first, second = await asked(approvals, 2)
     assert told == ["begin r"]
-    clock.now += 5
-    assert approvals.waiting("r") == 5
     approvals.decide(first.id, Answer("allow"))
     await calls[0]
-    clock.now += 2
     assert told == ["begin r"]
     approvals.decide(second.id, Answer("allow"))
     await calls[1]
     assert told == ["begin r", "end r"]
-    clock.now += 100
-    assert approvals.waiting("r") == 7
-    assert approvals.waiting("other") == 0
-    approvals.forget("r")
-    assert approvals.waiting("r") == 0
 
 
 async def test_a_script_that_nobody_answered_is_not_asked_about_again_while_others_are() -> None:

@@ -6,11 +6,11 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.doors.toolscript.checking import DECLARATIONS, IMPORT, by_deno, checking, prepared, problems
+from tests.doors.toolscript.checking import DECLARATIONS, IMPORT, checking, prepared, problems
 from tests.sandbox import jails
 
 from hutch.doors.toolscript import check
@@ -33,26 +33,6 @@ const deep: Deep<1> = 1, many: Many = 1;
 SIGNATURE = (
     '(args: { title: string; body?: string; labels?: ("bug" | "idea")[]; }): Promise<{ number: number; }>'
 )
-
-
-@pytest.fixture(scope="module")
-async def native(anyio_backend: object, environment: None) -> AsyncIterator[Checker]:
-    async with checking() as checker:
-        yield checker
-
-
-@pytest.fixture(scope="module")
-async def slow(
-    anyio_backend: object, environment: None, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Checker]:
-    async with by_deno(tmp_path_factory.mktemp("home")) as checker:
-        yield checker
-
-
-@pytest.fixture(params=["native", "slow"])
-def checker(request: pytest.FixtureRequest) -> Checker:
-    found: Checker = request.getfixturevalue(request.param)
-    return found
 
 
 # --- both ---

@@ -88,6 +88,11 @@ async def test_a_server_that_cannot_be_started_is_told_and_the_other_serves(door
     assert found[0]["tool"]["qualifiedName"] == "every-thing__add"
 
 
+async def test_arguments_that_no_server_could_read_are_the_callers_fault(door: Door) -> None:
+    answer = await door.call("every-thing__echo", b'{"value": "\\ud800"}')
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_arguments")
+
+
 async def test_a_tool_that_comes_later_is_in_the_next_module(door: Door) -> None:
     before = await door.get("/runtime/tools.ts")
     assert "grown1" not in before.text

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tests.egress.servers import SECONDS, connected, serving
 
 from hutch.doors import bounded
-from hutch.doors.toolscript import relay, there
+from hutch.doors.toolscript import relay
 from hutch.doors.toolscript.relay import Relay, open_relay
 from hutch.doors.toolscript.there import There
 
@@ -27,6 +27,7 @@ async def echo(request: Request) -> Response:
 
 
 ECHO = Starlette(routes=[Route("/", echo, methods=["POST"])])
+REQUEST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n!"
 
 
 @contextlib.asynccontextmanager
@@ -56,16 +57,29 @@ async def ended(reader: asyncio.StreamReader) -> bool:
 # --- bounds ---
 
 
-async def test_jail_has_no_more_connections_than_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_beyond_a_jails_share_wait_for_one_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "MAX_CONNECTIONS", 2)
-    async with relayed(to(ECHO)) as port, contextlib.AsyncExitStack() as stack:
-        kept = [await stack.enter_async_context(connected(port)) for _ in range(2)]
+    asked: list[None] = []
+
+    async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+        asked.append(None)
+        await ECHO(scope, receive, send)
+
+    async with relayed(to(counted)) as port, contextlib.AsyncExitStack() as stack, asyncio.timeout(SECONDS):
+        kept = [await stack.enter_async_context(connected(port)) for _ in range(5)]
         for _, writer in kept:
-            writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n!")
-        for reader, _ in kept:
+            writer.write(REQUEST)
+        for reader, _ in kept[:2]:
             assert (await reader.readline()).startswith(b"HTTP/1.1 200")
-        async with connected(port) as (reader, _):
-            assert await ended(reader)
+        # Those that have a place are answered once more before any of the others.
+        kept[0][1].write(REQUEST)
+        while (await kept[0][0].readline()) != b"":
+            if len(asked) == 3:
+                break
+        for place, (reader, _) in enumerate(kept[2:]):
+            assert len(asked) == 3 + place
+            kept[place][1].close()
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
 
 
 async def test_place_that_became_free_is_given_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,6 +107,41 @@ async def test_head_without_an_end_is_cut_off(beginning: bytes) -> None:
                 writer.write(b"x" * bounded.MAX_HEAD_BYTES)
                 await writer.drain()
         assert await ended(reader)
+
+
+@pytest.mark.parametrize(
+    ("first", "beginning"),
+    [
+        (b"", b""),
+        (b"", b"GET / HT"),
+        (REQUEST, b"\r\n"),
+        (REQUEST, b"GET / HTTP/1.1\r\nX: "),
+        (REQUEST + b"G", b""),
+    ],
+    ids=["nothing", "slow", "after another", "of a second", "with the end of another"],
+)
+async def test_head_that_does_not_come_to_its_end_is_cut_off(
+    first: bytes, beginning: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded, "HEAD_SECONDS", 0.05)
+    async with relayed(to(ECHO)) as port, connected(port) as (reader, writer), asyncio.timeout(SECONDS):
+        writer.write(first)
+        if first:
+            assert b"!a run" in await reader.readuntil(b"!a run")
+        writer.write(beginning)
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+
+
+async def test_head_in_time_gives_body_and_answer_all_the_time_they_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bounded, "HEAD_SECONDS", 0.05)
+    async with relayed(to(ECHO)) as port, connected(port) as (reader, writer), asyncio.timeout(SECONDS):
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n!")
+        await asyncio.sleep(0.2)
+        writer.write(b"!")
+        assert b"!!a run" in await reader.readuntil(b"a run")
 
 
 async def test_body_is_not_counted_as_a_head() -> None:
@@ -145,7 +194,7 @@ async def test_gateway_elsewhere_hears_what_the_script_said_and_whose_it_is() ->
 
 
 async def test_body_that_no_gateway_would_take_is_refused_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(there, "_MOST_BODY_BYTES", 10)
+    monkeypatch.setattr(relay, "MAX_BODY_BYTES", 10)
     async with (
         elsewhere(1) as port,
         httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.doors.toolscript.checking import IMPORT, by_deno, checking, prepared
+from tests.doors.toolscript.checking import IMPORT, prepared
 
 from hutch.doors.toolscript.check import Checker
 from hutch.doors.toolscript.outline import Outline
@@ -23,26 +22,6 @@ RUN = """
 import * as script from "./script.ts";
 console.log(JSON.stringify(script.default));
 """
-
-
-@pytest.fixture(scope="module")
-async def native(anyio_backend: object, environment: None) -> AsyncIterator[Checker]:
-    async with checking() as checker:
-        yield checker
-
-
-@pytest.fixture(scope="module")
-async def slow(
-    anyio_backend: object, environment: None, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Checker]:
-    async with by_deno(tmp_path_factory.mktemp("home")) as checker:
-        yield checker
-
-
-@pytest.fixture(params=["native", "slow"])
-def checker(request: pytest.FixtureRequest) -> Checker:
-    found: Checker = request.getfixturevalue(request.param)
-    return found
 
 
 async def outline(checker: Checker, text: str, name: str = "script.ts") -> Outline:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import socket
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import httpx2
-import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
+from tests.doors.listening import listening as on_port
 from tests.processes import PATIENCE
 
 from hutch.doors import health, refusals
@@ -87,7 +86,7 @@ class Tools:
 
     async def fail(self, call: ToolCall, _: Events | None) -> ToolOutcome:
         return ToolOutcome(
-            failure=ToolFailure(**{"message": "it broke", "stage": "execute", **call.params}),
+            failure=ToolFailure(**{"message": "it broke", **call.params}),
             resolved_version="1.2.3",
             logs=["so far"],
         )
@@ -172,22 +171,9 @@ def call(name: str, params: Any = None, **more: Any) -> dict[str, Any]:
     return {"packageName": "some-tools", "name": name, **given, **more}
 
 
-@contextlib.asynccontextmanager
-async def listening(door: Door) -> AsyncIterator[str]:
-    """The door on a real port, for what only a connection can show."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(
-            door.app, log_config=None, access_log=False, server_header=False, lifespan="off", ws="none"
-        )
-        server = uvicorn.Server(config)
-        server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
-        try:
-            yield f"127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            door.tools.go.set()
-            server.should_exit = server.force_exit = True
-            await serving
+def listening(door: Door) -> contextlib.AbstractAsyncContextManager[str]:
+    """The door on a real port; its host and port."""
+    return on_port(door.app, door.tools.go)
 
 
 def request(host: str, path: str, body: bytes, *headers: str, method: str = "POST") -> bytes:

@@ -31,7 +31,7 @@ async def test_tool_is_described_with_its_exact_version(path: str, version: str)
 
 async def test_failure_is_told_in_both_versions() -> None:
     door = Door()
-    body = call("fail", {"code": "schema_unavailable", "stage": "load"})
+    body = call("fail", {"code": "schema_unavailable"})
     for path in PATHS:
         said = (await door.post(path, body)).json()
         assert type(said.pop("executionTimeMs")) is int

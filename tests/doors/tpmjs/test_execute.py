@@ -100,7 +100,7 @@ async def test_failure_of_a_tool_in_the_words_of_both_versions(
     ours: str, stage: str, old: str, new: str
 ) -> None:
     door = Door()
-    params = {"code": ours, "stage": stage, "retryable": ours == "timeout"}
+    params = {"code": ours, "retryable": ours == "timeout"}
     for header in ({}, {"X_TPMJS_Protocol_Version": "1.0"}, {"X_TPMJS_Protocol_Version": "7"}):
         response = await door.execute("fail", params, **header)
         said = response.json()

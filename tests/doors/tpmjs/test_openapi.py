@@ -72,9 +72,7 @@ def test_without_a_key_none_is_asked_for() -> None:
     assert document(door().settings)["security"] == [{"key": []}]
 
 
-FAILURES = [
-    call("fail", {"code": code, "stage": kind.stage}) for code, kind in KINDS.items() if kind.status == 200
-]
+FAILURES = [call("fail", {"code": code}) for code, kind in KINDS.items() if kind.status == 200]
 DESCRIBED_ONLY = {"schema_unavailable"}
 CALLS: list[tuple[str, Any]] = [
     ("/execute-tool", call("echo")),
@@ -83,7 +81,7 @@ CALLS: list[tuple[str, Any]] = [
     ("/execute-tool", call("crash")),
     ("/execute-tool", call("busy")),
     ("/execute-tool", call("unknown")),
-    ("/execute-tool", call("fail", {"code": "internal", "stage": "executor"})),
+    ("/execute-tool", call("fail", {"code": "internal"})),
     *(("/execute-tool", each) for each in FAILURES if each["params"]["code"] not in DESCRIBED_ONLY),
     *(("/load-and-describe", each) for each in FAILURES),
     *((path, call("echo")) for path in ("/load-and-describe", "/validate-tool")),

@@ -5,10 +5,14 @@ from __future__ import annotations
 import click
 
 from hutch._version import __version__
+from hutch.cli.commands.abilities import ability
 from hutch.cli.commands.code import evaluate, runner
+from hutch.cli.commands.flows import flow, init
 from hutch.cli.commands.npm import packages, tool
+from hutch.cli.commands.runtime import runtime
 from hutch.cli.commands.scripts import auth, execute, gateway, mcp, tools
 from hutch.cli.commands.server import check, doctor, serve
+from hutch.cli.commands.vault import credential, key, user, vault
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -29,4 +33,8 @@ def hutch() -> None:
 
 
 for _command in (evaluate, runner, tool, packages, execute, gateway, tools, auth, mcp, serve, check, doctor):
+    hutch.add_command(_command)
+for _command in (user, key, credential, ability, vault):
+    hutch.add_command(_command)
+for _command in (flow, init, runtime):
     hutch.add_command(_command)

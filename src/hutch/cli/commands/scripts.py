@@ -122,13 +122,42 @@ def environment() -> int:
     return environment()
 
 
-@click.command(epilog="\b\nExample:\n  hutch auth github\n")
+class _Auth(click.Group):
+    """Where no command is named, a server is: to log in to it."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        return super().resolve_command(ctx, args if args[0] in self.commands else ["login", *args])
+
+
+@click.group(cls=_Auth, epilog="\b\nExamples:\n  hutch auth github\n  hutch auth logout github\n")
+def auth() -> None:
+    """Logins to MCP servers that want OAuth.
+
+    `hutch auth SERVER` is short for `hutch auth login SERVER`.
+    """
+
+
+@auth.command(epilog="\b\nExample:\n  hutch auth login github\n")
 @click.argument("server")
-def auth(server: str) -> int:
-    """Log in to an MCP server that wants OAuth."""
+def login(server: str) -> int:
+    """Log in to a server, with a browser."""
     from hutch.cli.auth import login
 
     return login(server)
+
+
+@auth.command(epilog="\b\nExample:\n  hutch auth logout github\n")
+@click.argument("server")
+def logout(server: str) -> int:
+    """Forget what a login gave.
+
+    A gateway that runs forgets it too. Whether the server still takes it is the server's business.
+    """
+    from hutch.cli.auth import logout
+
+    return logout(server)
 
 
 @click.group(epilog="\b\nExample:\n  hutch tools search 'create an issue'\n")

@@ -18,7 +18,7 @@ Examples:
 @click.option(
     "--egress",
     metavar="POLICY",
-    help="What tools of npm packages may reach: none, public, or allowlist.  [default: public]",
+    help="What tools and abilities may reach: none, public, or allowlist.  [default: public]",
 )
 @click.option(
     "--egress-allow",

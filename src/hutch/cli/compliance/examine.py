@@ -20,18 +20,15 @@ MOST_CHARACTERS = 400
 async def examine(on: Subject) -> Report:
     """Everything; but who does not even answer /health is not asked for more."""
     findings: list[Finding] = []
-    silent = None
     try:
         await on.health()
     except NoAnswer as error:
-        silent = f"GET /health got no answer ({error})"
+        found = _finding(on, "core", FIRST, "failed", f"{error}; nothing else was tried")
+        return Report(on.client.base, [found])
     for section, checks in SECTIONS.items():
         for name in checks:
             on.progress.now(name)
-            if silent is None or name == FIRST:
-                findings.append(await look(on, section, name))
-            else:
-                findings.append(_finding(on, section, name, "not_tested", silent))
+            findings.append(await look(on, section, name))
     on.progress.clear()
     return Report(on.client.base, findings)
 

@@ -65,6 +65,8 @@ class Report(msgspec.Struct, frozen=True):
         shown = [TITLE, f"Target: {self.target}"]
         for section, heading in HEADINGS.items():
             found = [finding for finding in self.findings if finding.section == section]
+            if not found:
+                continue
             shown += ["", heading, *(line for finding in found for line in finding.lines())]
         required = self._counts("core", "standard")
         verdicts = f"Core: {self.verdict('core')}, Standard: {self.verdict('standard')}"

@@ -8,25 +8,26 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from hutch.doors.execbox.serve import serve
-from hutch.doors.gate import SHUTTING_DOWN, Gate
-from hutch.doors.refusals import refusal
+from hutch.doors.gate import SHUTTING_DOWN, Gate, Visitor
+from hutch.doors.refusals import Refusal, refusal
 from hutch.kernel import Kernel
 from hutch.session.websocket import WebSocketChannel
 
+DOOR = "execbox"
 PATH = "/execbox"
 
 
 def routes(kernel: Kernel, gate: Gate) -> list[BaseRoute]:
     async def execbox(socket: WebSocket) -> None:
-        refused = gate.refuse(socket)
-        if refused is None and gate.draining:
-            refused = refusal(503, SHUTTING_DOWN, {"Retry-After": "1"})
-        if refused is not None:
-            await socket.send_denial_response(refused)
+        visitor = await gate.visitor(socket, DOOR)
+        if isinstance(visitor, Visitor) and gate.draining:
+            visitor = Refusal(503, SHUTTING_DOWN, {"Retry-After": "1"})
+        if isinstance(visitor, Refusal):
+            await socket.send_denial_response(refusal(*visitor))
             return
         await socket.accept()
         channel = _channel(socket)
-        serving = serve(channel, kernel, owner=gate.owner(), multiplexed=True, admit=gate.admit)
+        serving = serve(channel, kernel, owner=visitor.owner, multiplexed=True, admit=gate.admit)
         async with gate.inside(serving, channel):
             while (message := await socket.receive())["type"] != "websocket.disconnect":
                 channel.feed(message.get("text") or message.get("bytes") or b"")
@@ -35,7 +36,7 @@ def routes(kernel: Kernel, gate: Gate) -> list[BaseRoute]:
             channel.ended("the client closed the connection")
 
     async def plain(request: Request) -> Response:
-        refused = gate.refuse(request)
+        refused = await gate.turned_away(request, DOOR)
         if refused is not None:
             return refused
         url = f"ws://{request.headers['host']}{PATH}"

@@ -11,17 +11,22 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
-from hutch.doors.gate import LEAVE_SECONDS, SHUTTING_DOWN, Gate
+from hutch.doors.gate import LEAVE_SECONDS, SHUTTING_DOWN, VISITOR, Gate
 from hutch.doors.mcp.loading import load
 from hutch.doors.mcp.needs import Hutch
 from hutch.doors.paths import Lane
-from hutch.doors.refusals import refusal
+from hutch.doors.refusals import Refusal, refusal
 
 if TYPE_CHECKING:
+    from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
+    from hutch.doors.abilities.needs import Rooms
     from hutch.doors.mcp.server import Door
+    from hutch.vault.apikeys import Caller
 
+DOOR = "mcp"
+_SOON = {"Retry-After": "1"}
 MOST_CLIENTS = 1_000
 # Since when a client must have been silent to be forgotten.
 IDLE_SECONDS = 1_800.0
@@ -32,10 +37,13 @@ _LOOK_SECONDS = 0.5
 class McpDoor:
     """Opens when the first client comes: the SDK takes a second to import. `close` it before the kernel."""
 
-    def __init__(self, hutch: Hutch, gate: Gate, *, pass_through: bool | None = None) -> None:
-        """`pass_through` is the setting of that name if it is not given."""
+    def __init__(
+        self, hutch: Hutch, gate: Gate, *, rooms: Rooms | None = None, pass_through: bool | None = None
+    ) -> None:
+        """`rooms` have users' abilities; `pass_through` is the setting of that name if it is not given."""
         self._hutch = hutch
         self._gate = gate
+        self._rooms = rooms
         wanted = hutch.settings.mcp_pass_through if pass_through is None else pass_through
         self._pass_through = wanted
         self._closing = asyncio.Event()
@@ -49,13 +57,17 @@ class McpDoor:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        answer = self._gate.refuse(request)
-        if answer is None and (self._closing.is_set() or (self._gate.draining and _is_new(request))):
-            answer = refusal(503, SHUTTING_DOWN, {"Retry-After": "1"})
-        if answer is not None:
-            await answer(scope, receive, send)
+        visitor = await self._gate.visitor(request, DOOR)
+        if self._closing.is_set() or (self._gate.draining and _is_new(request)):
+            visitor = visitor if isinstance(visitor, Refusal) else Refusal(503, SHUTTING_DOWN, _SOON)
+        if isinstance(visitor, Refusal):
+            await refusal(*visitor)(scope, receive, send)
             return
         manager = await self._manager()
+        scope[VISITOR] = visitor
+        if visitor.caller is not None:
+            # By this the SDK sees to it that nobody else speaks on a session.
+            scope["user"] = _authenticated(visitor.caller)
         with anyio.CancelScope() as visit:
             self._visits.add(visit)
             try:
@@ -81,8 +93,13 @@ class McpDoor:
             await load()
             from hutch.doors.mcp.server import Door
 
-            owner = self._gate.owner()
-            door = Door(self._hutch, owner=owner, pass_through=self._pass_through, gate=self._gate)
+            door = Door(
+                self._hutch,
+                owner=self._gate.owner(),
+                pass_through=self._pass_through,
+                gate=self._gate,
+                rooms=self._rooms,
+            )
         except Exception as error:
             # Who comes next tries again.
             self._opened = None
@@ -131,6 +148,17 @@ class McpDoor:
                     await self._left.wait()
         for visit in self._visits:
             visit.cancel()
+
+
+def _authenticated(caller: Caller) -> AuthenticatedUser:
+    """Whose session it is: that of one key. The key itself stays where it came from."""
+    from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+    from mcp.server.auth.provider import AccessToken
+
+    scopes = [*caller.key.scopes]
+    return AuthenticatedUser(
+        AccessToken(token="", client_id=caller.key.id, scopes=scopes, subject=caller.user.id)
+    )
 
 
 def _is_new(request: Request) -> bool:

@@ -15,17 +15,17 @@ from hutch.session.jsonvalue import NotJsonSafe, encode_value, well_formed
 
 # What clients and models take for a name.
 MOST_NAME = 64
-_UNFIT = re.compile(r"[^A-Za-z0-9_-]+")
+UNFIT = re.compile(r"[^A-Za-z0-9_-]+")
 _BLOCKS: TypeAdapter[list[ContentBlock]] = TypeAdapter(list[ContentBlock])
 _KINDS = frozenset({"text", "image", "audio", "resource", "resource_link"})
-_MOST_DESCRIPTION = 8_000
+MOST_DESCRIPTION = 8_000
 
 
 def names(catalog: Catalog) -> dict[str, Entry]:
     """Tools by their names here, each of which stays the same while the tool is there."""
     found: dict[str, Entry] = {}
     for entry in catalog:
-        name = _UNFIT.sub("_", entry.qualified)
+        name = UNFIT.sub("_", entry.qualified)
         if name != entry.qualified or len(name) > MOST_NAME or name in found:
             mark = hashlib.sha256(encode_value(entry.qualified)).hexdigest()[:8]
             name = f"{name[: MOST_NAME - 9]}_{mark}"
@@ -36,15 +36,15 @@ def names(catalog: Catalog) -> dict[str, Entry]:
 def described(name: str, entry: Entry) -> Tool:
     return Tool(
         name=name,
-        description=entry.description and well_formed(clip(entry.description, _MOST_DESCRIPTION)),
-        input_schema=_object_schema(entry.input_schema) or {"type": "object"},
-        output_schema=_object_schema(entry.output_schema),
+        description=entry.description and well_formed(clip(entry.description, MOST_DESCRIPTION)),
+        input_schema=object_schema(entry.input_schema) or {"type": "object"},
+        output_schema=object_schema(entry.output_schema),
     )
 
 
 def passed(entry: Entry, value: Any) -> CallToolResult:
     """What a tool gave, wrapped again."""
-    if _object_schema(entry.output_schema) is not None and isinstance(value, dict):
+    if object_schema(entry.output_schema) is not None and isinstance(value, dict):
         # It must fit the schema, so it is whole or not at all.
         text = clip(json_text(value), MOST_CHARS)
         return answer(text, value)
@@ -74,7 +74,7 @@ def _clipped(block: ContentBlock) -> ContentBlock:
     return block
 
 
-def _object_schema(schema: Any) -> dict[str, Any] | None:
+def object_schema(schema: Any) -> dict[str, Any] | None:
     """A schema that every version of the protocol takes. One that none does would cost all tools."""
     if not isinstance(schema, dict) or schema.get("type") != "object":
         return None

@@ -41,9 +41,10 @@ class Calls:
 class Run:
     """A run that is under way, whose it is, and who is told of its calls."""
 
-    def __init__(self, client: Any, on_call: Callable[[Called, int], None]) -> None:
-        """`on_call` hears of each call and how many there were."""
+    def __init__(self, client: Any, on_call: Callable[[Called, int], None], owner: str | None = None) -> None:
+        """`on_call` hears of each call and how many there were. The owner is the door's if none is given."""
         self.client = client
+        self.owner = owner
         self.told = 0
         self.calls = Calls()
         self._on_call = on_call
@@ -100,7 +101,7 @@ class Runs:
             script=Script(asked.code),
             timeout_ms=_milliseconds(asked, self._hutch.settings),
             check=asked.check,
-            owner=self._owner,
+            owner=run.owner or self._owner,
             run_id=(run_id := new_run_id()),
             on_output=lambda stream, data: printed[stream].add(data),
         )
@@ -120,7 +121,7 @@ class Runs:
             profile=profile_for("quickjs"),
             limits=kernel.limits({"timeout_ms": timeout_ms}),
             providers=providers(await self._hutch.gateway.catalog(), self._hutch.gateway),
-            owner=self._owner,
+            owner=run.owner or self._owner,
             door="mcp",
             label="run_code",
             run_id=(run_id := new_run_id()),

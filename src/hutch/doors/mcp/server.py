@@ -27,8 +27,10 @@ from mcp.types import (
 )
 
 from hutch._version import __version__
-from hutch.doors.gate import SHUTTING_DOWN, Gate
+from hutch.doors.abilities.needs import Rooms
+from hutch.doors.gate import SHUTTING_DOWN, VISITOR, Gate, Visitor
 from hutch.doors.mcp import found, passing
+from hutch.doors.mcp.abilities import INSTRUCTIONS, UserTools
 from hutch.doors.mcp.answers import answer, ran_answer
 from hutch.doors.mcp.arguments import DescribeTools, RunCode, SearchTools, read
 from hutch.doors.mcp.asking import Asker
@@ -36,7 +38,7 @@ from hutch.doors.mcp.instructions import instructions, line
 from hutch.doors.mcp.needs import Hutch
 from hutch.doors.mcp.progress import HEARTBEAT_SECONDS, Progress
 from hutch.doors.mcp.runs import Run, Runs
-from hutch.doors.mcp.tools import own_tools
+from hutch.doors.mcp.tools import NAMES, own_tools
 from hutch.doors.toolscript.catalog import Catalog, Entry
 from hutch.doors.toolscript.gateway import Called
 from hutch.doors.toolscript.search import near_names
@@ -49,6 +51,8 @@ T = TypeVar("T")
 
 # How long a client that introduces itself waits for servers that are being connected to.
 INTRODUCTION_SECONDS = 10.0
+# The scope of a user's key that opens what is the operator's: code over all MCP servers.
+SCRIPTS = "toolscript"
 _SESSION = "mcp-session-id"
 
 
@@ -62,10 +66,14 @@ class Door:
         owner: str = "local",
         pass_through: bool = False,
         gate: Gate | None = None,
+        rooms: Rooms | None = None,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
     ) -> None:
-        """Without a gate, nobody but the client can be asked for approvals."""
+        """Without a gate, nobody but the client can be asked for approvals; without rooms, nobody has
+        abilities."""
         self._hutch = hutch
+        self._owner = owner
+        self._abilities = None if rooms is None else UserTools(rooms)
         self._gateway = hutch.gateway
         self._pass_through = pass_through
         self._gate = gate
@@ -92,12 +100,32 @@ class Door:
 
     # --- tools ---
 
-    async def list_tools(self, _: Context, __: PaginatedRequestParams | None) -> ListToolsResult:
-        return ListToolsResult(tools=await self._tools())
+    async def list_tools(self, context: Context, params: PaginatedRequestParams | None) -> ListToolsResult:
+        visitor = self._visitor(context)
+        first = await self._tools(visitor)
+        if visitor.caller is None or self._abilities is None:
+            return ListToolsResult(tools=first)
+        after = (params.cursor if params is not None else None) or ""
+        tools, more = await self._abilities.page(visitor.caller, after, await self._names(visitor))
+        return ListToolsResult(tools=tools if after else first + tools, next_cursor=more)
 
-    async def _tools(self) -> list[Tool]:
+    async def _tools(self, visitor: Visitor) -> list[Tool]:
+        """All but abilities. What the operator's MCP servers have is for users whose key says so."""
+        if not visitor.may(SCRIPTS):
+            return []
         own = own_tools(self._gateway.servers())
         return own + (await self._passed())[1] if self._pass_through else own
+
+    async def _names(self, visitor: Visitor) -> list[str]:
+        """Of these."""
+        if not visitor.may(SCRIPTS):
+            return []
+        return [*NAMES, *(await self._passed())[0]] if self._pass_through else [*NAMES]
+
+    def _visitor(self, context: Context) -> Visitor:
+        """Who asks. Clients that are not behind a gate are the operator."""
+        found = context.request.scope.get(VISITOR) if context.request is not None else None
+        return found if isinstance(found, Visitor) else Visitor(self._owner)
 
     async def call_tool(self, context: Context, params: CallToolRequestParams) -> CallToolResult:
         """Whatever goes wrong with a call is its result, for a model to read; only names that nobody has
@@ -114,17 +142,27 @@ class Door:
             return answer("Hutch failed; its log says why", failed=True)
 
     async def _call(self, context: Context, name: str, arguments: Mapping[str, Any] | None) -> CallToolResult:
-        match name:
+        visitor = self._visitor(context)
+        names = await self._names(visitor)
+        match name if name in names else None:
+            case None:
+                pass
             case "search_tools":
                 return await found.search(self._gateway, read(SearchTools, arguments))
             case "describe_tools":
                 return await found.describe(self._gateway, read(DescribeTools, arguments))
             case "run_code":
                 return await self._run(context, read(RunCode, arguments))
-        entry = (await self._passed())[0].get(name) if self._pass_through else None
-        if entry is not None:
-            return await self._pass(context, entry, dict(arguments or {}))
-        near = near_names(name, [each.name for each in await self._tools()], 1)
+            case _:
+                entry = (await self._passed())[0].get(name)
+                if entry is not None:
+                    return await self._pass(context, entry, dict(arguments or {}))
+        caller = visitor.caller
+        if caller is not None and self._abilities is not None:
+            ability_id = await self._abilities.find(caller, name, names)
+            if ability_id is not None:
+                return await self._abilities.call(caller, ability_id, arguments or {})
+        near = near_names(name, names, 1)
         hint = f" Did you mean {near[0]}?" if near else ""
         raise MCPError(INVALID_PARAMS, f"There is no tool {name[:200]!r}.{hint}")
 
@@ -132,7 +170,8 @@ class Door:
 
     async def _run(self, context: Context, asked: RunCode) -> CallToolResult:
         began = asyncio.get_running_loop().time()
-        run = Run(context, lambda call, count: progress.say(_step(call, count)))
+        owner = self._visitor(context).owner
+        run = Run(context, lambda call, count: progress.say(_step(call, count)), owner)
 
         def still() -> str:
             if any(self._runs.known(each.run) is run for each in self._gateway.approvals.pending()):
@@ -178,8 +217,10 @@ class Door:
 
     # --- clients ---
 
-    async def introduce(self) -> str:
+    async def introduce(self, context: Context) -> str:
         """What a client is told of us when it comes."""
+        if not self._visitor(context).may(SCRIPTS):
+            return INSTRUCTIONS
         catalog = None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(INTRODUCTION_SECONDS):
@@ -291,7 +332,7 @@ class Introduction:
     async def __call__(self, ctx: Context, call_next: CallNext) -> HandlerResult:
         result = await call_next(ctx)
         if ctx.method in ("initialize", "server/discover") and isinstance(result, dict):
-            return {**result, "instructions": await self._door.introduce()}
+            return {**result, "instructions": await self._door.introduce(ctx)}
         return result
 
 

@@ -12,6 +12,7 @@ from hutch.doors.mcp.found import Listed
 from hutch.doors.mcp.instructions import line
 from hutch.doors.toolscript.catalog import Server
 
+NAMES = ("search_tools", "describe_tools", "run_code")
 _MOST_NAMED = 40
 
 _SEARCH = """\

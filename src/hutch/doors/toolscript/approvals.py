@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import secrets
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -28,7 +27,7 @@ MAX_PENDING = 1_000
 MAX_PENDING_OF_RUN = 100
 # Of those decided, whose ids are still known to have been.
 _REMEMBERED = 1_000
-# Whose time is kept; of those that nobody forgot the ones that do not wait go first.
+# Whose waits are known; of those that nobody forgot the ones that do not wait go first.
 _MAX_RUNS = 10_000
 # Events that wait for one listener; who is slower is let go, and sees all that is open when it comes back.
 _MAX_EVENTS = 1_000
@@ -171,13 +170,6 @@ class Approvals:
         answered.set_result(answer)
         return True
 
-    # --- time ---
-
-    def waiting(self, run: str) -> float:
-        """For how many seconds, so far, at least one call of the run has waited."""
-        wait = self._waits.get(run)
-        return 0.0 if wait is None else wait.seconds()
-
     def forget(self, run: str) -> None:
         """The run is over."""
         self._waits.pop(run, None)
@@ -288,31 +280,22 @@ class Approvals:
 
 
 class _Wait:
-    """The time during which at least one call waited: what two waited together counts once."""
+    """How many calls of a run wait: what two wait together counts once."""
 
     def __init__(self) -> None:
         self.calls = 0
         self.in_vain = False
         """Whether a call waited until nobody had answered."""
-        self._since = 0.0
-        self._before = 0.0
 
     def begin(self) -> bool:
         """Whether it is the first."""
-        if self.calls == 0:
-            self._since = time.monotonic()
         self.calls += 1
         return self.calls == 1
 
     def end(self) -> bool:
         """Whether it was the last."""
         self.calls -= 1
-        if self.calls == 0:
-            self._before += time.monotonic() - self._since
         return self.calls == 0
-
-    def seconds(self) -> float:
-        return self._before + (time.monotonic() - self._since if self.calls else 0.0)
 
 
 def _call_all(callbacks: Iterable[Callable[[str], None]], run: str) -> None:

@@ -100,6 +100,7 @@ class Scripts:
             label=script.name,
             run_id=request.run_id,
             on_output=request.on_output,
+            failure_in=_failure_in,
         )
         return _ending(await self._kernel.run(execution))
 
@@ -163,15 +164,22 @@ class ImportMaps:
             self._folder.cleanup()
 
 
+def _exit_code(said: Any) -> int:
+    code = said.get("exit") if isinstance(said, dict) else None
+    return code if isinstance(code, int) and 0 <= code <= 255 else FAILED
+
+
+def _failure_in(said: Any) -> str | None:
+    return None if _exit_code(said) == 0 else "script_failed"
+
+
 def _ending(result: Result) -> Ending:
     common: dict[str, Any] = {"run_id": result.run_id, "duration_ms": result.duration_ms}
-    said = result.result if isinstance(result.result, dict) else {}
     error = result.error
     if error is None:
-        value = said.get("value")
-        code = said.get("exit")
+        value = result.result.get("value") if isinstance(result.result, dict) else None
         return Ending(
-            exit_code=code if isinstance(code, int) and 0 <= code <= 255 else FAILED,
+            exit_code=_exit_code(result.result),
             value_json=value if isinstance(value, str) else None,
             **common,
         )

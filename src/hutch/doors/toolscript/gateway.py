@@ -176,8 +176,7 @@ class Gateway:
     ) -> Any:
         """What a tool gives, by its original names. Raises UpstreamError, and Denied, which is one.
 
-        `run` is whose call it is; the time that it waits for an approval is in `approvals.waiting(run)`, and
-        no part of `timeout`.
+        `run` is whose call it is; the time that it waits for an approval is no part of `timeout`.
         """
         if (await self.catalog()).original(server, tool) is None:
             raise await self._unknown(f"{server}__{tool}")

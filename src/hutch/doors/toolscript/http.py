@@ -39,6 +39,7 @@ from hutch.errors import Busy, HutchError, UpstreamError
 from hutch.session.jsonvalue import NotJsonSafe, encode_value
 from hutch.settings import Settings
 
+DOOR = "toolscript"
 # Of runs in another process, which whoever has the token can name as it likes.
 REMOTE = "remote:"
 MAX_RESULTS = 100
@@ -55,8 +56,17 @@ def routes(gateway: Gateway, gate: Gate, settings: Settings) -> list[BaseRoute]:
 
     def lane(path: str, handler: Handler, method: str = "GET", *, scripts: bool = False) -> BaseRoute:
         async def guarded(request: Request) -> Response:
-            refused = gate.refuse(request, scripts=True)
+            refused = await gate.turned_away(request, DOOR, scripts=True)
             return refused or _refuse_script(request, scripts) or await handler(request)
+
+        return Lane(path, guarded, methods=[method])
+
+    def operators(path: str, handler: Handler, method: str = "GET") -> BaseRoute:
+        """Not for users' keys: whoever decides on calls decides on everybody's."""
+
+        async def guarded(request: Request) -> Response:
+            refused = gate.refuse(request, scripts=True)
+            return refused or _refuse_script(request, False) or await handler(request)
 
         return Lane(path, guarded, methods=[method])
 
@@ -70,10 +80,10 @@ def routes(gateway: Gateway, gate: Gate, settings: Settings) -> list[BaseRoute]:
         lane("/search/stats", door.stats, scripts=True),
         lane("/runtime/tools.ts", door.module, scripts=True),
         lane("/runtime/tools.d.ts", door.declarations, scripts=True),
-        lane("/approvals", door.approvals),
-        lane("/approvals/events", door.events),
-        lane("/approvals/{id}", door.approval),
-        lane("/approvals/{id}", door.decide, "POST"),
+        operators("/approvals", door.approvals),
+        operators("/approvals/events", door.events),
+        operators("/approvals/{id}", door.approval),
+        operators("/approvals/{id}", door.decide, "POST"),
     ]
 
 
@@ -244,7 +254,7 @@ class Call:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        answer = self._door.gate.refuse(request, scripts=True)
+        answer = await self._door.gate.turned_away(request, DOOR, scripts=True)
         if answer is not None:
             await answer(scope, receive, send)
             return

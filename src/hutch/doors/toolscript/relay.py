@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from starlette.exceptions import HTTPException
@@ -17,10 +17,12 @@ from hutch.doors.refusals import refusal
 from hutch.settings import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
-# At once, of one jail: each takes a descriptor of the host.
+# At once, of one jail: each takes a descriptor of the host. More wait in the jail until one has ended.
 MAX_CONNECTIONS = 128
+# Before a connection that could not be taken is tried again: the host has no descriptor left, say.
+_PAUSE_SECONDS = 0.1
 # Of all requests of one jail that are under way: the host holds them, whatever the script's own bound.
 MAX_BODY_BYTES = 32 * MIB
 
@@ -56,12 +58,15 @@ class Relay:
 
 
 class _Http(BoundedHttp):
-    """Cuts off whoever comes when there are too many already."""
+    """Tells when its connection is over."""
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
-            transport.abort()
+    def __init__(self, *args: Any, on_lost: Callable[[], None], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._on_lost = on_lost
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._on_lost()
 
 
 class _Open:
@@ -71,10 +76,10 @@ class _Open:
         self.run_id: str | None = None
         self._relay = relay
         self._state = ServerState()
-        self._server: asyncio.Server | None = None
+        self._places = asyncio.Semaphore(MAX_CONNECTIONS)
         self._held = 0
 
-    async def listen(self, listener: socket.socket) -> None:
+    def listen(self, listener: socket.socket) -> None:
         config = uvicorn.Config(
             self._app,
             interface="asgi3",
@@ -85,9 +90,30 @@ class _Open:
             ws="none",
         )
         config.load()
-        self._server = await asyncio.get_running_loop().create_server(
-            lambda: _Http(config=config, server_state=self._state, app_state={}), sock=listener
-        )
+        self._accepting = asyncio.create_task(self._accept(listener, config))
+
+    async def _accept(self, listener: socket.socket, config: uvicorn.Config) -> None:
+        """Takes connections as long as there are places: those that wait take nothing of the host's."""
+        loop = asyncio.get_running_loop()
+        listener.setblocking(False)
+
+        def protocol() -> _Http:
+            return _Http(config=config, server_state=self._state, app_state={}, on_lost=self._places.release)
+
+        with listener:
+            while True:
+                await self._places.acquire()
+                try:
+                    connection, _ = await loop.sock_accept(listener)
+                except OSError:
+                    self._places.release()
+                    await asyncio.sleep(_PAUSE_SECONDS)
+                    continue
+                try:
+                    await loop.connect_accepted_socket(protocol, connection)
+                except OSError:
+                    connection.close()
+                    self._places.release()
 
     async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
         held = 0
@@ -110,8 +136,7 @@ class _Open:
             self._held -= held
 
     def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        self._accepting.cancel()
         for connection in list(self._state.connections):
             if connection.transport is not None:
                 connection.transport.abort()
@@ -119,5 +144,5 @@ class _Open:
 
 async def open_relay(listener: socket.socket, relay: Relay) -> _Open:
     opened = _Open(relay)
-    await opened.listen(listener)
+    opened.listen(listener)
     return opened

@@ -15,8 +15,7 @@ from hutch.doors.presence import while_there
 from hutch.doors.toolscript.approvals import Ask
 from hutch.doors.toolscript.questions import Questions, Told
 from hutch.doors.toolscript.relay import Relay
-from hutch.errors import HutchError
-from hutch.settings import MIB
+from hutch.errors import HutchError, InvalidExecution
 
 logger = logging.getLogger("hutch.toolscript")
 
@@ -25,8 +24,6 @@ _ANSWER_SECONDS = 30.0
 _HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"te", b"trailer"})
 # The client has undone any encoding.
 _OF_THE_BODY = frozenset({b"content-length", b"content-encoding"})
-# More than any gateway takes as it comes out of the box.
-_MOST_BODY_BYTES = 64 * MIB
 
 
 class There:
@@ -42,7 +39,7 @@ class There:
         go_on: Told = lambda _: None,
     ) -> None:
         """`ask` is asked about calls that wait for an approval; `hold` and `go_on` are told the run then."""
-        parsed = _checked(url)
+        parsed = checked_url(url)
         port = parsed.port or (443 if parsed.scheme == "https" else 80)
         self.url = f"http://127.0.0.1:{port}"
         self._url = url.rstrip("/")
@@ -91,14 +88,16 @@ class There:
         return answer
 
 
-def _checked(url: str) -> httpx2.URL:
+def checked_url(url: str) -> httpx2.URL:
+    """Raises InvalidExecution."""
+    why = "one looks like http://localhost:4111"
     try:
         parsed = httpx2.URL(url)
+        if parsed.scheme in ("http", "https") and parsed.host:
+            return parsed
     except httpx2.InvalidURL as error:
-        raise HutchError(f"{url!r} is no URL of a gateway: {error}.") from None
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise HutchError(f"{url!r} is no URL of a gateway.", remedy="One looks like http://localhost:4111.")
-    return parsed
+        why = str(error)
+    raise InvalidExecution("--gateway-url", f"{url!r} is no URL of a gateway: {why}")
 
 
 class _Application:
@@ -115,9 +114,6 @@ class _Application:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             body = await _read(receive)
-            if body is None:
-                await _say(send, 413, f"The most is {_MOST_BODY_BYTES} bytes")
-                return
             await while_there(receive, self._ask(scope, body, send))
         except ClientDisconnect:
             pass  # nobody hears it
@@ -145,16 +141,14 @@ class _Application:
             await answer.aclose()
 
 
-async def _read(receive: Receive) -> bytes | None:
-    """A request's body; None if it is too long. Raises ClientDisconnect."""
+async def _read(receive: Receive) -> bytes:
+    """A request's body, which the relay bounds. Raises ClientDisconnect."""
     body = bytearray()
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         body += message.get("body", b"")
-        if len(body) > _MOST_BODY_BYTES:
-            return None
         if not message.get("more_body"):
             return bytes(body)
 

@@ -23,7 +23,6 @@ MAX_SHOWN_ARGUMENTS = 64 * 1024
 _STATUS = {
     "invalid_arguments": 400,
     "denied": 403,
-    "unknown_server": 404,
     "unknown_tool": 404,
     "timeout": 504,
 }

@@ -46,7 +46,7 @@ KINDS = {
     "execution_error": Kind(200, "TOOL_EXECUTION_ERROR", "execute", "TOOL_EXECUTION_FAILED"),
     "timeout": Kind(200, "EXECUTION_TIMEOUT", "execute", "EXECUTION_TIMEOUT"),
 }
-REFUSED = {401: "unauthorized", 403: "forbidden"}
+REFUSED = {401: "unauthorized", 403: "forbidden", 503: "busy"}
 
 
 class Failed(Exception):
@@ -57,20 +57,18 @@ class Failed(Exception):
         kind: str,
         message: str,
         *,
-        stage: str | None = None,
         retryable: bool | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.kind = KINDS[kind]
         self.message = message
-        self.stage = stage or self.kind.stage
         self.retryable = self.kind.retryable if retryable is None else retryable
         self.headers = headers
 
     @classmethod
     def of(cls, failure: ToolFailure) -> Failed:
-        return cls(failure.code, failure.message, stage=failure.stage, retryable=failure.retryable)
+        return cls(failure.code, failure.message, retryable=failure.retryable)
 
     def fields(self, version: Version) -> dict[str, Any]:
         """What a failure says in this version."""
@@ -79,7 +77,7 @@ class Failed(Exception):
         return {
             "success": False,
             "error": self.message,
-            "errorStage": self.stage,
+            "errorStage": self.kind.stage,
             "errorCode": self.kind.code_1_1,
             "retryable": self.retryable,
         }

@@ -19,7 +19,6 @@ FailureCode = Literal[
     "timeout",
     "internal",
 ]
-Stage = Literal["load", "execute", "executor"]
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +43,6 @@ class ToolFailure(msgspec.Struct, frozen=True):
 
     code: FailureCode
     message: str
-    stage: Stage
     retryable: bool = False
 
 

@@ -10,7 +10,6 @@ import msgspec
 from hutch.doors.tpmjs.calls import (
     Events,
     FailureCode,
-    Stage,
     ToolCall,
     ToolDescription,
     ToolFailure,
@@ -34,11 +33,6 @@ PROXY = f"http://127.0.0.1:{DOOR_PORT}"
 _DEFAULT_ENV = {"HOME": "/tmp", "TMPDIR": "/tmp"}
 _WEAK = "This server has no containers, and so no network for tools that it could keep in bounds."
 _OFF = "Network access is off for this tool."
-_STAGES: dict[FailureCode, Stage] = {
-    "execution_error": "execute",
-    "timeout": "execute",
-    "internal": "executor",
-}
 _GUEST_FAILURES: dict[str, FailureCode] = {
     "import_failed": "import_failed",
     "tool_not_found": "tool_not_found",
@@ -63,8 +57,7 @@ class Executor:
             package = await self._shelf.get(call.spec)
         except PackageNotFound as error:
             return ToolOutcome(failure=_not_found(error))
-        result = await self._run("execute", package, call, events)
-        output, failure = _judge(result)
+        result, output, failure = await self._run("execute", package, call, events)
         return ToolOutcome(
             output_json=output,
             failure=failure,
@@ -80,18 +73,20 @@ class Executor:
             package = await self._shelf.get(call.spec)
         except PackageNotFound as error:
             return None, _not_found(error), None
-        output, failure = _judge(await self._run("describe", package, call, None))
+        _, output, failure = await self._run("describe", package, call, None)
         if output is None:
             return None, failure, package.version
         try:
             return msgspec.json.decode(output, type=ToolDescription), None, package.version
         except (msgspec.DecodeError, RecursionError):
-            failure = _failure("schema_unavailable", "The tool describes itself in no form that we know")
+            failure = ToolFailure("schema_unavailable", "The tool describes itself in no form that we know")
             return None, failure, package.version
 
     async def _run(
         self, op: Literal["execute", "describe"], package: Package, call: ToolCall, events: Events | None
-    ) -> Result:
+    ) -> tuple[Result, bytes | None, ToolFailure | None]:
+        """How it ended, the output, and why there is none."""
+        judge = _Judge()
         request = {"op": op, "name": call.name, "params": call.params, "stream": events is not None}
         execution = Execution(
             code=encode_value(request).decode(),
@@ -101,8 +96,12 @@ class Executor:
             owner=call.caller,
             door="tpmjs",
             label=f"{package.name}@{package.version}#{call.name}",
+            failure_in=judge.failure_in,
         )
-        return await self._kernel.run(execution)
+        result = await self._kernel.run(execution)
+        if result.error is not None:
+            return result, None, _ended(result.error)
+        return result, *judge.judge(result.result)
 
     def _limits(self) -> Limits:
         settings = self._settings
@@ -156,38 +155,49 @@ def _events(events: Events) -> Provider:
     return Provider.of(tool("log", events.log), tool("partial", partial), name="events")
 
 
-def _judge(result: Result) -> tuple[bytes | None, ToolFailure | None]:
+class _Judge:
+    """What came of one run by what its guest says, for the record and for the caller: found out once."""
+
+    def __init__(self) -> None:
+        self._of: object = self
+        self._found: tuple[bytes | None, ToolFailure | None] = (None, None)
+
+    def judge(self, said: object) -> tuple[bytes | None, ToolFailure | None]:
+        if said is not self._of:
+            self._of, self._found = said, _judged(said)
+        return self._found
+
+    def failure_in(self, said: object) -> str | None:
+        failure = self.judge(said)[1]
+        return None if failure is None else failure.code
+
+
+def _judged(result: object) -> tuple[bytes | None, ToolFailure | None]:
     """The output, or why there is none. What the guest says of itself harms nobody but itself."""
-    if result.error is not None:
-        return None, _ended(result.error)
-    said = result.result if isinstance(result.result, dict) else {}
+    said = result if isinstance(result, dict) else {}
     if said.get("ok") is True and isinstance(output := said.get("output"), str):
         json = _checked(output)
         if json is not None:
             return json, None
-        return None, _failure("execution_error", "The output is not JSON")
+        return None, ToolFailure("execution_error", "The output is not JSON")
     code, message = said.get("code"), said.get("message")
     if not isinstance(code, str) or not isinstance(message, str):
-        return None, _failure(
+        return None, ToolFailure(
             "execution_error", "The tool answered in a way of its own, which has no meaning"
         )
-    return None, _failure(_GUEST_FAILURES.get(code, "execution_error"), message)
+    return None, ToolFailure(_GUEST_FAILURES.get(code, "execution_error"), message)
 
 
 def _ended(error: WireError) -> ToolFailure:
     if error.code == "timeout":
-        return _failure("timeout", "The tool did not finish in time")
+        return ToolFailure("timeout", "The tool did not finish in time")
     if error.code == "internal_error":
-        return _failure("execution_error", "The tool's process ended before the tool did")
-    return _failure("execution_error", error.message)
-
-
-def _failure(code: FailureCode, message: str) -> ToolFailure:
-    return ToolFailure(code, message, _STAGES.get(code, "load"))
+        return ToolFailure("execution_error", "The tool's process ended before the tool did")
+    return ToolFailure("execution_error", error.message)
 
 
 def _not_found(error: PackageNotFound) -> ToolFailure:
-    return ToolFailure("package_not_found", error.message, "load", error.retryable)
+    return ToolFailure("package_not_found", error.message, error.retryable)
 
 
 def _checked(text: str) -> bytes | None:

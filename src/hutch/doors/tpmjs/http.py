@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from hutch.doors.gate import Gate
 from hutch.doors.paths import Lane
 from hutch.doors.presence import while_there
+from hutch.doors.refusals import Refusal
 from hutch.doors.tpmjs import answers, openapi, requests, streaming
 from hutch.doors.tpmjs.admission import Places, Rate, retry_after
 from hutch.doors.tpmjs.answers import Answer, Failed
@@ -27,6 +28,7 @@ from hutch.settings import Settings
 
 logger = logging.getLogger("hutch.tpmjs")
 
+DOOR = "tpmjs"
 # Of one batch; the others of it wait.
 BATCH_AT_ONCE = 8
 # Bodies that take long enough to parse for others to notice: one after the other, with a pause for these.
@@ -60,10 +62,11 @@ def routes(
 class Visit:
     """A request on its way."""
 
-    def __init__(self, request: Request, settings: Settings, owner: str) -> None:
+    def __init__(self, request: Request, settings: Settings) -> None:
         self.request = request
         self.version = requests.version_of(request, strings=settings.tpmjs_string_errors)
-        self.owner = owner
+        self.owner = ""
+        """Known once it was let in."""
         self.began = asyncio.get_running_loop().time()
         self.deadline = self.began + settings.request_seconds
 
@@ -93,13 +96,14 @@ class Errand:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         door = self._door
-        visit = Visit(Request(scope, receive), door.settings, door.gate.owner())
-        objection = door.gate.objection(visit.request, any_origin=True)
-        if objection is not None:
-            status, message, headers = objection
+        visit = Visit(Request(scope, receive), door.settings)
+        visitor = await door.gate.visitor(visit.request, DOOR, any_origin=True)
+        if isinstance(visitor, Refusal):
+            status, message, headers = visitor
             failure = Failed(answers.REFUSED[status], message, headers=headers)
             await answers.failed(failure, visit.version, None).response()(scope, receive, send)
             return
+        visit.owner = visitor.owner
         try:
             with door.gate.visit():
                 answer = await door.answer(visit, self._work)

@@ -1,7 +1,7 @@
 /** Builds the guest bundle into the folder given: the runners, the patched QuickJS, and its memory image. */
 
 import wasm from "quickjs-wasi/quickjs.wasm" with { type: "bytes" };
-import { ENTRIES, HOST_FUNCTIONS } from "../quickjs/runner.ts";
+import { PRELUDES } from "../quickjs/runner.ts";
 import { buildImage } from "../quickjs/vm.ts";
 import { patch } from "./patch.ts";
 
@@ -40,14 +40,24 @@ await script("quickjs/main.ts", "quickjs.js", "(async () => ", "})()");
 await script("deno/main.ts", "deno.js", "(async () => ", "})()");
 await script("npm/main.ts", "npm.js", "(async () => ", "})()");
 await script("script/main.ts", "script.js", "(async () => ", "})()");
-// The value of these two is what the runner keeps.
+// The value of these is what the runner keeps.
 const entry =
   "const entry = globalThis.__hutch_entry;\ndelete globalThis.__hutch_entry;\nreturn entry;\n})()";
-await script("quickjs/prelude/main.ts", "prelude.js", "(() => ", entry);
+await script("quickjs/prelude/main.ts", "plain.js", "(() => ", entry);
+await script("quickjs/prelude/web/main.ts", "web.js", "(() => ", entry);
 await script("typescript/main.ts", "typescript.js", "(() => ", entry);
 const module = await WebAssembly.compile(Deno.readFileSync(`${out}/quickjs.wasm`));
-const prelude = Deno.readTextFileSync(`${out}/prelude.js`);
-const { heap, ...image } = buildImage(module, HOST_FUNCTIONS, prelude, ENTRIES);
-Deno.writeFileSync(`${out}/image.bin`, heap);
-Deno.writeTextFileSync(`${out}/image.json`, JSON.stringify(image));
-Deno.removeSync(`${out}/prelude.js`);
+
+/** The images of both preludes, one behind the other in one file. */
+const images: Record<string, object> = {};
+using file = Deno.openSync(`${out}/image.bin`, { write: true, create: true });
+let from = 0;
+for (const [name, { functions, entries }] of Object.entries(PRELUDES)) {
+  const prelude = Deno.readTextFileSync(`${out}/${name}.js`);
+  const { heap, ...image } = buildImage(module, functions, prelude, entries);
+  for (let at = 0; at < heap.length;) at += file.writeSync(heap.subarray(at));
+  images[name] = { ...image, from, to: from + heap.length };
+  from += heap.length;
+  Deno.removeSync(`${out}/${name}.js`);
+}
+Deno.writeTextFileSync(`${out}/image.json`, JSON.stringify(images));

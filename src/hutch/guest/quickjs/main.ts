@@ -13,10 +13,11 @@ const wire = new Wire({
   write: (bytes) => Deno.stdout.write(bytes),
   writeSync: (bytes) => Deno.stdout.writeSync(bytes),
 });
-const image = JSON.parse(Deno.readTextFileSync(`${folder}/image.json`));
-image.heap = Deno.readFileSync(`${folder}/image.bin`);
+const heaps = Deno.readFileSync(`${folder}/image.bin`);
+const images = JSON.parse(Deno.readTextFileSync(`${folder}/image.json`));
+for (const image of Object.values<any>(images)) image.heap = heaps.subarray(image.from, image.to);
 provideTypeScript(Deno.readTextFileSync(`${folder}/typescript.js`));
-const runner = new Runner(wire, module, image);
+const runner = new Runner(wire, module, images);
 renounce();
 wire.send('{"type":"ready"}\n');
 setTimeout(loadTypeScript, 500);

@@ -1,6 +1,7 @@
 /** The quickjs runner: many executions in one process, each in a VM of its own. */
 
 import { Logs } from "../logs.ts";
+import { prepareTransform, prepareWrapper } from "../forms.ts";
 import { FILE, GuestSyntaxError, prepare, type Program } from "../source.ts";
 import {
   doneLine,
@@ -19,9 +20,11 @@ import { decodeText, encodingOf, urlParts } from "./platform.ts";
 import { Broken, type HostFunctions, type Image, Vm } from "./vm.ts";
 
 const DEFAULT_MAX_RESULT = 8 * 1024 * 1024;
-/** The letters of the functions that the prelude finds, and the names of those that it gives. */
-export const HOST_FUNCTIONS = "cltkruedox";
-export const ENTRIES = ["run", "settle", "fire"];
+/** Of each prelude the letters of the functions that it finds, and the names of those that it gives. */
+export const PRELUDES = {
+  plain: { functions: "cltkruedox", entries: ["run", "settle", "fire"] },
+  web: { functions: "cltkruedoxh", entries: ["run", "settle", "fire", "job"] },
+};
 /** A VM that grew by more is dropped rather than reset, so that its memory goes back to the system. */
 const KEEP_GROWN = 8 * 1024 * 1024;
 const KEEP_FREE = 64;
@@ -35,6 +38,9 @@ const MAX_OPEN_BYTES = 32 * 1024 * 1024;
 const EXHAUSTED = /^(out of memory|string too long)$/;
 
 type Timer = ReturnType<typeof setTimeout>;
+
+/** What every execution starts from; `web` has what the wrappers of abilities need besides. */
+export type Images = Record<keyof typeof PRELUDES, Image>;
 
 interface Call {
   run: Run;
@@ -69,7 +75,7 @@ class Run {
 export class Runner {
   readonly #wire: Wire;
   readonly #module: WebAssembly.Module;
-  readonly #image: Image;
+  readonly #images: Images;
   readonly #functions: HostFunctions;
   readonly #runs = new Map<string, Run>();
   readonly #byVm = new Map<Vm, Run>();
@@ -80,10 +86,10 @@ export class Runner {
   #alarmAt = Infinity;
   #dropped = 0;
 
-  constructor(wire: Wire, module: WebAssembly.Module, image: Image) {
+  constructor(wire: Wire, module: WebAssembly.Module, images: Images) {
     this.#wire = wire;
     this.#module = module;
-    this.#image = image;
+    this.#images = images;
     const run = (vm: Vm) => this.#byVm.get(vm)!;
     this.#functions = {
       c: (vm, [number, tool, input]) => {
@@ -115,13 +121,27 @@ export class Runner {
         this.#report(run(vm), JSON.parse(vm.toText(failure)));
         return vm.undefined();
       },
+      h: (vm, [call, algorithm, bytes]) => {
+        this.#digest(run(vm), vm.toNumber(call), vm.toText(algorithm), vm.toBytes(bytes).slice());
+        return vm.undefined();
+      },
     };
-    this.#free.push(this.#make());
+    this.#free.push(this.#make(images.plain));
   }
 
-  #make(): Vm {
-    const vm = new Vm(this.#module, this.#image, this.#functions);
+  #make(image: Image): Vm {
+    const vm = new Vm(this.#module, image, this.#functions);
     vm.reset();
+    return vm;
+  }
+
+  /** A VM that starts from `image`; one that is free and started from the other has to be reset once more. */
+  #take(image: Image): Vm {
+    if (this.#free.length === 0) return this.#make(image);
+    const at = this.#free.findLastIndex((vm) => vm.image === image);
+    if (at >= 0) return this.#free.splice(at, 1)[0];
+    const vm = this.#free.pop()!;
+    vm.reset(image);
     return vm;
   }
 
@@ -138,7 +158,7 @@ export class Runner {
     // Now: of a guest that blocks us all, the host must know that it is the one.
     this.#wire.flush();
     try {
-      this.#start(request, prepare(request.code));
+      this.#start(request, programOf(request));
     } catch (error) {
       const { message } = error as Error;
       const failure = error instanceof GuestSyntaxError
@@ -149,18 +169,19 @@ export class Runner {
   }
 
   #start(request: Execute, program: Program): void {
-    const { id, options, providers } = request;
-    const run = new Run(id, request, program, this.#free.pop() ?? this.#make());
+    const { id, options, providers, job } = request;
+    const run = new Run(id, request, program, this.#take(job ? this.#images.web : this.#images.plain));
     const { vm } = run;
     this.#runs.set(id, run);
     this.#byVm.set(vm, run);
     vm.limit(options.memoryLimitBytes);
     this.#watch(run.deadline);
     const lent = JSON.stringify(lendable(providers));
-    this.#enter(run, "run", () => {
+    this.#enter(run, job ? "job" : "run", () => {
       const fn = vm.evaluate(program.code, FILE);
       if (vm.isException(fn)) throw new Broken(vm.toText(vm.exception()));
-      return [fn, vm.string(lent), vm.number(options.maxResultBytes ?? DEFAULT_MAX_RESULT)];
+      const tools = vm.string(lent), most = vm.number(options.maxResultBytes ?? DEFAULT_MAX_RESULT);
+      return job ? [vm.string(job.form), fn, tools, vm.string(job.input), most] : [fn, tools, most];
     });
   }
 
@@ -181,7 +202,7 @@ export class Runner {
     try {
       while (run.queue.length > 0 && !run.over) {
         const [entry, args] = run.queue.shift()!;
-        if (!await run.vm.call(this.#image.entry[entry], args(), run.overdue)) this.#stopped(run);
+        if (!await run.vm.call(run.vm.image.entry[entry], args(), run.overdue)) this.#stopped(run);
       }
       // QuickJS can be too exhausted even to say so.
       if (!run.over && run.vm.faults > 0 && run.calls.size + run.timers.size === 0) this.#exhausted(run);
@@ -277,7 +298,7 @@ export class Runner {
       this.#free.push(vm);
       return;
     }
-    this.#dropped += this.#image.heap.length + grown;
+    this.#dropped += vm.image.heap.length + grown;
     if (this.#dropped > COLLECT_AFTER) {
       this.#dropped = 0;
       (globalThis as { gc?: () => void }).gc?.();
@@ -353,6 +374,15 @@ export class Runner {
     );
   }
 
+  #digest(run: Run, number: number, algorithm: string, bytes: Uint8Array<ArrayBuffer>): void {
+    crypto.subtle.digest(algorithm, bytes).then((digest) => {
+      if (!run.over) this.#settle(run, number, true, JSON.stringify(new Uint8Array(digest).toHex()));
+    }, ({ message }) => {
+      const error = JSON.stringify({ code: "runtime_error", message });
+      if (!run.over) this.#settle(run, number, false, error);
+    });
+  }
+
   #settle(run: Run, number: number, ok: boolean, text: string): void {
     const { vm } = run;
     this.#enter(run, "settle", () => [vm.number(number), vm.number(ok ? 1 : 0), vm.string(text)]);
@@ -372,6 +402,11 @@ export class Runner {
     clearTimeout(run.timers.get(id));
     run.timers.delete(id);
   }
+}
+
+function programOf({ code, job }: Execute): Program {
+  if (job?.form === "wrapper") return prepareWrapper(code);
+  return job?.form === "transform" ? prepareTransform(code) : prepare(code);
 }
 
 /** The bytes of a text in UTF-8; exact only where it can matter. */

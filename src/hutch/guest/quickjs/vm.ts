@@ -70,7 +70,7 @@ export class Broken extends Error {}
 
 export class Vm {
   readonly #exports: Exports;
-  readonly #image: Image;
+  #image: Image;
   readonly #drive: (fn: number, self: number, argc: number, argv: number) => Promise<number>;
   #overdue: Overdue = never;
   #sliceEnd = 0;
@@ -150,9 +150,15 @@ export class Vm {
     return this.#exports.hutch_faults.value;
   }
 
-  /** Back to the image: nothing of an earlier execution stays, and randomness is fresh. */
-  reset(): void {
-    const e = this.#exports, { heap, stackPointer, context } = this.#image;
+  /** What it started from. */
+  get image(): Image {
+    return this.#image;
+  }
+
+  /** Back to an image: nothing of an earlier execution stays, and randomness is fresh. */
+  reset(image = this.#image): void {
+    this.#image = image;
+    const e = this.#exports, { heap, stackPointer, context } = image;
     const used = (e.hutch_pages.value as number) * PAGE, end = this.#end;
     if (e.memory.buffer.byteLength < end) e.memory.grow((end - e.memory.buffer.byteLength) / PAGE);
     const bytes = new Uint8Array(e.memory.buffer);

@@ -1,6 +1,6 @@
 /** The runner's functions, taken from the global object before guest code can see them there. */
 
-function take<F>(letter: string): F {
+export function take<F>(letter: string): F {
   const name = `__hutch_${letter}`;
   const value = (globalThis as any)[name];
   delete (globalThis as any)[name];

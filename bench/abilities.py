@@ -1,0 +1,239 @@
+"""Abilities over HTTP: what they add to the call that they make, many at once, and with many kept."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2
+import msgspec
+
+from bench.report import Row, Scale, median, number, percentile
+from bench.tools import serving
+from hutch.settings import load
+from hutch.store import rows
+from hutch.store.rows import Ability
+
+UPSTREAM_SECONDS = 0.005
+TRANSFORM = "(data) => ({ name: data.name, followers: data.followers_count })"
+WRAPPER = """
+export async function wrapper(payload, options) {
+  const response = await fetch(`http://127.0.0.1:%d/users/${payload.username}`);
+  if (!response.ok) throw new Error(`The API said ${response.status}`);
+  return response;
+}
+"""
+AT_ONCE = 50
+USERS = 5
+
+
+class Client:
+    """One kept connection, with as little of a client as does: it must not be what is measured."""
+
+    def __init__(self, port: int, key: str) -> None:
+        self._port = port
+        self._key = key
+
+    async def open(self) -> None:
+        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
+
+    async def execute(self, body: dict[str, Any], ability: str = "profile") -> dict[str, Any]:
+        data = msgspec.json.encode(body)
+        self._writer.write(
+            f"POST /abilities/{ability}/execute HTTP/1.1\r\nhost: 127.0.0.1:{self._port}\r\n"
+            f"authorization: Bearer {self._key}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(data)}\r\n\r\n".encode()
+            + data
+        )
+        head = await self._reader.readuntil(b"\r\n\r\n")
+        length = next(
+            int(line.split(b":")[1])
+            for line in head.split(b"\r\n")
+            if line.lower().startswith(b"content-length:")
+        )
+        answer: dict[str, Any] = msgspec.json.decode(await self._reader.readexactly(length))
+        if answer.get("success") is not True:
+            raise RuntimeError(f"the ability failed: {answer}")
+        return answer
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+async def abilities(scale: Scale) -> list[Row]:
+    async with upstream() as port:
+        with tempfile.TemporaryDirectory(prefix="hutch-bench-") as home:
+            keys = await _prepare(home, port, 10)
+            flags = {"HUTCH_EGRESS_ALLOW": f"127.0.0.1:{port}", "HUTCH_ABILITY_RATE_LIMIT": "0"}
+            async with serving(home, **flags) as server:
+                own = server.client.base_url.port
+                assert own is not None
+                found = await _overhead(own, keys[0], port, scale)
+                found.append(await _at_once(own, keys, scale))
+                body, count = {"params": {"username": "bo"}}, scale.of(300, 30)
+                few = await _executed(own, keys[0], body, count)
+                await _prepare(home, port, 10_000)
+                found.append(_kept(few, await _executed(own, keys[0], body, count)))
+    return found
+
+
+@contextlib.asynccontextmanager
+async def upstream() -> AsyncIterator[int]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "bench.upstream",
+        str(UPSTREAM_SECONDS),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    try:
+        yield int(await process.stdout.readline())
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def _prepare(home: str, port: int, count: int) -> list[str]:
+    """Users with an ability each, with keys and a credential; and as many more of both as are to be kept."""
+    from hutch.store.store import Store
+    from hutch.vault.vault import Vault
+
+    keys: list[str] = []
+    settings = load({"home": home})
+    async with await Store.open(settings) as store:
+        vault = await Vault.open(store, settings.home_path, {})
+        for number_ in range(USERS):
+            user = await store.users.by_name(f"user{number_}") or await vault.add_user(f"user{number_}")
+            await store.abilities.put(_ability(user.id, "profile", port))
+            keys.append((await vault.issue_key(user, "bench"))[1])
+            for each in range(count // USERS):
+                await store.abilities.put(_ability(user.id, f"other_{each}", port))
+                await vault.put_credential(user, f"host{each}.example", "header", "X-Key", f"secret {each}")
+            await vault.put_credential(user, "127.0.0.1", "header", "X-Key", f"the key of {number_}")
+    return keys
+
+
+def _ability(owner: str, name: str, port: int) -> Ability:
+    now = rows.now()
+    document = {
+        "ability_id": name,
+        "ability_name": name,
+        "service_name": "127.0.0.1",
+        "description": "Gets a profile.",
+        "wrapper_code": WRAPPER % port,
+        "static_headers": {"accept": "application/json"},
+        "dynamic_header_keys": ["127.0.0.1::X-Key"],
+        "requires_dynamic_headers": True,
+    }
+    return Ability(
+        ability_id=name,
+        owner_id=owner,
+        name=name,
+        service_name="127.0.0.1",
+        document=msgspec.json.encode(document).decode(),
+        requires_dynamic_headers=True,
+        created_at=now,
+        updated_at=now,
+    )
+
+
+async def _direct(port: int, count: int) -> list[float]:
+    figures: list[float] = []
+    async with httpx2.AsyncClient(trust_env=False) as client:
+        for index in range(count + 5):
+            began = time.perf_counter()
+            (await client.get(f"http://127.0.0.1:{port}/users/bo")).json()
+            if index >= 5:
+                figures.append((time.perf_counter() - began) * 1000)
+    return figures
+
+
+async def _executed(port: int, key: str, body: dict[str, Any], count: int) -> list[float]:
+    client = Client(port, key)
+    await client.open()
+    figures: list[float] = []
+    try:
+        for index in range(count + 5):
+            began = time.perf_counter()
+            await client.execute(body)
+            if index >= 5:
+                figures.append((time.perf_counter() - began) * 1000)
+    finally:
+        client.close()
+    return figures
+
+
+async def _overhead(port: int, key: str, upstream_port: int, scale: Scale) -> list[Row]:
+    count = scale.of(500, 30)
+    body: dict[str, Any] = {"params": {"username": "bo"}}
+    direct = await _direct(upstream_port, count)
+    plain = await _executed(port, key, body, count)
+    transformed = await _executed(port, key, {**body, "transformCode": TRANSFORM}, count)
+    p50, p99 = median(plain) - median(direct), percentile(plain, 0.99) - median(direct)
+    transform = median(transformed) - median(plain)
+    return [
+        Row(
+            what="ability: what it adds to the call that it makes, p50 / p99",
+            measured=f"{number(p50)} / {number(p99)} ms",
+            baseline=f"{number(median(direct))} ms: the same request with httpx2, of which the API takes 5",
+            target="≤ 4 / ≤ 15 ms",
+            met=p50 <= 4 and p99 <= 15,
+            data={"direct_ms": direct, "ability_ms": plain},
+        ),
+        Row(
+            what="ability: what a transform adds, p50",
+            measured=f"{number(transform)} ms",
+            baseline=f"{number(median(plain))} ms without it",
+            target="≤ 1 ms",
+            met=transform <= 1,
+            data={"transformed_ms": transformed},
+        ),
+    ]
+
+
+async def _at_once(port: int, keys: list[str], scale: Scale) -> Row:
+    """Users by turns."""
+    clients = [Client(port, keys[index % len(keys)]) for index in range(AT_ONCE)]
+    for client in clients:
+        await client.open()
+    each = scale.of(60, 6)
+
+    async def work(client: Client, count: int) -> None:
+        for _ in range(count):
+            await client.execute({"params": {"username": "bo"}})
+
+    try:
+        await asyncio.gather(*(work(client, 2) for client in clients))
+        began = time.perf_counter()
+        await asyncio.gather(*(work(client, each) for client in clients))
+        rate = AT_ONCE * each / (time.perf_counter() - began)
+    finally:
+        for client in clients:
+            client.close()
+    return Row(
+        what=f"ability: {AT_ONCE} at once, of {len(keys)} users",
+        measured=f"{number(rate)}/s",
+        target="≥ 400/s",
+        met=rate >= 400,
+        data={"per_second": rate},
+    )
+
+
+def _kept(few: list[float], many: list[float]) -> Row:
+    less, more = median(few), median(many)
+    return Row(
+        what="ability: with 10 000 abilities and credentials kept, p50",
+        measured=f"{number(more)} ms",
+        baseline=f"{number(less)} ms with 10",
+        target="no slower",
+        # Two medians of the same thing differ by some per cent on any machine.
+        met=more <= less * 1.1,
+        data={"few_ms": few, "many_ms": many},
+    )

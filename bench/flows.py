@@ -1,0 +1,176 @@
+"""Flows: a runtime process from its start, a long chain, many requests at once, and polling."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import hutch
+from bench.report import Row, Scale, median, number, percentile
+from bench.startup import _compile, _hutch
+
+STEPS = 1_000
+REQUESTS = 200
+AT_ONCE = 50
+
+
+class Runtime:
+    """The orchestrator's end of a runtime."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._id = 0
+
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
+        self._id += 1
+        request = {"jsonrpc": "2.0", "id": self._id, "method": f"Runtime.{method}", "params": params}
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        self._process.stdin.flush()
+        result: dict[str, Any] = json.loads(self._process.stdout.readline())["result"]
+        return result
+
+    def run(self, ir: dict[str, Any], **options: Any) -> tuple[float, list[dict[str, Any]]]:
+        """The seconds of a run, and its events."""
+        began = time.perf_counter()
+        run_id = self.call("StartRun", ir=ir, options=options)["run_id"]
+        events: list[dict[str, Any]] = []
+        while True:
+            told = self.call("Poll", run_id=run_id)
+            events += told["events"]
+            if told["status"] == "completed":
+                return time.perf_counter() - began, events
+            if told["status"] == "failed":
+                raise RuntimeError(f"the run failed: {told['summary']}")
+            time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def serving(**env: str) -> Iterator[Runtime]:
+    command = [*_hutch(), "runtime", "serve"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, env={**os.environ, **env}) as process:
+        try:
+            yield Runtime(process)
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+
+
+def flow(nodes: list[tuple[str, str, dict[str, Any]]], edges: list[tuple[str, str]]) -> dict[str, Any]:
+    none = {"timeout_ms": 0, "retry": {"max": 0, "backoff_ms": 0}}
+    return {
+        "version": "1.0.0",
+        "flow": {"name": "bench", "timeout_ms": 0},
+        "constants": {"policyRef": "none", "policy": {}},
+        "inputs_schema": {},
+        "graph": {
+            "nodes": [{"id": id, "type": kind, "with": given, **none} for id, kind, given in nodes],
+            "edges": [{"from": one, "to": other, "on": "success"} for one, other in edges],
+        },
+        "metadata": {"generated_at": "2026-01-01T00:00:00Z", "source_file": "bench.json"},
+    }
+
+
+async def flows(scale: Scale) -> list[Row]:
+    _compile()
+    return [_start(scale), await _chain(scale), _requests(scale), _poll(scale)]
+
+
+def _start(scale: Scale) -> Row:
+    ours, theirs = [], []
+    for _ in range(scale.of(10, 3)):
+        began = time.perf_counter()
+        with serving() as runtime:
+            runtime.call("Capabilities")
+            ours.append(time.perf_counter() - began)
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-c", "pass"], check=True)
+        theirs.append(time.perf_counter() - began)
+    time_, base = median(ours), median(theirs)
+    return Row(
+        what="`hutch runtime serve` to its answer to `Capabilities`",
+        measured=f"{number(time_)} s",
+        baseline=f"{number(base)} s: `python -c pass`",
+        target="≤ 0.15 s",
+        met=time_ <= 0.15,
+        data={"seconds": time_, "baseline_seconds": base},
+    )
+
+
+async def _chain(scale: Scale) -> Row:
+    steps = scale.of(STEPS, 100)
+    nodes = [("s0", "code.run", {"code": "input + 1", "input": 0})]
+    nodes += [
+        (f"s{n}", "code.run", {"code": "input + 1", "input": f"$step.s{n - 1}"}) for n in range(1, steps)
+    ]
+    chained = flow(nodes, [(f"s{n - 1}", f"s{n}") for n in range(1, steps)])
+    with serving() as runtime:
+        runtime.run(flow([("warm", "code.run", {"code": "1"})], []))
+        ours, _ = runtime.run(chained)
+    async with hutch.Hutch() as sandbox:
+        await sandbox.run("1")
+        began = time.perf_counter()
+        for n in range(steps):
+            await sandbox.run(f"const input = {n}; input + 1")
+        theirs = time.perf_counter() - began
+    step, base = ours / steps * 1000, theirs / steps * 1000
+    return Row(
+        what=f"a step more in a chain of {number(steps)} `code.run`, and what of it is the engine's",
+        measured=f"{number(step)} ms, {number(max(0.0, step - base))} ms",
+        baseline=f"{number(base)} ms: the same code without a flow",
+        target="≤ 3 ms",
+        met=step - base <= 3,
+        data={"step_ms": step, "baseline_ms": base, "steps": steps},
+    )
+
+
+def _requests(scale: Scale) -> Row:
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-m", "bench.upstream", "0.1"]
+    times = []
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as upstream:
+        assert upstream.stdin is not None
+        assert upstream.stdout is not None
+        address = f"127.0.0.1:{int(upstream.stdout.readline())}"
+        given = {"url": f"http://{address}/"}
+        wide = flow([(f"s{n}", "http.get", given) for n in range(REQUESTS)], [])
+        with serving(HUTCH_EGRESS_ALLOW=address) as runtime:
+            for _ in range(scale.of(7, 3)):
+                times.append(runtime.run(wide, concurrency=AT_ONCE)[0])
+        upstream.stdin.close()
+    time_, first = median(times), times[0]
+    return Row(
+        what=f"{REQUESTS} `http.get` of an API that takes 100 ms, {AT_ONCE} at once",
+        measured=f"{number(time_)} s; the first run of its process {number(first)} s",
+        baseline=f"{number(REQUESTS / AT_ONCE * 0.1)} s: the API alone",
+        target="≤ 0.8 s",
+        met=time_ <= 0.8,
+        data={"seconds": time_, "first_seconds": first},
+    )
+
+
+def _poll(scale: Scale) -> Row:
+    times = []
+    with serving() as runtime:
+        run_id = runtime.call("StartRun", ir=flow([("w", "wait", {"seconds": 600})], []))["run_id"]
+        runtime.call("Poll", run_id=run_id)
+        for _ in range(scale.of(2_000, 200)):
+            began = time.perf_counter()
+            runtime.call("Poll", run_id=run_id)
+            times.append((time.perf_counter() - began) * 1000)
+    time_, slow = median(times), percentile(times, 0.99)
+    return Row(
+        what="`Poll` there and back",
+        measured=f"{number(time_)} ms (99 %: {number(slow)} ms)",
+        target="≤ 1 ms",
+        met=time_ <= 1,
+        data={"ms": time_, "p99_ms": slow},
+    )

@@ -1,0 +1,26 @@
+#!/bin/sh
+# From a new user to a first run: an API that wants a token, and a wrapper that never sees it.
+# Everything is in a folder of its own, which goes when this ends:  examples/abilities/first-run.sh [PORT]
+set -eu
+cd "$(dirname "$0")"
+
+port=${1:-8099}
+HUTCH_HOME=$(mktemp -d)
+export HUTCH_HOME
+python3 api.py "$port" &
+trap 'kill $!; rm -r "$HUTCH_HOME"' EXIT
+
+run() {
+  hutch ability run --user bo get_profile --params '{"username": "ada"}' --egress-allow "127.0.0.1:$port" "$@"
+}
+
+hutch user add bo
+echo 'Bearer tok-0123456789abcdef' | hutch credential set --user bo 127.0.0.1::Authorization
+sed "s/8099/$port/" profile.js >"$HUTCH_HOME/profile.js"
+hutch ability add --user bo profile.json --code "$HUTCH_HOME/profile.js"
+
+run                                        # the API got the token; who asked did not
+run --transform '(data) => data.followers_count'
+
+echo 'Bearer tok-that-nobody-knows' | hutch credential set --user bo 127.0.0.1::Authorization
+run || hutch credential list --user bo     # refused: the credential is marked, and kept

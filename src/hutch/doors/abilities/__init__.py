@@ -1,0 +1,1 @@
+"""The Abilities door: API wrappers run here, with secrets that their code never sees."""

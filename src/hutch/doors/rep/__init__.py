@@ -1,0 +1,1 @@
+"""REP: flows over a language-neutral runtime protocol, both sides."""

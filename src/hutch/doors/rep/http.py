@@ -1,0 +1,339 @@
+"""The door's routes: flows are kept by name, run, looked at, cancelled and approved."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from hutch.doors.gate import Gate, Visitor
+from hutch.doors.paths import Lane
+from hutch.doors.refusals import Refusal
+from hutch.doors.rep import flow as flow_module
+from hutch.doors.rep import holders, openapi, replies, requests
+from hutch.doors.rep import inputs as inputs_module
+from hutch.doors.rep.flow import Flow
+from hutch.doors.rep.flows import ORIGIN, Flows, NotWaiting
+from hutch.doors.rep.journal import OPERATOR, text_of
+from hutch.doors.rep.named import named_flows
+from hutch.doors.rep.permitted import SCOPES, kinds_for
+from hutch.doors.rep.problems import InvalidFlow, Problem
+from hutch.doors.rep.replies import Failed, answer
+from hutch.doors.rep.streaming import EventStream
+from hutch.doors.rep.waiting import waiting
+from hutch.errors import Busy, HutchError, InvalidText, StoreError
+from hutch.store.rows import FlowRunRow, RunRow, now
+from hutch.store.store import Store
+
+logger = logging.getLogger("hutch.rep")
+
+DOOR = "rep"
+DOCUMENT = "openapi.json"
+
+
+class Visit:
+    """A request on its way, and whose it is."""
+
+    def __init__(self, request: Request, visitor: Visitor, store: Store) -> None:
+        self.request = request
+        self.visitor = visitor
+        self.store = store
+
+    @property
+    def owner(self) -> str:
+        return self.visitor.owner
+
+    def owns(self, owner: str) -> bool:
+        """Whoever runs the server has two names."""
+        return owner == self.owner or (self.visitor.caller is None and owner in OPERATOR)
+
+    def part(self, name: str) -> str:
+        return str(self.request.path_params[name])
+
+
+Work = Callable[[Visit], Awaitable[ASGIApp]]
+
+
+def routes(flows: Flows, gate: Gate) -> list[BaseRoute]:
+    door = Door(flows, gate)
+    document = openapi.document(flows.settings)
+
+    async def described(request: Request) -> Response:
+        return gate.refuse(request, public=True) or JSONResponse(document)
+
+    def lane(path: str, **works: Work) -> BaseRoute:
+        return Lane(path, Errand(door, works))
+
+    return [
+        Lane(f"/flows/{DOCUMENT}", described),
+        lane("/flows", GET=door.flows, POST=door.register),
+        lane("/flows/{name}", GET=door.flow, DELETE=door.remove),
+        lane("/flows/{name}/runs", POST=door.begin),
+        lane("/runs", GET=door.runs),
+        lane("/runs/{id}", GET=door.run),
+        lane("/runs/{id}/events", GET=door.events),
+        lane("/runs/{id}/cancel", POST=door.cancel),
+        lane("/runs/{id}/resume", POST=door.resume),
+        lane("/runs/{id}/approvals", GET=door.approvals),
+        lane("/runs/{id}/approvals/{step_id:path}", POST=door.approve),
+    ]
+
+
+class Errand:
+    """A path and what is done there: an application of its own, to be there until its answer is sent."""
+
+    def __init__(self, door: Door, works: Mapping[str, Work]) -> None:
+        self._door = door
+        self._works = works
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with self._door.gate.visit():
+                await (await self._answer(Request(scope, receive)))(scope, receive, send)
+        except Busy as busy:
+            await as_failed(busy).response()(scope, receive, send)
+
+    async def _answer(self, request: Request) -> ASGIApp:
+        """Whatever comes of a request, as something that can be sent."""
+        try:
+            work = self._works.get("GET" if request.method == "HEAD" else request.method)
+            if work is None:
+                raise _not_allowed(request, self._works)
+            visitor = await self._door.gate.visitor(request, DOOR)
+            if isinstance(visitor, Refusal):
+                raise Failed(replies.REFUSED[visitor.status], visitor.message, headers=visitor.headers)
+            return await work(Visit(request, visitor, await self._door.store()))
+        except ClientDisconnect:
+            return Response()  # nobody hears it
+        except Exception as error:
+            return as_failed(error).response()
+
+
+class Door:
+    """What is done at each path."""
+
+    def __init__(self, flows: Flows, gate: Gate) -> None:
+        self.gate = gate
+        self._flows = flows
+        self._settings = flows.settings
+
+    async def store(self) -> Store:
+        return await self._flows.store()
+
+    # --- flows ---
+
+    async def register(self, visit: Visit) -> Response:
+        """Keeps a flow, or a new version of it. The same one again is no new version."""
+        document = await requests.read_object(visit.request, self._settings)
+        flow = flow_module.read(document)
+        if flow.name == DOCUMENT:
+            raise requests.invalid([Problem("flow.name", f"{DOCUMENT} is the name of something else here")])
+        _check_kinds(flow, visit.visitor)
+        before = await visit.store.flows.get(visit.owner, flow.name)
+        row = await visit.store.flows.put(visit.owner, flow.name, text_of(document), now())
+        is_new = before is None or row.version != before.version
+        return answer(replies.flow(row), 201 if is_new else 200, {"Location": f"/flows/{flow.name}"})
+
+    async def flows(self, visit: Visit) -> Response:
+        limit = requests.number(visit.request, "limit", 100, requests.MOST_LISTED)
+        after = requests.text(visit.request, "after")
+        found = await visit.store.flows.list(visit.owner, limit=limit, after=after)
+        more = {"next": found[-1].name} if len(found) == limit else {}
+        return answer({"flows": [replies.flow(each) for each in found], **more})
+
+    async def flow(self, visit: Visit) -> Response:
+        version = requests.number(visit.request, "version", 0, 2**31)
+        return answer(replies.flow(await self._flow(visit, version or None), whole=True))
+
+    async def remove(self, visit: Visit) -> Response:
+        if not await visit.store.flows.remove(visit.owner, visit.part("name")):
+            raise replies.no_flow(visit.part("name"))
+        return answer({"name": visit.part("name")})
+
+    async def _flow(self, visit: Visit, version: int | None) -> Any:
+        name = visit.part("name")
+        found = await visit.store.flows.get(visit.owner, name)
+        if found is not None and version not in (None, found.version):
+            versions = await visit.store.flows.versions(visit.owner, name)
+            found = next((each for each in versions if each.version == version), None)
+        if found is None:
+            raise replies.no_flow(name)
+        return found
+
+    # --- runs ---
+
+    async def begin(self, visit: Visit) -> Response:
+        """Begins a run. The same id, flow and inputs again: the same run, which may be over by now."""
+        asked = requests.begin(await requests.read_object(visit.request, self._settings, optional=True))
+        kept = await self._flow(visit, asked.version)
+        flow = flow_module.read(json.loads(kept.document))
+        if problems := inputs_module.check(flow, asked.inputs):
+            raise requests.invalid(problems)
+        named = await named_flows(flow, visit.store.flows, visit.owner)
+        for each in (flow, *named.values()):
+            _check_kinds(each, visit.visitor)
+        caller = visit.visitor.caller
+        options = {
+            "trace_id": str(uuid.uuid4()),
+            "user": None if caller is None else caller.user.name,
+            "files": False,
+            "kinds": kinds_for(visit.visitor),
+            "flows": {name: each.document for name, each in named.items()},
+            "concurrency": asked.concurrency,
+            "timeout": asked.timeout,
+        }
+        row = FlowRunRow(
+            run_id=asked.run_id or str(uuid.uuid4()),
+            owner=visit.owner,
+            flow=flow.name,
+            version=kept.version,
+            origin=ORIGIN,
+            created_at=now(),
+            document=kept.document,
+            inputs=text_of(asked.inputs),
+            options=text_of({name: value for name, value in options.items() if value is not None}),
+        )
+        found = await self._flows.begin(row)
+        if found is not row and (
+            not visit.owns(found.owner) or found.flow != row.flow or json.loads(found.inputs) != asked.inputs
+        ):
+            raise Failed("CONFLICT", f"run_id: there is a run {row.run_id!r} of something else already")
+        return answer(
+            replies.head(found), 202 if found is row else 200, {"Location": f"/runs/{found.run_id}"}
+        )
+
+    async def runs(self, visit: Visit) -> Response:
+        """Runs of flows, the newest first."""
+        limit = requests.number(visit.request, "limit", 100, requests.MOST_LISTED)
+        created, _, run_id = requests.text(visit.request, "before").partition("_")
+        before = (created, run_id) if run_id else None
+        found = await visit.store.journal.list(visit.owner, limit, before)
+        more = {"next": f"{found[-1].created_at}_{found[-1].run_id}"} if len(found) == limit else {}
+        return answer({"runs": [replies.head(each) for each in found], **more})
+
+    async def run(self, visit: Visit) -> Response:
+        found = await self._any_run(visit)
+        if isinstance(found, RunRow):
+            return answer(replies.other_run(found))
+        counts = await visit.store.journal.counts(found.run_id)
+        return answer(replies.flow_run(found, counts, await self._waiting(visit, found)))
+
+    async def events(self, visit: Visit) -> ASGIApp:
+        found = await self._any_run(visit)
+        given = visit.request.headers.get("last-event-id", "").strip()
+        after = requests.number(visit.request, "after", 0, 2**53, least=0)
+        if given.isascii() and given.isdecimal():
+            after = int(given[:18])
+        return EventStream(visit.store.journal, found, after, self.gate)
+
+    async def cancel(self, visit: Visit) -> Response:
+        found = await self._any_run(visit)
+        if isinstance(found, FlowRunRow):
+            await self._flows.cancel(found.run_id)
+        return answer({"ok": True, "run_id": found.run_id})
+
+    async def resume(self, visit: Visit) -> Response:
+        """Goes on with a run that failed or was cancelled: what failed is done again, the rest is not."""
+        found = await self._flow_run(visit)
+        if found.origin != ORIGIN and visit.visitor.caller is not None:
+            raise Failed("CONFLICT", f"Run {found.run_id!r} was begun by hand: `hutch flow resume`")
+        if found.status == "completed":
+            raise Failed("CONFLICT", f"Run {found.run_id!r} is complete: there is nothing to go on with")
+        await self._flows.resume(found)
+        return answer({"ok": True, "run_id": found.run_id}, 202)
+
+    # --- approvals ---
+
+    async def approvals(self, visit: Visit) -> Response:
+        found = await self._any_run(visit)
+        listed = [] if isinstance(found, RunRow) else await self._waiting(visit, found)
+        return answer({"run_id": found.run_id, "approvals": listed})
+
+    async def approve(self, visit: Visit) -> Response:
+        word = requests.word(await requests.read_object(visit.request, self._settings))
+        found = await self._flow_run(visit)
+        step_id = visit.part("step_id")
+        if step_id not in [each["step_id"] for each in await self._waiting(visit, found)]:
+            raise Failed("CONFLICT", f"Step {step_id[:200]!r} waits for no approval")
+        caller = visit.visitor.caller
+        # A user speaks for nobody else.
+        by = word.by if caller is None else caller.user.name
+        await self._flows.approve(found, step_id, word.approved, by, word.reason)
+        return answer({"ok": True, "run_id": found.run_id, "step_id": step_id, "approved": word.approved})
+
+    async def _waiting(self, visit: Visit, run: FlowRunRow) -> list[dict[str, Any]]:
+        if not holders.is_held(run):
+            return []
+        return waiting(await visit.store.journal.asking(run.run_id))
+
+    async def _flow_run(self, visit: Visit) -> FlowRunRow:
+        found = await self._any_run(visit)
+        if isinstance(found, RunRow):
+            raise Failed("CONFLICT", f"Run {found.run_id!r} is no run of a flow")
+        return found
+
+    async def _any_run(self, visit: Visit) -> FlowRunRow | RunRow:
+        """A run of any door. Those of other doors are written a moment after their end."""
+        run_id = visit.part("id")
+        found: FlowRunRow | RunRow | None = await visit.store.journal.get(run_id)
+        if found is None:
+            found = await visit.store.runs.get(run_id)
+        if found is None:
+            await visit.store.later.flush()
+            found = await visit.store.runs.get(run_id)
+        if found is None or not visit.owns(found.owner):
+            raise replies.no_run(run_id)
+        return found
+
+
+def _check_kinds(flow: Flow, visitor: Visitor) -> None:
+    """Raises Failed for steps that nobody may use here, or that the key is not for."""
+    allowed = kinds_for(visitor)
+    for node in flow.nodes.values():
+        if node.kind in allowed:
+            continue
+        if node.kind in SCOPES:
+            scope = SCOPES[node.kind]
+            message = f"{node.path}.type: this key is not for {scope}; `hutch key add --scope {scope}`"
+            raise Failed("FORBIDDEN", message)
+        known = ", ".join(allowed)
+        raise requests.invalid([Problem(f"{node.path}.type", f"expected one of {known}, got {node.kind!r}")])
+
+
+def _not_allowed(request: Request, works: Mapping[str, Work]) -> Failed:
+    allowed = ", ".join(sorted(works))
+    message = f"{request.url.path} does not take {request.method}; it takes {allowed}"
+    return Failed("METHOD_NOT_ALLOWED", message, headers={"Allow": allowed})
+
+
+def as_failed(error: Exception) -> Failed:
+    """What the caller is told of an exception; of those that nobody foresaw, only that there was one."""
+    match error:
+        case Failed():
+            return error
+        case InvalidFlow():
+            return requests.invalid(error.problems)
+        case InvalidText():
+            return Failed("INVALID_REQUEST", error.message)
+        case NotWaiting():
+            return Failed("CONFLICT", error.message)
+        case Busy():
+            headers = {"Retry-After": str(math.ceil(error.retry_after))}
+            return Failed("BUSY", str(error), headers=headers)
+        case StoreError():
+            logger.error("the store failed: %s", error)
+            message = "The store cannot be used; the server's log says why"
+            return Failed("BUSY", message, headers={"Retry-After": "1"})
+        case HutchError():
+            logger.error("a request failed: %s", error)
+        case _:
+            logger.error("a request failed", exc_info=error)
+    return Failed("INTERNAL_ERROR", "The server failed; its log says why")

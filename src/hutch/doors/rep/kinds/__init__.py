@@ -1,0 +1,1 @@
+"""What a step can do, one module a kind or a family of them."""

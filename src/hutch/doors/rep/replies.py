@@ -1,0 +1,113 @@
+"""What the door says: flows, runs of every door, and failures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.responses import Response
+
+from hutch.doors.rep import holders
+from hutch.store.journal import Counts
+from hutch.store.rows import FlowRow, FlowRunHead, FlowRunRow, RunRow
+
+STATUS = {
+    "INVALID_REQUEST": 400,
+    "UNAUTHORIZED": 401,
+    "FORBIDDEN": 403,
+    "NOT_FOUND": 404,
+    "METHOD_NOT_ALLOWED": 405,
+    "CONFLICT": 409,
+    "PAYLOAD_TOO_LARGE": 413,
+    "UNSUPPORTED_MEDIA_TYPE": 415,
+    "INTERNAL_ERROR": 500,
+    "BUSY": 503,
+}
+REFUSED = {401: "UNAUTHORIZED", 403: "FORBIDDEN", 503: "BUSY"}
+
+
+class Failed(Exception):
+    """Why not, in words that the caller may see."""
+
+    def __init__(
+        self, code: str, message: str, *, headers: Mapping[str, str] | None = None, **more: Any
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.headers = headers
+        self.more = more
+
+    def response(self) -> Response:
+        error = {"code": self.code, "message": self.message, **self.more}
+        return answer({"success": False, "error": error}, STATUS[self.code], self.headers)
+
+
+def no_run(run_id: str) -> Failed:
+    """The same for what nobody has and for what is another's."""
+    return Failed("NOT_FOUND", f"There is no run {run_id[:200]!r}")
+
+
+def no_flow(name: str) -> Failed:
+    return Failed("NOT_FOUND", f"There is no flow {name[:200]!r}")
+
+
+def answer(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    # ASCII: what steps gave may have half a character in it.
+    return Response(json.dumps(body), status, headers, "application/json")
+
+
+def flow(row: FlowRow, *, whole: bool = False) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "name": row.name,
+        "version": row.version,
+        "created_at": row.created_at,
+        "updated_at": row.updated_at,
+    }
+    return {**told, "document": json.loads(row.document)} if whole else told
+
+
+def head(run: FlowRunHead) -> dict[str, Any]:
+    """A run of a flow, for lists."""
+    return {
+        "run_id": run.run_id,
+        "door": "rep",
+        "flow": run.flow,
+        "version": run.version,
+        "status": run.status,
+        "state": holders.state(run),
+        "outcome": run.outcome,
+        "created_at": run.created_at,
+        "started_at": run.started_at,
+        "ended_at": run.ended_at,
+    }
+
+
+def flow_run(run: FlowRunRow, counts: Counts, approvals: list[dict[str, Any]]) -> dict[str, Any]:
+    """A run of a flow; while it goes on, how far it is."""
+    if run.summary is not None:
+        summary = json.loads(run.summary)
+    else:
+        total = len(json.loads(run.document)["graph"]["nodes"])
+        summary = {
+            "completed_steps": counts.completed,
+            "failed_steps": counts.failed,
+            "total_steps": total,
+        }
+    return {**head(run), "inputs": json.loads(run.inputs), "summary": summary, "approvals": approvals}
+
+
+def other_run(run: RunRow) -> dict[str, Any]:
+    """A run of another door: they are known once they are over."""
+    return {
+        "run_id": run.run_id,
+        "door": run.door,
+        "engine": run.engine,
+        "label": run.label,
+        "status": "completed" if run.outcome == "ok" else "failed",
+        "outcome": run.outcome,
+        "started_at": run.started_at,
+        "duration_ms": run.duration_ms,
+        "details": json.loads(run.details),
+    }

@@ -1,0 +1,90 @@
+-- Users with their keys, credentials and abilities.
+
+CREATE TABLE meta (
+    key TEXT PRIMARY KEY,
+    value TEXT NOT NULL
+);
+
+CREATE TABLE users (
+    id TEXT PRIMARY KEY,
+    name TEXT NOT NULL UNIQUE,
+    data_key TEXT NOT NULL,
+    created_at TEXT NOT NULL
+);
+
+CREATE TABLE api_keys (
+    id TEXT PRIMARY KEY,
+    user_id TEXT NOT NULL REFERENCES users (id) ON DELETE CASCADE,
+    name TEXT NOT NULL,
+    digest TEXT NOT NULL UNIQUE,
+    hint TEXT NOT NULL,
+    scopes TEXT NOT NULL,
+    created_at TEXT NOT NULL,
+    expires_at TEXT,
+    revoked_at TEXT,
+    last_used_at TEXT
+);
+CREATE INDEX api_keys_of_user ON api_keys (user_id, created_at);
+
+CREATE TABLE credentials (
+    id TEXT PRIMARY KEY,
+    user_id TEXT NOT NULL REFERENCES users (id) ON DELETE CASCADE,
+    domain TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    key TEXT NOT NULL,
+    sealed TEXT NOT NULL,
+    hint TEXT NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('active', 'expired')),
+    expired_at TEXT,
+    cause TEXT,
+    created_at TEXT NOT NULL,
+    updated_at TEXT NOT NULL
+);
+-- Names of headers are the same in any case.
+CREATE UNIQUE INDEX credentials_of_user ON credentials (user_id, domain, kind, lower(key));
+
+-- The current version of each; `ability_versions` has all, this one too.
+CREATE TABLE abilities (
+    owner_id TEXT NOT NULL REFERENCES users (id) ON DELETE CASCADE,
+    ability_id TEXT NOT NULL,
+    version BIGINT NOT NULL,
+    shared BOOLEAN NOT NULL,
+    name TEXT NOT NULL,
+    service_name TEXT NOT NULL,
+    description TEXT NOT NULL,
+    document TEXT NOT NULL,
+    requires_dynamic_headers BOOLEAN NOT NULL,
+    created_at TEXT NOT NULL,
+    updated_at TEXT NOT NULL,
+    PRIMARY KEY (owner_id, ability_id)
+);
+-- Whoever shares a name first has it, so that nobody's ability is taken for another's.
+CREATE UNIQUE INDEX abilities_shared ON abilities (ability_id) WHERE shared;
+
+CREATE TABLE ability_versions (
+    owner_id TEXT NOT NULL,
+    ability_id TEXT NOT NULL,
+    version BIGINT NOT NULL,
+    shared BOOLEAN NOT NULL,
+    name TEXT NOT NULL,
+    service_name TEXT NOT NULL,
+    description TEXT NOT NULL,
+    document TEXT NOT NULL,
+    requires_dynamic_headers BOOLEAN NOT NULL,
+    created_at TEXT NOT NULL,
+    updated_at TEXT NOT NULL,
+    PRIMARY KEY (owner_id, ability_id, version),
+    FOREIGN KEY (owner_id, ability_id) REFERENCES abilities (owner_id, ability_id) ON DELETE CASCADE
+);
+
+-- The words of each, to search by. `audience` is who finds it: its owner's id, or '*' for everybody.
+CREATE TABLE ability_words (
+    owner_id TEXT NOT NULL,
+    ability_id TEXT NOT NULL,
+    word TEXT NOT NULL,
+    weight BIGINT NOT NULL,
+    audience TEXT NOT NULL,
+    PRIMARY KEY (owner_id, ability_id, word),
+    FOREIGN KEY (owner_id, ability_id) REFERENCES abilities (owner_id, ability_id) ON DELETE CASCADE
+);
+CREATE INDEX ability_words_by_word ON ability_words (audience, word, weight DESC, owner_id, ability_id);

@@ -1,0 +1,11 @@
+-- How often somebody did something within a window of time, for processes that share a database. Lost in a crash,
+-- which only lets a few more through, and so not worth waiting for the disk.
+
+CREATE /*postgres: UNLOGGED*/ TABLE rate_limits (
+    key TEXT PRIMARY KEY,
+    slot BIGINT NOT NULL,
+    hits BIGINT NOT NULL,
+    hits_before BIGINT NOT NULL,
+    ends_at DOUBLE PRECISION NOT NULL
+);
+CREATE INDEX rate_limits_by_end ON rate_limits (ends_at);

@@ -1,0 +1,418 @@
+"""`hutch flow run`: real processes, to every end that there is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.contract_proc.runtimes import FILE
+from tests.doors.rep.flows import chain, document, edge, step
+from tests.processes import HUTCH, PATIENCE, Traces, arguments_of, descendants, end, hutch
+
+from hutch.doors.rep import flow as flows
+from hutch.doors.rep.manifest import entry_for
+
+DONE = document(
+    [step("a", "wait", {"seconds": 0}), step("b", "finish", {"outputs": "$input"})], chain("a", "b")
+)
+LONG = document([step("a", "wait", {"seconds": 600})])
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The current folder is the flow's, and the home of nobody."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def written(document: Any, name: str = "flow.json") -> str:
+    Path(name).write_text(json.dumps(document))
+    return name
+
+
+def run(document: Any, *arguments: str, **given: Any) -> subprocess.CompletedProcess[str]:
+    return hutch("flow", "run", written(document), *arguments, **given)
+
+
+def bad(*fault: str) -> list[str]:
+    return ["--executor", " ".join((sys.executable, "-I", "-S", str(FILE), *fault))]
+
+
+def told(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """The one JSON object on stdout."""
+    assert done.stdout.count("\n") == 1, done
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found["exit_code"] == done.returncode
+    return found
+
+
+# --- exits ---
+
+
+def test_outputs_are_printed_and_how_it_went_is_told_apart() -> None:
+    done = run(DONE, "--inputs", '{"x": [1, "é"]}')
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"x": [1, "é"]}
+    lines = done.stderr.splitlines()
+    assert lines[0] == "hutch: a started"
+    assert re.fullmatch(r"hutch: a succeeded \([\d.]+ s\)", lines[1])
+    assert re.fullmatch(r"hutch: demo completed in [\d.]+ s", lines[-1])
+
+
+def test_json_is_one_object_with_all_there_is() -> None:
+    found = told(run(DONE, "--inputs", '{"x": 1}', "--json", "--run-id", "my-run"))
+    assert (found["run_id"], found["flow"], found["status"], found["error"]) == (
+        "my-run",
+        "demo",
+        "completed",
+        None,
+    )
+    assert found["summary"]["outputs"] == {"x": 1}
+    assert found["runtime"]["engine"] == "hutch"
+    states = [(each["step_id"], each["state"]) for each in found["events"] if each["type"] == "step"]
+    assert states == [("a", "started"), ("a", "succeeded"), ("b", "started"), ("b", "succeeded")]
+
+
+def test_step_that_fails_is_exit_1() -> None:
+    failing = document([step("a", "http.get", {"url": "http://127.0.0.1:9/"}, retries=1)])
+    done = run(failing)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "demo failed at step a (attempt 2) after" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ({**DONE, "graph": {"nodes": [], "edges": []}}, "graph.nodes: "),
+        ({**DONE, "version": "2.0.0"}, 'version: expected "1.0.0", got "2.0.0"'),
+        (document([step("a"), step("a")]), "graph.nodes[1].id: "),
+        (
+            document([step("a"), step("b")], [edge("a", "b"), edge("b", "a")]),
+            "cycle|circle|comes before itself",
+        ),
+        (document([step("a")], [edge("a", "zzz")]), "graph.edges[0].to: "),
+        ("no flow at all", "expected an object with Flow IR"),
+    ],
+)
+def test_flow_that_is_none_is_exit_2_before_any_process(broken: Any, message: str) -> None:
+    """Whatever the runtime is: it would leave a trace."""
+    Path("trace.py").write_text("open('started', 'w')")
+    done = run(broken, "--executor", "trace.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.search(re.escape(message) if "|" not in message else message, done.stderr), done.stderr
+    assert not Path("started").exists()
+
+
+def test_flow_that_is_none_has_json_too() -> None:
+    found = told(run({**DONE, "version": "2.0.0"}, "--json"))
+    assert (found["exit_code"], found["status"], found["error"]["code"]) == (2, "failed", 1001)
+    assert found["error"]["data"]["details"] == {"expected": "1.0.0", "received": "2.0.0"}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ('{"x": "1"}', "inputs.x: "),
+        ("{}", "inputs.x: "),
+        ("[1]", "inputs: expected an object"),
+        ("{x: 1}", "inputs: expected JSON"),
+        ("@none.json", "inputs: none.json cannot be read"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_exit_3(inputs: str, message: str) -> None:
+    wants = document([step("a", "wait", {"seconds": 0})], inputs={"x": {"type": "int"}})
+    done = run(wants, "--inputs", inputs)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert message in done.stderr
+
+
+def test_inputs_from_a_file_and_from_stdin() -> None:
+    Path("inputs.json").write_text('{"x": 1}')
+    assert json.loads(run(DONE, "--inputs", "@inputs.json").stdout) == {"x": 1}
+    assert json.loads(run(DONE, "--inputs", "@-", input='{"x": 2}').stdout) == {"x": 2}
+
+
+def test_kind_that_the_runtime_has_not_is_exit_3_and_its_cache_can_be_cleared(home: Path) -> None:
+    done = run(document([step("a", "http.gte")]))
+    assert done.returncode == 3
+    assert "has no steps of the kind http.gte (is http.get meant?)" in done.stderr
+    file = home / ".trace_mind/runtime_capabilities/hutch.json"
+    assert "http.get" in json.loads(file.read_text())["step_kinds"]
+    assert hutch("runtime", "cache", "clear", "--engine", "other").stdout == "nothing is kept of other\n"
+    assert hutch("runtime", "cache", "clear", "--engine", "hutch").stdout == f"removed {file}\n"
+    assert not file.exists()
+    assert hutch("runtime", "cache", "clear", "--engine", "../hutch").returncode == 2
+
+
+def test_what_the_runtime_refuses_is_exit_3() -> None:
+    """Parameters are the runtime's to judge."""
+    done = run(document([step("a", "wait", {"seconds": "soon"})]))
+    assert done.returncode in (1, 3)
+    assert run(DONE, *bad("refuses-1003"), "--json").returncode == 3
+
+
+@pytest.mark.parametrize("fault", ["exits@poll", "garbage"])
+def test_runtime_that_fails_is_exit_4(fault: str) -> None:
+    found = told(run(document([step("a", "test.step")]), *bad(fault), "--json"))
+    assert (found["exit_code"], found["error"]["code"]) == (4, 3001)
+
+
+def test_time_that_is_over_is_exit_4() -> None:
+    done = run(LONG, "--timeout", "1", "--json")
+    found = told(done)
+    assert (found["exit_code"], found["error"]["code"]) == (4, 3001)
+    assert found["error"]["data"]["cause"] == "Timeout"
+
+
+def test_program_that_cannot_be_started_is_exit_4() -> None:
+    done = run(DONE, "--executor", "./no-such-runtime")
+    assert done.returncode == 4
+    assert "There is no program './no-such-runtime' that can be run." in done.stderr
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "--timeout=-1",
+        "--timeout=nan",
+        "--run-id=",
+        "--concurrency=0",
+        "--executor=",
+        "--executor='",
+        "--runtime=../x",
+        "--runtime=unheard-of",
+    ],
+)
+def test_flags_that_make_no_sense_are_exit_2(argument: str) -> None:
+    done = run(DONE, argument)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr
+
+
+# --- interrupted ---
+
+
+@contextlib.contextmanager
+def running(document: Any, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A run whose first step has started."""
+    command = [*HUTCH, "flow", "run", written(document), *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            for line in process.stderr:
+                if line == "hutch: a started\n":
+                    break
+            else:
+                raise AssertionError("it never began")
+            yield process
+        finally:
+            end(process)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_is_cancelled_and_exit_130(number: signal.Signals) -> None:
+    with running(LONG) as process, Traces(process.pid) as traces:
+        assert traces.processes
+        process.send_signal(number)
+        stdout, stderr = process.communicate(timeout=PATIENCE)
+        assert (process.returncode, stdout) == (130, "")
+        assert "hutch: demo was cancelled after" in stderr
+        assert traces.remaining() == []
+
+
+def test_second_interruption_does_not_wait_for_a_runtime_that_does_not_obey() -> None:
+    with running(document([step("a", "test.step")]), *bad("ignores-cancel")) as process:
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        assert "cancelling" in process.stderr.readline() + process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 130
+        assert time.monotonic() - began < 4.5
+
+
+@pytest.mark.parametrize("arguments", [[], bad("outlives-everything")])
+def test_killed_orchestrator_leaves_no_runtime(arguments: list[str]) -> None:
+    kind = "test.step" if arguments else "wait"
+    flow = document([step("a", kind, {"seconds": 600})])
+    with running(flow, *arguments) as process, Traces(process.pid) as traces:
+        assert traces.processes
+        process.kill()
+        process.wait(PATIENCE)
+        assert traces.remaining() == []
+
+
+def test_killed_runtime_is_exit_4() -> None:
+    with running(LONG) as process, Traces(process.pid) as traces:
+        [runtime] = [pid for pid in descendants(process.pid) if "serve" in arguments_of(pid)]
+        os.kill(runtime, signal.SIGKILL)
+        _, stderr = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 4
+        assert "The runtime is gone: it was ended by signal 9." in stderr
+        assert traces.remaining() == []
+
+
+# --- which runtime ---
+
+
+def bound(language: str = "python", plugins: str = "python", executor: str = "runtime.py") -> None:
+    Path("tm/config").mkdir(parents=True)
+    Path("tm/config/runtime.yaml").write_text(
+        f"runtime:\n  engine: own\n  language: {language}\n  plugins_language: {plugins}\n"
+        f"  executor_path: {executor}\n"
+    )
+    Path(executor).write_text(f"import runpy\nrunpy.run_path({str(FILE)!r}, run_name='__main__')\n")
+
+
+def test_project_has_its_own_runtime_also_for_folders_inside() -> None:
+    bound()
+    Path("deep/down").mkdir(parents=True)
+    written(document([step("a", "test.step")]))
+    found = told(hutch("flow", "run", "../../flow.json", "--json", cwd=Path("deep/down")))
+    assert (found["exit_code"], found["runtime"]) == (0, {"engine": "own", "version": "1.2.3"})
+
+
+def test_other_runtime_for_once() -> None:
+    bound()
+    assert told(run(DONE, "--runtime", "hutch", "--json"))["runtime"]["engine"] == "hutch"
+    mine = told(run(document([step("a", "test.step")]), *bad(), "--json"))
+    assert mine["runtime"]["engine"] == "bad_runtime"
+
+
+def test_languages_of_two_families_are_exit_3_with_advice() -> None:
+    bound(language="rust", plugins="c")
+    found = told(run(DONE, "--json"))
+    assert found["exit_code"] == 3
+    assert "hutch init --runtime" in found["error"]["message"]
+
+
+# --- with ---
+
+
+def test_flows_of_a_manifest_run_each_other_by_name() -> None:
+    inner = document([step("x", "finish", {"outputs": "$input"})], name="inner")
+    outer = document([step("a", "flow.run", {"flow": "inner", "inputs": {"n": 7}})], name="outer")
+    entries = []
+    for each in (inner, outer):
+        name = f"{each['flow']['name']}.json"
+        written(each, name)
+        entries.append(entry_for(flows.read(each), name))
+    Path("out").mkdir()
+    written([{**each, "ir_path": f"../{each['ir_path']}"} for each in entries], "out/manifest.json")
+    done = hutch("flow", "run", "--manifest", "out/manifest.json", "--flow", "outer")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"a": {"n": 7}}
+
+
+def test_files_are_found_beside_the_flow() -> None:
+    Path("flows").mkdir()
+    written(document([step("x", "finish", {"outputs": 5})]), "flows/inner.json")
+    written(document([step("a", "flow.run", {"flow": "inner.json"})]), "flows/outer.json")
+    done = hutch("flow", "run", "flows/outer.json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"a": 5}
+
+
+def test_shell_needs_the_flag() -> None:
+    shell = document([step("a", "shell.run", {"command": "/usr/bin/true"})])
+    assert run(shell).returncode == 3
+    assert run(shell, "--allow-shell").returncode == 0
+
+
+def test_stderr_of_a_runtime_is_passed_on_within_bounds() -> None:
+    done = run(document([step("a", "test.step")]), *bad("floods-stderr"))
+    assert done.returncode == 0
+    assert "eeee" in done.stderr
+    assert "the rest of it is left out" in done.stderr
+    assert len(done.stderr) < 200_000
+
+
+# --- on a terminal ---
+
+
+class Terminal:
+    """A run with a terminal of its own."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.here, there = pty.openpty()
+        self.process = subprocess.Popen(
+            [*HUTCH, "flow", "run", *arguments],
+            stdin=there,
+            stdout=subprocess.PIPE,
+            stderr=there,
+            env={**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "12"},
+        )
+        os.close(there)
+        self.seen = ""
+
+    def until(self, part: str) -> None:
+        while part not in self.seen:
+            self.seen += os.read(self.here, 4096).decode()
+
+    def rest(self) -> bytes:
+        assert self.process.stdout is not None
+        # A terminal that nobody runs in any more is an error.
+        with contextlib.suppress(OSError):
+            while data := os.read(self.here, 4096):
+                self.seen += data.decode()
+        out = self.process.stdout.read()
+        self.process.wait(PATIENCE)
+        return out
+
+    def close(self) -> None:
+        end(self.process)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        os.close(self.here)
+
+
+@contextlib.contextmanager
+def terminal(document: Any, *arguments: str) -> Iterator[Terminal]:
+    one = Terminal(written(document), *arguments)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def test_terminal_shows_steps_states_times_and_progress() -> None:
+    with terminal(DONE, "--inputs", '{"x": 1}') as one:
+        assert json.loads(one.rest()) == {"x": 1}
+        assert one.process.returncode == 0
+        assert "0/2 steps" in one.seen
+        assert "\x1b[J" in one.seen, "it is drawn in place"
+        last = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", one.seen.rpartition("\x1b[J")[2])
+        assert re.search(r"✓ a +wait +[\d.]+ s\s+✓ b +finish +[\d.]+ s", last), last
+        assert "hutch: demo completed in" in last
+
+
+def test_terminal_asks_for_an_approval() -> None:
+    steps = [step("a", "approve", {"message": "Ship it?"}), step("b", "finish", {"outputs": "$step.a"})]
+    asks = document(steps, chain("a", "b"))
+    with terminal(asks) as one:
+        one.until("Approve it? [y]es, [n]o: ")
+        assert "Step a asks: Ship it?" in one.seen
+        os.write(one.here, b"y\n")
+        assert json.loads(one.rest())["approved"] is True
+        assert one.process.returncode == 0
+
+
+def test_terminal_of_a_flow_that_is_longer_than_it() -> None:
+    many = [step(f"s{number}", "wait", {"seconds": 0}) for number in range(40)]
+    with terminal(document(many)) as one:
+        one.rest()
+        assert one.process.returncode == 0
+        assert "more" in one.seen
+        assert "40/40 steps" in one.seen or "completed in" in one.seen

@@ -1,0 +1,220 @@
+"""`hutch flow runs`, `logs` and `resume`, and what is left when a run's orchestrator or runtime is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.counting import Counting
+from tests.flows import chain, edge, flow, node
+from tests.processes import HUTCH, PATIENCE, Traces, descendants, hutch, until
+
+
+@pytest.fixture
+def upstream() -> Iterator[Counting]:
+    with Counting() as one:
+        yield one
+
+
+class Place:
+    """A home, a flow in a file, and an API on loopback."""
+
+    def __init__(self, folder: Path, upstream: Counting) -> None:
+        self.env = {"HUTCH_HOME": str(folder / "home"), "HUTCH_EGRESS_ALLOW": upstream.address}
+        self.file = folder / "flow.json"
+        ids = ("a", "b", "held", "d")
+        nodes = [node(id, "http.get", **upstream.step(id)) for id in ids]
+        nodes.append(node("end", "finish", outputs="$step.d.body.count"))
+        self.file.write_text(json.dumps(flow(nodes, chain(*ids, "end"), name="deploy")))
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return hutch("flow", *arguments, env=self.env)
+
+    def begin(self, *arguments: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [*HUTCH, "flow", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **self.env},
+        )
+
+    def listed(self, *arguments: str) -> list[dict[str, Any]]:
+        told: list[dict[str, Any]] = json.loads(self.run("runs", "--json", *arguments).stdout)
+        return told
+
+
+@pytest.fixture
+def place(tmp_path: Path, upstream: Counting) -> Place:
+    return Place(tmp_path, upstream)
+
+
+def runtime_of(process: subprocess.Popen[bytes]) -> int:
+    """The process of its runtime."""
+    return next(each for each in descendants(process.pid) if b"serve" in command(each))
+
+
+def command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_killed_orchestrator_leaves_a_run_that_is_resumed_without_repeating_finished_steps(
+    place: Place, upstream: Counting
+) -> None:
+    upstream.hold("/held")
+    with place.begin("run", str(place.file), "--run-id", "nightly") as process:
+        upstream.until_asked("/held")
+        with Traces(process.pid) as traces:
+            process.kill()
+            process.wait(PATIENCE)
+            assert [each for each in traces.remaining() if each.isdigit()] == []
+    [run] = place.listed()
+    assert (run["run_id"], run["flow"], run["state"], run["origin"]) == (
+        "nightly",
+        "deploy",
+        "interrupted",
+        "cli",
+    )
+    logs = place.run("logs", "nightly")
+    assert "succeeded in" in logs.stdout
+    assert "`hutch flow resume nightly` goes on with it" in logs.stderr
+    upstream.let_go("/held")
+    resumed = place.run("resume", "nightly")
+    assert (resumed.returncode, resumed.stdout) == (0, "1\n"), resumed.stderr
+    assert upstream.asked == {"/a": 1, "/b": 1, "/held": 2, "/d": 1}
+    assert [each["state"] for each in place.listed()] == ["completed"]
+
+
+def test_killed_runtime_leaves_a_run_that_is_resumed_without_repeating_finished_steps(
+    place: Place, upstream: Counting
+) -> None:
+    upstream.hold("/held")
+    with place.begin("run", str(place.file), "--run-id", "nightly") as process:
+        upstream.until_asked("/held")
+        os.kill(runtime_of(process), signal.SIGKILL)
+        assert process.wait(PATIENCE) == 4
+    assert [each["state"] for each in place.listed()] == ["interrupted"]
+    upstream.let_go("/held")
+    again = place.run("run", str(place.file), "--run-id", "nightly", "--json")
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["summary"]["outputs"] == 1
+    assert upstream.asked == {"/a": 1, "/b": 1, "/held": 2, "/d": 1}
+
+
+def test_failed_run_is_resumed_from_the_step_that_failed(place: Place, upstream: Counting) -> None:
+    upstream.fail("/held", 1)
+    assert place.run("run", str(place.file), "--run-id", "r").returncode == 1
+    table = place.run("runs").stdout
+    assert "failed (step_failed)" in table
+    # The same run, not a second one.
+    assert place.run("run", str(place.file), "--run-id", "r").returncode == 1
+    assert upstream.asked == {"/a": 1, "/b": 1, "/held": 1}
+    resumed = place.run("resume", "r", "--json")
+    told = json.loads(resumed.stdout)
+    assert (resumed.returncode, told["status"], told["run_id"]) == (0, "completed", "r")
+    assert upstream.asked == {"/a": 1, "/b": 1, "/held": 2, "/d": 1}
+    # A complete run gives its outputs again.
+    again = place.run("resume", "r")
+    assert (again.returncode, again.stdout) == (0, "1\n")
+    assert upstream.asked["/d"] == 1
+
+
+def test_cancelled_run_is_kept_and_resumed(place: Place, upstream: Counting) -> None:
+    upstream.hold("/held")
+    with place.begin("run", str(place.file), "--run-id", "r") as process:
+        upstream.until_asked("/held")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 130
+    assert [each["state"] for each in place.listed()] == ["cancelled"]
+    upstream.let_go("/held")
+    assert place.run("resume", "r").returncode == 0
+
+
+def test_run_that_is_under_way_cannot_be_resumed(place: Place, upstream: Counting) -> None:
+    upstream.hold("/held")
+    with place.begin("run", str(place.file), "--run-id", "r") as process:
+        upstream.until_asked("/held")
+        refused = place.run("resume", "r")
+        assert refused.returncode == 3
+        assert "under way in another process" in refused.stderr
+        upstream.let_go("/held")
+        assert process.wait(PATIENCE) == 0
+    assert upstream.asked["/held"] == 1
+
+
+def test_logs_follow_a_run_to_its_end(place: Place, upstream: Counting) -> None:
+    upstream.hold("/held")
+    with place.begin("run", str(place.file), "--run-id", "r") as process:
+        upstream.until_asked("/held")
+        with place.begin("logs", "r", "--follow", "--json") as logs:
+            assert logs.stdout is not None
+            first = json.loads(logs.stdout.readline())
+            assert (first["number"], first["step_id"], first["state"]) == (1, "a", "started")
+            upstream.let_go("/held")
+            rest = [json.loads(line) for line in logs.stdout.read().splitlines()]
+            assert logs.wait(PATIENCE) == 0
+        assert process.wait(PATIENCE) == 0
+    steps = [(each["step_id"], each["state"]) for each in rest if each["type"] == "step"]
+    assert steps[-2:] == [("end", "started"), ("end", "succeeded")]
+    plain = place.run("logs", "r")
+    assert "started (http.get)" in plain.stdout
+    assert plain.stderr == "hutch: r is completed\n"
+
+
+def test_logs_that_follow_a_run_stop_when_its_process_is_killed(place: Place, upstream: Counting) -> None:
+    upstream.hold("/held")
+    with place.begin("run", str(place.file), "--run-id", "r") as process:
+        upstream.until_asked("/held")
+        with place.begin("logs", "r", "--follow") as logs:
+            assert logs.stdout is not None
+            logs.stdout.readline()
+            pid = runtime_of(process)
+            process.kill()
+            os.kill(pid, signal.SIGKILL)
+            _, said = logs.communicate(timeout=PATIENCE)
+    assert said.decode().startswith("hutch: r is interrupted")
+
+
+def test_options_of_a_run_are_those_of_its_resumption(
+    place: Place, upstream: Counting, tmp_path: Path
+) -> None:
+    inner = flow([node("x", "http.get", **upstream.step("x"))])
+    (tmp_path / "inner.json").write_text(json.dumps(inner))
+    nodes = [node("sub", "flow.run", flow="inner.json"), node("bad", "http.get", **upstream.step("bad"))]
+    place.file.write_text(json.dumps(flow(nodes, [edge("sub", "bad")])))
+    upstream.fail("/bad", 1)
+    # Nothing may be reached but what the run says.
+    place.env["HUTCH_EGRESS_ALLOW"] = ""
+    allow = ("--egress-allow", upstream.address)
+    assert place.run("run", str(place.file), "--run-id", "r", *allow).returncode == 1
+    assert place.run("resume", "r").returncode == 0
+    assert upstream.asked == {"/x": 1, "/bad": 2}
+
+
+def test_unknown_runs_and_an_empty_store_are_told(place: Place) -> None:
+    assert "no run of a flow is kept" in place.run("runs").stderr
+    assert place.listed() == []
+    for name in ("logs", "resume"):
+        refused = place.run(name, "nobody")
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert "there is no 'nobody'" in refused.stderr
+    assert "there is no 'ada'" in place.run("runs", "--user", "ada").stderr
+
+
+def test_run_of_a_user_is_listed_as_theirs(place: Place) -> None:
+    assert hutch("user", "add", "ada", env=place.env).returncode == 0
+    place.file.write_text(json.dumps(flow([node("w", "wait", seconds=0)])))
+    assert place.run("run", str(place.file), "--run-id", "hers", "--user", "ada").returncode == 0
+    assert place.run("run", str(place.file), "--run-id", "ours").returncode == 0
+    assert [each["run_id"] for each in place.listed("--user", "ada")] == ["hers"]
+    assert [each["run_id"] for each in place.listed()] == ["ours", "hers"]
+    until(lambda: "ada" in place.run("runs").stdout)

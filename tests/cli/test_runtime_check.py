@@ -1,0 +1,40 @@
+"""`hutch runtime check`: a report on any program, and an exit code for scripts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from tests.contract_proc.runtimes import FILE
+from tests.doors.rep.flows import document, step
+from tests.processes import hutch
+
+FAULTY = (sys.executable, "-I", "-S", str(FILE))
+
+
+def test_runtime_that_lacks_something_required_is_exit_1() -> None:
+    done = hutch("runtime", "check", "--timeout", "5", *FAULTY, "exits")
+    assert done.returncode == 1
+    assert (
+        "✗ answers Runtime.Capabilities (5.1)\n      Capabilities: it ended with exit code 0" in done.stdout
+    )
+    assert done.stdout.endswith("FAIL: required 0/1, recommended 0/0\n")
+
+
+def test_report_as_json() -> None:
+    done = hutch("runtime", "check", "--json", "--timeout", "1", *FAULTY, "no-limits")
+    assert done.returncode == 1
+    report = json.loads(done.stdout)
+    outcomes = {each["name"]: each["outcome"] for each in report["checks"]}
+    assert outcomes["answers Runtime.Capabilities"] == "passed"
+    assert outcomes["capabilities have version, step_kinds and limits"] == "failed"
+    assert report["passed"] is False
+    assert report["capabilities"]["version"] == "1.2.3"
+
+
+def test_flow_that_is_none_is_told_before_anything_is_started(tmp_path: Path) -> None:
+    (tmp_path / "flow.json").write_text(json.dumps({**document([step("a")]), "version": "3"}))
+    done = hutch("runtime", "check", "--flow", str(tmp_path / "flow.json"), "/no/such/program")
+    assert done.returncode == 2
+    assert 'version: expected "1.0.0"' in done.stderr

@@ -1,0 +1,66 @@
+"""What an ability may be called with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.doors.abilities.towns import ability
+
+from hutch.doors.abilities import documents, params
+
+
+def problem(schema: dict[str, Any] | None, given: dict[str, Any]) -> str | None:
+    return params.problem(documents.read(ability(input_schema=schema)), given)
+
+
+NESTED = {
+    "type": "object",
+    "properties": {
+        "user": {"type": "object", "properties": {"tags": {"type": "array", "items": {"type": "string"}}}},
+        "count": {"type": "integer"},
+    },
+    "required": ["count"],
+}
+
+
+def test_what_fits_is_no_problem_and_without_a_schema_everything_fits() -> None:
+    assert problem(NESTED, {"count": 1, "user": {"tags": ["a"]}}) is None
+    assert problem(None, {"anything": [1, None]}) is None
+
+
+def test_what_does_not_is_told_by_its_path() -> None:
+    found = problem(NESTED, {"user": {"tags": ["a", 2]}})
+    assert found is not None
+    assert "params.user.tags[1]: 2 is not of type" in found
+    assert 'params: "count" is a required property' in found
+
+
+def test_odd_names_are_quoted_in_paths() -> None:
+    schema = {"properties": {"a b": {"type": "string"}}}
+    assert str(problem(schema, {"a b": 1})).startswith("params['a b']: ")
+
+
+def test_lone_surrogates_are_characters_like_any_other() -> None:
+    schema = {"properties": {"a": {"type": "string", "minLength": 2}}}
+    assert problem(schema, {"a": "\ud800x"}) is None
+    assert problem(schema, {"a": "\ud800"}) is not None
+
+
+def test_long_values_are_not_told_in_full() -> None:
+    found = problem({"properties": {"a": {"type": "integer"}}}, {"a": "x" * 5_000})
+    assert found is not None
+    assert len(found) < 400
+
+
+@pytest.mark.parametrize("count", [10, 300_000])
+def test_many_faults_cost_no_more_than_few(count: int) -> None:
+    found = problem({"properties": {"a": {"items": {"type": "string"}}}}, {"a": [*range(count)]})
+    assert found is not None
+    assert found.count("is not of type") <= 5
+
+
+def test_references_within_a_schema_work() -> None:
+    schema = {"properties": {"a": {"$ref": "#/$defs/text"}}, "$defs": {"text": {"type": "string"}}}
+    assert problem(schema, {"a": "x"}) is None
+    assert str(problem(schema, {"a": 1})).startswith("params.a: ")

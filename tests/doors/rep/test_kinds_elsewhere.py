@@ -1,0 +1,141 @@
+"""Steps that stand on other doors: tools of npm packages, and abilities with a user's credentials."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.doors.abilities.towns import MARK, PROFILE, TOKEN, Upstream, ability
+from tests.flows import Runtime, flow, node, serving
+from tests.npm import registry
+
+from hutch.doors.abilities import documents
+from hutch.settings import Settings
+from hutch.store.store import Store
+from hutch.vault.vault import Vault
+
+MODULE = """
+const tool = (execute) => ({ execute });
+export const echo = tool((params) => { console.log("from the tool"); return params; });
+export const fail = tool(() => { throw new TypeError("no such luck"); });
+export const env = tool(() => process.env.KEY);
+"""
+SECRET = "a-secret-for-one-call"
+
+
+@pytest.fixture(scope="module")
+def npm(environment: None) -> Iterator[registry.Registry]:
+    with registry.serving() as served:
+        served.publish("flow-tools", "1.2.3", {"index.js": MODULE})
+        yield served
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[Upstream]:
+    with Upstream() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+async def runtime(
+    anyio_backend: object,
+    npm: registry.Registry,
+    upstream: Upstream,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Any:
+    """With a home of its own, in which Bo has an ability and what it needs."""
+    home: Path = tmp_path_factory.mktemp("home")
+    async with await Store.open(Settings(home=str(home))) as store:
+        vault = await Vault.open(store, home, {})
+        bo = await vault.add_user("bo")
+        await vault.add_user("ann")
+        await vault.put_credential(bo, "127.0.0.1", "header", "Authorization", TOKEN)
+        await store.abilities.put(
+            documents.as_row(documents.read(ability(upstream.url)), bo.id, shared=False)
+        )
+    proxies = {name: "" for name in os.environ if name.lower().endswith("_proxy")}
+    own = {"HUTCH_HOME": str(home), "HOME": str(home), "NPM_CONFIG_REGISTRY": npm.url}
+    with serving(**proxies, **own, HUTCH_LOG_LEVEL="info") as one:
+        yield one
+        assert one.close() == b""
+        assert one.process.stderr is not None
+        said = one.process.stderr.read().decode()
+        assert not any(each in said for each in (TOKEN, SECRET, MARK))
+
+
+def tool(runtime: Runtime, name: str, **given: Any) -> Any:
+    return runtime.run(flow([node("s", "tool.execute", package="flow-tools", name=name, **given)]))
+
+
+def test_tool_of_a_package_is_installed_and_run(runtime: Runtime) -> None:
+    ended = tool(runtime, "echo", version="1.2.3", params={"a": ["é", None]})
+    assert ended.outputs == {"s": {"a": ["é", None]}}
+    assert "from the tool" in ended.logs()
+    named = runtime.run(flow([node("s", "tool.execute", package="flow-tools@^1", name="echo")]))
+    assert named.outputs == {"s": {}}
+
+
+def test_env_reaches_the_tool_and_nothing_else(runtime: Runtime) -> None:
+    ended = tool(runtime, "env", env={"KEY": "$input.key"}, params={})
+    assert ended.error["message"]
+    ended = runtime.run(
+        flow([node("s", "tool.execute", package="flow-tools", name="env", env={"KEY": "$input.key"})]),
+        {"key": SECRET},
+    )
+    assert ended.outputs == {"s": SECRET}
+    assert SECRET not in str(ended.events)
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "attempts"), [("fail", "execution_error", 2), ("nothing", "tool_not_found", 1)]
+)
+def test_tool_that_fails_says_why(runtime: Runtime, name: str, code: str, attempts: int) -> None:
+    ended = runtime.run(flow([node("s", "tool.execute", retries=1, package="flow-tools", name=name)]))
+    data = ended.error["data"]
+    assert (data["details"]["code"], data["attempt"] + 1) == (code, attempts)
+
+
+def test_package_by_no_name_is_refused(runtime: Runtime) -> None:
+    ended = runtime.run(flow([node("s", "tool.execute", retries=1, package="../x", name="y")]))
+    assert ended.error["data"]["attempt"] == 0
+    assert "packageName" in ended.error["message"]
+
+
+def execute(runtime: Runtime, upstream: Upstream, user: str | None, **given: Any) -> Any:
+    ir = flow([node("s", "ability.execute", ability="twitter_get_user_profile", **given)])
+    return runtime.run(ir, user=user, egress_allow=[f"127.0.0.1:{upstream.port}"])
+
+
+def test_ability_runs_with_its_users_credentials(runtime: Runtime, upstream: Upstream) -> None:
+    ended = execute(runtime, upstream, "bo", params={"username": "elonmusk"})
+    assert ended.outputs["s"]["statusCode"] == 200
+    assert ended.outputs["s"]["body"] == PROFILE
+    assert upstream.seen[-1]["authorization"] == TOKEN
+    assert TOKEN not in str(ended)
+
+
+def test_ability_s_answer_is_transformed(runtime: Runtime, upstream: Upstream) -> None:
+    transform = "(data) => data.followers_count + 1"
+    ended = execute(runtime, upstream, "bo", params={"username": "elonmusk"}, transform=transform)
+    assert ended.outputs["s"]["body"] == PROFILE["followers_count"] + 1  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("user", "params", "message"),
+    [
+        (None, {"username": "elonmusk"}, "name a user"),
+        ("eve", {"username": "elonmusk"}, "There is no user 'eve'"),
+        ("ann", {"username": "elonmusk"}, "twitter_get_user_profile"),
+        ("bo", {}, "username"),
+        ("bo", {"username": "nobody"}, "404"),
+    ],
+)
+def test_ability_that_cannot_be_run_says_why(
+    runtime: Runtime, upstream: Upstream, user: str | None, params: dict[str, Any], message: str
+) -> None:
+    ended = execute(runtime, upstream, user, params=params)
+    assert message in ended.error["message"]
+    assert MARK not in str(ended)

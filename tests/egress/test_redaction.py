@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import base64
+import html
+import json
+import random
+import re
+from collections.abc import Callable
+from urllib.parse import quote, quote_plus
+
+import pytest
+
+from hutch.egress.redaction import MARK, Redactor
+
+SECRET = 'sk/live+ä b&c="d"\'e\\f~Zz9'
+TOKEN = "sk-abcdefGHIJKL0123456789"
+
+FORMS: dict[str, Callable[[str], str]] = {
+    "raw": str,
+    "url": lambda s: quote(s, safe=""),
+    "url, lower case": lambda s: re.sub("%..", lambda found: found[0].lower(), quote(s, safe="")),
+    "form": quote_plus,
+    "path": quote,
+    "hex": lambda s: s.encode().hex(),
+    "HEX": lambda s: s.encode().hex().upper(),
+    "json": lambda s: json.dumps(s)[1:-1],
+    "json, beyond ASCII": lambda s: json.dumps(s, ensure_ascii=False)[1:-1],
+    "json, slashes": lambda s: json.dumps(s)[1:-1].replace("/", "\\/"),
+    "json for html": lambda s: json.dumps(s)[1:-1].replace("&", "\\u0026"),
+    "html": html.escape,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("secret", [TOKEN, SECRET])
+def test_a_secret_is_found_in_every_form(secret: str, form: str) -> None:
+    written = FORMS[form](secret)
+    redactor = Redactor([secret])
+    assert redactor.text(f"<{written}>") == f"<{MARK}>"
+    assert redactor.data(f"<{written}>".encode()) == f"<{MARK}>".encode()
+
+
+@pytest.mark.parametrize("urlsafe", [False, True])
+@pytest.mark.parametrize("after", ["", "!", "!!"])
+@pytest.mark.parametrize("before", ["", "u", "us", "user:"])
+@pytest.mark.parametrize("secret", [TOKEN, SECRET])
+def test_a_secret_is_found_in_base64_wherever_it_stands(
+    secret: str, before: str, after: str, urlsafe: bool
+) -> None:
+    encode = base64.urlsafe_b64encode if urlsafe else base64.b64encode
+    scrubbed = Redactor([secret]).data(encode(f"{before}{secret}{after}".encode()))
+    assert MARK.encode() in scrubbed
+    # What is left are the few characters that the secret shares with its neighbours.
+    assert len(scrubbed) <= len(MARK) + 12
+
+
+@pytest.mark.parametrize("scheme", ["Bearer ", "bearer ", "Token ", "Bot "])
+def test_a_token_is_found_without_its_scheme(scheme: str) -> None:
+    redactor = Redactor([scheme + TOKEN])
+    assert redactor.text(f'{{"token": "{TOKEN}"}}') == f'{{"token": "{MARK}"}}'
+    assert TOKEN not in redactor.text(scheme + TOKEN)
+
+
+def test_a_login_is_found_decoded_and_its_password_alone() -> None:
+    encoded = base64.b64encode(b"someone:correct horse").decode()
+    redactor = Redactor([f"Basic {encoded}"])
+    assert redactor.text(f"a {encoded} b") == f"a {MARK} b"
+    assert redactor.text("a someone:correct horse b") == f"a {MARK} b"
+    assert redactor.text("a correct horse b") == f"a {MARK} b"
+    key_alone = base64.b64encode(b"sk_live_abc:").decode()
+    assert Redactor([f"Basic {key_alone}"]).text("sk_live_abc") == MARK
+
+
+def test_the_values_of_cookies_are_found_alone_and_decoded() -> None:
+    redactor = Redactor(["theme=dark; session=s%3Aabcdef0123; csrf=0123456789"])
+    assert redactor.text("s%3Aabcdef0123 s:abcdef0123 0123456789 dark") == f"{MARK} {MARK} {MARK} dark"
+
+
+def test_what_is_too_short_to_be_a_secret_is_left() -> None:
+    assert not Redactor(["", "abc", " a "])
+    assert Redactor(["abc"]).text("abcabc") == "abcabc"
+    assert Redactor(["abcd"]).text("xabcdx") == f"x{MARK}x"
+
+
+def test_of_secrets_within_each_other_the_longest_is_taken() -> None:
+    redactor = Redactor(["secret", "secret-and-more"])
+    assert redactor.text("secret-and-more secret") == f"{MARK} {MARK}"
+
+
+def test_json_values_are_scrubbed_in_every_text_and_key() -> None:
+    redactor = Redactor([SECRET])
+    value = {"a": [1, None, True, 1.5, {SECRET: f"x{SECRET}"}], "b": "plain"}
+    assert redactor.value(value) == {"a": [1, None, True, 1.5, {MARK: f"x{MARK}"}], "b": "plain"}
+    untouched = {"a": ["b", {"c": 1}]}
+    assert redactor.value(untouched) is untouched
+    assert redactor.value(SECRET) == MARK
+
+
+def test_headers_are_scrubbed_in_names_and_values() -> None:
+    redactor = Redactor([TOKEN])
+    headers = [("set-cookie", f"a={TOKEN}"), ("set-cookie", "b"), (TOKEN, "c")]
+    assert redactor.headers(headers) == [("set-cookie", f"a={MARK}"), ("set-cookie", "b"), (MARK, "c")]
+
+
+def test_texts_with_lone_surrogates_and_large_numbers_pass() -> None:
+    redactor = Redactor([TOKEN])
+    assert redactor.text(f"\ud800{TOKEN}") == f"\ud800{MARK}"
+    assert redactor.value(["\ud800", TOKEN, 10**40]) == ["\ud800", MARK, 10**40]
+
+
+def test_a_secret_is_found_as_a_header_carries_it() -> None:
+    redactor = Redactor(["pässwörd"])
+    assert redactor.data("<pässwörd>".encode("latin-1")) == f"<{MARK}>".encode()
+    assert redactor.data("<pässwörd>".encode()) == f"<{MARK}>".encode()
+    assert redactor.data(base64.b64encode("pässwörd".encode("latin-1"))).startswith(MARK.encode())
+
+
+@pytest.mark.parametrize("form", ["raw", "url", "hex", "json"])
+def test_a_secret_split_anywhere_between_pieces_never_gets_through(form: str) -> None:
+    written = FORMS[form](SECRET).encode()
+    data = b"before " + written + b" between " + written + b" after"
+    expected = data.replace(written, MARK.encode())
+    for at in range(len(data) + 1):
+        stream = Redactor([SECRET, TOKEN]).stream()
+        assert stream.feed(data[:at]) + stream.feed(data[at:]) + stream.end() == expected
+
+
+def test_a_secret_in_pieces_of_any_size_never_gets_through() -> None:
+    chance = random.Random(7)
+    written = [FORMS[form](secret).encode() for form in FORMS for secret in (SECRET, TOKEN)]
+    for _ in range(50):
+        parts = [chance.choice([*written, b"sk", b"sk-abc", b" ", b"%73", b"some text"]) for _ in range(40)]
+        data = b"".join(parts)
+        redactor = Redactor([SECRET, TOKEN])
+        stream, out, at = redactor.stream(), b"", 0
+        while at < len(data):
+            size = chance.choice([1, 2, 5, 17, 100])
+            out += stream.feed(data[at : at + size])
+            at += size
+        assert out + stream.end() == redactor.data(data)
+
+
+def test_what_cannot_become_a_secret_is_not_held_back() -> None:
+    stream = Redactor([TOKEN]).stream()
+    assert stream.feed(b"data: hello\n\n") == b"data: hello\n\n"
+    assert stream.feed(b"data: sk-ab") == b"data: "
+    assert stream.feed(b"x") == b"sk-abx"
+
+
+def test_no_secrets_cost_nothing() -> None:
+    data = b"x" * 100
+    redactor = Redactor([])
+    assert redactor.data(data) is data
+    assert redactor.stream().feed(data) is data
+    assert not redactor
+
+
+def test_a_redactor_does_not_show_what_it_knows() -> None:
+    assert TOKEN not in repr(Redactor([TOKEN]))

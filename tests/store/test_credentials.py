@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+from tests.store.made import a_credential, kept_user
+
+from hutch.store.rows import now
+from hutch.store.store import Store
+
+
+async def test_credentials_of_exactly_these_domains_are_found(store: Store) -> None:
+    ada, bob = await kept_user(store), await kept_user(store, "bob")
+    one, two = a_credential(ada, domain="a.test"), a_credential(ada, domain="b.test")
+    for each in (one, two, a_credential(ada, domain="x.a.test"), a_credential(bob, domain="a.test")):
+        await store.credentials.put(each)
+    assert await store.credentials.for_domains(ada.id, ["b.test", "a.test", "a.test", "none.test"]) == [
+        one,
+        two,
+    ]
+    assert await store.credentials.for_domains(ada.id, []) == []
+    assert len(await store.credentials.list(ada.id)) == 3
+
+
+async def test_one_of_the_same_name_in_any_case_takes_the_place_and_keeps_id_and_age(store: Store) -> None:
+    ada = await kept_user(store)
+    old = a_credential(ada, "Authorization", sealed="old", hint="1111", created_at=now(plus_seconds=-60))
+    assert await store.credentials.put(old) == old.id
+    await store.credentials.expire([old.id], now(), "401")
+    new = a_credential(ada, "AUTHORIZATION", sealed="new", hint="2222")
+    assert await store.credentials.put(new) == old.id
+    expected = msgspec.structs.replace(new, id=old.id, created_at=old.created_at)
+    assert await store.credentials.list(ada.id) == [expected]
+
+
+async def test_kinds_domains_and_users_are_apart(store: Store) -> None:
+    ada, bob = await kept_user(store), await kept_user(store, "bob")
+    await store.credentials.put(a_credential(ada, "x"))
+    await store.credentials.put(a_credential(ada, "x", kind="cookie"))
+    await store.credentials.put(a_credential(ada, "x", domain="other.test"))
+    await store.credentials.put(a_credential(bob, "x"))
+    assert len(await store.credentials.list(ada.id)) == 3
+    assert len(await store.credentials.list(bob.id)) == 1
+
+
+async def test_credentials_are_removed_by_domain_name_or_kind(store: Store) -> None:
+    ada, bob = await kept_user(store), await kept_user(store, "bob")
+    for user in (ada, bob):
+        for key, kind in (("A", "header"), ("B", "header"), ("A", "cookie"), ("C", "cookie")):
+            await store.credentials.put(a_credential(user, key, kind=kind))
+    await store.credentials.put(a_credential(ada, domain="other.test"))
+    assert await store.credentials.remove(ada.id, "api.test", "a", "cookie") == 1
+    assert await store.credentials.remove(ada.id, "api.test", "a") == 1
+    assert await store.credentials.remove(ada.id, "api.test", kind="cookie") == 1
+    assert await store.credentials.remove(ada.id, "api.test") == 1
+    assert await store.credentials.remove(ada.id, "api.test") == 0
+    assert [each.domain for each in await store.credentials.list(ada.id)] == ["other.test"]
+    assert len(await store.credentials.list(bob.id)) == 4
+
+
+async def test_expired_is_a_mark_with_time_and_cause_that_is_taken_back(store: Store) -> None:
+    ada = await kept_user(store)
+    one, two = a_credential(ada, "A"), a_credential(ada, "B")
+    for each in (one, two):
+        await store.credentials.put(each)
+    first = now()
+    assert await store.credentials.expire([one.id, "unknown"], first, "401") == 1
+    assert await store.credentials.expire([one.id], now(plus_seconds=9), "403") == 0
+    marked = (await store.credentials.list(ada.id))[0]
+    assert (marked.state, marked.expired_at, marked.cause) == ("expired", first, "401")
+    assert await store.credentials.revive([one.id, two.id]) == 1
+    assert await store.credentials.list(ada.id) == [one, two]
+    assert await store.credentials.expire([], now(), "401") == 0
+
+
+async def test_of_many_who_reseal_the_same_one_only_one_succeeds(store: Store) -> None:
+    ada = await kept_user(store)
+    one = a_credential(ada, sealed="old")
+    await store.credentials.put(one)
+    done = await asyncio.gather(*(store.credentials.reseal(one.id, "old", f"new {n}") for n in range(8)))
+    assert sorted(done) == [False] * 7 + [True]
+    assert (await store.credentials.list(ada.id))[0].sealed == f"new {done.index(True)}"
+    assert (await store.credentials.list(ada.id))[0].updated_at == one.updated_at

@@ -1,0 +1,67 @@
+"""A process that is killed loses nothing of what it was told is kept."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from hutch.settings import Settings
+from hutch.store.store import Store
+
+WRITE = """
+import asyncio
+from hutch.settings import load
+from hutch.store.rows import Ability, User, new_id, now
+from hutch.store.store import Store
+
+async def main():
+    store = await Store.open(load())
+    user = User(id="ada", name="ada", data_key="", created_at=now())
+    await store.users.add(user)
+    async def write(name):
+        while True:
+            more = {"document": "x" * 5000, "created_at": now(), "updated_at": now()}
+            ability = Ability(ability_id=name, owner_id="ada", name="n", **more)
+            print(name, await store.abilities.put(ability), flush=True)
+    await asyncio.gather(*(write(f"a{number}") for number in range(4)))
+
+asyncio.run(main())
+"""
+
+
+def killed_after(lines: int) -> list[str]:
+    """What the process said that it had kept."""
+    with subprocess.Popen([sys.executable, "-c", WRITE], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = [process.stdout.readline() for _ in range(lines)]
+        process.kill()
+        said += process.stdout.readlines()
+    assert process.returncode == -signal.SIGKILL
+    return said
+
+
+@pytest.mark.parametrize("lines", [1, 7, 40])
+async def test_what_was_kept_before_kill_9_is_there(
+    store_settings: Settings, monkeypatch: pytest.MonkeyPatch, lines: int
+) -> None:
+    monkeypatch.setenv("HUTCH_HOME", store_settings.home)
+    monkeypatch.setenv("HUTCH_DATABASE_URL", store_settings.database_url or "")
+    told: dict[str, int] = {}
+    for line in killed_after(lines):
+        if line.endswith("\n"):
+            name, version = line.split()
+            told[name] = max(int(version), told.get(name, 0))
+    assert told
+    async with await Store.open(store_settings) as store:
+        for name, version in told.items():
+            found = await store.abilities.get(name, "ada")
+            assert found is not None
+            # One more may have been kept without having been told.
+            assert found.version in (version, version + 1)
+            versions = await store.abilities.versions(name, "ada")
+            assert [each.version for each in versions] == list(range(found.version, 0, -1))
+            assert {len(each.document) for each in versions} == {5000}
+        assert len(await store.abilities.search("ada", "n")) == len(await store.abilities.list("ada"))

@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests import databases
+from tests.processes import PATIENCE
+from tests.store.made import a_run, an_ability, kept_user
+
+from hutch.errors import SettingError, StoreError
+from hutch.settings import Settings, load
+from hutch.store import migrating
+from hutch.store.migrating import Migration
+from hutch.store.store import Store
+
+ALL = migrating.migrations()
+Only = Callable[..., None]
+
+
+@pytest.fixture
+def only(monkeypatch: pytest.MonkeyPatch) -> Only:
+    """As if there were these migrations."""
+
+    def have(*migrations: Migration) -> None:
+        monkeypatch.setattr(migrating, "migrations", lambda: migrations)
+
+    return have
+
+
+async def version(store: Store) -> int:
+    return int((await store._database.read(migrating.LATEST))[0][0])
+
+
+async def test_new_database_has_all_tables_and_says_of_which_version(store_settings: Settings) -> None:
+    async with await Store.open(store_settings) as store:
+        assert await version(store) == len(ALL)
+        rows = await store._database.read("SELECT number, name, applied_at FROM migrations ORDER BY number")
+    assert [(number, name) for number, name, _ in rows] == [(each.number, each.name) for each in ALL]
+    assert all(at.endswith("Z") for _, _, at in rows)
+
+
+@pytest.mark.parametrize("number", range(len(ALL)))
+async def test_every_earlier_version_is_brought_forward_with_what_is_in_it(
+    store_settings: Settings, only: Only, number: int
+) -> None:
+    only(*ALL[:number])
+    async with await Store.open(store_settings) as store:
+        user = await kept_user(store) if number else None
+        if user is not None:
+            await store.abilities.put(an_ability(user))
+    only(*ALL)
+    async with await Store.open(store_settings) as store:
+        assert await version(store) == len(ALL)
+        if user is not None:
+            assert await store.users.list() == [user]
+            assert len(await store.abilities.search(user.id, "user")) == 1
+        run = a_run()
+        await store.runs.add_many([run])
+        assert await store.runs.list("ada") == [run]
+
+
+async def test_migration_that_fails_leaves_nothing_behind(store_settings: Settings, only: Only) -> None:
+    broken = Migration(
+        len(ALL) + 1, "broken", ("CREATE TABLE half (x TEXT)", "INSERT INTO nowhere VALUES (1)")
+    )
+    only(*ALL, broken)
+    with pytest.raises(StoreError):
+        await Store.open(store_settings)
+    mended = Migration(len(ALL) + 1, "mended", ("CREATE TABLE half (x TEXT)",))
+    only(*ALL, mended)
+    async with await Store.open(store_settings) as store:
+        assert await version(store) == len(ALL) + 1
+
+
+async def test_database_of_a_newer_hutch_is_refused_and_left_as_it_is(
+    store_settings: Settings, only: Only
+) -> None:
+    only(*ALL, Migration(len(ALL) + 1, "later", ("CREATE TABLE later (x TEXT)",)))
+    async with await Store.open(store_settings) as store:
+        user = await kept_user(store)
+    only(*ALL)
+    with pytest.raises(
+        StoreError, match=rf"newer Hutch: .* version {len(ALL) + 1}, and this one knows {len(ALL)}"
+    ):
+        await Store.open(store_settings)
+    only(*ALL, Migration(len(ALL) + 1, "later", ()))
+    async with await Store.open(store_settings) as store:
+        assert await store.users.list() == [user]
+
+
+OPEN = """
+import asyncio, sys
+from hutch.settings import load
+from hutch.store.rows import User, new_id, now
+from hutch.store.store import Store
+
+async def main():
+    print("ready", flush=True)
+    name = sys.stdin.readline().strip()
+    async with await Store.open(load()) as store:
+        await store.users.add(User(id=new_id(), name=name, data_key="", created_at=now()))
+
+asyncio.run(main())
+"""
+
+
+def test_processes_that_start_at_once_all_find_the_tables_made(
+    store_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HUTCH_HOME", store_settings.home)
+    monkeypatch.setenv("HUTCH_DATABASE_URL", store_settings.database_url or "")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", OPEN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(4)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for number, process in enumerate(processes):
+        assert process.stdin is not None
+        process.stdin.write(f"{number}\n")
+        process.stdin.flush()
+    for process in processes:
+        with process:
+            process.communicate(timeout=PATIENCE)
+            assert process.returncode == 0
+
+    async def names() -> list[str]:
+        async with await Store.open(load()) as store:
+            return [user.name for user in await store.users.list()]
+
+    assert asyncio.run(names()) == ["0", "1", "2", "3"]
+
+
+async def test_stores_that_are_opened_at_once_share_what_is_in_them(store_settings: Settings) -> None:
+    stores = await asyncio.gather(*(Store.open(store_settings) for _ in range(8)))
+    user = await kept_user(stores[0])
+    assert [await store.users.by_name("ada") for store in stores] == [user] * 8
+    for store in stores:
+        await store.close()
+
+
+async def test_sqlite_file_is_for_its_owner_alone(tmp_path: Path) -> None:
+    home = tmp_path / "new" / "home"
+    async with await Store.open(Settings(home=str(home))) as store:
+        await kept_user(store)
+        files = {file.name: file.stat().st_mode & 0o777 for file in home.iterdir()}
+    assert files == {"hutch.db": 0o600, "hutch.db-wal": 0o600, "hutch.db-shm": 0o600}
+    assert home.stat().st_mode & 0o777 == 0o700
+
+
+async def test_sqlite_syncs_every_commit_to_a_write_ahead_log(tmp_path: Path) -> None:
+    async with await Store.open(Settings(home=str(tmp_path))) as store:
+        (changed,) = await store._database.write(databases.statement("SELECT * FROM pragma_synchronous"))
+        assert changed.rows == [(2,)]
+        assert await store._database.read("SELECT * FROM pragma_journal_mode") == [("wal",)]
+
+
+@pytest.mark.parametrize(
+    "content", [b"not a database, but long enough to be one" * 100, b"SQLite format 3\0" + b"x" * 5000]
+)
+async def test_what_is_no_database_is_refused_and_left_as_it_is(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "hutch.db"
+    file.write_bytes(content)
+    with pytest.raises(StoreError, match=r"hutch\.db: is no SQLite database, or a damaged one"):
+        await Store.open(Settings(home=str(tmp_path)))
+    assert file.read_bytes() == content
+
+
+async def test_home_that_is_no_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("")
+    with pytest.raises(StoreError, match=r"home/hutch\.db: cannot be opened"):
+        await Store.open(Settings(home=str(tmp_path / "home")))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mysql://ada:S3CRET@db.test/x",
+        "S3CRET",
+        "postgresql://ada:S3CRET@db.test:x:y/z",
+        "postgresql://[S3CRET",
+        "postgresql://ada:p@S3CRET@db.test/x",
+        "postgresql://ada:S3CRET/1@db.test/x",
+        "postgresql://ada:12/S3CRET@db.test/x",
+    ],
+)
+async def test_url_that_is_none_is_refused_and_never_shown(url: str) -> None:
+    with pytest.raises(SettingError, match="database_url: expected") as caught:
+        await Store.open(Settings(database_url=url))
+    assert "S3CRET" not in str(caught.value)
+    assert "S3CRET" not in repr(Settings(database_url=url))
+
+
+async def test_postgres_that_is_not_there_is_named_without_the_password() -> None:
+    with pytest.raises(
+        StoreError, match=r"127\.0\.0\.1, port 1: cannot be reached \(Connection refused\)"
+    ) as caught:
+        await Store.open(Settings(database_url="postgresql://ada:S3CRET@127.0.0.1:1/x"))
+    assert "S3CRET" not in str(caught.value)
+
+
+async def test_postgres_without_such_a_database_is_told_apart(postgres: databases.Server) -> None:
+    url = postgres.url.replace("/postgres?", "/nowhere?")
+    with pytest.raises(StoreError, match=r'database "nowhere" does not exist.*HUTCH_DATABASE_URL'):
+        await Store.open(Settings(database_url=url))
+
+
+async def test_postgres_database_with_another_encoding_is_refused(postgres: databases.Server) -> None:
+    with postgres.connect() as connection:
+        connection.execute("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+    with pytest.raises(StoreError, match="keeps text as LATIN1"):
+        await Store.open(Settings(database_url=postgres.url.replace("/postgres?", "/latin?")))
+
+
+def test_settings_take_the_url_from_its_variable() -> None:
+    url = "postgresql://ada@db.test/hutch"
+    assert load(environ={"HUTCH_DATABASE_URL": url}).database_url == url
+
+
+def test_the_oldest_sqlite_that_will_do_is_older_than_ours() -> None:
+    assert sqlite3.sqlite_version_info >= (3, 35)
