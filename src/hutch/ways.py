@@ -31,7 +31,8 @@ class Ways:
             way = Proxied(self)
             way.proxy = await Proxy.start(listener, egress, way.refused)
             return way
-        from hutch.doors.toolscript.relay import Relay, open_relay
+        from hutch.doors.toolscript.listener import open_relay
+        from hutch.doors.toolscript.relay import Relay
 
         assert isinstance(egress, Relay)
         return await open_relay(listener, egress)

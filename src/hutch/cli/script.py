@@ -97,15 +97,19 @@ async def _execute(settings: Settings, source: str | Path, url: str | None, requ
     task = asyncio.current_task()
     assert task is not None
     request["on_output"].stop = task.cancel
-    async with started(settings) as app, _world(app, url) as world:
-        # A process and the compiler start while the rest is still being looked at.
-        warming = asyncio.create_task(app.scripts.warm(world, cwd=request["cwd"]))
+    async with started(settings) as app:
+        # The compiler and a process start while the rest is still being looked at.
+        warming = [asyncio.create_task(app.scripts.checker.start())]
+        await asyncio.sleep(0)
         try:
-            script = Script(source) if isinstance(source, str) else await app.scripts.checker.read(source)
-            return await app.scripts.run(Request(script=script, **request), world)
+            async with _world(app, url) as world:
+                warming.append(asyncio.create_task(app.scripts.warm(world, cwd=request["cwd"])))
+                script = Script(source) if isinstance(source, str) else await app.scripts.checker.read(source)
+                return await app.scripts.run(Request(script=script, **request), world)
         finally:
-            warming.cancel()
-            await asyncio.gather(warming, return_exceptions=True)
+            for task in warming:
+                task.cancel()
+            await asyncio.gather(*warming, return_exceptions=True)
 
 
 @asynccontextmanager

@@ -17,8 +17,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tests.egress.servers import SECONDS, connected, serving
 
 from hutch.doors import bounded
-from hutch.doors.toolscript import relay
-from hutch.doors.toolscript.relay import Relay, open_relay
+from hutch.doors.toolscript import listener
+from hutch.doors.toolscript.listener import open_relay
+from hutch.doors.toolscript.relay import Relay
 from hutch.doors.toolscript.there import There
 
 
@@ -58,7 +59,7 @@ async def ended(reader: asyncio.StreamReader) -> bool:
 
 
 async def test_connections_beyond_a_jails_share_wait_for_one_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(listener, "MAX_CONNECTIONS", 2)
     asked: list[None] = []
 
     async def counted(scope: Scope, receive: Receive, send: Send) -> None:
@@ -83,7 +84,7 @@ async def test_connections_beyond_a_jails_share_wait_for_one_to_end(monkeypatch:
 
 
 async def test_place_that_became_free_is_given_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(listener, "MAX_CONNECTIONS", 1)
     async with relayed(to(ECHO)) as port:
         for _ in range(3):
             async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
@@ -154,7 +155,7 @@ async def test_body_is_not_counted_as_a_head() -> None:
 async def test_requests_of_one_jail_are_bounded_together_and_those_that_are_over_do_not_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(relay, "MAX_BODY_BYTES", 100)
+    monkeypatch.setattr(listener, "MAX_BODY_BYTES", 100)
     async with (
         relayed(to(ECHO)) as port,
         connected(port) as (_, writer),
@@ -194,7 +195,7 @@ async def test_gateway_elsewhere_hears_what_the_script_said_and_whose_it_is() ->
 
 
 async def test_body_that_no_gateway_would_take_is_refused_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "MAX_BODY_BYTES", 10)
+    monkeypatch.setattr(listener, "MAX_BODY_BYTES", 10)
     async with (
         elsewhere(1) as port,
         httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,

@@ -105,10 +105,8 @@ class Scripts:
         return _ending(await self._kernel.run(execution))
 
     async def warm(self, world: World, *, cwd: str = "/") -> None:
-        """Has the compiler and a process ready for the next script."""
-        profile = await self._profile(Request(script=Script(""), cwd=cwd), world)
-        self._kernel.pool.prepare(profile)
-        await self.checker.start()
+        """Has a process ready for the next script."""
+        self._kernel.pool.prepare(await self._profile(Request(script=Script(""), cwd=cwd), world))
 
     async def _profile(self, request: Request, world: World) -> Profile:
         if self._isolation != "container":

@@ -51,11 +51,12 @@ class Native:
         self._meter = Meter()
         self._idle: list[Service] = []
         self._places = asyncio.Semaphore(MOST_PROCESSES)
+        self._warming = asyncio.Lock()
         self._closed = False
 
     async def start(self, *, warm: bool = False) -> None:
         """Has a process ready, and, if wanted, Deno's types in its memory. Raises Unavailable."""
-        async with self._places:
+        async with self._warming, self._places:
             service = await self._ready()
             try:
                 async with asyncio.timeout(START_SECONDS):
@@ -89,6 +90,9 @@ class Native:
 
     async def _do(self, work: Callable[[Service, Files], Awaitable[T]], files: Files) -> T:
         """Has a process do something. Raises Unavailable, and ScriptRefused if it cannot be done."""
+        async with self._warming:
+            # While one is made ready: another would be ready later still.
+            pass
         async with self._places:
             for again in (True, False):
                 service = await self._ready()
