@@ -7,8 +7,10 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import hutch
@@ -81,7 +83,7 @@ def flow(nodes: list[tuple[str, str, dict[str, Any]]], edges: list[tuple[str, st
 
 async def flows(scale: Scale) -> list[Row]:
     _compile()
-    return [_start(scale), await _chain(scale), _requests(scale), _poll(scale)]
+    return [_start(scale), _whole(scale), await _chain(scale), _requests(scale), _poll(scale)]
 
 
 def _start(scale: Scale) -> Row:
@@ -102,6 +104,26 @@ def _start(scale: Scale) -> Row:
         target="≤ 0.15 s",
         met=time_ <= 0.15,
         data={"seconds": time_, "baseline_seconds": base},
+    )
+
+
+def _whole(scale: Scale) -> Row:
+    times = []
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "one.json"
+        file.write_text(json.dumps(flow([("only", "code.run", {"code": "6 * 7"})], [])))
+        for _ in range(scale.of(10, 3)):
+            began = time.perf_counter()
+            subprocess.run([*_hutch(), "flow", "run", str(file)], capture_output=True, check=True)
+            times.append(time.perf_counter() - began)
+    time_ = median(times)
+    return Row(
+        what="`hutch flow run` of a flow of one `code.run`, the whole command",
+        measured=f"{number(time_)} s",
+        baseline="1 s: the public CLI, with a runtime that does nothing",
+        target="≤ 0.5 s",
+        met=time_ <= 0.5,
+        data={"seconds": time_, "best_seconds": min(times)},
     )
 
 

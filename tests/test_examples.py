@@ -123,6 +123,34 @@ def test_session_start_hook_has_a_gateway_run_and_says_where(
     until(lambda: not gateways(port))
 
 
+def test_abilities_example_goes_from_a_new_user_to_a_refused_credential(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    script = [str(EXAMPLES / "abilities" / "first-run.sh"), str(port)]
+    done = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    _, ability, profile, followers, _, credential = done.stdout.splitlines()
+    assert (ability, profile, followers) == (
+        "get_profile",
+        '{"name":"Ada","followers_count":42,"you_sent":"Bearer [redacted]"}',
+        "42",
+    )
+    assert credential.split()[:5] == ["127.0.0.1", "Authorization", "header", "expired", "…nows"]
+    assert "credentials marked as expired" in done.stderr.lower()
+    assert "0123456789abcdef" not in done.stdout + done.stderr
+
+
+def test_the_page_on_abilities_shows_the_example_as_it_is() -> None:
+    page = (ROOT / "docs" / "abilities.md").read_text()
+    folder = EXAMPLES / "abilities"
+    assert fenced(page, "json")[0] == (folder / "profile.json").read_text()
+    assert fenced(page, "js")[0] == (folder / "profile.js").read_text()
+    assert (folder / "profile.js").read_text() in (ROOT / "README.md").read_text()
+
+
 def gateways(port: int) -> list[int]:
     """The processes that were started as gateways with this port in their environment."""
     found = []
@@ -137,5 +165,6 @@ def gateways(port: int) -> list[int]:
 
 def test_every_example_is_run_by_a_test_here() -> None:
     here = Path(__file__).read_text()
-    examples = (path for suffix in ("py", "sh") for path in EXAMPLES.glob(f"*.{suffix}"))
+    examples = [path for suffix in ("py", "sh") for path in EXAMPLES.glob(f"*.{suffix}")]
+    examples += EXAMPLES.glob("*/*.sh")
     assert [path.name for path in examples if f'"{path.name}"' not in here] == []

@@ -186,6 +186,11 @@ class App:
         web.router.redirect_slashes = False
         return Cors(web)
 
+    async def drain(self, seconds: float) -> None:
+        """Gives flows time to finish; those that do not are gone on with at the next start."""
+        if "flows" in self.__dict__:
+            await self.flows.drain(seconds)
+
     async def close(self) -> None:
         """Each comes before what it stands on, and whatever happens to one, the others are closed too."""
         made = self.__dict__

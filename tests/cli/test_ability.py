@@ -60,6 +60,7 @@ def test_an_ability_is_added_run_and_removed(bo: str, upstream: Upstream, tmp_pa
     whole = json.loads(hutch(*run, *params, "--json").stdout)
     assert (whole["success"], whole["result"]["statusCode"]) == (True, 200)
 
+    again = hutch("ability", "add", "--user", bo, str(file))
     wrong = hutch(*run)
     assert (wrong.returncode, wrong.stdout) == (1, "")
     assert "INVALID_REQUEST: params: " in wrong.stderr
@@ -67,7 +68,10 @@ def test_an_ability_is_added_run_and_removed(bo: str, upstream: Upstream, tmp_pa
     removed = hutch("ability", "remove", "--user", bo, ID)
     assert (removed.returncode, removed.stdout) == (0, f"removed {ID}\n")
     assert hutch("ability", "remove", "--user", bo, ID).returncode == 2
-    for each in (added, done, shorter, wrong, removed):
+    # What is to be done first is told with it, and only for as long as it is to be done.
+    assert f"hutch credential set --user {bo} 127.0.0.1::Authorization" in added.stderr
+    assert "credential" not in again.stderr
+    for each in (added, again, done, shorter, wrong, removed):
         assert MARK not in each.stdout + each.stderr
         assert TOKEN not in each.stdout + each.stderr
 
@@ -109,6 +113,54 @@ def test_everything_that_is_wrong_is_told_a_line_each_and_nothing_is_kept(bo: st
     assert json.loads(hutch("ability", "list", "--user", bo, "--json").stdout) == []
 
 
+def test_the_code_may_be_in_a_file_of_its_own(bo: str, tmp_path: Path) -> None:
+    code = tmp_path / "wrapper.js"
+    code.write_text(f"// {MARK}\nexport const wrapper = () => {{\n  throw new Error('as it was told')\n}}\n")
+    described = {"ability_id": "from_files", "service_name": "shop", "dynamic_header_keys": ["Cookie"]}
+    status, out, err = add(bo, described, "--code", str(code))
+    assert (status, out) == (0, "from_files\n")
+    assert "nothing can be kept for Cookie: write HOST::Cookie" in err
+    status, _, err = add(bo, {**described, "wrapper_code": "x"}, "--code", str(code))
+    assert (status, "no wrapper_code of its own" in err) == (2, True)
+    status, _, err = add(bo, [described], "--code", str(code))
+    assert (status, "expected one ability" in err) == (2, True)
+
+    assert add(bo, {**described, "dynamic_header_keys": []}, "--code", str(code))[0] == 0
+    failed = hutch("ability", "run", "--user", bo, "from_files")
+    assert (failed.returncode, failed.stdout) == (1, "")
+    assert failed.stderr == "hutch: WRAPPER_ERROR: line 3: as it was told\n"
+
+
+def test_what_an_api_said_when_it_refused_is_told(bo: str, upstream: Upstream) -> None:
+    code = f"export const wrapper = () => fetch('{upstream.url}/users/nobody')"
+    assert add(bo, {"ability_id": "asks", "service_name": "x", "wrapper_code": code})[0] == 0
+    run = ("ability", "run", "--user", bo, "asks")
+    refused = hutch(*run)
+    assert "EGRESS_REFUSED: " in refused.stderr
+    assert "--egress-allow HOST:PORT allows it" in refused.stderr
+    failed = hutch(*run, "--egress-allow", f"127.0.0.1:{upstream.port}")
+    assert "UPSTREAM_ERROR: The API answered 404 Not Found" in failed.stderr
+    assert 'it said: {"message":"no such user"}' in failed.stderr
+
+
+def test_a_transform_that_fails_is_told_beside_the_body(bo: str) -> None:
+    code = "export const wrapper = () => Response.json(1)"
+    assert add(bo, {"ability_id": "one", "service_name": "x", "wrapper_code": code})[0] == 0
+    done = hutch("ability", "run", "--user", bo, "one", "--transform", "data.name")
+    assert json.loads(done.stdout)["_original_data"] == 1
+    assert done.stderr == "hutch: the transform failed: data is not defined\n"
+
+
+def test_where_a_file_is_no_json_is_told(bo: str) -> None:
+    broken = hutch("ability", "add", "--user", bo, "-", input='{"ability_id": "x",\n "wrapper_code": "a\nb"}')
+    assert broken.stderr == (
+        "hutch: stdin: line 2, column 20: a line break in a string is written \\n; "
+        "or keep the code in a file, for --code\n"
+    )
+    missing = hutch("ability", "add", "--user", bo, "-", input='{"ability_id": "x"\n "wrapper_code": "a"}')
+    assert "stdin: line 2, column 2: expected an ability as JSON: malformed JSON: " in missing.stderr
+
+
 @pytest.mark.parametrize("text", ["", "{", "[1,", "\udcff"])
 def test_what_is_no_json_is_told(bo: str, text: str) -> None:
     given = text.encode("utf-8", "surrogateescape")
@@ -134,6 +186,7 @@ def test_unknown_abilities_are_told(bo: str) -> None:
     run = hutch("ability", "run", "--user", bo, "nothing")
     assert run.returncode == 1
     assert "NOT_FOUND: Ability not found: nothing" in run.stderr
+    assert f"hutch ability list --user {bo}" in run.stderr
 
 
 def test_shared_abilities_are_listed_for_all(bo: str) -> None:

@@ -32,7 +32,8 @@ COMMANDS = [
 GROUPS = {
     "ability": ["add", "list", "remove", "run", "show"],
     "auth": ["login", "logout"],
-    "flow": ["show", "validate"],
+    "flow": ["logs", "resume", "run", "runs", "show", "validate"],
+    "runtime": ["cache", "check", "serve"],
     "packages": ["add", "describe", "list", "prune", "remove"],
     "gateway": ["env", "start", "status"],
     "tools": ["list", "search", "types"],

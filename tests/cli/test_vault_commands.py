@@ -92,6 +92,8 @@ def test_a_first_user_needs_no_server_and_nothing_made_before(shell: Command, ho
     added = shell("user", "add", "bo")
     assert re.fullmatch(r"user_[0-9a-f]{16}\n", added.stdout)
     assert "hutch key add bo" in added.stderr
+    assert f"{home / 'master.key'} is new" in added.stderr
+    assert "master.key" not in shell("user", "add", "ann").stderr
     assert (home / "master.key").stat().st_mode & 0o777 == 0o600
     assert (home / "hutch.db").stat().st_mode & 0o777 == 0o600
     assert re.fullmatch(r"hk_[A-Za-z0-9_-]{43}\n", shell("key", "add", "bo").stdout)
@@ -295,6 +297,13 @@ def test_credentials_are_removed_by_domain_name_and_kind(command: Command, bo: s
     assert command(*remove, "a.example").returncode == 2
     (left,) = json.loads(command("credential", "list", "--user", "bo", "--json").stdout)
     assert left["domain"] == "b.example"
+
+
+def test_a_token_without_its_scheme_is_kept_and_asked_about(command: Command, bo: str) -> None:
+    put = ("credential", "set", "--user", "bo", "a.example::authorization")
+    assert "if `Bearer` belongs in front" in command(*put, input="sk-0123456789").stderr
+    assert "Bearer" not in command(*put, input=VALUE).stderr
+    assert "Bearer" not in command(*put, "--kind", "auth_token", input="sk-0123456789").stderr
 
 
 def test_the_public_clients_form_is_read(command: Command, bo: str) -> None:

@@ -180,6 +180,12 @@ async def test_http_is_for_hosts_that_the_operator_named(
         assert (await opened(broker).send(get(url))).status == 200
 
 
+async def test_where_nothing_may_be_reached_that_is_told_of_http_too(server: Upstream) -> None:
+    async with brokered(egress="none") as broker:
+        with pytest.raises(FetchError, match="Network access is off"):
+            await opened(broker).send(get(server.url()))
+
+
 async def test_http_hosts_are_not_allowed_to_be_inside_by_that(server: Upstream) -> None:
     async with brokered(egress_allow=(), egress_http_hosts=("127.0.0.1",)) as broker:
         with pytest.raises(FetchError, match="is a loopback address"):

@@ -8,9 +8,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.contract.abilities.workshop import Workshop, workshop
 from tests.contract.tpmjs.served import AT_ONCE, Executor, Meeting, made_up, meeting, runners, tool
 from tests.hostile.processes import groups
 from tests.processes import until
+
+import hutch
+from hutch.settings import Settings
 
 MOST_BYTES = 400 * 2**20
 
@@ -59,3 +63,30 @@ def peak_bytes(pid: int) -> int:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     raise AssertionError("there is no such line")
+
+
+@pytest.fixture(scope="session")
+async def den(
+    anyio_backend: object, environment: None, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Workshop]:
+    """Where hostile abilities are run, in processes that users share: what one leaves is next to others."""
+    settings = Settings(
+        home=str(tmp_path_factory.mktemp("den")), ability_timeout_ms=3_000, transform_timeout_ms=1_000
+    )
+    async with (
+        hutch.Hutch(owners_share=True) as runners,
+        workshop(runners, settings, fetch_seconds=2.0, fetch_bytes=1_000_000) as made,
+    ):
+        yield made
+
+
+@pytest.fixture
+async def shop(den: Workshop) -> AsyncIterator[Workshop]:
+    """The same for a user of this test's own; when it is over, nothing is held on to."""
+    den.user = await den.new_user()
+    den.api.asked.clear()
+    den.api.answers.clear()
+    den.records.clear()
+    yield den
+    answer = await den.run("export async function wrapper() { return Response.json(1) }")
+    assert answer.body["success"], answer.body

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,36 +35,33 @@ def add_abilities(user: str, file: Path | None, *, code: Path | None, shared: bo
             print_note(problem)
         return 2
 
-    async def put(store: Store) -> list[tuple[int, list[str]]]:
+    async def put(store: Store) -> tuple[list[int], list[Credential]]:
         owner = await user_named(store, user)
-        credentials = await store.credentials.list(owner.id)
-        versions = [
-            await store.abilities.put(documents.as_row(each, owner.id, shared=shared)) for each in found
-        ]
-        return [(version, _lacking(each, credentials)) for each, version in zip(found, versions, strict=True)]
+        rows = [documents.as_row(each, owner.id, shared=shared) for each in found]
+        return [await store.abilities.put(row) for row in rows], await store.credentials.list(owner.id)
 
-    for document, (version, lacking) in zip(found, with_store(put), strict=True):
+    versions, credentials = with_store(put)
+    for document, version in zip(found, versions, strict=True):
         print(document.ability_id)
         print_note(
             f"{document.ability_id} is kept for {user}, version {version}{', shared' if shared else ''}"
         )
-        if lacking:
-            print_note(f"it needs {_these(lacking)}: {_SET.format(user=user, name=lacking[0])}")
+        for note in _lacking(document, credentials, user):
+            print_note(note)
     return 0
 
 
 _SET = "`hutch credential set --user {user} {name}`"
 
 
-def _lacking(document: Document, credentials: Sequence[Credential]) -> list[str]:
-    """What is still to be set before it can run, as `hutch credential set` takes it."""
+def _lacking(document: Document, credentials: Sequence[Credential], user: str) -> Iterator[str]:
+    """What is to be done before it can run."""
     wanted = dynamic.needed(document)
-    resolved = dynamic.resolve(wanted, [Secret(each, "") for each in credentials])
-    return list(dict.fromkeys(f"{key.host}::{key.name}" for key in resolved.missing if key.host))
-
-
-def _these(names: Sequence[str]) -> str:
-    return f"the credential {names[0]}" if len(names) == 1 else f"the credentials {', '.join(names)}"
+    for key in dynamic.resolve(wanted, [Secret(each, "") for each in credentials]).missing:
+        if key.host is None:
+            yield f"nothing can be kept for {key.text}: write HOST::{key.name}, or a host as service_name"
+        else:
+            yield f"it needs a credential: {_SET.format(user=user, name=f'{key.host}::{key.name}')}"
 
 
 def _read(file: Path | None, code: Path | None) -> list[Document]:

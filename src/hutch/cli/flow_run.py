@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hutch.doors.rep import exits
+from hutch.doors.rep import flow as flows
 from hutch.doors.rep.choice import LanguageMismatch, RuntimeChoice, choose
 from hutch.doors.rep.codes import INVALID_IR, failure
 from hutch.doors.rep.inputs import check
@@ -62,11 +63,11 @@ def run(asked: Asked) -> int:
     flow: Flow | None = None
     try:
         options = _options(asked)
-        flow, folder, flows = _flow(asked)
+        flow, folder, named = _flow(asked)
         choice = _choice(asked)
         inputs = _inputs(asked, flow)
         if choice.is_ours:
-            told = {"journal": True, "folder": str(folder.absolute()), **({"flows": flows} if flows else {})}
+            told = {"journal": True, "folder": str(folder.absolute()), **({"flows": named} if named else {})}
             options = msgspec.structs.replace(options, more={**told, **options.more})
         try:
             launched = launch(choice, options)
@@ -104,16 +105,14 @@ def _options(asked: Asked) -> RunOptions:
 
 def _flow(asked: Asked) -> tuple[Flow, Path, dict[str, Any]]:
     """The flow, the folder that its files are relative to, and flows that its steps name."""
-    from hutch.cli.flow_files import check_names, open_flow
-
-    check_names(asked.file, asked.manifest, asked.name)
     try:
-        flow = open_flow(asked.file, asked.manifest, asked.name)
-        if asked.manifest is None:
-            assert asked.file is not None
-            return flow, asked.file.parent, {}
+        if asked.file is not None and asked.manifest is None and asked.name is None:
+            return flows.load(asked.file), asked.file.parent, {}
+        from hutch.cli.flow_files import open_flow
         from hutch.doors.rep import manifest
 
+        flow = open_flow(asked.file, asked.manifest, asked.name)
+        assert asked.manifest is not None
         return flow, asked.manifest.parent, named_flows(flow, manifest.load(asked.manifest))
     except InvalidFlow as error:
         wire = failure(error.rep_code, error.message, details=error.details)

@@ -19,7 +19,6 @@ TICK_SECONDS = 0.1
 _DRAW_SECONDS = 0.05
 # What a runtime's stderr may add to ours: less than a pipe holds that nobody reads.
 MOST_STDERR_BYTES = 48 * 1024
-_LONGEST_LINE = 4096
 _BAR = 20
 _LEVELS = {"warning": "warning: ", "error": "error: ", "debug": "debug: "}
 _SIGNS: dict[State, str] = {
@@ -86,11 +85,14 @@ class View:
         """What the runtime writes there, line by line, until it is too much."""
         if self._stderr_room <= 0:
             return
+        some = data[: self._stderr_room]
         self._stderr_room -= len(data)
-        *lines, rest = (self._rest + data).split(b"\n")
-        self._rest = rest[-_LONGEST_LINE:]
+        *lines, self._rest = (self._rest + some).split(b"\n")
+        if self._stderr_room <= 0:
+            lines.append(self._rest)
+            self._rest = b""
         for line in lines:
-            self.write(plain(line[:_LONGEST_LINE].decode(errors="replace")))
+            self.write(plain(line.decode(errors="replace")))
         if self._stderr_room <= 0:
             self.say("the runtime writes too much to stderr; the rest of it is left out")
 

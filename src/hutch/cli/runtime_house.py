@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 import threading
+from typing import NoReturn
 
 from hutch.cli import loop, runtime_log
 from hutch.cli.runtime_rooms import OwnRooms
@@ -21,9 +23,12 @@ LAST_SECONDS = 0.85
 _AT_THE_END = "the input ended"
 
 
-def serve(read: int, write: int, lines: rpc.Lines, waiting: list[bytes]) -> int:
-    """The command's exit code. `waiting` has been read already, and is not answered yet."""
-    return loop.run(_serve(read, write, lines, waiting))
+def serve(read: int, write: int, lines: rpc.Lines, waiting: list[bytes]) -> NoReturn:
+    """Ends the process. `waiting` has been read already, and is not answered yet."""
+    code = loop.run(_serve(read, write, lines, waiting))
+    # All is closed by now, and taking Python apart would take longer than a short run.
+    sys.stderr.flush()
+    os._exit(code)
 
 
 async def _serve(read: int, write: int, lines: rpc.Lines, waiting: list[bytes]) -> int:

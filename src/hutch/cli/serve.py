@@ -109,7 +109,7 @@ async def _serve(settings: Settings, listener: socket.socket, gateway_alone: boo
             app.flows.start()
         _announce(settings, app, listener, gateway_alone)
         await _first_of(serving, asyncio.create_task(signals.first.wait()))
-        finished = await _drain(gate, signals, settings.drain_seconds)
+        finished = await _drain(gate, app, signals, settings.drain_seconds)
         server.should_exit = True
         server.force_exit = not finished
         if not finished:
@@ -128,11 +128,17 @@ async def _serve(settings: Settings, listener: socket.socket, gateway_alone: boo
         await app.close()
 
 
-async def _drain(gate: Gate, signals: Signals, seconds: float) -> bool:
+async def _drain(gate: Gate, app: App, signals: Signals, seconds: float) -> bool:
     print("hutch: draining; send the signal again to stop at once", file=sys.stderr, flush=True)
-    draining = asyncio.create_task(gate.drain(seconds))
+    draining = asyncio.create_task(_finished(gate, app, seconds))
     await _first_of(draining, asyncio.create_task(signals.second.wait()))
     return draining.done() and not draining.cancelled() and draining.result()
+
+
+async def _finished(gate: Gate, app: App, seconds: float) -> bool:
+    """Flows that did not finish are no loss: the next server goes on with them."""
+    finished, _ = await asyncio.gather(gate.drain(seconds), app.drain(seconds))
+    return finished
 
 
 async def _first_of(wanted: asyncio.Task[object], other: asyncio.Task[object]) -> None:

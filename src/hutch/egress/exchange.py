@@ -14,6 +14,8 @@ from hutch.egress.headers import MAX_HEADER_BYTES, MAX_HEADERS
 
 # So much of an answer waits to be read before its server has to.
 HIGH = 256 * 1024
+# What holding on to a part takes besides: of parts of a byte each, that is nearly all.
+PART = 64
 MAX_INTERIM = 32
 
 _TOO_LONG = f"more than {MAX_HEADER_BYTES // 1024} KiB of headers"
@@ -161,7 +163,7 @@ class Exchange:
             self.reusable = False
         elif self.error is None:
             self._chunks.append(body)
-            self._buffered += len(body)
+            self._buffered += len(body) + PART
             if self._buffered > HIGH and not self._paused:
                 self._paused = True
                 self._flow(False)

@@ -60,7 +60,9 @@ def merge(injected: Sequence[Injected], own: Iterable[tuple[str, str]]) -> Merge
         elif not _is_forbidden(name):
             chosen[name] = (header.name, header.value.strip(" \t"), ids)
     mine: dict[str, tuple[str, str]] = {}
-    for given, value in own:
+    for count, (given, value) in enumerate(own):
+        if count >= MAX_HEADERS:
+            raise _too_many()  # before they are joined, which takes the longer the more there are
         name = _checked(given, value)
         if name == "cookie":
             cookies.append(value.strip(" \t;"))
@@ -106,6 +108,10 @@ def _is_forbidden(name: str) -> bool:
 
 def _check_size(headers: Headers) -> None:
     if len(headers) > MAX_HEADERS:
-        raise FetchError("bad_header", f"There are more than {MAX_HEADERS} headers.")
+        raise _too_many()
     if sum(len(name) + len(value) + 4 for name, value in headers) > MAX_HEADER_BYTES:
         raise FetchError("bad_header", f"The headers have more than {MAX_HEADER_BYTES // 1024} KiB.")
+
+
+def _too_many() -> FetchError:
+    return FetchError("bad_header", f"There are more than {MAX_HEADERS} headers.")

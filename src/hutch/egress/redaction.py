@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote
 
@@ -28,12 +29,23 @@ MIN_FORM = 6
 _MARK = MARK.encode()
 _SCHEME = re.compile(r"(?:bearer|basic|token|bot|key|apikey|api-key) +(\S.*)", re.I)
 _COOKIES = re.compile(r"[^\s=;,]+=[^;]*(?:; *[^\s=;,]+=[^;]*)*;? *")
-# What nobody escapes.
+# What few escape.
 _ALIKE = re.compile(r"[A-Za-z0-9_.-]*")
+_PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789")
+# As those encoders write a character that leave nothing to chance.
+_STRICT = (
+    *("%{:02x}", "%{:02X}", "\\x{:02x}", "\\x{:02X}", "\\u{:04x}", "\\u{:04X}"),
+    *("&#x{:x};", "&#x{:X};", "&#{};"),
+)
+_ALL_ESCAPED = tuple(tuple(form.format(code) for code in range(256)) for form in _STRICT)
+_SOME_ESCAPED = tuple(
+    tuple(chr(code) if chr(code) in _PLAIN else escaped for code, escaped in enumerate(table))
+    for table in _ALL_ESCAPED
+)
 _BASE64_INNER = (0, 2, 3)
 _FOR_URLS = bytes.maketrans(b"+/", b"-_")
 # What forms of one kind all have in them. Looking for one byte is a fraction of looking for each of them.
-_MARKERS = (b"%", b"\\", b"&")
+_MARKERS = (b"%", b"\\", b"&", b"\0")
 
 
 class Redactor:
@@ -45,6 +57,7 @@ class Redactor:
         self._groups = _grouped(ordered)
         self._forms = ordered
         self._longest = len(ordered[0]) if ordered else 0
+        self._nested = any(other.startswith(one) for one, other in pairwise(sorted(forms)))
 
     def __repr__(self) -> str:
         return f"<Redactor of {len(self._forms)} forms>"
@@ -113,6 +126,17 @@ class Redactor:
                 at = data.find(form[:1], at + 1, first)
         return first
 
+    def undecided(self, data: bytes) -> int:
+        """Where the end of `data` begins that has a secret in it, but may be more of a longer one; its length
+        if there is no such end."""
+        if not self._nested:
+            return len(data)
+        at = self.held(data)
+        for form in self._forms:
+            if data.find(form, max(0, at - len(form) + 1), at + len(form) - 1) >= 0:
+                return len(data)  # it is in the middle of one
+        return at
+
 
 class Stream:
     """Scrubs what comes in pieces; a secret that is split between them is found."""
@@ -125,14 +149,19 @@ class Stream:
         """What can be passed on by now."""
         if not self._redactor:
             return data
-        data = self._redactor.data(self._tail + data)
+        data = self._tail + data
+        decided = self._redactor.undecided(data)
+        if decided < len(data):
+            self._tail = data[decided:]
+            return self._redactor.data(data[:decided])
+        data = self._redactor.data(data)
         held = self._redactor.held(data)
         self._tail = data[held:]
         return data[:held]
 
     def end(self) -> bytes:
         tail, self._tail = self._tail, b""
-        return tail
+        return self._redactor.data(tail)
 
 
 def _grouped(forms: list[bytes]) -> tuple[tuple[bytes, tuple[bytes, ...]], ...]:
@@ -180,6 +209,10 @@ def _forms(part: str) -> Iterator[bytes]:
     if not _ALIKE.fullmatch(part):
         for text in _escaped(part):
             yield text.encode("utf-8", "surrogatepass")
+    if len(part) >= MIN_FORM and max(part) <= "\xff":
+        yield from _strictly_escaped(part)
+        yield part.encode("utf-16-le")
+        yield part.encode("utf-16-be")
     # Headers are sent in Latin-1, texts mostly in UTF-8.
     yield from _encoded(part.encode("utf-8", "surrogatepass"))
     if not part.isascii() and max(part) <= "\xff":
@@ -208,6 +241,13 @@ def _escaped(part: str) -> set[str]:
     for text in {quote(part, safe=""), quote(part, safe="!'()*~"), quote(part), quote_plus(part)}:
         texts |= {text, _lower_escapes(text)}
     return texts
+
+
+def _strictly_escaped(part: str) -> Iterator[bytes]:
+    """With every character escaped that is no letter or digit, and with those escaped too."""
+    codes = part.encode("latin-1")
+    for table in _ALL_ESCAPED if _PLAIN.issuperset(part) else _SOME_ESCAPED + _ALL_ESCAPED:
+        yield "".join([table[code] for code in codes]).encode()
 
 
 def _base64_inner(data: bytes, before: int) -> bytes:

@@ -17,6 +17,9 @@ from hutch.store.words import weighed, words
 EVERYBODY = "*"
 MOST_LISTED = 100_000
 MOST_FOUND = 100
+MOST_AT_ONCE = 50
+"""Abilities that a page reads in one go: they come with all their code."""
+MOST_PAGE_CHARS = 8 * 1024 * 1024
 MOST_ASKED = 8
 """Words of a search that count."""
 MOST_CANDIDATES = 100
@@ -95,6 +98,22 @@ class Abilities:
         most = max(0, min(limit, MOST_LISTED))
         found = await self._database.scan(sql, user_id=user_id, after=after, limit=most)
         return [ability(row) for row in found]
+
+    async def page(
+        self, user_id: str, *, shared: bool = False, limit: int, after: str = ""
+    ) -> tuple[builtins.list[Ability], bool]:
+        """As `list`, but no more than fits into memory; and whether there may be more after the last."""
+        page: builtins.list[Ability] = []
+        size = 0
+        while len(page) < limit and size < MOST_PAGE_CHARS:
+            most = min(MOST_AT_ONCE, limit - len(page))
+            found = await self.list(user_id, shared=shared, limit=most, after=after)
+            page += found
+            if len(found) < most:
+                return page, False
+            size += sum(len(each.document) for each in found)
+            after = found[-1].ability_id
+        return page, True
 
     async def search(self, user_id: str, text: str, limit: int = 10) -> builtins.list[Ability]:
         """The user's own and the shared ones with any of these words, or such as begin so; the best first."""

@@ -87,7 +87,7 @@ async def test_wrappers_that_do_not_end(shop: Workshop) -> None:
         "await new Promise(() => {}); export const wrapper = () => 1",
     )
     for got in await asyncio.gather(*map(shop.run, codes)):
-        failed(got, 500, "TIMEOUT", "in time")
+        failed(got, 500, "TIMEOUT", "did not finish within")
 
 
 async def test_a_wrapper_that_allocates(shop: Workshop) -> None:
@@ -183,7 +183,7 @@ async def test_a_bare_key_is_about_the_service_if_that_is_a_host(shop: Workshop)
     assert got.status == 200
     assert shop.api.asked[0].all("authorization") == [TOKEN]
     got = await shop.fetched(service_name="acme", dynamic_header_keys=["Authorization"])
-    failed(got, 400, "MISSING_CREDENTIALS", "headers: Authorization. Store credentials for: acme")
+    failed(got, 400, "MISSING_CREDENTIALS", "headers: Authorization. They name no host")
 
 
 # --- transforms ---

@@ -242,6 +242,11 @@ async def test_bodies_are_json_objects_within_their_limit(bo: Citizen) -> None:
 
 
 async def test_what_is_asked_for_has_the_right_types(bo: Citizen) -> None:
+    response = await bo.call("POST", f"/abilities/{ID}/execute", json={"username": "elonmusk"})
+    assert response.status_code == 400
+    assert response.json()["problems"] == [
+        "params: expected an object, got nothing; 'username' belongs inside of it"
+    ]
     response = await bo.call("POST", f"/abilities/{ID}/execute", json={"params": [], "transformCode": 3})
     failed(response, 400, "INVALID_REQUEST")
     assert response.json()["problems"] == [

@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 import httpx2
+import pytest
 from tests.doors.abilities.towns import town
 from tests.doors.clients import host
 from tests.messages import execute
@@ -60,6 +61,18 @@ def test_a_database_that_cannot_be_had_keeps_a_server_from_starting(tmp_path: Pa
     refused = hutch("serve", "--port", "0", env={"HUTCH_HOME": str(tmp_path), "HUTCH_DATABASE_URL": unknown})
     assert refused.returncode == 1
     assert "hush" not in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "setting"),
+    [("HUTCH_ABILITY_EXPIRE_ON", "ability_expire_on"), ("PROXY_URL", "proxy_url")],
+)
+def test_settings_of_abilities_that_cannot_be_keep_a_server_from_starting(
+    tmp_path: Path, variable: str, setting: str
+) -> None:
+    refused = hutch("serve", "--port", "0", env={"HUTCH_HOME": str(tmp_path), variable: "nonsense"})
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert f"hutch: {setting}: expected " in refused.stderr
 
 
 async def test_without_a_key_of_the_operators_the_other_doors_stay_open_and_users_are_known(

@@ -105,7 +105,7 @@ Examples:
     "--egress-allow",
     multiple=True,
     metavar="HOST:PORT",
-    help="What it may reach although it is not public. May be repeated.",
+    help="What it may reach although it is not public, also over http. May be repeated.",
 )
 @click.option("--json", is_flag=True, help="Print the whole answer of the door on one line.")
 def run_ability(

@@ -20,6 +20,8 @@ MOST_DESCRIPTION = 20_000
 MOST_KEYS = 200
 MOST_VALUE = 16_384
 MOST_CODE = 4 * 1024 * 1024
+# Of all that is kept of one: lists and searches read many.
+MOST_DOCUMENT = 1024 * 1024
 # Paths of the door that an ability's id would hide behind, or stand in front of.
 TAKEN = frozenset({"search", "openapi.json"})
 
@@ -100,6 +102,8 @@ def read(value: object, *, ability_id: str | None = None, most_code: int = MOST_
         missing_dependencies=reading.missing(),
     )
     reading.look_for_typos()
+    if not reading.problems and (size := len(msgspec.json.encode(found))) > MOST_DOCUMENT:
+        reading.wrong("body", f"the ability has {size} bytes; the most is {MOST_DOCUMENT}")
     if reading.problems:
         raise InvalidAbility(reading.problems)
     return found

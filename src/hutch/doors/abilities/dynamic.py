@@ -44,6 +44,8 @@ def resolve(wanted: Iterable[Key], secrets: Sequence[Secret]) -> Resolved:
         there = [each for each in secrets if each.credential.domain == key.host]
         called_so = [each for each in there if each.credential.key.lower() == key.name.lower()]
         usable = [each for each in called_so if each.credential.kind in IN_HEADERS]
+        # Of two kinds under one name, what was set last is what its user wants.
+        usable.sort(key=lambda each: each.credential.updated_at, reverse=True)
         chosen = usable[:1] or [each for each in there if _provides(each) == key.name.lower()]
         if chosen:
             for each in chosen:

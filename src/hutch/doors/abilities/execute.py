@@ -40,6 +40,7 @@ from hutch.vault.vault import Vault
 logger = logging.getLogger("hutch.abilities")
 
 MOST_LOGINS = 10
+_NO_HOST = "They name no host, and neither does service_name: its author has to write `host::Header`"
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,8 +205,9 @@ def _missing(document: Document, resolved: Resolved) -> str:
     said = []
     if resolved.missing:
         names = ", ".join(key.text for key in resolved.missing)
-        domains = ", ".join(dict.fromkeys(key.host or document.service_name for key in resolved.missing))
-        said.append(f"Missing credentials for headers: {names}. Store credentials for: {domains}")
+        domains = ", ".join(dict.fromkeys(key.host for key in resolved.missing if key.host))
+        advice = f"Store credentials for: {domains}" if domains else _NO_HOST
+        said.append(f"Missing credentials for headers: {names}. {advice}")
     for key, kind in resolved.unusable:
         said.append(f"The credential {key.text} is of the kind {kind}, which cannot be sent in a header")
     return ". ".join(said)

@@ -167,9 +167,9 @@ class Door:
         limit = requests.number(visit.request, "limit", requests.MOST_LISTED, requests.MOST_LISTED)
         after = requests.text(visit.request, "after")
         store = await self._rooms.store()
-        found = await store.abilities.list(visit.user.id, after=after, limit=limit)
+        found, cut = await store.abilities.page(visit.user.id, after=after, limit=limit)
         listed = [answers.ability(each, visit.user.id) for each in found]
-        more = {"next": found[-1].ability_id} if len(found) == limit else {}
+        more = {"next": found[-1].ability_id} if cut else {}
         return success(count=len(listed), abilities=listed, **more)
 
     async def add(self, visit: Visit) -> Response:

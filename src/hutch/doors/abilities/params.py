@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from hutch.doors.abilities.weighing import MOST_WORK, Weights, weigh
 from hutch.session.jsonvalue import well_formed
 from hutch.session.names import is_identifier
 from hutch.session.schemas import plain
@@ -20,10 +21,12 @@ if TYPE_CHECKING:
 
 # Told of one call.
 _MOST_FAULTS = 5
-# All that is wrong with a value is found before any of it is told: of larger ones, only the first.
-_MOST_BYTES = 64 * 1024
-# Steps of a pattern that goes back and forth. Those who write it run it on our time.
+# All that is wrong with a value is found before any of it is told: where that may be much, only the first is.
+_MUCH_WORK = 20_000
+# Steps of a pattern that goes back and forth, and bytes of any. Those who write it run it on our time.
 _MOST_STEPS = 100_000
+_MOST_PATTERN_BYTES = 512 * 1024
+_TOO_MUCH = "params: too much to be checked against the input_schema; send less, or make that simpler"
 _MOST_MESSAGE = 200
 
 
@@ -31,17 +34,20 @@ def problem(document: Document, params: Mapping[str, Any]) -> str | None:
     """What is wrong with these parameters and where, or None."""
     if document.input_schema is None:
         return None
-    validator = _compiled(msgspec.json.encode(document.input_schema))
+    validator, weights = _compiled(msgspec.json.encode(document.input_schema))
+    work = weights.work(params)
+    if work > MOST_WORK:
+        return _TOO_MUCH
     try:
         if validator.is_valid(params):
             return None
-        faults = _faults(validator, params)
+        faults = _faults(validator, params, work)
     except (ValueError, UnicodeError):
         # Rust has no strings with lone surrogates; to a schema they are characters like any other.
         sound = _well_formed(params)
         if validator.is_valid(sound):
             return None
-        faults = _faults(validator, sound)
+        faults = _faults(validator, sound, work)
     return "; ".join(faults)
 
 
@@ -66,18 +72,22 @@ def schema_fault(schema: dict[str, Any]) -> str | None:
 
 
 @lru_cache(maxsize=256)
-def _compiled(schema: bytes) -> Validator:
+def _compiled(schema: bytes) -> tuple[Validator, Weights]:
     """References lead only into the schema itself: nothing is ever fetched or read for one."""
     import jsonschema_rs
 
-    bounded = jsonschema_rs.FancyRegexOptions(backtrack_limit=_MOST_STEPS)
-    return jsonschema_rs.validator_for(msgspec.json.decode(schema), offline=True, pattern_options=bounded)
+    bounded = jsonschema_rs.FancyRegexOptions(
+        backtrack_limit=_MOST_STEPS, size_limit=_MOST_PATTERN_BYTES, dfa_size_limit=2 * _MOST_PATTERN_BYTES
+    )
+    read = msgspec.json.decode(schema)
+    validator = jsonschema_rs.validator_for(read, offline=True, pattern_options=bounded)
+    return validator, weigh(read)
 
 
-def _faults(validator: Validator, params: Mapping[str, Any]) -> list[str]:
+def _faults(validator: Validator, params: Mapping[str, Any], work: int) -> list[str]:
     from jsonschema_rs import ValidationError
 
-    if len(msgspec.json.encode(params)) <= _MOST_BYTES:
+    if work <= _MUCH_WORK:
         return [_told(error) for error in islice(validator.iter_errors(params), _MOST_FAULTS)]
     try:
         validator.validate(params)

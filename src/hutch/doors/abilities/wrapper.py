@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -11,11 +12,14 @@ from hutch.doors.abilities.documents import Document
 from hutch.doors.abilities.running import Running
 from hutch.doors.abilities.upstream import Upstream
 from hutch.egress.fetch import FetchError, Headers, Hop
+from hutch.egress.headers import MAX_HEADERS
 from hutch.session.messages import Job, WireError
 
 NOT_FOUND = "Wrapper function not found in wrapper code"
 # What the specification gives every wrapper, and what those in the wild ask for: never a real value.
 _OPTIONS: dict[str, Any] = {"dynamicHeaders": {}}
+# The one fault of which the parser quotes the source; of others it says the names at most.
+_QUOTED = re.compile(r"(Invalid regular expression): /.*/[a-z]*: ", re.S)
 _CODES = {"timeout": "TIMEOUT", "memory_limit": "MEMORY_LIMIT", "internal_error": "INTERNAL_ERROR"}
 _FETCH_CODES = {"egress_refused": "EGRESS_REFUSED", "timeout": "TIMEOUT"}
 
@@ -85,7 +89,9 @@ async def call(
         failure_in=_failure_in,
     )
     if result.error is not None:
-        came: Response | Failure = _thrown(result.error, upstream.fault)
+        came: Response | Failure = _thrown(
+            result.error, upstream.fault, settings.ability_timeout_ms / 1000
+        )
     else:
         came = await _read(result.result, upstream)
     return Outcome(
@@ -101,14 +107,17 @@ def _failure_in(said: Any) -> str | None:
     return "runtime_error" if isinstance(said, dict) and "status" not in said else None
 
 
-def _thrown(error: WireError, fault: FetchError | None) -> Failure:
+def _thrown(error: WireError, fault: FetchError | None, seconds: float) -> Failure:
     if error.code in _CODES:
-        message = "The wrapper did not finish in time" if error.code == "timeout" else error.message
+        message = error.message
+        if error.code == "timeout":
+            message = f"The wrapper did not finish within {seconds:g} s (setting ability_timeout_ms)"
         return Failure(code=_CODES[error.code], message=message)
     code = "WRAPPER_ERROR"
     if fault is not None and fault.message in error.message:
         code = _FETCH_CODES.get(fault.kind, "UPSTREAM_ERROR")
-    return Failure(code=code, message=error.message or "The wrapper failed", line=error.line)
+    message = _QUOTED.sub(r"\1: ", error.message)
+    return Failure(code=code, message=message or "The wrapper failed", line=error.line)
 
 
 async def _read(value: Any, upstream: Upstream) -> Response | Failure:
@@ -120,6 +129,9 @@ async def _read(value: Any, upstream: Upstream) -> Response | Failure:
         return Failure(code="WRAPPER_ERROR", message=NOT_FOUND)
     if said.returned is not None:
         what = f"The wrapper must return a Response; it returned {said.returned[:100]}"
+        return Failure(code="WRAPPER_ERROR", message=what)
+    if len(said.headers) > MAX_HEADERS:
+        what = f"The wrapper returned a Response with more than {MAX_HEADERS} headers"
         return Failure(code="WRAPPER_ERROR", message=what)
     try:
         data = await upstream.body(said.held) if said.held is not None else (said.text or "")

@@ -41,13 +41,15 @@ class UserTools:
         `taken` are names that other tools have.
         """
         store = await self._rooms.store()
-        found = await store.abilities.list(caller.user.id, shared=True, after=after, limit=PAGE)
+        found, cut = await store.abilities.page(caller.user.id, shared=True, after=after, limit=PAGE)
         tools = [_described(each, name_of(each.ability_id, taken)) for each in found]
-        return tools, found[-1].ability_id if len(found) == PAGE else None
+        return tools, found[-1].ability_id if cut else None
 
     async def find(self, caller: Caller, name: str, taken: Collection[str]) -> str | None:
-        """The id of the ability that has this name as a tool."""
+        """The id of the ability that has this name as a tool. That counts as a request: it may take a look at
+        them all. Raises RateLimited."""
         store = await self._rooms.store()
+        await self._rate.check(caller.key, store.limits)
         if name not in taken and documents.id_fault(name) is None:
             found = await store.abilities.get(name, caller.user.id)
             if found is not None and name_of(name, taken) == name:
@@ -59,9 +61,7 @@ class UserTools:
         return None
 
     async def call(self, caller: Caller, ability_id: str, params: Mapping[str, Any]) -> CallToolResult:
-        """Raises RateLimited, and HutchError if what is kept cannot be had."""
-        store = await self._rooms.store()
-        await self._rate.check(caller.key, store.limits)
+        """What `find` found. Raises HutchError if what is kept cannot be had."""
         abilities = await self._rooms.abilities()
         given = await abilities.execute(caller.user, ability_id, dict(params), door="mcp")
         result = given.body.get("result")
@@ -76,10 +76,10 @@ class UserTools:
     async def _all(self, caller: Caller) -> AsyncIterator[Ability]:
         store, after = await self._rooms.store(), ""
         while True:
-            found = await store.abilities.list(caller.user.id, shared=True, after=after, limit=PAGE)
+            found, cut = await store.abilities.page(caller.user.id, shared=True, after=after, limit=PAGE)
             for each in found:
                 yield each
-            if len(found) < PAGE:
+            if not cut:
                 return
             after = found[-1].ability_id
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import Awaitable, Callable
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hutch.doors.rep import holders
+from hutch.doors.rep.care import Care, Complaints, Said
 from hutch.doors.rep.choice import own
 from hutch.doors.rep.codes import (
     BROKEN_TRANSPORT,
@@ -28,12 +30,14 @@ from hutch.doors.rep.orchestrator import FlowDrive
 from hutch.doors.rep.problems import InvalidFlow
 from hutch.doors.rep.records import record_of
 from hutch.doors.rep.steps import Summary
+from hutch.doors.rep.waiting import waiting
+from hutch.doors.rep.watching import Watch
 from hutch.errors import Busy, HutchError
 from hutch.settings import as_environ
 from hutch.store.rows import FlowRunHead, FlowRunRow, now
 
 if TYPE_CHECKING:
-    from hutch.doors.rep.outcome import RunOptions
+    from hutch.doors.rep.outcome import RunEnd, RunOptions
     from hutch.settings import Settings
     from hutch.store.store import Store
 
@@ -42,12 +46,14 @@ logger = logging.getLogger("hutch.rep")
 ORIGIN = "server"
 SWEEP_SECONDS = 2.0
 """How often we look for runs that nobody goes on with."""
-MOST_CLAIMS = 5
-"""How often a run is begun again without getting a step further."""
-AGAIN_SECONDS = 1.0
+MOST_LOST = 5
+"""How many runtimes a run may lose without getting a step further, also over several servers."""
+AGAIN_SECONDS = 0.5
 """After a runtime was lost, before the next is started; longer every time."""
-# Of what runtimes write to stderr, for each run.
-MOST_STDERR_BYTES = 48 * 1024
+ASIDE_SECONDS = 60.0
+"""After so long, a run that only waits for approvals is ended, and gone on with when there is one."""
+_LOOK_SECONDS = 0.1
+_ANSWER_SECONDS = 30.0
 
 
 class NotWaiting(HutchError):
@@ -65,14 +71,24 @@ class Flows:
         """Raises StoreError."""
         self._choice = msgspec.structs.replace(own(), env=as_environ(settings))
         self._places = asyncio.Semaphore(settings.max_flows)
+        self._cares: dict[str, Care] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._drives: dict[str, FlowDrive] = {}
+        self._aside: dict[str, dict[str, dict[str, Any]]] = {}
+        """Runs that only wait, and have no process any more; what their steps ask."""
         self._sweeping: asyncio.Task[None] | None = None
         self._closing = False
 
     def start(self) -> None:
         """Goes on with what an earlier server left, and from now on with whatever is left by anybody."""
         self._sweeping = asyncio.create_task(self._sweep(), name="hutch flows: sweep")
+
+    async def drain(self, seconds: float) -> None:
+        """Begins nothing more, and gives what runs some time. What only waits can go on another day."""
+        self._closing = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while any(care.is_working for care in self._cares.values()):  # noqa: ASYNC110 - as far as we hear
+                    await asyncio.sleep(_LOOK_SECONDS)
 
     async def close(self) -> None:
         """Ends the runtimes. Their runs are gone on with by the next server."""
@@ -96,45 +112,58 @@ class Flows:
 
     async def cancel(self, run_id: str) -> None:
         """Wherever it runs. Nothing happens if it is over."""
-        if (drive := self._drives.get(run_id)) is not None:
-            drive.cancel()
+        care = self._cares.get(run_id)
+        if care is not None and care.drive is not None:
+            care.drive.cancel()
             return
         journal = (await self.store()).journal
         run = await journal.head(run_id)
         if run is None or run.is_over:
             return
-        if holders.is_held(run):
+        if holders.is_held(run) or not await self._finish(run, _cancelled(), cancelled=True):
             await journal.ask(run_id, '{"type":"cancel"}', now())
-        elif not await self._finish(run, _cancelled(), cancelled=True):
-            # Somebody began it at this very moment.
-            await journal.ask(run_id, '{"type":"cancel"}', now())
+        self._aside.pop(run_id, None)
 
     async def resume(self, run: FlowRunHead) -> None:
         """Goes on with a run that failed or was interrupted. Nothing happens if it is under way."""
         journal = (await self.store()).journal
         if run.is_over:
             await journal.reopen(run.run_id, ORIGIN)
-        if not holders.is_held(run):
+        if not holders.is_held(run) and run.run_id not in self._aside:
             self._care_for(run.run_id)
 
-    async def approve(
-        self, run: FlowRunHead, step_id: str, approved: bool, by: str | None, reason: str | None
-    ) -> None:
+    async def questions(self, run: FlowRunHead) -> list[dict[str, Any]]:
+        """What its steps ask, wherever it runs."""
+        if run.run_id in self._aside:
+            return list(self._aside[run.run_id].values())
+        if not holders.is_held(run):
+            return []
+        return waiting(await (await self.store()).journal.asking(run.run_id))
+
+    async def approve(self, run: FlowRunHead, step_id: str, said: Said) -> None:
         """Somebody's word for a step that waits for it. Raises NotWaiting."""
-        told = {"step_id": step_id, "approved": approved, "by": by, "reason": reason}
-        drive = self._drives.get(run.run_id)
-        if drive is None:
+        if (asked := self._aside.pop(run.run_id, None)) is not None:
+            if step_id not in asked:
+                self._aside[run.run_id] = asked
+                raise NotWaiting(f"Step {step_id!r} waits for no approval.")
+            self._care_for(run.run_id).words[step_id] = said
+            return
+        care = self._cares.get(run.run_id)
+        if care is None or care.drive is None:
             if not holders.is_held(run):
                 raise NotWaiting(f"Run {run.run_id} is not under way.")
-            body = json.dumps({"type": "approve", **told})
+            body = json.dumps({"type": "approve", "step_id": step_id, **said._asdict()})
             await (await self.store()).journal.ask(run.run_id, body, now())
             return
         try:
-            await drive.approve(step_id, approved, by=by, reason=reason)
-        except RpcError:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                await care.drive.approve(step_id, said.approved, by=said.by, reason=said.reason)
+        except (RpcError, TransportBroken, TimeoutError):
             raise NotWaiting(f"Step {step_id!r} waits for no approval.") from None
-        except TransportBroken:
-            raise NotWaiting(f"Run {run.run_id} is not under way.") from None
+
+    def is_aside(self, run_id: str) -> bool:
+        """Whether it waits for somebody's word, and nothing else of it is there."""
+        return run_id in self._aside
 
     # --- runs ---
 
@@ -142,39 +171,53 @@ class Flows:
         while True:
             try:
                 for run in await (await self.store()).journal.unfinished(ORIGIN):
-                    if not holders.is_held(run):
+                    if not holders.is_held(run) and run.run_id not in self._aside:
                         self._care_for(run.run_id)
             except HutchError as error:
                 logger.warning("flows that nobody goes on with were not looked for: %s", error)
             await asyncio.sleep(SWEEP_SECONDS)
 
-    def _care_for(self, run_id: str) -> None:
-        if run_id not in self._tasks and not self._closing:
-            task = asyncio.create_task(self._see_through(run_id), name=f"hutch flow run {run_id}")
-            self._tasks[run_id] = task
-            task.add_done_callback(lambda _: self._tasks.pop(run_id))
+    def _care_for(self, run_id: str) -> Care:
+        if run_id not in self._cares:
+            care = self._cares[run_id] = Care()
+            if not self._closing:
+                task = asyncio.create_task(self._see_through(run_id, care), name=f"hutch flow run {run_id}")
+                self._tasks[run_id] = task
+                task.add_done_callback(lambda _: self._forget(run_id))
+        return self._cares[run_id]
 
-    async def _see_through(self, run_id: str) -> None:
+    def _forget(self, run_id: str) -> None:
+        del self._tasks[run_id]
+        care = self._cares.pop(run_id)
+        if care.words:
+            # They came while it was being put aside.
+            self._care_for(run_id).words |= care.words
+
+    async def _see_through(self, run_id: str, care: Care) -> None:
         """To its end, over as many runtimes as that takes."""
         try:
             async with self._places:
-                pause = AGAIN_SECONDS
-                while await self._go_on(run_id):
-                    await asyncio.sleep(pause)
-                    pause *= 2
+                lost, steps = 0, -1
+                while await self._go_on(run_id, care, lost):
+                    before, steps = steps, await self._steps(run_id)
+                    lost = lost + 1 if steps == before else 1
+                    await asyncio.sleep(AGAIN_SECONDS * 2 ** (lost - 1))
         except HutchError as error:
             # The next sweep finds it.
             logger.error("run %s cannot be gone on with: %s", run_id, error)
         except Exception:
             logger.exception("run %s cannot be gone on with", run_id)
 
-    async def _go_on(self, run_id: str) -> bool:
-        """On one runtime. Whether it is worth another."""
+    async def _steps(self, run_id: str) -> int:
+        return sum(await (await self.store()).journal.counts(run_id))
+
+    async def _go_on(self, run_id: str, care: Care, lost: int) -> bool:
+        """On one runtime. Whether it is worth another, after so many that got no further."""
         journal = (await self.store()).journal
         run = await journal.get(run_id)
-        if run is None or run.is_over or holders.is_held(run):
+        if self._closing or run is None or run.is_over or holders.is_held(run):
             return False
-        if run.claims >= MOST_CLAIMS:
+        if max(run.claims, lost) >= MOST_LOST:
             await self._finish(run, _hopeless())
             return False
         try:
@@ -183,12 +226,16 @@ class Flows:
             await self._finish(run, failure(INVALID_IR, error.message, details=error.details))
             return False
         complaints = Complaints(run_id)
-        drive = FlowDrive(flow, inputs, self._choice, options, on_stderr=complaints.hear)
-        self._drives[run_id] = drive
+        care.watch = Watch(flow, options)
+        care.drive = FlowDrive(
+            flow, inputs, self._choice, options, on_event=care.hear, on_stderr=complaints.hear
+        )
         try:
-            end = await drive.run()
+            end = await self._drive(run_id, care.drive, care.watch)
         finally:
-            del self._drives[run_id]
+            care.drive = None
+        if end is None:
+            return False
         left = await journal.head(run_id)
         if left is None or left.is_over or holders.is_held(left):
             return False
@@ -199,6 +246,20 @@ class Flows:
             logger.warning("the runtime of run %s was lost: %s", run_id, end.error or "no end was written")
             return True
         return not await self._finish(left, end.error)
+
+    async def _drive(self, run_id: str, drive: FlowDrive, watch: Watch) -> RunEnd | None:
+        """How it ended; None if it was put aside, because it only waits for somebody."""
+        running = asyncio.create_task(drive.run())
+        try:
+            while not running.done():
+                await asyncio.wait((running,), timeout=ASIDE_SECONDS / 4)
+                if not running.done() and watch.may_be_put_aside(ASIDE_SECONDS):
+                    self._aside[run_id] = dict(watch.questions)
+                    return None
+            return running.result()
+        finally:
+            running.cancel()
+            await asyncio.wait((running,))
 
     async def _finish(self, run: FlowRunHead, error: dict[str, Any], *, cancelled: bool = False) -> bool:
         """Writes the end of a run that nobody holds. False if somebody does by now."""
@@ -220,22 +281,6 @@ class Flows:
         return 0 if found is None else len(json.loads(found.document)["graph"]["nodes"])
 
 
-class Complaints:
-    """What a runtime writes to stderr, for the log: the server's own lines stay whole."""
-
-    def __init__(self, run_id: str) -> None:
-        self._run_id = run_id
-        self._room = MOST_STDERR_BYTES
-        self._rest = b""
-
-    def hear(self, data: bytes) -> None:
-        self._room -= len(data)
-        *lines, rest = (self._rest + data).split(b"\n")
-        self._rest = rest[-4096:]
-        for line in lines if self._room > 0 else ():
-            logger.warning("run %s: %s", self._run_id, line[:4096].decode(errors="replace"))
-
-
 def _may_be_mended(error: dict[str, Any], options: RunOptions) -> bool:
     """Whether another runtime may get further: not if the run's time is over, or it is refused."""
     if error["data"]["details"].get("held"):
@@ -249,5 +294,5 @@ def _cancelled() -> dict[str, Any]:
 
 
 def _hopeless() -> dict[str, Any]:
-    message = f"The runtime was lost {MOST_CLAIMS} times at the same place; the server's log says how."
+    message = f"The runtime was lost {MOST_LOST} times at the same place; the server's log says how."
     return failure(BROKEN_TRANSPORT, message, cause="Ended")

@@ -18,8 +18,9 @@ from hutch.doors.gate import Gate, Visitor
 from hutch.doors.paths import Lane
 from hutch.doors.refusals import Refusal
 from hutch.doors.rep import flow as flow_module
-from hutch.doors.rep import holders, openapi, replies, requests
 from hutch.doors.rep import inputs as inputs_module
+from hutch.doors.rep import openapi, replies, requests
+from hutch.doors.rep.care import Said
 from hutch.doors.rep.flow import Flow
 from hutch.doors.rep.flows import ORIGIN, Flows, NotWaiting
 from hutch.doors.rep.journal import OPERATOR, text_of
@@ -28,9 +29,8 @@ from hutch.doors.rep.permitted import SCOPES, kinds_for
 from hutch.doors.rep.problems import InvalidFlow, Problem
 from hutch.doors.rep.replies import Failed, answer
 from hutch.doors.rep.streaming import EventStream
-from hutch.doors.rep.waiting import waiting
 from hutch.errors import Busy, HutchError, InvalidText, StoreError
-from hutch.store.rows import FlowRunRow, RunRow, now
+from hutch.store.rows import FlowRunHead, FlowRunRow, RunRow, now
 from hutch.store.store import Store
 
 logger = logging.getLogger("hutch.rep")
@@ -217,14 +217,20 @@ class Door:
         before = (created, run_id) if run_id else None
         found = await visit.store.journal.list(visit.owner, limit, before)
         more = {"next": f"{found[-1].created_at}_{found[-1].run_id}"} if len(found) == limit else {}
-        return answer({"runs": [replies.head(each) for each in found], **more})
+        return answer({"runs": [{**replies.head(each), **self._state(each)} for each in found], **more})
 
     async def run(self, visit: Visit) -> Response:
         found = await self._any_run(visit)
         if isinstance(found, RunRow):
             return answer(replies.other_run(found))
         counts = await visit.store.journal.counts(found.run_id)
-        return answer(replies.flow_run(found, counts, await self._waiting(visit, found)))
+        return answer(
+            {**replies.flow_run(found, counts, await self._flows.questions(found)), **self._state(found)}
+        )
+
+    def _state(self, run: FlowRunHead) -> dict[str, str]:
+        """Of a run that waits for nobody but us: it is not `interrupted`."""
+        return {"state": "waiting"} if self._flows.is_aside(run.run_id) and not run.is_over else {}
 
     async def events(self, visit: Visit) -> ASGIApp:
         found = await self._any_run(visit)
@@ -254,25 +260,20 @@ class Door:
 
     async def approvals(self, visit: Visit) -> Response:
         found = await self._any_run(visit)
-        listed = [] if isinstance(found, RunRow) else await self._waiting(visit, found)
+        listed = [] if isinstance(found, RunRow) else await self._flows.questions(found)
         return answer({"run_id": found.run_id, "approvals": listed})
 
     async def approve(self, visit: Visit) -> Response:
         word = requests.word(await requests.read_object(visit.request, self._settings))
         found = await self._flow_run(visit)
         step_id = visit.part("step_id")
-        if step_id not in [each["step_id"] for each in await self._waiting(visit, found)]:
+        if step_id not in [each["step_id"] for each in await self._flows.questions(found)]:
             raise Failed("CONFLICT", f"Step {step_id[:200]!r} waits for no approval")
         caller = visit.visitor.caller
         # A user speaks for nobody else.
         by = word.by if caller is None else caller.user.name
-        await self._flows.approve(found, step_id, word.approved, by, word.reason)
+        await self._flows.approve(found, step_id, Said(word.approved, by, word.reason))
         return answer({"ok": True, "run_id": found.run_id, "step_id": step_id, "approved": word.approved})
-
-    async def _waiting(self, visit: Visit, run: FlowRunRow) -> list[dict[str, Any]]:
-        if not holders.is_held(run):
-            return []
-        return waiting(await visit.store.journal.asking(run.run_id))
 
     async def _flow_run(self, visit: Visit) -> FlowRunRow:
         found = await self._any_run(visit)

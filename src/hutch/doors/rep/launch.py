@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from hutch.upstream import warden
-
 if TYPE_CHECKING:
     from hutch.doors.rep.choice import RuntimeChoice
     from hutch.doors.rep.outcome import RunOptions
@@ -64,6 +62,8 @@ class Launched:
         self._control: int | None = None
         theirs: int | None = None
         if not is_ours:
+            from hutch.upstream import warden
+
             command = (_found(command[0], env, cwd), *command[1:])
             theirs, self._control = os.pipe()
             command = (sys.executable, "-I", "-S", warden.__file__, str(theirs), *command)
@@ -119,8 +119,10 @@ class Launched:
                 self._process.kill()
             return
         if at_once:
+            from hutch.upstream.warden import AT_ONCE
+
             with contextlib.suppress(OSError):
-                os.write(self._control, warden.AT_ONCE)
+                os.write(self._control, AT_ONCE)
         self._let_go()
 
     def kill(self) -> None:

@@ -20,7 +20,7 @@ _TIME: Json = {"type": "string", "format": "date-time"}
 _OBJECT: Json = {"type": "object"}
 _TIME_OR_NULL: Json = {"type": ["string", "null"], "format": "date-time"}
 _STATUS: Json = {"enum": ["pending", "running", "completed", "failed"]}
-_STATE: Json = {"enum": ["pending", "running", "interrupted", "completed", "failed", "cancelled"]}
+_STATE: Json = {"enum": ["pending", "running", "waiting", "interrupted", "completed", "failed", "cancelled"]}
 _OUTCOME: Json = {
     "enum": ["ok", "cancelled", "timeout", "step_failed", "invalid_flow", "runtime_failed", None]
 }

@@ -56,6 +56,7 @@ class FlowDrive:
         self._limit: asyncio.Timeout | None = None
         self._cancelled = False
         self._cancel_said = False
+        self._is_over = False
         self._wake = asyncio.Event()
         self._to_say: list[tuple[dict[str, Any], asyncio.Future[Any]]] = []
         self._began = monotonic()
@@ -78,6 +79,8 @@ class FlowDrive:
         self, step_id: str, approved: bool, *, by: str | None = None, reason: str | None = None
     ) -> None:
         """Somebody's word for a step that waits for it. Raises RpcError, TransportBroken."""
+        if self._is_over:
+            raise _over()
         told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         params: dict[str, Any] = {"step_id": step_id, "approved": approved, "by": by, "reason": reason}
         self._to_say.append((params, told))
@@ -255,9 +258,10 @@ class FlowDrive:
         return TransportBroken(TIMEOUT, message, "" if self._executor is None else self._executor.complaint)
 
     def _unsaid(self) -> None:
+        self._is_over = True
         for _, told in self._to_say:
             if not told.done():
-                told.set_exception(TransportBroken(ENDED, "The run is over."))
+                told.set_exception(_over())
         self._to_say.clear()
 
 
@@ -268,6 +272,10 @@ class _Refused(Exception):
         super().__init__(error.message)
         self.error = error
         self.wire = answers.why_refused(method, error)
+
+
+def _over() -> TransportBroken:
+    return TransportBroken(ENDED, "The run is over.")
 
 
 def _cancelled(because: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +206,8 @@ def _checked(language: str) -> str:
 
 def _write(file: Path, document: dict[str, Any]) -> None:
     """As a whole or not at all."""
+    import tempfile
+
     import yaml
 
     text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
