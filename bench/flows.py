@@ -108,23 +108,31 @@ def _start(scale: Scale) -> Row:
 
 
 def _whole(scale: Scale) -> Row:
-    times = []
+    ours, alone = [], []
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "one.json"
         file.write_text(json.dumps(flow([("only", "code.run", {"code": "6 * 7"})], [])))
+        # The first in a home is the one that tests the sandbox.
+        _timed("eval", "6 * 7", home=folder)
         for _ in range(scale.of(10, 3)):
-            began = time.perf_counter()
-            subprocess.run([*_hutch(), "flow", "run", str(file)], capture_output=True, check=True)
-            times.append(time.perf_counter() - began)
-    time_ = median(times)
+            ours.append(_timed("flow", "run", str(file), home=folder))
+            alone.append(_timed("eval", "6 * 7", home=folder))
+    time_, base = median(ours), median(alone)
     return Row(
         what="`hutch flow run` of a flow of one `code.run`, the whole command",
         measured=f"{number(time_)} s",
-        baseline="1 s: the public CLI, with a runtime that does nothing",
+        baseline=f"{number(base)} s: `hutch eval` of the same code",
         target="≤ 0.5 s",
         met=time_ <= 0.5,
-        data={"seconds": time_, "best_seconds": min(times)},
+        data={"seconds": ours, "eval_seconds": alone},
     )
+
+
+def _timed(*command: str, home: str) -> float:
+    began = time.perf_counter()
+    env = {**os.environ, "HUTCH_HOME": home}
+    subprocess.run([*_hutch(), *command], capture_output=True, check=True, env=env)
+    return time.perf_counter() - began
 
 
 async def _chain(scale: Scale) -> Row:
@@ -134,23 +142,25 @@ async def _chain(scale: Scale) -> Row:
         (f"s{n}", "code.run", {"code": "input + 1", "input": f"$step.s{n - 1}"}) for n in range(1, steps)
     ]
     chained = flow(nodes, [(f"s{n - 1}", f"s{n}") for n in range(1, steps)])
-    with serving() as runtime:
+    with tempfile.TemporaryDirectory() as home, serving(HUTCH_HOME=home) as runtime:
         runtime.run(flow([("warm", "code.run", {"code": "1"})], []))
         ours, _ = runtime.run(chained)
+        kept, _ = runtime.run(chained, journal=True)
     async with hutch.Hutch() as sandbox:
         await sandbox.run("1")
         began = time.perf_counter()
         for n in range(steps):
             await sandbox.run(f"const input = {n}; input + 1")
         theirs = time.perf_counter() - began
-    step, base = ours / steps * 1000, theirs / steps * 1000
+    step, base, kept_step = ours / steps * 1000, theirs / steps * 1000, kept / steps * 1000
     return Row(
         what=f"a step more in a chain of {number(steps)} `code.run`, and what of it is the engine's",
-        measured=f"{number(step)} ms, {number(max(0.0, step - base))} ms",
+        measured=f"{number(step)} ms, {number(max(0.0, step - base))} ms; each on the disk before the next:"
+        f" {number(kept_step)} ms, {number(max(0.0, kept_step - base))} ms",
         baseline=f"{number(base)} ms: the same code without a flow",
         target="≤ 3 ms",
-        met=step - base <= 3,
-        data={"step_ms": step, "baseline_ms": base, "steps": steps},
+        met=kept_step - base <= 3,
+        data={"step_ms": step, "kept_step_ms": kept_step, "baseline_ms": base, "steps": steps},
     )
 
 

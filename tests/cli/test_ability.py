@@ -200,3 +200,15 @@ def test_shared_abilities_are_listed_for_all(bo: str) -> None:
     ]
     assert hutch("ability", "remove", "--user", ann, "everybodys").returncode == 2
     assert hutch("ability", "remove", "--user", bo, "everybodys").returncode == 0
+
+
+def test_a_wrapper_has_no_say_over_the_terminal(bo: str) -> None:
+    code = (
+        "export async function wrapper() { console.log('\\x1b]0;a\\x07\\n2'); throw new Error('\\x1b[2Jb') }"
+    )
+    add(bo, ability(ability_id="rude", wrapper_code=code, dynamic_header_keys=[], input_schema=None))
+    done = hutch("ability", "run", "--user", bo, "rude")
+    assert done.returncode == 1
+    assert "\x1b" not in done.stderr
+    assert "\\u001b]0;a\\u0007\n2\n" in done.stderr
+    assert "WRAPPER_ERROR: line 1: \\u001b[2Jb" in done.stderr

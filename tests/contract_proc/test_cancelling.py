@@ -79,6 +79,16 @@ async def test_before_there_is_a_run_nothing_is_started() -> None:
     assert run.events == []
 
 
+async def test_runtime_that_never_answered_has_nothing_to_cancel() -> None:
+    run = Run("silent", timeout=None)
+    task = asyncio.create_task(run.end())
+    await asyncio.sleep(0)
+    run.drive.cancel()
+    began = time.monotonic()
+    assert_cancelled(await task)
+    assert time.monotonic() - began < 4
+
+
 async def test_after_its_end_nothing_happens() -> None:
     run = Run("")
     end = await run.end()

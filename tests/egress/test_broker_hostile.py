@@ -474,3 +474,27 @@ async def test_connections_are_bounded(
         # Those that idle give way.
         await whole(await opened(broker, owner=owner).send(get(server.url("/b"))))
     assert broker.connections.open <= 2
+
+
+async def test_what_is_still_being_connected_counts_as_its_owners(
+    server: Upstream, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hutch.egress.connections.MAX_OF_OWNER", 3)
+    reached = asyncio.Event()
+    names = resolver.resolve
+
+    async def slow(policy: object, host: str, port: int) -> object:
+        if host == "localhost":
+            await reached.wait()
+        return await names(policy, host, port)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(resolver, "resolve", slow)
+    one = opened(broker, owner="one")
+    waiting = [asyncio.create_task(one.send(get(server.url("/", "localhost")))) for _ in range(3)]
+    await asyncio.sleep(0)
+    with pytest.raises(FetchError, match="Too many requests are under way"):
+        await one.send(get(server.url("/")))
+    await whole(await opened(broker, owner="two").send(get(server.url("/"))))
+    reached.set()
+    for reply in await asyncio.gather(*waiting):
+        await whole(reply)

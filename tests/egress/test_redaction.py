@@ -157,3 +157,18 @@ def test_no_secrets_cost_nothing() -> None:
 
 def test_a_redactor_does_not_show_what_it_knows() -> None:
     assert TOKEN not in repr(Redactor([TOKEN]))
+
+
+@pytest.mark.parametrize("length", [1_024, 1_025, 5_000, 60_000])
+def test_long_secrets_are_found_whole_and_in_pieces(length: int) -> None:
+    secret = "".join(f"{at:x}/" for at in range(length))[:length]
+    redactor = Redactor([secret])
+    for text in (secret, base64.b64encode(b"x" + secret.encode()).decode(), secret.encode().hex()):
+        stream = redactor.stream()
+        data = f"<{text}>".encode()
+        parts = [stream.feed(data[at : at + 700]) for at in range(0, len(data), 700)]
+        heard = (b"".join(parts) + stream.end()).decode()
+        left = heard.replace(MARK, "")
+        # Where pieces meet, a character of Base64 is in none of them alone.
+        assert len(left) <= 6 + 3 * (length // 1_000 + 1)
+        assert redactor.text(text).count(MARK) >= length // 1_024

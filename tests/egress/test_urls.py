@@ -78,6 +78,9 @@ def test_a_refusal_does_not_repeat_what_may_be_a_password() -> None:
         ("127.0.0.1", "0.0.1", False),
         ("twitter.com", "", False),
         ("twitter.com", ".", False),
+        ("twitter.com", "com", False),
+        ("a.localhost", "localhost", False),
+        ("localhost", "localhost", True),
     ],
 )
 def test_a_host_is_under_a_domain_or_not(host: str, domain: str, expected: bool) -> None:

@@ -182,7 +182,7 @@ async def test_no_way_of_writing_a_host_brings_the_secret_to_another(shop: Works
         f"http://{THERE}\t:{port}/",
         f"http:{THERE}:{port}/",
         f"//{THERE}:{port}/",
-        f"http://ｌocalhost:{port}/",
+        f"http://\uff4cocalhost:{port}/",
         f"http://[::ffff:{HERE}]:{port}/",
     ]
     code = """export async function wrapper({ urls }) {

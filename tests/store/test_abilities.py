@@ -104,6 +104,23 @@ async def test_list_goes_page_by_page(store: Store) -> None:
     assert [each.ability_id for each in rest] == ["d"]
 
 
+async def test_a_page_ends_where_it_becomes_too_large(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hutch.store.abilities.MOST_AT_ONCE", 2)
+    monkeypatch.setattr("hutch.store.abilities.MOST_PAGE_CHARS", 300)
+    ada = await kept_user(store)
+    for name in "abcdefg":
+        await store.abilities.put(an_ability(ada, name, document="x" * 100))
+
+    async def page(limit: int, after: str = "") -> tuple[str, bool]:
+        found, more = await store.abilities.page(ada.id, limit=limit, after=after)
+        return "".join(each.ability_id for each in found), more
+
+    assert await page(100) == ("abcd", True)
+    assert await page(100, "d") == ("efg", False)
+    assert await page(3) == ("abc", True)
+    assert await page(100, "g") == ("", False)
+
+
 async def found(store: Store, user_id: str, text: str, limit: int = 10) -> list[str]:
     return [each.ability_id for each in await store.abilities.search(user_id, text, limit)]
 

@@ -172,13 +172,14 @@ def run_ability(
     """The command's exit code."""
     from hutch.cli import loop
     from hutch.cli.alone import ALONE
+    from hutch.cli.asking import printable
     from hutch.egress import policy
 
     settings = settings_module.load({**ALONE, "egress_allow": tuple(egress_allow) or None})
     policy.check(settings)
     answer = loop.run(_run(settings, user, ability_id, params_of(params), transform))
-    for line in answer.logs:
-        print(line, file=sys.stderr)
+    for line in "\n".join(answer.logs).splitlines():
+        print(printable(line), file=sys.stderr)
     body = answer.body
     result = body.get("result", {})
     if as_json:
@@ -186,10 +187,10 @@ def run_ability(
     elif body.get("success") is True:
         print_json(encode_value(result["body"]))
         if transform and isinstance(result["body"], dict) and "_transform_error" in result["body"]:
-            print_note(f"the transform failed: {result['body']['_transform_error']}")
+            print_note(printable(f"the transform failed: {result['body']['_transform_error']}"))
     else:
         line = f"line {body['errorLine']}: " if "errorLine" in body else ""
-        print_note(f"{body['errorCode']}: {line}{body['error']}")
+        print_note(printable(f"{body['errorCode']}: {line}{body['error']}"))
         if (remedy := _remedy(user, body["errorCode"], body["error"])) is not None:
             print_note(remedy)
         if "body" in result:

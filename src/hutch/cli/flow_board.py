@@ -20,6 +20,8 @@ class Step:
         self.kind = kind
         self.state: State = "waiting"
         self.attempt = 0
+        self.is_restored = False
+        """Whether it was over before this run was gone on with."""
         self._began = 0.0
         self._took = 0.0
 
@@ -70,6 +72,7 @@ class Board:
             step.end("skipped", 0.0)
             return step
         attempt = event.get("attempt")
+        step.is_restored = event.get("restored") is True
         match event.get("state"):
             case "started":
                 step.begin(attempt if isinstance(attempt, int) else 0)

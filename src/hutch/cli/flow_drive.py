@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hutch.cli.flow_run import print_value
 from hutch.cli.flow_view import Lines, Live, View, is_live
+from hutch.doors.rep import exits
 from hutch.doors.rep.codes import RpcError
 from hutch.doors.rep.executor import TransportBroken
 from hutch.doors.rep.orchestrator import FlowDrive
@@ -49,6 +50,8 @@ def drive(
     hearing: dict[str, Any] = {"on_event": hear, "on_stderr": view.stderr}
     end = asyncio.run(main())
     view.end(end)
+    if "journal" in options.more and end.exit_code in (exits.STEP_FAILED, exits.BROKEN, exits.INTERRUPTED):
+        view.say(f"`hutch flow resume {end.run_id}` goes on with it")
     if as_json:
         print_value({**end.wire, "events": kept.events, "events_left_out": kept.left_out})
     elif end.status == "completed" and end.outputs is not None:

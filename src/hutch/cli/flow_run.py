@@ -6,6 +6,7 @@ The event loop is loaded while the runtime's process starts: each takes its time
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,8 +52,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 class Unfit(Exception):
     """Something is wrong with what was given; nothing was started."""
 
-    def __init__(self, exit_code: int, error: dict[str, Any]) -> None:
-        super().__init__(error["message"])
+    def __init__(self, exit_code: int, error: dict[str, Any], remedy: str = "") -> None:
+        super().__init__("\n".join(filter(None, (error["message"], remedy))))
         self.exit_code = exit_code
         self.error = error
 
@@ -80,12 +81,20 @@ def run(asked: Asked) -> int:
     except BaseException:
         launched.abandon()
         raise
-    return drive(flow, inputs, choice, options, launched, as_json=asked.json)
+    code = drive(flow, inputs, choice, options, launched, as_json=asked.json)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # All is closed by now, and taking Python apart would take as long as a short run.
+    os._exit(code)
 
 
 def _options(asked: Asked) -> RunOptions:
     if not 0 <= asked.timeout < float("inf"):
         raise InvalidExecution("--timeout", "expected a number of seconds, 0 for no limit")
+    if asked.egress_allow:
+        from hutch.egress.policy import parse
+
+        parse("--egress-allow", asked.egress_allow)
     if asked.run_id is not None and not (0 < len(asked.run_id) <= _LONGEST_ID and asked.run_id.isprintable()):
         raise InvalidExecution("--run-id", f"expected 1 to {_LONGEST_ID} printable characters")
     more = {
@@ -147,8 +156,15 @@ def _inputs(asked: Asked, flow: Flow) -> dict[str, Any]:
         raise _unfit_inputs(error.problems) from None
     problems = check(flow, given)
     if problems:
-        raise _unfit_inputs(problems)
+        raise _unfit_inputs(problems, remedy="" if asked.inputs else _example(problems))
     return given
+
+
+def _example(problems: list[Problem]) -> str:
+    """How to give what is missing, to who gave nothing."""
+    names = [each.path.removeprefix("inputs.") for each in problems if each.path.startswith("inputs.")]
+    wanted = ", ".join(f'"{name}": …' for name in names)
+    return f"Give it with --inputs '{{{wanted}}}', or --inputs @FILE."
 
 
 def read_inputs(text: str | None) -> dict[str, Any]:
@@ -162,15 +178,17 @@ def read_inputs(text: str | None) -> dict[str, Any]:
     except OSError as error:
         raise InvalidFlow([Problem("inputs", f"{text[1:]} cannot be read: {error.strerror}")]) from None
     except (ValueError, RecursionError) as error:
-        raise InvalidFlow([Problem("inputs", f"expected JSON: {error}")]) from None
+        hint = f"; is @{text} meant?" if len(text) < 200 and Path(text).is_file() else ""
+        what = f"expected JSON such as '{{\"name\": 1}}', or @FILE{hint}"
+        raise InvalidFlow([Problem("inputs", f"{what}: {error}" if not hint else what)]) from None
     if not isinstance(value, dict):
         raise InvalidFlow([Problem("inputs", "expected an object, such as '{\"name\": 1}'")])
     return value
 
 
-def _unfit_inputs(problems: list[Problem]) -> Unfit:
+def _unfit_inputs(problems: list[Problem], remedy: str = "") -> Unfit:
     details = {"problems": [{"path": each.path, "message": each.message} for each in problems]}
-    return Unfit(exits.REFUSED, failure(INVALID_IR, present(problems), details=details))
+    return Unfit(exits.REFUSED, failure(INVALID_IR, present(problems), details=details), remedy)
 
 
 def _refused(asked: Asked, options: RunOptions, flow: Flow | None, unfit: Unfit) -> int:

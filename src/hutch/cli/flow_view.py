@@ -20,7 +20,7 @@ _DRAW_SECONDS = 0.05
 # What a runtime's stderr may add to ours: less than a pipe holds that nobody reads.
 MOST_STDERR_BYTES = 48 * 1024
 _BAR = 20
-_LEVELS = {"warning": "warning: ", "error": "error: ", "debug": "debug: "}
+_LEVELS = {"warning": "warning: ", "error": "error: "}
 _SIGNS: dict[State, str] = {
     "waiting": "·",
     "running": "…",
@@ -76,6 +76,8 @@ class View:
         told = message if isinstance(message, str) else ""
         if event["type"] == "log":
             level = event.get("level")
+            if level == "debug":
+                return  # for `hutch flow logs` and --json
             text = f"{_LEVELS.get(level, '') if isinstance(level, str) else ''}{told}"
             self.say(f"{step_id}: {text}" if isinstance(step_id, str) else text)
         elif event["type"] == "approval" and isinstance(step_id, str):
@@ -120,7 +122,8 @@ class View:
             f"{end.flow} failed{at}{tried} after {end.seconds:.2f} s, {steps} done: {error.get('message')}"
         )
         for problem in _problems(data):
-            self.say(problem)
+            if problem not in str(error.get("message")):
+                self.say(problem)
 
     # --- the two ways ---
 
@@ -170,6 +173,8 @@ class Lines(View):
 
     def changed(self, step: Step) -> None:
         took = f" ({step.seconds:.2f} s)" if step.state in ("succeeded", "failed") else ""
+        if step.is_restored:
+            took = " before"
         again = f", attempt {step.attempt + 1}" if step.state == "running" and step.attempt else ""
         word = "started" if step.state == "running" else step.state
         self.say(f"{step.id} {word}{again}{took}")
@@ -243,6 +248,8 @@ class Live(View):
 
     def _row(self, step: Step, width: int, columns: int) -> str:
         took = f"{step.seconds:8.2f} s" if step.state in ("running", "succeeded", "failed") else ""
+        if step.is_restored:
+            took = f"{'before':>10}"
         again = f"  attempt {step.attempt + 1}" if step.attempt else ""
         text = f"{step.id.ljust(width)}  {plain(step.kind).ljust(16)}{took}{again}"
         return self._coloured(step.state, f"{self._signs[step.state]} {text}"[: columns - 1].rstrip())

@@ -30,7 +30,7 @@ def serve() -> int:
         return 0
     from hutch.cli import runtime_house
 
-    runtime_house.serve(read, write, lines, waiting)
+    return runtime_house.serve(read, write, lines, waiting)
 
 
 def _take_stdio() -> tuple[int, int]:

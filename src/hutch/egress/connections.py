@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections import Counter
 
 import msgspec
 
@@ -38,7 +39,7 @@ class Connections:
         self._trust = trust
         self._idle: dict[Place, list[Connection]] = {}
         self._open: dict[Connection, Place] = {}
-        self._starting = 0
+        self._starting: Counter[str] = Counter()
         self._sweeping: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -69,7 +70,7 @@ class Connections:
         """A new one, to an address that the policy permits. Raises FetchError."""
         if not self._has_room(place.owner):
             raise FetchError("unreachable", "Too many requests are under way; try again later.")
-        self._starting += 1
+        self._starting[place.owner] += 1
         try:
             connection = await self._connect(place, url)
         except Refused as error:
@@ -86,7 +87,9 @@ class Connections:
         except OSError:
             raise FetchError("unreachable", f"{url.host}:{url.port} closed the connection.") from None
         finally:
-            self._starting -= 1
+            self._starting[place.owner] -= 1
+            if not self._starting[place.owner]:
+                del self._starting[place.owner]
         self._open[connection] = place
         if self._closed or not connection.is_usable:
             connection.abort()
@@ -145,10 +148,10 @@ class Connections:
 
     def _has_room(self, owner: str) -> bool:
         """For one more; nobody can take all of it."""
-        of_owner = sum(place.owner == owner for place in self._open.values())
+        of_owner = self._starting[owner] + sum(place.owner == owner for place in self._open.values())
         if of_owner >= MAX_OF_OWNER and not self._evict(owner):
             return False
-        return len(self._open) + self._starting < MAX_CONNECTIONS or self._evict()
+        return len(self._open) + self._starting.total() < MAX_CONNECTIONS or self._evict()
 
     def _evict(self, owner: str | None = None) -> bool:
         """Ends the connection, of anybody or of one owner, that has least time left."""

@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote
 
@@ -25,6 +25,11 @@ MIN_SECRET = 4
 # Of what is only a part of a secret, or a form of one.
 MIN_PART = 8
 MIN_FORM = 6
+# What is looked for costs time with every piece that comes: of so many parts, of so few in the rarest forms.
+MOST_PARTS = 256
+MOST_STRICT = 8
+# Longer ones are looked for in pieces: where one may have begun is looked at again and again.
+MOST_PART_CHARS = 1024
 
 _MARK = MARK.encode()
 _SCHEME = re.compile(r"(?:bearer|basic|token|bot|key|apikey|api-key) +(\S.*)", re.I)
@@ -37,10 +42,8 @@ _STRICT = (
     *("%{:02x}", "%{:02X}", "\\x{:02x}", "\\x{:02X}", "\\u{:04x}", "\\u{:04X}"),
     *("&#x{:x};", "&#x{:X};", "&#{};"),
 )
-_ALL_ESCAPED = tuple(tuple(form.format(code) for code in range(256)) for form in _STRICT)
 _SOME_ESCAPED = tuple(
-    tuple(chr(code) if chr(code) in _PLAIN else escaped for code, escaped in enumerate(table))
-    for table in _ALL_ESCAPED
+    {code: form.format(code) for code in range(256) if chr(code) not in _PLAIN} for form in _STRICT
 )
 _BASE64_INNER = (0, 2, 3)
 _FOR_URLS = bytes.maketrans(b"+/", b"-_")
@@ -52,10 +55,17 @@ class Redactor:
     """Knows the secrets of one run."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        forms = {form for secret in secrets for part in _parts(secret) for form in _forms(part)}
+        forms = {
+            form
+            for count, part in enumerate(_ranked(secrets))
+            for form in chain(_forms(part), _strictly_escaped(part) if count < MOST_STRICT else ())
+        }
         ordered = sorted(forms, key=lambda form: (-len(form), form))
         self._groups = _grouped(ordered)
         self._forms = ordered
+        self._by_first: dict[bytes, list[bytes]] = {}
+        for form in ordered:
+            self._by_first.setdefault(form[:1], []).append(form)
         self._longest = len(ordered[0]) if ordered else 0
         self._nested = any(other.startswith(one) for one, other in pairwise(sorted(forms)))
 
@@ -117,7 +127,9 @@ class Redactor:
         """Where the end of `data` may be the beginning of a secret; its length if it is not."""
         start = max(0, len(data) - self._longest + 1)
         first = len(data)
-        for form in self._forms:
+        for form in chain.from_iterable(
+            forms for byte, forms in self._by_first.items() if data.find(byte, start) >= 0
+        ):
             at = data.find(form[:1], max(start, len(data) - len(form) + 1), first)
             while at >= 0:
                 if form.startswith(data[at:]):
@@ -173,6 +185,23 @@ def _grouped(forms: list[bytes]) -> tuple[tuple[bytes, tuple[bytes, ...]], ...]:
     return tuple((marker, tuple(group)) for marker, group in groups.items())
 
 
+def _ranked(secrets: Iterable[str]) -> list[str]:
+    """The parts of all of them that are looked for: of each the first before the second of any, and of more
+    than can be looked for the longest."""
+    parts = [list(dict.fromkeys(_parts(secret))) for secret in secrets]
+    first = chain.from_iterable(_pieces(each[0]) for each in parts if each)
+    others = sorted(chain.from_iterable(each[1:] for each in parts), key=len, reverse=True)
+    return list(dict.fromkeys(chain(first, chain.from_iterable(map(_pieces, others)))))[:MOST_PARTS]
+
+
+def _pieces(part: str) -> Iterator[str]:
+    """All of them long, so that none is in any text by chance."""
+    count = -(-len(part) // MOST_PART_CHARS)
+    size = -(-len(part) // count)
+    for at in range(0, len(part), size):
+        yield part[at : at + size]
+
+
 def _parts(secret: str) -> Iterator[str]:
     """A secret, and what of it is one by itself."""
     secret = secret.strip()
@@ -209,10 +238,6 @@ def _forms(part: str) -> Iterator[bytes]:
     if not _ALIKE.fullmatch(part):
         for text in _escaped(part):
             yield text.encode("utf-8", "surrogatepass")
-    if len(part) >= MIN_FORM and max(part) <= "\xff":
-        yield from _strictly_escaped(part)
-        yield part.encode("utf-16-le")
-        yield part.encode("utf-16-be")
     # Headers are sent in Latin-1, texts mostly in UTF-8.
     yield from _encoded(part.encode("utf-8", "surrogatepass"))
     if not part.isascii() and max(part) <= "\xff":
@@ -244,10 +269,22 @@ def _escaped(part: str) -> set[str]:
 
 
 def _strictly_escaped(part: str) -> Iterator[bytes]:
-    """With every character escaped that is no letter or digit, and with those escaped too."""
+    """With every character escaped that is no letter or digit, and with those escaped too; and as UTF-16."""
+    if len(part) < MIN_FORM or max(part) > "\xff":
+        return
+    yield part.encode("utf-16-le")
+    yield part.encode("utf-16-be")
     codes = part.encode("latin-1")
-    for table in _ALL_ESCAPED if _PLAIN.issuperset(part) else _SOME_ESCAPED + _ALL_ESCAPED:
-        yield "".join([table[code] for code in codes]).encode()
+    lower = codes.hex("%").encode()
+    for each in (lower, lower.upper()):
+        yield b"%" + each
+        yield b"\\x" + each.replace(b"%", b"\\x")
+        yield b"\\u00" + each.replace(b"%", b"\\u00")
+        yield b"&#x" + each.replace(b"%", b";&#x") + b";"
+    yield "".join([f"&#{code};" for code in codes]).encode()
+    if not _PLAIN.issuperset(part):
+        for table in _SOME_ESCAPED:
+            yield part.translate(table).encode()
 
 
 def _base64_inner(data: bytes, before: int) -> bytes:

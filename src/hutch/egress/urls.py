@@ -45,12 +45,13 @@ class Url(msgspec.Struct, frozen=True):
         return self.target.partition("?")[0]
 
     def is_under(self, domain: str) -> bool:
-        """Whether the host is this one or below it. Nothing is below an address."""
+        """Whether the host is this one or below it. Nothing is below an address; and what is below a name
+        without a dot, such as `com`, is everybody's."""
         domain = domain.lower().removesuffix(".")
         if self.host == domain:
             return True
         is_address = self.host.rpartition(".")[2].isdigit()
-        return domain != "" and not is_address and self.host.endswith(f".{domain}")
+        return "." in domain and not is_address and self.host.endswith(f".{domain}")
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.authority}{self.target}"

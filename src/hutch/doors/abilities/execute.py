@@ -30,6 +30,7 @@ from hutch.doors.abilities.upstream import Upstream
 from hutch.doors.abilities.verdict import Verdict
 from hutch.egress.broker import Broker
 from hutch.egress.fetch import Hop
+from hutch.egress.headers import MAX_HEADER_BYTES
 from hutch.errors import Busy, HutchError, InvalidExecution, StoreError
 from hutch.kernel import Kernel
 from hutch.store.rows import Ability, User
@@ -156,6 +157,9 @@ class Abilities:
         resolved = dynamic.resolve(wanted, secrets)
         if resolved.missing or resolved.unusable:
             raise Failed("MISSING_CREDENTIALS", _missing(document, resolved))
+        if sum(len(each.value) for each in resolved.secrets) > MAX_HEADER_BYTES:
+            most = MAX_HEADER_BYTES // 1024
+            raise Failed("INVALID_REQUEST", f"The credentials of this ability have more than {most} KiB")
         return resolved
 
     # --- after it ---

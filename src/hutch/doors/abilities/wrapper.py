@@ -89,9 +89,7 @@ async def call(
         failure_in=_failure_in,
     )
     if result.error is not None:
-        came: Response | Failure = _thrown(
-            result.error, upstream.fault, settings.ability_timeout_ms / 1000
-        )
+        came: Response | Failure = _thrown(result.error, upstream.fault, settings.ability_timeout_ms / 1000)
     else:
         came = await _read(result.result, upstream)
     return Outcome(

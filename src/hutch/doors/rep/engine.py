@@ -146,7 +146,7 @@ class FlowRun:
         while waiting:
             id = waiting.pop()
             known = self._finished.get(id)
-            if known is not None and (known.state == "succeeded" or self._progress.has_handler(id)):
+            if known is not None and self._stands(id, known):
                 self._tell_again(id, known)
                 waiting += reversed(self._settle(id, known))
                 continue
@@ -154,6 +154,16 @@ class FlowRun:
             self._ask(self.flow.nodes[id], 0)
         if not self._open and self._over is not None and not self._over.done():
             self._over.set_result(None)
+
+    @property
+    def restored(self) -> int:
+        """How many of its steps were over before, and are not done again."""
+        own = [(id, known) for id, known in self._finished.items() if id in self.flow.nodes]
+        return sum(self._stands(id, known) for id, known in own)
+
+    def _stands(self, id: str, known: StepResult) -> bool:
+        """Whether a step is over for good: what failed without a way on is tried again."""
+        return known.state == "succeeded" or self._progress.has_handler(id)
 
     def _tell_again(self, id: str, known: StepResult) -> None:
         """For who looks on now, and did not then."""

@@ -112,6 +112,9 @@ class Flows:
 
     async def cancel(self, run_id: str) -> None:
         """Wherever it runs. Nothing happens if it is over."""
+        if self._aside.pop(run_id, None) is not None and (task := self._tasks.get(run_id)) is not None:
+            # Its process may be on its way out still.
+            await asyncio.wait((task,))
         care = self._cares.get(run_id)
         if care is not None and care.drive is not None:
             care.drive.cancel()
@@ -122,7 +125,6 @@ class Flows:
             return
         if holders.is_held(run) or not await self._finish(run, _cancelled(), cancelled=True):
             await journal.ask(run_id, '{"type":"cancel"}', now())
-        self._aside.pop(run_id, None)
 
     async def resume(self, run: FlowRunHead) -> None:
         """Goes on with a run that failed or was interrupted. Nothing happens if it is under way."""

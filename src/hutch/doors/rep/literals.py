@@ -35,7 +35,7 @@ def literal(text: str, types: Collection[str] | None, *, eager: bool) -> Any:
     value = read(text)
     if value is text or types is None:
         return value
-    return value if any(each in types for each in _TYPES[type(value)]) else text
+    return value if any(each in types for each in types_of(value)) else text
 
 
 def read(text: str) -> Any:
@@ -66,6 +66,12 @@ def _plain(value: Any) -> Any:
     if type(value) not in _TYPES or value != value or value in (float("inf"), float("-inf")):
         raise ValueError("nothing that JSON has")
     return value
+
+
+def types_of(value: Any) -> tuple[str, ...]:
+    """The types that JSON Schema has for a value."""
+    whole = isinstance(value, float) and value.is_integer()
+    return ("integer", "number") if whole else _TYPES[type(value)]
 
 
 def types_in(schema: Any) -> frozenset[str] | None:

@@ -54,6 +54,8 @@ class FlowDrive:
         self._run_id: str | None = None
         """Once there is a run: what the runtime calls it."""
         self._limit: asyncio.Timeout | None = None
+        self._has_begun = False
+        """Whether there may be a run, so that there is something to cancel."""
         self._cancelled = False
         self._cancel_said = False
         self._is_over = False
@@ -66,7 +68,8 @@ class FlowDrive:
     def cancel(self) -> None:
         """Has the runtime cancel the run, and ends it if that takes over 5 s. Once more: ends it at once."""
         loop = asyncio.get_running_loop()
-        if self._cancelled:
+        if self._cancelled or not self._has_begun:
+            self._cancelled = True
             self._end_at(loop.time())
             return
         self._cancelled = True
@@ -96,7 +99,7 @@ class FlowDrive:
             self._executor = Executor(Wire(launched or self._launch(), on_stderr=self._on_stderr))
             async with asyncio.timeout(self.options.timeout) as self._limit:
                 if self._cancelled:
-                    self._end_at(asyncio.get_running_loop().time() + CANCEL_SECONDS)
+                    self.cancel()
                 end = await self._drive()
         except TimeoutError:
             at_once = self._cancelled
@@ -122,8 +125,7 @@ class FlowDrive:
     async def _drive(self) -> RunEnd:
         try:
             await self._negotiate()
-            if self._cancelled:
-                return self._failed(_cancelled())
+            self._has_begun = True
             self._run_id = answers.run_id(await self._call("Runtime.StartRun", self._start()))
             return await self._poll_to_the_end()
         except answers.Mismatch as mismatch:

@@ -163,8 +163,8 @@ class Run:
             journal=self._journal,
         )
         self.status = "running"
-        if finished:
-            over = "1 step is" if len(finished) == 1 else f"{len(finished)} steps are"
+        if known := self._engine.restored:
+            over = "1 step is" if known == 1 else f"{known} steps are"
             self._tell("log", level="info", message=f"goes on: {over} over already")
         running = asyncio.ensure_future(self._engine.run())
         await asyncio.sleep(0)

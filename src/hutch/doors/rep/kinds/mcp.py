@@ -30,7 +30,10 @@ async def _call(call: Call) -> Any:
             return await gateway.call(params.server, params.tool, params.arguments, run=name)
     except UpstreamError as error:
         details = {"server": error.server, "tool": error.tool, "kind": error.kind, "details": error.details}
-        raise StepFailed(error.message, retriable=error.kind not in _LASTING, details=details) from None
+        message = error.message
+        if error.kind in ("unknown_server", "unknown_tool"):
+            message = f"{message.rstrip('.')}; `hutch tools list` says which there are."
+        raise StepFailed(message, retriable=error.kind not in _LASTING, details=details) from None
 
 
 CALL = Kind("mcp.call", _call, params=Params)

@@ -23,7 +23,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hutch.doors.rep import capabilities, schema
+from hutch.doors.rep.literals import types_in, types_of
+from hutch.doors.rep.problems import kind_of
+from hutch.doors.rep.references import mentioned, resolve
 from hutch.errors import HutchError
+from hutch.session.schemas import Root
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -141,7 +145,9 @@ class Kind:
         try:
             return msgspec.convert(params, self._type)
         except msgspec.ValidationError as error:
-            raise StepFailed(f"with{_located(str(error))}", retriable=False) from None
+            wrong = schema.check(self.schema, params, ("with",))
+            told = "; ".join(map(str, wrong[:_MOST_TOLD])) or f"with{_located(str(error))}"
+            raise StepFailed(told, retriable=False) from None
 
     def problems(self, params: Mapping[str, Any]) -> list[tuple[str, str]]:
         """What is wrong whatever the references come to: which parameter, and what."""
@@ -152,7 +158,20 @@ class Kind:
             wrong += [
                 (name, f"is unknown; {self.name} takes {takes}") for name in params if name not in known
             ]
-        return wrong
+        root = Root.of(self.schema, "")
+        return wrong + [
+            (name, f"expected {schema.describe(known[name], root)}, got {kind_of(value)}")
+            for name, value in params.items()
+            if not _may_be(value, known.get(name))
+        ]
+
+
+def _may_be(value: Any, wanted: Any) -> bool:
+    """Whether a parameter can be of a type that is wanted: as it stands, or by what it refers to."""
+    types = types_in(wanted)
+    if types is None or next(mentioned(value), None) is not None:
+        return True
+    return any(each in types for each in types_of(resolve(value, {}, {}, schema=wanted)))
 
 
 def _located(message: str) -> str:

@@ -1,0 +1,29 @@
+#!/bin/sh
+# A flow over three doors that is tried again, fails, and goes on where it was. All of it is local, in a folder
+# of its own, which goes when this ends:  examples/flows/first-run.sh [PORT]
+set -eu
+cd "$(dirname "$0")"
+
+port=${1:-8098}
+shop=http://127.0.0.1:$port
+HUTCH_HOME=$(mktemp -d)
+TICKETS=$HUTCH_HOME/tickets
+HUTCH_MCP_CONFIG=servers.json
+export HUTCH_HOME TICKETS HUTCH_MCP_CONFIG
+python3 shop.py "$port" &
+trap 'kill $!; rm -r "$HUTCH_HOME"' EXIT
+
+hutch user add bo
+echo 'Bearer tok-0123456789abcdef' | hutch credential set --user bo 127.0.0.1::Authorization
+hutch ability add --user bo order.json --code order.js
+
+hutch flow validate restock.json
+hutch flow run restock.json --run-id monday --user bo --egress-allow "127.0.0.1:$port" \
+  --inputs "{\"shop\": \"$shop\", \"stock_url\": \"$shop/stock\", \"fewest\": 5}" || echo "exit code $?"
+
+curl --silent --show-error --request POST "$shop/open"; echo
+hutch flow resume monday          # nothing is asked, reckoned or opened again; what failed is done again
+hutch flow runs
+hutch flow logs monday
+cat "$TICKETS"
+curl --silent --show-error "$shop/asked"; echo

@@ -1,0 +1,53 @@
+"""Somebody's shop, for trying flows without a network: `python3 shop.py 8098`.
+
+It is not to be relied on: the first question is answered with 503, and until `POST /open` it takes no orders.
+"""
+
+import json
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+TOKEN = "Bearer tok-0123456789abcdef"
+STOCK = [{"article": "lamp", "left": 2}, {"article": "chair", "left": 40}, {"article": "desk", "left": 0}]
+orders: list[object] = []
+asked: list[str] = []
+
+
+class Shop(BaseHTTPRequestHandler):
+    is_open = False
+
+    def do_GET(self) -> None:
+        asked.append(self.path)
+        if self.path == "/asked":
+            return self.answer(200, {"asked": asked[:-1], "orders": orders})
+        if asked.count(self.path) == 1:
+            return self.answer(503, {"message": "a moment, please"})
+        self.answer(200, STOCK)
+
+    def do_POST(self) -> None:
+        asked.append(self.path)
+        order = self.rfile.read(int(self.headers["Content-Length"] or 0))
+        if self.path == "/open":
+            Shop.is_open = True
+            return self.answer(200, {"open": True})
+        if not Shop.is_open:
+            return self.answer(503, {"message": "the shop is closed"})
+        if self.headers["Authorization"] != TOKEN:
+            return self.answer(401, {"message": "I do not know you"})
+        orders.append(json.loads(order))
+        self.answer(200, {"number": len(orders)})
+
+    def answer(self, status: int, said: object) -> None:
+        body = json.dumps(said).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+if __name__ == "__main__":
+    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Shop).serve_forever()
