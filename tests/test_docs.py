@@ -98,7 +98,14 @@ def test_execbox_lists_every_limit_with_its_default_and_its_ceiling() -> None:
     table = section("execbox.md", "Limits")
     limits = [each for each in Settings.__struct_fields__ if each.startswith(("most_", "max_"))]
     beside = {"max_log_lines", "max_log_chars", "max_processes"}
-    beside |= {"max_body_bytes", "max_tools", "max_flows", "max_spares", "max_package_bytes", "max_package_files"}
+    beside |= {
+        "max_body_bytes",
+        "max_tools",
+        "max_flows",
+        "max_spares",
+        "max_package_bytes",
+        "max_package_files",
+    }
     assert [each for each in limits if f"`{each}`" not in table and each not in beside] == []
     numbers = {row[0]: (row[2].replace(" ", ""), row[3].replace(" ", "")) for row in rows(table)}
     settings = Settings()

@@ -56,7 +56,7 @@ class Keeping:
             logger.warning("%s cannot be written: no users, no runs are kept", self.settings.home_path)
             return
         store = await self.store()
-        if await store.users.list():
+        if await store.users.any():
             await self.vault()
         if self.settings.keep_runs_days:
             self._pruning = asyncio.create_task(self._prune(store))

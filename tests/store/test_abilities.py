@@ -39,6 +39,15 @@ async def test_new_version_takes_the_place_and_older_ones_are_kept(store: Store)
     assert await store.abilities.search(ada.id, "one") == []
 
 
+async def test_ability_is_found_by_its_words_however_many_it_has(store: Store) -> None:
+    ada = await kept_user(store)
+    for words in ("", *(" ".join(f"w{number}" for number in range(most)) for most in (1, 64, 65, 390))):
+        await store.abilities.put(an_ability(ada, "_", name="_", service_name="-", description=words))
+        assert await store.abilities.list(ada.id)
+        asked = words.rpartition(" ")[2]
+        assert len(await store.abilities.search(ada.id, asked)) == (1 if words else 0)
+
+
 async def test_versions_that_are_put_at_once_get_numbers_of_their_own(store: Store) -> None:
     ada = await kept_user(store)
     numbers = await asyncio.gather(*(store.abilities.put(an_ability(ada, name=f"n{n}")) for n in range(8)))

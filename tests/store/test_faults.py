@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests import databases
-from tests.processes import PATIENCE
+from tests.processes import PATIENCE, until
 from tests.store.made import a_user, kept_user
 
 from hutch.errors import StoreError
@@ -220,14 +220,37 @@ async def test_closed_store_says_so(store_settings: Settings) -> None:
 
 
 async def test_files_and_threads_go_with_the_store(store_settings: Settings) -> None:
-    before = opened()
+    before, threads = opened(), working()
     for number in range(5):
         async with await Store.open(store_settings) as store:
             await kept_user(store, f"user{number}")
             await store.users.list()
     gc.collect()
     assert opened() == before
-    assert not [each.name for each in threading.enumerate() if each.name.startswith("hutch-store")]
+    # They are told to end, and nobody waits for them.
+    until(lambda: working() <= threads)
+
+
+async def test_store_is_closed_to_the_end_though_whoever_closes_it_gives_up(store_settings: Settings) -> None:
+    before, threads = opened(), working()
+    store = await Store.open(store_settings)
+    await store.later.close()
+    database = store._database
+    closing = asyncio.create_task(database.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait((closing,))
+    async with asyncio.timeout(PATIENCE):
+        while opened() != before:  # noqa: ASYNC110 - nobody tells when a file is closed
+            await asyncio.sleep(0.01)
+    until(lambda: working() <= threads)
+    with pytest.raises(StoreError, match="is closed"):
+        await store.users.list()
+
+
+def working() -> set[threading.Thread]:
+    """The threads of stores that this process has."""
+    return {each for each in threading.enumerate() if each.name.startswith("hutch-store")}
 
 
 def opened() -> list[str]:

@@ -33,6 +33,7 @@ def test_the_public_clients_vector_opens() -> None:
         ("Bearer sk-plain", "meowmeow", 'expected {"ciphertext"'),
         ("", "meowmeow", 'expected {"ciphertext"'),
         ("[" * 100_000, "meowmeow", 'expected {"ciphertext"'),
+        ('{"more": ' + "[" * 100_000, "meowmeow", 'expected {"ciphertext"'),
         ("\ud800", "meowmeow", 'expected {"ciphertext"'),
     ],
 )

@@ -8,9 +8,9 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
+from hutch.cli.flow_advice import advice, approval_route
 from hutch.cli.flow_run import print_value
 from hutch.cli.flow_view import Lines, Live, View, is_live
-from hutch.doors.rep import exits
 from hutch.doors.rep.codes import RpcError
 from hutch.doors.rep.executor import TransportBroken
 from hutch.doors.rep.orchestrator import FlowDrive
@@ -50,8 +50,8 @@ def drive(
     hearing: dict[str, Any] = {"on_event": hear, "on_stderr": view.stderr}
     end = asyncio.run(main())
     view.end(end)
-    if "journal" in options.more and end.exit_code in (exits.STEP_FAILED, exits.BROKEN, exits.INTERRUPTED):
-        view.say(f"`hutch flow resume {end.run_id}` goes on with it")
+    if (told := advice(end, options)) is not None:
+        view.say(told)
     if as_json:
         print_value({**end.wire, "events": kept.events, "events_left_out": kept.left_out})
     elif end.status == "completed" and end.outputs is not None:
@@ -115,7 +115,9 @@ class _Session:
         from hutch.cli import asking
 
         if not asking.is_possible():
-            self._view.say(f"step {step_id} waits for an approval, and there is nobody here to give it")
+            route = approval_route(self._run.options.run_id, step_id)
+            self._view.say(f"step {step_id} asks, and there is no terminal to answer at: {message}")
+            self._view.say(f"`hutch serve` with the same home takes the answer: {route}")
             return
         self._person = self._person or asking.Person()
         self._view.hold()

@@ -95,8 +95,8 @@ def _options(asked: Asked) -> RunOptions:
         from hutch.egress.policy import parse
 
         parse("--egress-allow", asked.egress_allow)
-    if asked.run_id is not None and not (0 < len(asked.run_id) <= _LONGEST_ID and asked.run_id.isprintable()):
-        raise InvalidExecution("--run-id", f"expected 1 to {_LONGEST_ID} printable characters")
+    if asked.run_id is not None and not _is_id(asked.run_id):
+        raise InvalidExecution("--run-id", f"expected 1 to {_LONGEST_ID} printable characters, without /")
     more = {
         "user": asked.user,
         "concurrency": asked.concurrency,
@@ -110,6 +110,10 @@ def _options(asked: Asked) -> RunOptions:
         log_json=asked.json,
         more={name: value for name, value in more.items() if value is not None},
     )
+
+
+def _is_id(text: str) -> bool:
+    return 0 < len(text) <= _LONGEST_ID and text.isprintable() and "/" not in text
 
 
 def _flow(asked: Asked) -> tuple[Flow, Path, dict[str, Any]]:

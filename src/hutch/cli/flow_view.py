@@ -118,12 +118,13 @@ class View:
         at = f" at step {data['step_id']}" if data.get("step_id") else ""
         tries = data.get("attempt")
         tried = f" (attempt {tries + 1})" if isinstance(tries, int) and tries > 0 else ""
-        self.say(
-            f"{end.flow} failed{at}{tried} after {end.seconds:.2f} s, {steps} done: {error.get('message')}"
-        )
-        for problem in _problems(data):
-            if problem not in str(error.get("message")):
-                self.say(problem)
+        message = str(error.get("message"))
+        problems = _problems(data)
+        if problems and all(each in message for each in problems):
+            message = "the runtime refuses it"
+        self.say(f"{end.flow} failed{at}{tried} after {end.seconds:.2f} s, {steps} done: {message}")
+        for problem in problems:
+            self.say(problem)
 
     # --- the two ways ---
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
 
@@ -24,6 +24,7 @@ MOST_ASKED = 8
 """Words of a search that count."""
 MOST_CANDIDATES = 100
 """Abilities that are looked at for each of them, however many have it."""
+_WORDS_AT_ONCE = 64
 
 _FIELDS = tuple(Ability.__struct_fields__)
 COLUMNS = ", ".join(f"abilities.{name}" for name in _FIELDS)
@@ -64,7 +65,7 @@ class Abilities:
         values = {**msgspec.structs.asdict(ability), "version": 1}
         try:
             changed = await self._database.write(
-                Statement(upsert, values), Statement(keep, who), Statement(forget, who), _index(ability)
+                Statement(upsert, values), Statement(keep, who), Statement(forget, who), *_index(ability)
             )
         except Taken:
             raise Taken(f"An ability {ability.ability_id!r} is shared by somebody else already.") from None
@@ -210,15 +211,25 @@ def _search(count: int) -> str:
     """
 
 
-def _index(ability: Ability) -> Statement:
+def _index(ability: Ability) -> Iterator[Statement]:
+    """Few different texts, whatever the words are: databases keep each that they have read. None for an
+    ability without a word."""
     weights = weighed(
         (ability.name, 8), (ability.ability_id, 8), (ability.service_name, 6), (ability.description, 2)
     )
-    values: dict[str, Any] = {"owner_id": ability.owner_id, "ability_id": ability.ability_id}
-    values["audience"] = EVERYBODY if ability.shared else ability.owner_id
-    rows = []
-    for number, (word, weight) in enumerate(sorted(weights.items())):
-        values[f"word{number}"] = word
-        rows.append(f"(:audience, :word{number}, :owner_id, :ability_id, {weight})")
+    whose = {"owner_id": ability.owner_id, "ability_id": ability.ability_id}
+    whose["audience"] = EVERYBODY if ability.shared else ability.owner_id
+    found = sorted(weights.items())
+    for start in range(0, len(found), _WORDS_AT_ONCE):
+        some = found[start : start + _WORDS_AT_ONCE]
+        values: dict[str, Any] = dict(whose)
+        for number, (word, weight) in enumerate(some):
+            values |= {f"word{number}": word, f"weight{number}": weight}
+        yield Statement(_add_words(len(some)), values)
+
+
+@cache
+def _add_words(count: int) -> str:
+    rows = (f"(:audience, :word{n}, :owner_id, :ability_id, :weight{n})" for n in range(count))
     into = "INSERT INTO ability_words (audience, word, owner_id, ability_id, weight)"
-    return Statement(f"{into} VALUES {', '.join(rows)}", values)
+    return f"{into} VALUES {', '.join(rows)}"

@@ -92,10 +92,16 @@ class Sqlite:
         if self._closed:
             return
         self._closed = True
-        await asyncio.shield(self._in(self._reading, self._reader.close))
-        await asyncio.shield(self._in(self._writing, self._end))
-        self._reading.shutdown(wait=False)
-        self._writing.shutdown(wait=False)
+        # All of it, also if whoever closes it is cancelled meanwhile.
+        await asyncio.shield(asyncio.ensure_future(self._let_go()))
+
+    async def _let_go(self) -> None:
+        try:
+            await self._in(self._reading, self._reader.close)
+            await self._in(self._writing, self._end)
+        finally:
+            self._reading.shutdown(wait=False)
+            self._writing.shutdown(wait=False)
 
     async def _in(self, thread: ThreadPoolExecutor, work: Callable[[], T]) -> T:
         try:

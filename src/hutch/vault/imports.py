@@ -32,7 +32,7 @@ def open_public(text: str, key: str) -> str:
         raise InvalidInput("key", "expected the text that the value was encrypted with, got an empty one.")
     try:
         public = msgspec.json.decode(text, type=_Public)
-    except (msgspec.DecodeError, UnicodeError):
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         raise InvalidInput("value", _EXPECTED) from None
     sealed, nonce = _decode("ciphertext", public.ciphertext), _decode("iv", public.iv)
     if len(nonce) != NONCE_BYTES:

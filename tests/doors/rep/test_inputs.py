@@ -138,3 +138,15 @@ def test_odd_values_are_answered(value: object) -> None:
 
 def test_type_that_goes_on_for_ever_is_refused() -> None:
     assert refused({"x": {"type": "list<" * 5000 + "int" + ">" * 5000}})[0].endswith("is nested too deeply")
+
+
+def test_schema_that_multiplies_without_end_is_refused_before_it_is_tried() -> None:
+    twice = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)}
+    schema = {"type": "object", "$defs": {**twice, "d40": {"type": "object"}}, "$ref": "#/$defs/d0"}
+    assert "too long to be checked" in " ".join(refused(schema))
+
+
+def test_inputs_that_are_too_much_for_their_schema_are_refused_before_they_are_tried() -> None:
+    few = {"anyOf": [{"const": n} for n in range(1_000)]}
+    schema = {"type": "object", "properties": {"all": {"type": "array", "items": few}}}
+    assert "too much to be checked" in " ".join(wrong(schema, {"all": [-1] * 10_000}))

@@ -185,7 +185,7 @@ def test_unknown_engine_is_named(runtime: Runtime) -> None:
 
 def test_parameter_of_the_wrong_type_is_named(runtime: Runtime) -> None:
     ended = only(runtime, "code.run", {"code": "$input.c"}, inputs={"c": 7}, retries=3)
-    assert ended.error["message"] == "with.code: expected `str`, got `int`"
+    assert ended.error["message"] == "with.code: expected a string, got the number 7"
 
 
 # --- http ---

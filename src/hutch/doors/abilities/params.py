@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hutch.doors.abilities.weighing import MOST_WORK, Weights, weigh
 from hutch.session.jsonvalue import well_formed
 from hutch.session.names import is_identifier
 from hutch.session.schemas import plain
+from hutch.session.weighing import MOST_WORK, Weights, weigh
 
 if TYPE_CHECKING:
     from jsonschema_rs import ValidationError, Validator

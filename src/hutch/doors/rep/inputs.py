@@ -48,7 +48,7 @@ def check(flow: Flow, inputs: Mapping[str, Any]) -> list[Problem]:
     from hutch.doors.rep.schema import check as against
 
     try:
-        return against(schema, inputs, ("inputs",))
+        return against(schema, inputs, ("inputs",), foreign=True)
     except InvalidSchema as error:  # of a flow that was not read by `flow.read`
         return [Problem("inputs_schema", f"expected a JSON Schema: {error}")]
 

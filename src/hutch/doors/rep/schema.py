@@ -11,6 +11,7 @@ import msgspec
 
 from hutch.doors.rep.problems import Place, Problem, at, kind_of
 from hutch.session.schemas import NOTHING, Root, resolve
+from hutch.session.weighing import MOST_WORK, Weights, weigh
 
 MOST_PROBLEMS = 200
 _NOUNS = {
@@ -23,18 +24,24 @@ _NOUNS = {
     "null": "null",
 }
 _MOST = 2**31 - 1
+_MOST_STEPS = 100_000
+_TOO_MUCH = "too much to be checked against its schema; send less, or make that simpler"
 
 
 class InvalidSchema(ValueError):
     """What should be a JSON Schema is none."""
 
 
-def check(schema: dict[str, Any], value: Any, place: Place = ()) -> list[Problem]:
+def check(schema: dict[str, Any], value: Any, place: Place = (), *, foreign: bool = False) -> list[Problem]:
     """What is wrong with a value; `place` is where it stands. Raises InvalidSchema.
+
+    `foreign`: the schema is somebody else's, and may be made to take for ever.
 
     References lead only into the schema itself: nothing is ever fetched or read for one.
     """
-    validator = _validator(msgspec.json.encode(schema))
+    validator, weights = _compiled(msgspec.json.encode(schema))
+    if foreign and weights.work(value) > MOST_WORK:
+        return [Problem(at(place), _TOO_MUCH)]
     root = Root.of(schema, "")
     found: dict[Problem, None] = {}
     try:
@@ -49,11 +56,17 @@ def check(schema: dict[str, Any], value: Any, place: Place = ()) -> list[Problem
 
 
 @lru_cache(maxsize=256)
-def _validator(schema: bytes) -> Any:
+def _compiled(schema: bytes) -> tuple[Any, Weights]:
     import jsonschema_rs
 
+    read = msgspec.json.decode(schema)
+    # Patterns that go back and forth take as long as they like otherwise.
+    bounded = jsonschema_rs.FancyRegexOptions(backtrack_limit=_MOST_STEPS)
     try:
-        return jsonschema_rs.validator_for(msgspec.json.decode(schema), offline=True, validate_formats=True)
+        validator = jsonschema_rs.validator_for(
+            read, offline=True, validate_formats=True, pattern_options=bounded
+        )
+        return validator, weigh(read)
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         where = at(getattr(error, "instance_path", ()))
         reason = " ".join(str(error).partition("\n")[0].split())[:300]

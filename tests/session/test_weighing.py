@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hutch.doors.abilities.weighing import MOST_WORK, weigh
+from hutch.session.weighing import MOST_WORK, weigh
 
 TREE = {"type": "object", "properties": {"name": {"type": "string"}, "below": {"items": {"$ref": "#"}}}}
 FILTER = {
