@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from hutch.errors import SettingError
-from hutch.settings import MIB, Settings, load
+from hutch.settings import DEFAULT_PORT, MIB, Settings, as_environ, load
 
 
 def test_defaults_are_those_of_the_protocol() -> None:
@@ -168,3 +169,23 @@ def test_mistyped_variable_is_warned_of_with_the_nearest(caplog: pytest.LogCaptu
     assert [each.getMessage() for each in caplog.records] == [
         "HUTCH_TIMOUT_MS: there is no such setting. Did you mean HUTCH_TIMEOUT_MS?"
     ]
+
+
+def test_settings_as_variables_are_the_same_settings_but_for_who_may_come_in(tmp_path: Path) -> None:
+    given = Settings(
+        home=str(tmp_path),
+        database_url="postgresql://u:p@one,two/db",
+        api_key="secret",
+        port=1,
+        egress="allowlist",
+        egress_allow=("a.test:1", "b.test:2"),
+        package_egress={"x": "a.test b.test", "y": "none"},
+        offline=True,
+        mcp_eager=False,
+        drain_seconds=0.5,
+        approvals={"*": "ask"},
+        quickjs_warm=0,
+    )
+    found = load(environ=as_environ(given))
+    assert found == msgspec.structs.replace(given, api_key=None, port=DEFAULT_PORT)
+    assert load(environ=as_environ(Settings(home=str(tmp_path)))) == Settings(home=str(tmp_path))

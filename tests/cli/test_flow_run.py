@@ -85,6 +85,14 @@ def test_json_is_one_object_with_all_there_is() -> None:
     assert states == [("a", "started"), ("a", "succeeded"), ("b", "started"), ("b", "succeeded")]
 
 
+def test_flow_may_be_deep_down_in_folders(tmp_path: Path) -> None:
+    folder = tmp_path / ("a" * 200) / ("b" * 200)
+    folder.mkdir(parents=True)
+    (folder / "flow.json").write_text(json.dumps(DONE))
+    done = hutch("flow", "run", str(folder / "flow.json"), "--inputs", '{"x": 1}')
+    assert (done.returncode, json.loads(done.stdout or "null")) == (0, {"x": 1}), done.stderr
+
+
 def test_step_that_fails_is_exit_1() -> None:
     failing = document([step("a", "http.get", {"url": "http://127.0.0.1:9/"}, retries=1)])
     done = run(failing, "--egress-allow", "127.0.0.1:9")

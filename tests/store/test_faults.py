@@ -241,9 +241,8 @@ async def test_store_is_closed_to_the_end_though_whoever_closes_it_gives_up(stor
     closing.cancel()
     await asyncio.wait((closing,))
     async with asyncio.timeout(PATIENCE):
-        while opened() != before:  # noqa: ASYNC110 - nobody tells when a file is closed
+        while opened() != before or working() - threads:  # noqa: ASYNC110 - nobody tells of files and threads
             await asyncio.sleep(0.01)
-    until(lambda: working() <= threads)
     with pytest.raises(StoreError, match="is closed"):
         await store.users.list()
 

@@ -199,7 +199,9 @@ async def test_another_process_reads_and_writes_while_master_and_data_keys_are_r
     count = int(out)
     fresh = await again(vault, user)
     assert await opened(vault, fresh) == {**KEPT, "written": str(count)}
-    assert await canary.master_id(store) == vault.master.current.id != first
+    word = await store.meta.get(canary.KEY)
+    assert word is not None
+    assert sealing.key_id(word) == vault.master.current.id != first
     assert set(datakeys.master_ids(fresh.data_key)) == {vault.master.current.id}
 
 

@@ -15,7 +15,7 @@ from hutch.errors import InvalidInput, Taken, Unauthorized, VaultError
 from hutch.store import rows
 from hutch.store.rows import User
 from hutch.store.store import Store
-from hutch.vault import keys, rotation
+from hutch.vault import apikeys, keys, rotation
 from hutch.vault.keys import MasterKey, MasterKeys
 from hutch.vault.vault import Vault
 
@@ -143,15 +143,15 @@ async def test_each_user_has_a_data_key_of_their_own(vault: Vault, user: User) -
 
 async def test_a_key_opens_until_it_is_revoked(vault: Vault, user: User) -> None:
     key, secret = await vault.issue_key(user, "laptop")
-    caller = await vault.authenticate(secret)
+    caller = await apikeys.authenticate(vault.store, secret)
     assert (caller.user, caller.key) == (user, key)
     assert await vault.store.keys.revoke(key.id, rows.now())
     with pytest.raises(Unauthorized) as caught:
-        await vault.authenticate(secret)
+        await apikeys.authenticate(vault.store, secret)
     assert caught.value.reason == "revoked"
     await vault.store.keys.remove(key.id)
     with pytest.raises(Unauthorized) as caught:
-        await vault.authenticate(secret)
+        await apikeys.authenticate(vault.store, secret)
     assert caught.value.reason == "unknown"
 
 
@@ -159,11 +159,11 @@ async def test_a_key_opens_until_it_expires(
     vault: Vault, user: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, secret = await vault.issue_key(user, "", expires_at=rows.now(plus_seconds=3600))
-    await vault.authenticate(secret)
+    await apikeys.authenticate(vault.store, secret)
     later = rows.now(plus_seconds=3601)
     monkeypatch.setattr(rows, "now", lambda: later)
     with pytest.raises(Unauthorized) as caught:
-        await vault.authenticate(secret)
+        await apikeys.authenticate(vault.store, secret)
     assert caught.value.reason == "expired"
 
 
@@ -176,13 +176,13 @@ async def test_a_removed_users_keys_open_nothing(vault: Vault, user: User) -> No
     _, secret = await vault.issue_key(user, "")
     await vault.store.users.remove(user.id)
     with pytest.raises(Unauthorized, match="not known"):
-        await vault.authenticate(secret)
+        await apikeys.authenticate(vault.store, secret)
 
 
 async def test_the_last_use_of_a_key_is_written_down(vault: Vault, user: User) -> None:
     _, secret = await vault.issue_key(user, "")
     assert (await vault.store.keys.list(user.id))[0].last_used_at is None
-    await vault.authenticate(secret)
+    await apikeys.authenticate(vault.store, secret)
     await vault.store.later.flush()
     assert (await vault.store.keys.list(user.id))[0].last_used_at is not None
 
@@ -288,7 +288,7 @@ async def test_values_are_in_no_log_and_no_listing(
     caplog.set_level(logging.DEBUG)
     await vault.put_credential(user, HOST, "header", "Authorization", VALUE)
     _, secret = await vault.issue_key(user, "laptop")
-    caller = await vault.authenticate(secret)
+    caller = await apikeys.authenticate(vault.store, secret)
     found = await vault.secrets(user, [HOST])
     await rotation.rotate(vault)
     listed: list[Any] = [await vault.store.credentials.list(user.id), await vault.store.keys.list(user.id)]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
-from hutch.app import App
 from hutch.settings import Settings
+
+if TYPE_CHECKING:
+    from hutch.app import App
 
 ALONE = {"quickjs_warm": 0, "deno_warm": 0, "max_spares": 0}
 """The settings for that."""
@@ -14,6 +17,8 @@ ALONE = {"quickjs_warm": 0, "deno_warm": 0, "max_spares": 0}
 
 @asynccontextmanager
 async def started(settings: Settings) -> AsyncIterator[App]:
+    from hutch.app import App
+
     app = await App.create(settings)
     try:
         yield app

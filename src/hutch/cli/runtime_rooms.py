@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hutch import settings as settings_module
+from hutch.cli.alone import ALONE
 from hutch.settings import Settings
 
 if TYPE_CHECKING:
     from hutch.app import App
     from hutch.egress.broker import Broker
-
-# Nothing comes after the run, so nothing is kept ready for it.
-_ALONE = {"quickjs_warm": 0, "deno_warm": 0, "max_spares": 0}
 
 
 class OwnRooms:
@@ -30,7 +28,7 @@ class OwnRooms:
     @cached_property
     def settings(self) -> Settings:
         """Raises SettingError."""
-        return settings_module.load(_ALONE)
+        return settings_module.load(ALONE)
 
     def broker(self) -> Broker:
         if self._broker is None:

@@ -90,9 +90,11 @@ class Connections:
             self._starting[place.owner] -= 1
             if not self._starting[place.owner]:
                 del self._starting[place.owner]
-        self._open[connection] = place
         if self._closed or not connection.is_usable:
+            # Not noted: nobody may tell any more that it is gone.
             connection.abort()
+            raise FetchError("unreachable", f"The connection to {url.host}:{url.port} was closed at once.")
+        self._open[connection] = place
         return connection
 
     def close(self) -> None:

@@ -7,12 +7,16 @@ import hmac
 import re
 import secrets
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from hutch.errors import InvalidInput, Unauthorized
 from hutch.store import rows
 from hutch.store.rows import ApiKey, User
+
+if TYPE_CHECKING:
+    from hutch.store.store import Store
 
 PREFIX = "hk_"
 BYTES = 32
@@ -91,6 +95,13 @@ def admit(secret: str, found: tuple[ApiKey, User] | None) -> Caller:
     if key.expires_at is not None and key.expires_at <= rows.now():
         raise Unauthorized("expired", f"This API key expired at {key.expires_at}.", remedy=_NEW)
     return Caller(user=user, key=key)
+
+
+async def authenticate(store: Store, secret: str) -> Caller:
+    """Who comes with the key, which counts as a use of it. Raises Unauthorized and StoreError."""
+    caller = admit(secret, await store.keys.by_digest(digest(secret)))
+    store.keys.used(caller.key.id, rows.now())
+    return caller
 
 
 def state(key: ApiKey) -> str:

@@ -37,12 +37,6 @@ async def reseal(store: Store, master: MasterKeys) -> None:
         await store.meta.swap(KEY, found, sealing.seal(master, WORD, KEY))
 
 
-async def master_id(store: Store) -> str | None:
-    """The id of the master key that it is sealed with."""
-    found = await store.meta.get(KEY)
-    return None if found is None else sealing.key_id(found)
-
-
 def _open(master: MasterKeys, text: str, *about: str) -> None:
     try:
         sealing.unseal(master, text, *about)

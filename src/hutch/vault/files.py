@@ -35,6 +35,7 @@ def write(file: Path, data: bytes) -> None:
     aside = _aside(file, data)
     try:
         aside.replace(file)
+        _settle(file.parent)
     except OSError as error:
         aside.unlink(missing_ok=True)
         raise VaultError(f"{file}: cannot be written: {error.strerror}.") from None
@@ -47,6 +48,7 @@ def write_first(file: Path, data: bytes) -> None:
         # Unlike a rename, a link never takes another's place.
         with suppress(FileExistsError):
             os.link(aside, file)
+        _settle(file.parent)
     except OSError as error:
         raise VaultError(f"{file}: cannot be written: {error.strerror}.") from None
     finally:
@@ -91,6 +93,15 @@ def _check(file: Path, found: os.stat_result) -> None:
         )
     if found.st_uid not in (os.geteuid(), 0):
         raise VaultError(f"{file}: belongs to another user.", remedy="Run `chown` on it, or remove it.")
+
+
+def _settle(folder: Path) -> None:
+    """A name in it is on the disk like what it names: what is sealed with a key is not to outlive that."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _aside(file: Path, data: bytes) -> Path:

@@ -15,7 +15,6 @@ from hutch.store import rows
 from hutch.store.rows import ApiKey, Credential, User
 from hutch.store.store import Store
 from hutch.vault import apikeys, canary, credentials, datakeys, keys, sealing
-from hutch.vault.apikeys import Caller
 from hutch.vault.credentials import Secret
 from hutch.vault.datakeys import DataKeys
 from hutch.vault.keys import MasterKeys
@@ -87,12 +86,6 @@ class Vault:
         async with self._of(user):
             await self.store.keys.add(key)
         return key, secret
-
-    async def authenticate(self, secret: str) -> Caller:
-        """Raises Unauthorized."""
-        caller = apikeys.admit(secret, await self.store.keys.by_digest(apikeys.digest(secret)))
-        self.store.keys.used(caller.key.id, rows.now())
-        return caller
 
     # --- credentials ---
 

@@ -72,6 +72,7 @@ class FlowRun:
         self._skipped = 0
         self._open = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self._has_place: set[asyncio.Task[None]] = set()
         self._timers: set[asyncio.TimerHandle] = set()
         self._error: dict[str, Any] | None = None
         self._cancelled = False
@@ -190,22 +191,34 @@ class FlowRun:
         """Whether there is anything to do still."""
         if self._is_over:
             return False
-        task = asyncio.get_running_loop().create_task(self._attempt(node, attempt, has_place))
+        task = asyncio.get_running_loop().create_task(self._attempt(node, attempt))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        if has_place:
+            self._has_place.add(task)
+        task.add_done_callback(self._gone)
         return True
+
+    def _gone(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        # One that was cancelled before it had a turn could not do it itself.
+        self._give_back(task)
+
+    def _give_back(self, task: asyncio.Task[None] | None) -> None:
+        """The place of a step, if it has one still."""
+        if task in self._has_place:
+            self._has_place.remove(task)
+            self._places.give_back()
 
     @property
     def _is_over(self) -> bool:
         return self._over is None or self._over.done()
 
-    async def _attempt(self, node: Node, attempt: int, has_place: bool) -> None:
+    async def _attempt(self, node: Node, attempt: int) -> None:
         try:
             try:
                 end = await Attempt(self, node, attempt).run()
             finally:
-                if has_place:
-                    self._places.give_back()
+                self._give_back(asyncio.current_task())
             await self._ended(node, attempt, end)
         except asyncio.CancelledError:
             raise

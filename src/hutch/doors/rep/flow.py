@@ -92,10 +92,6 @@ class Flow:
         """The ids of the steps that may come right after one, each once."""
         return list(dict.fromkeys(edge.target for edge in self._outgoing[step_id]))
 
-    def predecessors(self, step_id: str) -> list[str]:
-        """The ids of the steps that may come right before one, each once."""
-        return list(dict.fromkeys(edge.source for edge in self._incoming[step_id]))
-
     def order(self) -> list[str]:
         """All ids, each after all that may come before it."""
         return order(self.nodes, [(edge.source, edge.target) for edge in self.edges])
@@ -103,10 +99,6 @@ class Flow:
     def step_kinds(self) -> list[str]:
         """The kinds that a runtime must have, sorted: without those that only direct the flow."""
         return sorted({node.kind for node in self.nodes.values()} - CONTROL)
-
-    def control_kinds(self) -> list[str]:
-        """Those of `switch`, `finish` and `dsl.emit` that it uses, sorted."""
-        return sorted({node.kind for node in self.nodes.values()} & CONTROL)
 
     @property
     def compiled(self) -> bool:

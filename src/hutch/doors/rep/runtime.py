@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 MAX_RUNS = 1_000
 """Of those that are over, the latest are remembered."""
 _MAX_ID = 200
+_MAX_PATH = 4096
 
 
 class Runtime:
@@ -131,7 +132,7 @@ class Runtime:
         return run
 
     def _context(self, run_id: str, options: dict[str, Any]) -> Context:
-        folder = Path(_text(options, "folder", "options.folder") or ".").absolute()
+        folder = Path(_text(options, "folder", "options.folder", _MAX_PATH) or ".").absolute()
         allow = options.get("egress_allow")
         if not isinstance(allow, list | None) or not all(isinstance(each, str) for each in allow or ()):
             raise _wrong("options.egress_allow", "expected a list of texts such as api.example.com:443")
@@ -190,12 +191,12 @@ def _object(params: dict[str, Any], name: str, shown: str | None = None) -> dict
     return value
 
 
-def _text(params: dict[str, Any], name: str, shown: str | None = None) -> str | None:
+def _text(params: dict[str, Any], name: str, shown: str | None = None, most: int = _MAX_ID) -> str | None:
     value = params.get(name)
     if value is None:
         return None
-    if not isinstance(value, str) or not 0 < len(value) <= _MAX_ID:
-        raise _wrong(shown or name, f"expected a text of 1 to {_MAX_ID} characters")
+    if not isinstance(value, str) or not 0 < len(value) <= most:
+        raise _wrong(shown or name, f"expected a text of 1 to {most} characters")
     return value
 
 

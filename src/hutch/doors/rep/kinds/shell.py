@@ -108,11 +108,15 @@ async def _ended(jail: Jail, launch: Launch, group: Group | None) -> tuple[int, 
                 stderr=outlets[1].for_process,
                 **command.options(),
             )
-    except OSError as error:
-        raise StepFailed(f"The jail cannot be started: {error}") from None
-    finally:
+    except BaseException as error:
         for outlet in outlets:
             outlet.begin()
+            outlet.close()
+        if isinstance(error, OSError):
+            raise StepFailed(f"The jail cannot be started: {error}") from None
+        raise
+    for outlet in outlets:
+        outlet.begin()
     ended = asyncio.Event()
     pidfd = os.pidfd_open(process.pid)
     loop.add_reader(pidfd, ended.set)
