@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.processes import serving, until
+from tests.processes import HUTCH, serving, until
 from tests.toolscripts import stdio
 
 ROOT = Path(__file__).parent.parent
@@ -151,6 +151,41 @@ def test_the_page_on_abilities_shows_the_example_as_it_is() -> None:
     assert (folder / "profile.js").read_text() in (ROOT / "README.md").read_text()
 
 
+def test_flows_example_is_tried_again_fails_and_goes_on_without_doing_anything_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    script = [str(EXAMPLES / "flows" / "first-run.sh"), str(port)]
+    done = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    before, _, after = done.stdout.partition("exit code 1\n")
+    assert "restock.json: ok: restock, 4 steps (ability.execute, code.run, http.get, mcp.call)\n" in before
+    assert "stock started, attempt 2\n" in done.stderr
+    assert "restock failed at step order (attempt 2)" in done.stderr
+    assert "`hutch flow resume monday` goes on with it\n" in done.stderr
+    assert "goes on: 3 steps are over already\n" in done.stderr
+    assert after.startswith('{"open": true}\n{\n  "order": {\n    "statusCode": 200,\n')
+    *_, ticket, shop = after.splitlines()
+    assert ticket == "Short of lamp, desk"
+    assert json.loads(shop) == {
+        "asked": ["/stock", "/stock", "/orders", "/orders", "/open", "/orders"],
+        "orders": [{"articles": ["lamp", "desk"], "ticket": 1}],
+    }
+    assert "0123456789abcdef" not in done.stdout + done.stderr
+
+
+def test_the_page_on_flows_shows_the_examples_as_they_are_and_they_run(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "rep.md").read_text()
+    greet = EXAMPLES / "flows" / "greet.yaml"
+    assert greet.read_text() in fenced(page, "yaml")
+    assert greet.read_text() in (ROOT / "README.md").read_text()
+    asked = [*HUTCH, "flow", "run", str(greet), "--inputs", '{"name": "world"}']
+    done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, json.loads(done.stdout)) == (0, {"greeting": "WORLD"})
+
+
 def gateways(port: int) -> list[int]:
     """The processes that were started as gateways with this port in their environment."""
     found = []
@@ -168,3 +203,5 @@ def test_every_example_is_run_by_a_test_here() -> None:
     examples = [path for suffix in ("py", "sh") for path in EXAMPLES.glob(f"*.{suffix}")]
     examples += EXAMPLES.glob("*/*.sh")
     assert [path.name for path in examples if f'"{path.name}"' not in here] == []
+    folders = [path.parent.name for path in EXAMPLES.glob("*/*.sh")]
+    assert [name for name in folders if f'"{name}"' not in here] == []

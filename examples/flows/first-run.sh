@@ -18,6 +18,7 @@ echo 'Bearer tok-0123456789abcdef' | hutch credential set --user bo 127.0.0.1::A
 hutch ability add --user bo order.json --code order.js
 
 hutch flow validate restock.json
+hutch flow show restock.json
 hutch flow run restock.json --run-id monday --user bo --egress-allow "127.0.0.1:$port" \
   --inputs "{\"shop\": \"$shop\", \"stock_url\": \"$shop/stock\", \"fewest\": 5}" || echo "exit code $?"
 

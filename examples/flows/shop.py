@@ -19,23 +19,25 @@ class Shop(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         asked.append(self.path)
         if self.path == "/asked":
-            return self.answer(200, {"asked": asked[:-1], "orders": orders})
-        if asked.count(self.path) == 1:
-            return self.answer(503, {"message": "a moment, please"})
-        self.answer(200, STOCK)
+            self.answer(200, {"asked": asked[:-1], "orders": orders})
+        elif asked.count(self.path) == 1:
+            self.answer(503, {"message": "a moment, please"})
+        else:
+            self.answer(200, STOCK)
 
     def do_POST(self) -> None:
         asked.append(self.path)
-        order = self.rfile.read(int(self.headers["Content-Length"] or 0))
+        given = self.rfile.read(int(self.headers["Content-Length"] or 0))
         if self.path == "/open":
             Shop.is_open = True
-            return self.answer(200, {"open": True})
-        if not Shop.is_open:
-            return self.answer(503, {"message": "the shop is closed"})
-        if self.headers["Authorization"] != TOKEN:
-            return self.answer(401, {"message": "I do not know you"})
-        orders.append(json.loads(order))
-        self.answer(200, {"number": len(orders)})
+            self.answer(200, {"open": True})
+        elif not Shop.is_open:
+            self.answer(503, {"message": "the shop is closed"})
+        elif self.headers["Authorization"] != TOKEN:
+            self.answer(401, {"message": "I do not know you"})
+        else:
+            orders.append(json.loads(given))
+            self.answer(200, {"number": len(orders)})
 
     def answer(self, status: int, said: object) -> None:
         body = json.dumps(said).encode()

@@ -94,7 +94,14 @@ def test_all_flows_of_a_manifest_are_checked(tmp_path: Path) -> None:
 
 def test_what_our_own_runtime_would_refuse_is_a_warning(tmp_path: Path) -> None:
     flow = document(
-        [step("a", "htp.get"), step("b", "http.get", {"uri": "x"}), step("c", "shell.run", {"command": "ls"})]
+        [
+            step("a", "htp.get"),
+            step("b", "http.get", {"uri": "x"}),
+            step("c", "shell.run", {"command": "ls"}),
+            step("d", "wait", {"seconds": "soon"}),
+            step("e", "wait", {"seconds": "3"}),
+            step("f", "wait", {"seconds": "$input.seconds"}),
+        ]
     )
     done = hutch("flow", "validate", write(tmp_path, flow), cwd=tmp_path)
     assert done.returncode == 0
@@ -104,6 +111,9 @@ def test_what_our_own_runtime_would_refuse_is_a_warning(tmp_path: Path) -> None:
     )
     assert "graph.nodes[1].with.ur" in done.stderr
     assert "graph.nodes[2]" not in done.stderr
+    assert "graph.nodes[3].with.seconds: expected a number from 0 to" in done.stderr
+    assert "graph.nodes[4]" not in done.stderr
+    assert "graph.nodes[5]" not in done.stderr
     hutch("init", "--runtime", "fast", "--executor", "/bin/true", cwd=tmp_path)
     assert hutch("flow", "validate", "flow.json", cwd=tmp_path).stderr == ""
 

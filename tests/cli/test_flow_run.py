@@ -147,6 +147,14 @@ def test_inputs_that_do_not_fit_are_exit_3(inputs: str, message: str) -> None:
     assert message in done.stderr
 
 
+def test_who_gives_no_inputs_or_the_name_of_a_file_is_told_how() -> None:
+    wants = document([step("a", "finish")], inputs={"x": {"type": "int"}, "y": {"type": "string"}})
+    assert 'hutch: Give it with --inputs \'{"x": …, "y": …}\', or --inputs @FILE.\n' in run(wants).stderr
+    done = run(wants, "--inputs", "flow.json")
+    assert done.returncode == 3
+    assert "is @flow.json meant?" in done.stderr
+
+
 def test_inputs_from_a_file_and_from_stdin() -> None:
     Path("inputs.json").write_text('{"x": 1}')
     assert json.loads(run(DONE, "--inputs", "@inputs.json").stdout) == {"x": 1}
@@ -197,6 +205,8 @@ def test_program_that_cannot_be_started_is_exit_4() -> None:
         "--timeout=-1",
         "--timeout=nan",
         "--run-id=",
+        "--run-id=a/b",
+        "--egress-allow=http://127.0.0.1:80",
         "--concurrency=0",
         "--executor=",
         "--executor='",

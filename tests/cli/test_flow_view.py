@@ -106,3 +106,12 @@ def test_quiet_lines_still_pass_on_what_the_runtime_complains_of() -> None:
     view.stderr(b"oh dear\n")
     view.end(ended())
     assert stream.getvalue() == "oh dear\n"
+
+
+def test_lines_tell_what_was_over_before_and_leave_out_what_is_for_logs() -> None:
+    stream = io.StringIO()
+    view = Lines(FLOW, stream)
+    view.event(told("a", "succeeded", restored=True))
+    view.event({"type": "log", "level": "debug", "message": "GET / 200"})
+    view.event({"type": "log", "level": "warning", "message": "trying again", "step_id": "b"})
+    assert stream.getvalue() == "hutch: a succeeded before\nhutch: b: warning: trying again\n"

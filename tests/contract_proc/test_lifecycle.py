@@ -11,6 +11,7 @@ import pytest
 from tests.contract_proc.runtimes import PATIENCE, Run, bad, one_step
 
 from hutch.doors.rep import negotiation
+from hutch.doors.rep.launch import environment
 from hutch.doors.rep.orchestrator import FlowDrive, run_flow
 from hutch.doors.rep.outcome import RunOptions
 from hutch.errors import SettingError
@@ -167,6 +168,11 @@ async def test_secrets_of_ours_are_not_for_other_peoples_runtimes(monkeypatch: p
     monkeypatch.setenv("HUTCH_API_KEY", "not for you")
     assert (await told())["environ"]["secret"] == ""
     assert os.environ["HUTCH_API_KEY"] == "not for you"
+    # Nor what else of ours has a secret in it, by all its names.
+    named = ("HUTCH_MASTER_KEY", "HUTCH_CREDENTIAL_KEY", "HUTCH_DATABASE_URL", "HUTCH_PROXY_URL", "PROXY_URL")
+    given = {**dict.fromkeys(named, "secret"), "PATH": "/bin"}
+    assert "secret" not in environment(given, RunOptions(), is_ours=False).values()
+    assert environment(given, RunOptions(), is_ours=True).items() >= given.items()
 
 
 async def test_two_runs_at_once_have_a_process_each() -> None:

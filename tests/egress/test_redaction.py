@@ -166,7 +166,8 @@ def test_long_secrets_are_found_whole_and_in_pieces(length: int) -> None:
     for text in (secret, base64.b64encode(b"x" + secret.encode()).decode(), secret.encode().hex()):
         stream = redactor.stream()
         data = f"<{text}>".encode()
-        parts = [stream.feed(data[at : at + 700]) for at in range(0, len(data), 700)]
+        step = 700 if length < 10_000 else 7_000
+        parts = [stream.feed(data[at : at + step]) for at in range(0, len(data), step)]
         heard = (b"".join(parts) + stream.end()).decode()
         left = heard.replace(MARK, "")
         # Where pieces meet, a character of Base64 is in none of them alone.

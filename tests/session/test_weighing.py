@@ -74,3 +74,12 @@ def test_what_goes_beyond_all_depths_is_too_much() -> None:
         value = {"c": value}
     assert weigh(doubled).work({"c": {}}) <= MOST_WORK
     assert weigh(doubled).work(value) > MOST_WORK
+
+
+def test_a_schema_of_many_patterns_is_refused_before_they_are_compiled() -> None:
+    many = {f"p{n}": {"type": "string", "pattern": rf"^(\w{{50}}|\W{{50}})x{n}$"} for n in range(4_900)}
+    with pytest.raises(ValueError, match="4900 patterns"):
+        weigh({"type": "object", "properties": many})
+    named = {f"^a{n}$": True for n in range(200)}
+    with pytest.raises(ValueError, match="200 patterns"):
+        weigh({"type": "object", "patternProperties": named})

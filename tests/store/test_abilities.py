@@ -7,6 +7,7 @@ import pytest
 from tests.store.made import an_ability, kept_user
 
 from hutch.errors import Taken
+from hutch.store import abilities
 from hutch.store.rows import now
 from hutch.store.store import Store
 
@@ -46,6 +47,18 @@ async def test_ability_is_found_by_its_words_however_many_it_has(store: Store) -
         assert await store.abilities.list(ada.id)
         asked = words.rpartition(" ")[2]
         assert len(await store.abilities.search(ada.id, asked)) == (1 if words else 0)
+
+
+async def test_search_finds_no_more_than_fits_into_memory_and_the_best_first(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(abilities, "MOST_PAGE_CHARS", 1_000)
+    ada = await kept_user(store)
+    for number in range(5):
+        place = {"name": "walrus"} if number == 4 else {"description": "a walrus"}
+        await store.abilities.put(an_ability(ada, f"a{number}", document="x" * 400, **place))
+    assert [each.ability_id for each in await store.abilities.search(ada.id, "walrus")] == ["a4", "a0", "a1"]
+    assert [each.ability_id for each in await store.abilities.search(ada.id, "walrus", 1)] == ["a4"]
 
 
 async def test_versions_that_are_put_at_once_get_numbers_of_their_own(store: Store) -> None:

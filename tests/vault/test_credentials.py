@@ -126,7 +126,7 @@ def test_other_values_that_no_header_has_are_refused_and_not_repeated(value: str
 
 
 def test_values_that_headers_may_have_are_taken() -> None:
-    for value in ("a", "a\tb", "ü", "session=1; theme=dark", "x" * 65_536):
+    for value in ("a", "a\tb", "ü", "session=1; theme=dark", "x" * 16_384):
         credentials.check_value("header", value)
     for value in ("☃", "a\nb", " a "):
         credentials.check_value("body", value)

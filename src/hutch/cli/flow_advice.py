@@ -16,11 +16,14 @@ def advice(end: RunEnd, options: RunOptions) -> str | None:
     error = end.error or {}
     data = error.get("data") or {}
     details = data.get("details")
-    missing = details.get("missing") if isinstance(details, dict) else None
+    details = details if isinstance(details, dict) else {}
+    missing = details.get("missing")
     if isinstance(missing, list) and "shell.run" in missing and not options.allow_shell:
         return "--allow-shell lets steps run programs, in the jail"
     if "journal" not in options.more:
         return None
+    if details.get("held"):
+        return f"`hutch flow logs {end.run_id} --follow` shows how it goes there"
     if "egress_allow" in str(error.get("message")):
         return "--egress-allow HOST:PORT allows it for one run"
     # What no retry can mend would fail again: a run goes on with the flow as it was.

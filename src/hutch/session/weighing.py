@@ -16,6 +16,9 @@ from hutch.session.schemas import NOTHING, Root, resolve
 
 # Some 0.1 s of a value that is checked.
 MOST_WORK = 2_000_000
+# Each is compiled, which takes time and memory of its own.
+MOST_PATTERNS = 100
+MOST_PATTERN_BYTES = 128 * 1024
 # Steps through a schema, for all depths of a value together.
 _MOST_STEPS = 100_000
 _TOO_HEAVY = "it takes too long to be checked against: what it refers to multiplies"
@@ -72,7 +75,7 @@ class Weights(msgspec.Struct, frozen=True):
 def weigh(schema: Mapping[str, Any]) -> Weights:
     """Raises ValueError for what cannot be weighed, or is too heavy for any value; it says why."""
     root = Root.of(schema, "")
-    _check_references(root.schema)
+    _check(schema)
     flattening = _Flattening(root)
     level: dict[int, int] = {flattening.number(root.schema): 1}
     weights: list[int] = []
@@ -145,14 +148,22 @@ class _Flattening:
         return _Flat(weight, below)
 
 
-def _check_references(schema: Any) -> None:
-    """What they lead to has to be known: no other base within, nothing that depends on the way."""
+def _check(schema: Any) -> None:
+    """What references lead to has to be known: no other base within, nothing that depends on the way."""
     nodes = [*_walk(schema)]
     if any(isinstance(each.get(word), str) for each in nodes for word in _DYNAMIC):
         raise ValueError(f"{' and '.join(_DYNAMIC)} are not supported; use $ref")
     refers = any(isinstance(each.get("$ref"), str) for each in nodes)
     if refers and any(isinstance(each.get(word), str) for each in nodes[1:] for word in _IDS):
         raise ValueError("$id within a schema that has $ref is not supported; use $defs")
+    patterns = sum(isinstance(each.get("pattern"), str) for each in nodes)
+    patterns += sum(len(each["patternProperties"]) for each in nodes if _has_patterns(each))
+    if patterns > MOST_PATTERNS:
+        raise ValueError(f"it has {patterns} patterns; the most is {MOST_PATTERNS}")
+
+
+def _has_patterns(node: dict[str, Any]) -> bool:
+    return isinstance(node.get("patternProperties"), dict)
 
 
 def _walk(schema: Any) -> Iterator[dict[str, Any]]:

@@ -20,6 +20,7 @@ MOST_FOUND = 100
 MOST_AT_ONCE = 50
 """Abilities that a page reads in one go: they come with all their code."""
 MOST_PAGE_CHARS = 8 * 1024 * 1024
+"""Of their code and all else, in a page or in what a search finds; the one that is too much comes along."""
 MOST_ASKED = 8
 """Words of a search that count."""
 MOST_CANDIDATES = 100
@@ -122,7 +123,7 @@ class Abilities:
         if not asked or limit < 1:
             return []
         values: dict[str, Any] = {"user_id": user_id, "everybody": EVERYBODY}
-        values["limit"] = min(limit, MOST_FOUND)
+        values |= {"limit": min(limit, MOST_FOUND), "most": MOST_PAGE_CHARS}
         for number, word in enumerate(asked):
             values[f"low{number}"] = word
             values[f"high{number}"] = word + _HIGH
@@ -204,10 +205,19 @@ def _search(count: int) -> str:
             SELECT owner_id, ability_id, COUNT(*) AS matched, SUM(score) AS score FROM hits
             GROUP BY owner_id, ability_id
             ORDER BY matched DESC, score DESC, ability_id, owner_id LIMIT :limit
+        ),
+        sized AS MATERIALIZED (
+            SELECT best.*, LENGTH(document) AS size FROM best JOIN abilities
+                ON abilities.owner_id = best.owner_id AND abilities.ability_id = best.ability_id
+        ),
+        ranked AS (
+            SELECT owner_id, ability_id, size,
+                ROW_NUMBER() OVER better AS place, SUM(size) OVER better AS up_to_here
+            FROM sized WINDOW better AS (ORDER BY matched DESC, score DESC, ability_id, owner_id)
         )
-        SELECT {COLUMNS} FROM best JOIN abilities
-            ON abilities.owner_id = best.owner_id AND abilities.ability_id = best.ability_id
-        ORDER BY best.matched DESC, best.score DESC, abilities.ability_id, abilities.owner_id
+        SELECT {COLUMNS} FROM ranked JOIN abilities
+            ON abilities.owner_id = ranked.owner_id AND abilities.ability_id = ranked.ability_id
+        WHERE up_to_here - size < :most ORDER BY place
     """
 
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 import builtins
 
 from hutch.store.database import Database, Statement, Values
-from hutch.store.rows import FlowRow
+from hutch.store.rows import FlowHead, FlowRow
 
+_HEAD_FIELDS = tuple(FlowHead.__struct_fields__)
 _FIELDS = tuple(FlowRow.__struct_fields__)
+HEAD = ", ".join(_HEAD_FIELDS)
 COLUMNS = ", ".join(_FIELDS)
 MOST_LISTED = 1_000
+
+
+def head(row: Values) -> FlowHead:
+    return FlowHead(**dict(zip(_HEAD_FIELDS, row, strict=True)))
 
 
 def flow(row: Values) -> FlowRow:
@@ -44,19 +50,27 @@ class Flows:
         )
         return flow(changed[2].rows[0])
 
-    async def get(self, owner: str, name: str) -> FlowRow | None:
+    async def get(self, owner: str, name: str, version: int | None = None) -> FlowRow | None:
+        """The newest, or the version that is named."""
+        values: dict[str, str | int] = {"owner": owner, "name": name}
         sql = f"SELECT {COLUMNS} FROM flows WHERE owner = :owner AND name = :name"
-        found = await self._database.read(sql, owner=owner, name=name)
+        if version is not None:
+            values["version"] = version
+            sql = f"""
+                SELECT {COLUMNS} FROM flow_versions
+                WHERE owner = :owner AND name = :name AND version = :version
+            """
+        found = await self._database.read(sql, **values)
         return flow(found[0]) if found else None
 
-    async def list(self, owner: str, *, limit: int = MOST_LISTED, after: str = "") -> builtins.list[FlowRow]:
+    async def list(self, owner: str, *, limit: int = MOST_LISTED, after: str = "") -> builtins.list[FlowHead]:
         """By name. `after` is the last name that was seen."""
         sql = f"""
-            SELECT {COLUMNS} FROM flows WHERE owner = :owner AND name > :after ORDER BY name LIMIT :limit
+            SELECT {HEAD} FROM flows WHERE owner = :owner AND name > :after ORDER BY name LIMIT :limit
         """
         most = max(0, min(limit, MOST_LISTED))
         found = await self._database.scan(sql, owner=owner, after=after, limit=most)
-        return [flow(row) for row in found]
+        return [head(row) for row in found]
 
     async def versions(self, owner: str, name: str) -> builtins.list[FlowRow]:
         """All of them, the newest first."""

@@ -105,15 +105,20 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     """What else the record has, as JSON text: limits, calls, requests."""
 
 
-class FlowRow(msgspec.Struct, frozen=True, kw_only=True):
+class FlowHead(msgspec.Struct, frozen=True, kw_only=True):
+    """A flow, without what it does."""
+
     owner: str
     name: str
     version: int = 0
     """Given by the store: 1, 2, …"""
-    document: str
-    """Flow IR, as JSON text."""
     created_at: str
     updated_at: str
+
+
+class FlowRow(FlowHead, frozen=True, kw_only=True):
+    document: str
+    """Flow IR, as JSON text."""
 
     def __repr__(self) -> str:
         return f"FlowRow({self.name!r}, version {self.version}, owner {self.owner})"

@@ -23,7 +23,7 @@ async def shared_shop(
     runners: hutch.Hutch, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Workshop]:
     settings = Settings(
-        home=str(tmp_path_factory.mktemp("workshop")), ability_timeout_ms=2_000, transform_timeout_ms=500
+        home=str(tmp_path_factory.mktemp("workshop")), ability_timeout_ms=2_000, transform_timeout_ms=1_500
     )
     async with workshop(runners, settings, fetch_seconds=1.0, fetch_bytes=1_000_000) as made:
         yield made

@@ -198,8 +198,8 @@ TRANSFORMS = {
     "a cycle": ("() => { const a = {}; a.a = a; return a }", "circular"),
     "a bigint": ("() => 1n", "BigInt"),
     "fetches": ("() => fetch('https://a.example')", "fetch is not defined"),
-    "loops": ("() => { while (true); }", "did not finish within 0.5 s"),
-    "waits": ("() => new Promise(() => {})", "did not finish within 0.5 s"),
+    "loops": ("() => { while (true); }", "did not finish within 1.5 s"),
+    "waits": ("() => new Promise(() => {})", "did not finish within 1.5 s"),
     "allocates": ("() => { const a = []; for (;;) a.push(new Uint8Array(1e6)) }", "memory limit"),
     "is too large": ("() => 'x'.repeat(9e6)", "too large"),
 }

@@ -111,6 +111,7 @@ WRONG = [
     ("flow.timeout_ms", 1.5, "flow.timeout_ms: expected an integer ≥ 0, got the number 1.5"),
     ("flow.timeout", 1, "flow.timeout: is not known; did you mean timeout_ms?"),
     ("flow.name", ..., "flow.name: is missing; expected a string that matches"),
+    ("flow.name", "a" * 201, "flow.name: expected at most 200 characters, got a string"),
     ("constants.policyRef", "", 'constants.policyRef: expected a string that is not empty, got ""'),
     ("constants", None, "constants: expected an object, got null"),
     ("inputs_schema", [], "inputs_schema: expected an object, got a list"),
@@ -322,7 +323,7 @@ def test_flow_within_a_flow_is_checked_with_its_own_references() -> None:
 
 def test_too_many_steps_are_refused() -> None:
     told = problems(document([step(f"n{number}") for number in range(MOST_NODES + 1)]))
-    assert told[0].startswith("graph.nodes: expected a list")
+    assert told[0].startswith("graph.nodes: expected at most 10000 items")
 
 
 def test_deep_value_is_refused_and_breaks_nothing() -> None:

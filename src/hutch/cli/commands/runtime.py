@@ -57,7 +57,7 @@ def clear(engine: str | None) -> int:
     epilog="""\b
 Examples:
   hutch runtime check
-  hutch runtime check python my_runtime.py --verbose
+  hutch runtime check python my_runtime.py --its-own-flag
   hutch runtime check --flow good.json --failing bad.json --lasting long.json ./runtime
 """,
 )

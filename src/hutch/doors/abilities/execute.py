@@ -170,10 +170,15 @@ class Abilities:
         by_cause: dict[str, list[str]] = {}
         for each, hop in judged.refused.items():
             by_cause.setdefault(f"{hop.host} answered {hop.status}", []).append(each)
-        for cause, ids in by_cause.items():
-            await self._vault.expire(ids, cause)
-        if revived := [each for each in judged.taken if state.get(each) == "expired"]:
-            await self._vault.revive(revived)
+        revived = [each for each in judged.taken if state.get(each) == "expired"]
+        try:
+            for cause, ids in by_cause.items():
+                await self._vault.expire(ids, cause)
+            if revived:
+                await self._vault.revive(revived)
+        except StoreError as error:
+            # What the wrapper did is done: whoever was told to try again would do it twice.
+            logger.error("credentials could not be marked: %s", error)
 
     async def _ended(
         self,

@@ -12,7 +12,7 @@ import msgspec
 from hutch.session.jsonvalue import well_formed
 from hutch.session.names import is_identifier
 from hutch.session.schemas import plain
-from hutch.session.weighing import MOST_WORK, Weights, weigh
+from hutch.session.weighing import MOST_PATTERN_BYTES, MOST_WORK, Weights, weigh
 
 if TYPE_CHECKING:
     from jsonschema_rs import ValidationError, Validator
@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 _MOST_FAULTS = 5
 # All that is wrong with a value is found before any of it is told: where that may be much, only the first is.
 _MUCH_WORK = 20_000
-# Steps of a pattern that goes back and forth, and bytes of any. Those who write it run it on our time.
+# Steps of a pattern that goes back and forth. Those who write it run it on our time.
 _MOST_STEPS = 100_000
-_MOST_PATTERN_BYTES = 512 * 1024
 _TOO_MUCH = "params: too much to be checked against the input_schema; send less, or make that simpler"
 _MOST_MESSAGE = 200
 
@@ -77,11 +76,12 @@ def _compiled(schema: bytes) -> tuple[Validator, Weights]:
     import jsonschema_rs
 
     bounded = jsonschema_rs.FancyRegexOptions(
-        backtrack_limit=_MOST_STEPS, size_limit=_MOST_PATTERN_BYTES, dfa_size_limit=2 * _MOST_PATTERN_BYTES
+        backtrack_limit=_MOST_STEPS, size_limit=MOST_PATTERN_BYTES, dfa_size_limit=2 * MOST_PATTERN_BYTES
     )
     read = msgspec.json.decode(schema)
-    validator = jsonschema_rs.validator_for(read, offline=True, pattern_options=bounded)
-    return validator, weigh(read)
+    # First: what is too heavy to be tried may be too heavy to be made, too.
+    weights = weigh(read)
+    return jsonschema_rs.validator_for(read, offline=True, pattern_options=bounded), weights
 
 
 def _faults(validator: Validator, params: Mapping[str, Any], work: int) -> list[str]:

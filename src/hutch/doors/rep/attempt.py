@@ -97,6 +97,7 @@ class Attempt:
 
     async def _work(self) -> Any:
         run, node = self._run, self._node
+        self._check_allowance()
         kind = run.registry.get(node.kind)
         params = kind.read(parameters(run.flow, node, run.inputs, run.outputs, kind.schema))
         seconds = node.timeout_ms / 1000 or None
@@ -119,7 +120,13 @@ class Attempt:
                 raise StepFailed(f"TimeoutError: {error}") from error
             message = f"Step {self._id} took longer than its {node.timeout_ms} ms."
             raise StepFailed(message, details={"timeout_ms": node.timeout_ms}, cause=TIMEOUT) from None
-        return _checked(output)
+        run.context.allowance.take(_size(output))
+        self._check_allowance()
+        return output
+
+    def _check_allowance(self) -> None:
+        if (complaint := self._run.context.allowance.complaint) is not None:
+            raise StepFailed(complaint, retriable=False)
 
     def _failed(self, error: StepFailed) -> Failed:
         if error.retriable and self._number < self._node.retry_max:
@@ -173,8 +180,8 @@ def _plain(details: Any) -> Any:
     return details if len(text) <= MAX_DETAILS_BYTES else {"truncated": text[:MAX_DETAILS_BYTES].decode()}
 
 
-def _checked(output: Any) -> Any:
-    """What a step gives is JSON, and no more than can be handed on."""
+def _size(output: Any) -> int:
+    """What a step gives is JSON, and no more than can be handed on. Raises StepFailed."""
     try:
         size = len(encode_value(output))
     except NotJsonSafe as error:
@@ -182,4 +189,4 @@ def _checked(output: Any) -> Any:
     if size > MAX_OUTPUT_BYTES:
         message = f"The output has {size} bytes of JSON; the most is {MAX_OUTPUT_BYTES}."
         raise StepFailed(message, retriable=False)
-    return output
+    return size

@@ -32,7 +32,8 @@ class Said(NamedTuple):
 class Care:
     """A run that is being seen through."""
 
-    def __init__(self) -> None:
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
         self.drive: FlowDrive | None = None
         self.watch: Watch | None = None
         self.words: dict[str, Said] = {}

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
+from hutch.doors.rep.allowance import Allowance
+
 if TYPE_CHECKING:
     from hutch.app import App
     from hutch.egress.broker import Broker
@@ -80,6 +82,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     """What may be reached beside what the settings say."""
     flows: Mapping[str, Any] = {}
     """Flows that steps may run by name."""
+    allowance: Allowance = msgspec.field(default_factory=Allowance)
     depth: int = 0
     """In how many other flows this one is."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,7 +23,9 @@ def timestamp() -> str:
 class Events:
     """The events that nobody has fetched yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, take: Callable[[int], None] = lambda size: None) -> None:
+        """`take` is told how long each is."""
+        self._take = take
         self._waiting: deque[tuple[int, dict[str, Any]]] = deque()
         self._bytes = 0
         self._dropped = 0
@@ -41,6 +44,7 @@ class Events:
         size = len(json.dumps(event))
         self._waiting.append((size, event))
         self._bytes += size
+        self._take(size)
         return event
 
     def drain(self) -> list[dict[str, Any]]:

@@ -18,11 +18,13 @@ MOST_VALUES = 1_000_000
 def load(path: Path) -> Any:
     """The value in a file. Raises InvalidFlow."""
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise _unreadable(path, f"is larger than {MOST_BYTES // 2**20} MiB")
-        raw = path.read_bytes()
+        # By what is read: /dev/zero has no size, and no end.
+        with path.open("rb") as file:
+            raw = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise _unreadable(path, f"cannot be read: {error.strerror}") from None
+    if len(raw) > MOST_BYTES:
+        raise _unreadable(path, f"is larger than {MOST_BYTES // 2**20} MiB")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -26,6 +26,7 @@ from hutch.doors.rep.codes import (
 )
 from hutch.doors.rep.continuing import given
 from hutch.doors.rep.executor import TransportBroken
+from hutch.doors.rep.journal import OPERATOR
 from hutch.doors.rep.orchestrator import FlowDrive
 from hutch.doors.rep.problems import InvalidFlow
 from hutch.doors.rep.records import record_of
@@ -69,8 +70,13 @@ class Flows:
         self.settings = settings
         self.store = store
         """Raises StoreError."""
-        self._choice = msgspec.structs.replace(own(), env=as_environ(settings))
+        # Not finer: what steps print, and what they are given, is no matter of the server's log.
+        level = "error" if settings.log_level == "error" else "warning"
+        env = as_environ(msgspec.structs.replace(settings, log_level=level))
+        self._choice = msgspec.structs.replace(own(), env=env)
         self._places = asyncio.Semaphore(settings.max_flows)
+        self._shares: dict[str, asyncio.Semaphore] = {}
+        """Of these places, so many are any one user's at a time; whoever runs the server may have all."""
         self._cares: dict[str, Care] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._aside: dict[str, dict[str, dict[str, Any]]] = {}
@@ -102,11 +108,10 @@ class Flows:
 
     async def begin(self, row: FlowRunRow) -> FlowRunRow:
         """Begins a run, or gives the one that has its id already. Raises Busy."""
-        if self._closing or len(self._tasks) >= self.settings.max_queue:
-            raise Busy("Too many runs of flows are waiting.", retry_after=5)
+        self._admit(row.owner)
         journal = (await self.store()).journal
         if await journal.add(row):
-            self._care_for(row.run_id)
+            self._care_for(row)
             return row
         return await journal.get(row.run_id) or row
 
@@ -128,11 +133,12 @@ class Flows:
 
     async def resume(self, run: FlowRunHead) -> None:
         """Goes on with a run that failed or was interrupted. Nothing happens if it is under way."""
+        self._admit(run.owner)
         journal = (await self.store()).journal
         if run.is_over:
             await journal.reopen(run.run_id, ORIGIN)
         if not holders.is_held(run) and run.run_id not in self._aside:
-            self._care_for(run.run_id)
+            self._care_for(run)
 
     async def questions(self, run: FlowRunHead) -> list[dict[str, Any]]:
         """What its steps ask, wherever it runs."""
@@ -148,7 +154,7 @@ class Flows:
             if step_id not in asked:
                 self._aside[run.run_id] = asked
                 raise NotWaiting(f"Step {step_id!r} waits for no approval.")
-            self._care_for(run.run_id).words[step_id] = said
+            self._care_for(run).words[step_id] = said
             return
         care = self._cares.get(run.run_id)
         if care is None or care.drive is None:
@@ -174,31 +180,49 @@ class Flows:
             try:
                 for run in await (await self.store()).journal.unfinished(ORIGIN):
                     if not holders.is_held(run) and run.run_id not in self._aside:
-                        self._care_for(run.run_id)
+                        self._care_for(run)
             except HutchError as error:
                 logger.warning("flows that nobody goes on with were not looked for: %s", error)
+            except Exception:
+                logger.exception("flows that nobody goes on with were not looked for")
             await asyncio.sleep(SWEEP_SECONDS)
 
-    def _care_for(self, run_id: str) -> Care:
+    def _admit(self, owner: str) -> None:
+        """Half of the queue is the most that one user may fill. Raises Busy."""
+        most = self.settings.max_queue
+        if self._closing or len(self._tasks) >= most:
+            raise Busy("Too many runs of flows are waiting.", retry_after=5)
+        if owner not in OPERATOR and 2 * sum(care.owner == owner for care in self._cares.values()) > most:
+            raise Busy("Too many runs of flows of yours are waiting.", retry_after=5)
+
+    def _care_for(self, run: FlowRunHead) -> Care:
+        run_id = run.run_id
         if run_id not in self._cares:
-            care = self._cares[run_id] = Care()
+            care = self._cares[run_id] = Care(run.owner)
             if not self._closing:
                 task = asyncio.create_task(self._see_through(run_id, care), name=f"hutch flow run {run_id}")
                 self._tasks[run_id] = task
-                task.add_done_callback(lambda _: self._forget(run_id))
+                task.add_done_callback(lambda _: self._forget(run))
         return self._cares[run_id]
 
-    def _forget(self, run_id: str) -> None:
-        del self._tasks[run_id]
-        care = self._cares.pop(run_id)
+    def _forget(self, run: FlowRunHead) -> None:
+        del self._tasks[run.run_id]
+        care = self._cares.pop(run.run_id)
         if care.words:
             # They came while it was being put aside.
-            self._care_for(run_id).words |= care.words
+            self._care_for(run).words |= care.words
+        if all(each.owner != run.owner for each in self._cares.values()):
+            self._shares.pop(run.owner, None)
+
+    def _share(self, owner: str) -> asyncio.Semaphore:
+        most = self.settings.max_flows
+        number = most if owner in OPERATOR else (most + 1) // 2
+        return self._shares.setdefault(owner, asyncio.Semaphore(number))
 
     async def _see_through(self, run_id: str, care: Care) -> None:
         """To its end, over as many runtimes as that takes."""
         try:
-            async with self._places:
+            async with self._share(care.owner), self._places:
                 lost, steps = 0, -1
                 while await self._go_on(run_id, care, lost):
                     before, steps = steps, await self._steps(run_id)
@@ -207,8 +231,16 @@ class Flows:
         except HutchError as error:
             # The next sweep finds it.
             logger.error("run %s cannot be gone on with: %s", run_id, error)
-        except Exception:
+        except Exception as error:
+            # It would be the same at every sweep.
             logger.exception("run %s cannot be gone on with", run_id)
+            await self._give_up(run_id, failure(PANIC, "The server failed.", cause=type(error).__name__))
+
+    async def _give_up(self, run_id: str, error: dict[str, Any]) -> None:
+        with contextlib.suppress(HutchError):
+            run = await (await self.store()).journal.head(run_id)
+            if run is not None and not run.is_over:
+                await self._finish(run, error)
 
     async def _steps(self, run_id: str) -> int:
         return sum(await (await self.store()).journal.counts(run_id))
@@ -223,7 +255,7 @@ class Flows:
             await self._finish(run, _hopeless())
             return False
         try:
-            flow, inputs, options = given(run, resume=False)
+            flow, inputs, options = await asyncio.to_thread(given, run, resume=False)
         except InvalidFlow as error:
             await self._finish(run, failure(INVALID_IR, error.message, details=error.details))
             return False

@@ -58,8 +58,10 @@ def cycles(nodes: Sequence[str], edges: Sequence[tuple[str, str]]) -> list[tuple
 def _one(edges: dict[int, tuple[str, str]]) -> tuple[int, list[str]]:
     """Every node that is an end of these has one of them leading to it, so going back comes round."""
     into: dict[str, tuple[int, str]] = {}
+    written: dict[str, int] = {}
     for number, (source, target) in edges.items():
         into.setdefault(target, (number, source))
+        written.setdefault(source, number)
     at = next(iter(into))
     seen: dict[str, int] = {}
     trail: list[str] = []
@@ -69,7 +71,7 @@ def _one(edges: dict[int, tuple[str, str]]) -> tuple[int, list[str]]:
         at = into[at][1]
     cycle = trail[seen[at] :][::-1]
     # Begun with the node that is written first.
-    first = min(cycle, key=lambda name: min(number for number, edge in edges.items() if edge[0] == name))
+    first = min(cycle, key=written.__getitem__)
     turn = cycle.index(first)
     cycle = cycle[turn:] + cycle[:turn]
     return into[cycle[0]][0], cycle

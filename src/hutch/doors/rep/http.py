@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import math
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -19,24 +19,25 @@ from hutch.doors.paths import Lane
 from hutch.doors.refusals import Refusal
 from hutch.doors.rep import flow as flow_module
 from hutch.doors.rep import inputs as inputs_module
-from hutch.doors.rep import openapi, replies, requests
+from hutch.doors.rep import named, openapi, replies, requests, rpc
 from hutch.doors.rep.care import Said
 from hutch.doors.rep.flow import Flow
 from hutch.doors.rep.flows import ORIGIN, Flows, NotWaiting
 from hutch.doors.rep.journal import OPERATOR, text_of
-from hutch.doors.rep.named import named_flows
 from hutch.doors.rep.permitted import SCOPES, kinds_for
 from hutch.doors.rep.problems import InvalidFlow, Problem
 from hutch.doors.rep.replies import Failed, answer
 from hutch.doors.rep.streaming import EventStream
 from hutch.errors import Busy, HutchError, InvalidText, StoreError
-from hutch.store.rows import FlowRunHead, FlowRunRow, RunRow, now
+from hutch.store.rows import FlowRow, FlowRunHead, FlowRunRow, RunRow, now
 from hutch.store.store import Store
 
 logger = logging.getLogger("hutch.rep")
 
 DOOR = "rep"
 DOCUMENT = "openapi.json"
+MOST_BYTES = rpc.MAX_LINE_BYTES - 64 * 1024
+"""Of what a runtime is given at once, and some room for the rest of the line."""
 
 
 class Visit:
@@ -133,7 +134,7 @@ class Door:
     async def register(self, visit: Visit) -> Response:
         """Keeps a flow, or a new version of it. The same one again is no new version."""
         document = await requests.read_object(visit.request, self._settings)
-        flow = flow_module.read(document)
+        flow = await asyncio.to_thread(flow_module.read, document)
         if flow.name == DOCUMENT:
             raise requests.invalid([Problem("flow.name", f"{DOCUMENT} is the name of something else here")])
         _check_kinds(flow, visit.visitor)
@@ -151,19 +152,16 @@ class Door:
 
     async def flow(self, visit: Visit) -> Response:
         version = requests.number(visit.request, "version", 0, 2**31)
-        return answer(replies.flow(await self._flow(visit, version or None), whole=True))
+        return answer(replies.whole_flow(await self._flow(visit, version or None)))
 
     async def remove(self, visit: Visit) -> Response:
         if not await visit.store.flows.remove(visit.owner, visit.part("name")):
             raise replies.no_flow(visit.part("name"))
         return answer({"name": visit.part("name")})
 
-    async def _flow(self, visit: Visit, version: int | None) -> Any:
+    async def _flow(self, visit: Visit, version: int | None) -> FlowRow:
         name = visit.part("name")
-        found = await visit.store.flows.get(visit.owner, name)
-        if found is not None and version not in (None, found.version):
-            versions = await visit.store.flows.versions(visit.owner, name)
-            found = next((each for each in versions if each.version == version), None)
+        found = await visit.store.flows.get(visit.owner, name, version)
         if found is None:
             raise replies.no_flow(name)
         return found
@@ -174,11 +172,11 @@ class Door:
         """Begins a run. The same id, flow and inputs again: the same run, which may be over by now."""
         asked = requests.begin(await requests.read_object(visit.request, self._settings, optional=True))
         kept = await self._flow(visit, asked.version)
-        flow = flow_module.read(json.loads(kept.document))
+        flow = await named.read(kept.document)
         if problems := inputs_module.check(flow, asked.inputs):
             raise requests.invalid(problems)
-        named = await named_flows(flow, visit.store.flows, visit.owner)
-        for each in (flow, *named.values()):
+        others = await named.named_flows(flow, visit.store.flows, visit.owner)
+        for each in (flow, *others.values()):
             _check_kinds(each, visit.visitor)
         caller = visit.visitor.caller
         options = {
@@ -186,7 +184,7 @@ class Door:
             "user": None if caller is None else caller.user.name,
             "files": False,
             "kinds": kinds_for(visit.visitor),
-            "flows": {name: each.document for name, each in named.items()},
+            "flows": {name: each.document for name, each in others.items()},
             "concurrency": asked.concurrency,
             "timeout": asked.timeout,
         }
@@ -201,6 +199,11 @@ class Door:
             inputs=text_of(asked.inputs),
             options=text_of({name: value for name, value in options.items() if value is not None}),
         )
+        if (size := len(row.document) + len(row.inputs) + len(row.options)) > MOST_BYTES:
+            message = (
+                f"the flow, those that it runs and the inputs have {size} bytes; the most is {MOST_BYTES}"
+            )
+            raise Failed("PAYLOAD_TOO_LARGE", message)
         found = await self._flows.begin(row)
         if found is not row and (
             not visit.owns(found.owner) or found.flow != row.flow or json.loads(found.inputs) != asked.inputs
@@ -253,6 +256,8 @@ class Door:
             raise Failed("CONFLICT", f"Run {found.run_id!r} was begun by hand: `hutch flow resume`")
         if found.status == "completed":
             raise Failed("CONFLICT", f"Run {found.run_id!r} is complete: there is nothing to go on with")
+        if not set(json.loads(found.options).get("kinds", ())) <= {*kinds_for(visit.visitor)}:
+            raise Failed("FORBIDDEN", f"Run {found.run_id!r} was begun with a key that is for more than this")
         await self._flows.resume(found)
         return answer({"ok": True, "run_id": found.run_id}, 202)
 
@@ -284,9 +289,11 @@ class Door:
     async def _any_run(self, visit: Visit) -> FlowRunRow | RunRow:
         """A run of any door. Those of other doors are written a moment after their end."""
         run_id = visit.part("id")
-        found: FlowRunRow | RunRow | None = await visit.store.journal.get(run_id)
-        if found is None:
-            found = await visit.store.runs.get(run_id)
+        # Not by whether there is one: who names a run of theirs like another's hides nothing by it.
+        flow_run = await visit.store.journal.get(run_id)
+        if flow_run is not None and visit.owns(flow_run.owner):
+            return flow_run
+        found = await visit.store.runs.get(run_id)
         if found is None:
             await visit.store.later.flush()
             found = await visit.store.runs.get(run_id)

@@ -8,7 +8,7 @@ compiler writes it: `{"ids": {"type": "list<string>"}}`. There every input is wa
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -154,25 +154,24 @@ def _is_optional(entry: Any) -> bool:
     return isinstance(entry, dict) and entry.get("required") is False
 
 
-def schema_problems(schema: object) -> list[Problem]:
+def schema_problems(schema: object) -> Iterator[Problem]:
     """What is wrong with an `inputs_schema` itself."""
     if not isinstance(schema, dict) or not schema:
-        return []
+        return
     if is_json_schema(schema):
-        return _json_schema_problems(schema)
-    problems = []
+        yield from _json_schema_problems(schema)
+        return
     for name, entry in schema.items():
         told = entry.get("type") if isinstance(entry, dict) else entry
         if not isinstance(told, str):
             message = f'expected an object with a "type", or a JSON Schema as a whole, got {kind_of(entry)}'
-            problems.append(Problem(at(("inputs_schema", name)), message))
+            yield Problem(at(("inputs_schema", name)), message)
             continue
         try:
             type_schema(told)
         except UnknownType as error:
             place = ("inputs_schema", name, "type") if isinstance(entry, dict) else ("inputs_schema", name)
-            problems.append(Problem(at(place), str(error)))
-    return problems
+            yield Problem(at(place), str(error))
 
 
 def _json_schema_problems(schema: dict[str, Any]) -> list[Problem]:

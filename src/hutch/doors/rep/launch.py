@@ -18,7 +18,15 @@ if TYPE_CHECKING:
     from hutch.doors.rep.outcome import RunOptions
 
 # Ours, and nothing that other people's runtimes need.
-_SECRETS = ("HUTCH_MASTER_KEY", "HUTCH_API_KEY", "HUTCH_DATABASE_URL", "HUTCH_PROXY_URL", "EXECUTOR_API_KEY")
+_SECRETS = (
+    "HUTCH_MASTER_KEY",
+    "HUTCH_API_KEY",
+    "HUTCH_CREDENTIAL_KEY",
+    "HUTCH_DATABASE_URL",
+    "HUTCH_PROXY_URL",
+    "EXECUTOR_API_KEY",
+    "PROXY_URL",
+)
 
 
 class CannotStart(Exception):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from difflib import get_close_matches
 from typing import TypeAlias
 
 import msgspec
@@ -16,7 +17,13 @@ VERSION = "1.0.0"
 
 Place: TypeAlias = tuple[str | int, ...]
 
+MOST_PROBLEMS = 200
+"""Of a flow; who has more is told of these."""
 _MOST_SHOWN = 50
+# Looking for a name that is close takes long where there are many, and longer where they are long.
+_MOST_GUESSES = 10
+_MOST_NAMES = 1_000
+_LONGEST_NAME = 60
 _PLAIN_KEY = re.compile(r"[\w$-]+")
 
 
@@ -60,6 +67,20 @@ def present(problems: Sequence[Problem]) -> str:
     if len(problems) > _MOST_SHOWN:
         lines.append(f"… and {len(problems) - _MOST_SHOWN} more")
     return "\n".join(lines)
+
+
+class Guesses:
+    """What was meant by names that nobody has; of the first few, where that is soon known."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_GUESSES
+
+    def near(self, name: str, known: Collection[str]) -> str | None:
+        if not self._left or len(name) > _LONGEST_NAME or len(known) > _MOST_NAMES:
+            return None
+        self._left -= 1
+        close = get_close_matches(name, [each for each in known if len(each) <= _LONGEST_NAME], 1)
+        return close[0] if close else None
 
 
 def at(place: Iterable[str | int]) -> str:

@@ -20,6 +20,7 @@ import msgspec
 from hutch.doors.rep.literals import literal, types_in
 from hutch.doors.rep.problems import Place
 from hutch.errors import HutchError
+from hutch.session.jsonvalue import encode_value
 
 if TYPE_CHECKING:
     from hutch.doors.rep.flow import Flow, Node
@@ -30,6 +31,8 @@ _SEGMENT = re.compile(
 )
 _OF_STEPS = ("step", ".vars")
 _MOST_NAMED = 8
+MOST_BYTES = 32 * 1024 * 1024
+"""Of all that the references of one step lead to, as JSON."""
 
 
 class BadReference(ValueError):
@@ -233,6 +236,7 @@ def parameters(
     What stays as it is: the cases of a switch, which name steps, and a flow within `flow.run`, whose
     references are its own.
     """
+    _weigh(flow, node, inputs, outputs)
     opaque = OPAQUE.get(node.kind, ())
     literals = flow.compiled or node.kind == "dsl.emit"
     given = {}
@@ -244,6 +248,29 @@ def parameters(
                 value, inputs, outputs, steps=flow.nodes, schema=_property(schema, key), literals=literals
             )
     return given
+
+
+def _weigh(flow: Flow, node: Node, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
+    """A few words may name the same large output a thousand times. Raises UnresolvedReference."""
+    total = 0
+    opaque = OPAQUE.get(node.kind, ())
+    given = [value for key, value in node.with_.items() if key not in opaque]
+    for _, text in mentioned(given):
+        try:
+            reference = parse(text, flow.nodes)
+        except BadReference:
+            continue
+        if reference is not None:
+            total += _size(lookup(reference, inputs, outputs))
+        if total > MOST_BYTES:
+            message = f"with this, the step is given more than {MOST_BYTES // 2**20} MiB"
+            raise UnresolvedReference(_short(text), message)
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value)
+    return len(encode_value(value)) if isinstance(value, (dict, list)) else 1
 
 
 OPAQUE = {"switch": ("cases", "default"), "flow.run": ("flow",)}

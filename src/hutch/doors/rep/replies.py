@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from hutch.doors.rep import holders
 from hutch.store.journal import Counts
-from hutch.store.rows import FlowRow, FlowRunHead, FlowRunRow, RunRow
+from hutch.store.rows import FlowHead, FlowRow, FlowRunHead, FlowRunRow, RunRow
 
 STATUS = {
     "INVALID_REQUEST": 400,
@@ -58,14 +58,18 @@ def answer(body: Any, status: int = 200, headers: Mapping[str, str] | None = Non
     return Response(json.dumps(body), status, headers, "application/json")
 
 
-def flow(row: FlowRow, *, whole: bool = False) -> dict[str, Any]:
-    told: dict[str, Any] = {
+def flow(row: FlowHead) -> dict[str, Any]:
+    """A flow, for lists."""
+    return {
         "name": row.name,
         "version": row.version,
         "created_at": row.created_at,
         "updated_at": row.updated_at,
     }
-    return {**told, "document": json.loads(row.document)} if whole else told
+
+
+def whole_flow(row: FlowRow) -> dict[str, Any]:
+    return {**flow(row), "document": json.loads(row.document)}
 
 
 def head(run: FlowRunHead) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def begin(body: dict[str, Any]) -> Begin:
     expect("run_id", f"1 to {MOST_ID} printable characters, without /", is_id)
     expect("version", "an integer of at least 1", _is_count)
     expect("concurrency", "an integer of at least 1", _is_count)
-    expect("timeout", "a number of seconds above 0", lambda value: _is_number(value) and value > 0)
+    expect("timeout", "a number of seconds above 0, up to 2147483647", _is_seconds)
     _check(problems)
     given = {name: value for name, value in body.items() if value is not None}
     return Begin(**given)
@@ -144,8 +144,8 @@ def _is_text(most: int) -> Any:
     return lambda value: isinstance(value, str) and 0 < len(value) <= most
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _is_seconds(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 2**31
 
 
 def _is_count(value: Any) -> bool:

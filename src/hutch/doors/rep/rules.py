@@ -5,12 +5,12 @@ They look at what is of the right shape and pass over the rest, so that everythi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from difflib import get_close_matches
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any, NamedTuple
 
 from hutch.doors.rep import graph
-from hutch.doors.rep.problems import InvalidFlow, Place, Problem, at, kind_of
+from hutch.doors.rep.problems import MOST_PROBLEMS, Guesses, InvalidFlow, Place, Problem, at, kind_of
 from hutch.doors.rep.references import OPAQUE, BadReference, mentioned, parse
 
 _NODES: Place = ("graph", "nodes")
@@ -31,8 +31,20 @@ class _Link(NamedTuple):
     case: str | None
 
 
+class _Known(dict[str, _Step]):
+    """Steps by id, and guesses at what is none's."""
+
+    def __init__(self, steps: Iterable[tuple[str, _Step]]) -> None:
+        super().__init__(steps)
+        self.guesses = Guesses()
+
+
 def beyond_shape(document: dict[str, Any]) -> list[Problem]:
-    """All that is wrong in these respects."""
+    """All that is wrong in these respects, or the first of very much."""
+    return list(islice(_problems(document), MOST_PROBLEMS))
+
+
+def _problems(document: dict[str, Any]) -> Iterator[Problem]:
     from hutch.doors.rep.inputs import schema_problems
 
     inner = document.get("graph")
@@ -40,19 +52,19 @@ def beyond_shape(document: dict[str, Any]) -> list[Problem]:
     nodes, edges = (parts[key] if isinstance(parts.get(key), list) else [] for key in ("nodes", "edges"))
     steps = list(_steps(nodes))
     links = list(_links(edges))
-    problems = [*schema_problems(document.get("inputs_schema")), *_twice(steps)]
-    known = {step.id: step for step in reversed(steps)}
+    yield from schema_problems(document.get("inputs_schema"))
+    yield from _twice(steps)
+    known = _Known((step.id, step) for step in reversed(steps))
     if len(steps) == len(nodes):  # else a name may be that of a step we could not read
-        problems += _dangling(links, known)
+        yield from _dangling(links, known)
     sound = [link for link in links if link.source in known and link.target in known]
     pairs = [(link.source, link.target) for link in sound]
     for number, cycle in graph.cycles(list(known), pairs):
         way = " → ".join([*_shortened(cycle), cycle[0]])
-        problems.append(Problem(at(sound[number].place), f"closes a cycle: {way}"))
+        yield Problem(at(sound[number].place), f"closes a cycle: {way}")
     ordered = graph.order(known, pairs)
-    problems += _cases(sound, known)
-    problems += _references(steps, known, ordered, pairs, document.get("inputs_schema"))
-    return problems
+    yield from _cases(sound, known)
+    yield from _references(steps, known, ordered, pairs, document.get("inputs_schema"))
 
 
 def _steps(nodes: list[Any]) -> Iterator[_Step]:
@@ -83,16 +95,16 @@ def _twice(steps: list[_Step]) -> Iterator[Problem]:
             yield Problem(at((*step.place, "id")), message)
 
 
-def _dangling(links: list[_Link], known: dict[str, _Step]) -> Iterator[Problem]:
+def _dangling(links: list[_Link], known: _Known) -> Iterator[Problem]:
     for link in links:
         for word, name in (("from", link.source), ("to", link.target)):
             if name not in known:
                 yield Problem(at((*link.place, word)), _no_step(name, known))
 
 
-def _no_step(name: str, known: dict[str, _Step]) -> str:
-    close = get_close_matches(name, known, 1)
-    return f"there is no step {kind_of(name)}" + (f"; did you mean {close[0]}?" if close else "")
+def _no_step(name: str, known: _Known) -> str:
+    close = known.guesses.near(name, known)
+    return f"there is no step {kind_of(name)}" + (f"; did you mean {close}?" if close else "")
 
 
 def _shortened(names: list[str]) -> list[str]:
@@ -102,7 +114,7 @@ def _shortened(names: list[str]) -> list[str]:
 # --- switches ---
 
 
-def _cases(links: list[_Link], known: dict[str, _Step]) -> Iterator[Problem]:
+def _cases(links: list[_Link], known: _Known) -> Iterator[Problem]:
     leaving: dict[str, list[_Link]] = {}
     for link in links:
         leaving.setdefault(link.source, []).append(link)
@@ -116,7 +128,7 @@ def _cases(links: list[_Link], known: dict[str, _Step]) -> Iterator[Problem]:
             yield from _switch(step, leaving.get(step.id, []), known)
 
 
-def _switch(step: _Step, links: list[_Link], known: dict[str, _Step]) -> Iterator[Problem]:
+def _switch(step: _Step, links: list[_Link], known: _Known) -> Iterator[Problem]:
     place = (*step.place, "with")
     key = step.with_.get("key_from")
     if not isinstance(key, str) or not key.strip().startswith("$"):
@@ -140,9 +152,7 @@ def _switch(step: _Step, links: list[_Link], known: dict[str, _Step]) -> Iterato
         yield Problem(at((*place, "default")), f"there is no edge from {step.id} to {default}")
 
 
-def _target(
-    place: Place, case: str, target: object, links: list[_Link], known: dict[str, _Step]
-) -> Iterator[Problem]:
+def _target(place: Place, case: str, target: object, links: list[_Link], known: _Known) -> Iterator[Problem]:
     if not isinstance(target, str):
         yield Problem(at(place), f"expected the id of a step, got {kind_of(target)}")
     elif target not in known:
@@ -158,7 +168,7 @@ def _target(
 
 def _references(
     steps: list[_Step],
-    known: dict[str, _Step],
+    known: _Known,
     ordered: list[str],
     pairs: list[tuple[str, str]],
     inputs_schema: object,
@@ -178,7 +188,7 @@ def _references(
             if reference is None:
                 continue
             if reference.step is None:
-                yield from _input(place, reference.path, names)
+                yield from _input(place, reference.path, names, known.guesses)
             elif reference.step not in known:
                 yield Problem(at(place), f"{reference.text}: {_no_step(reference.step, known)}")
             elif len(ordered) == len(known):  # without cycles, which are told already
@@ -196,11 +206,13 @@ def _mentioned(step: _Step) -> Iterator[tuple[Place, str]]:
             yield from mentioned(value, (*step.place, "with", key))
 
 
-def _input(place: Place, path: tuple[str | int, ...], names: frozenset[str] | None) -> Iterator[Problem]:
+def _input(
+    place: Place, path: tuple[str | int, ...], names: frozenset[str] | None, guesses: Guesses
+) -> Iterator[Problem]:
     if names is None or not path or str(path[0]) in names:
         return
-    close = get_close_matches(str(path[0]), names, 1)
-    hint = f"; did you mean {close[0]}?" if close else ""
+    close = guesses.near(str(path[0]), names)
+    hint = f"; did you mean {close}?" if close else ""
     yield Problem(at(place), f"inputs_schema has no input {kind_of(str(path[0]))}{hint}")
 
 

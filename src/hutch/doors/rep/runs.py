@@ -14,6 +14,7 @@ from hutch.doors.rep.events import Events
 from hutch.doors.rep.prepare import NotRunnable
 from hutch.doors.rep.steps import Journal, StepResult, Summary
 from hutch.errors import HutchError
+from hutch.session.jsonvalue import encode_value
 
 if TYPE_CHECKING:
     from hutch.doors.rep.flow import Flow
@@ -77,7 +78,7 @@ class Run:
         self._journals = journals
         self._options = options or {}
         self._journal: Journal | None = None
-        self._events = Events()
+        self._events = Events(context.allowance.take)
         self._engine: FlowRun | None = None
         self._is_cancelled = False
         self._summary: Summary | None = None
@@ -152,6 +153,7 @@ class Run:
             if opened.ended is not None:
                 return opened.ended
             self._journal, finished = opened.journal, opened.finished
+            self.context.allowance.take(sum(len(encode_value(each.output)) for each in finished.values()))
         self._engine = FlowRun(
             self._flow,
             self._inputs,

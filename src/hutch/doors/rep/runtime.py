@@ -27,6 +27,7 @@ MAX_RUNS = 1_000
 """Of those that are over, the latest are remembered."""
 _MAX_ID = 200
 _MAX_PATH = 4096
+_MAX_STEP_ID = 2_000
 
 
 class Runtime:
@@ -108,7 +109,8 @@ class Runtime:
     def _approve(self, params: dict[str, Any]) -> dict[str, Any]:
         """Ours: somebody's word for a step that waits for it."""
         run = self._run(params)
-        step_id = _text(params, "step_id")
+        # In flows within flows, it has the ids of the steps that it is in.
+        step_id = _text(params, "step_id", most=_MAX_STEP_ID)
         if step_id is None:
             raise _wrong("step_id", "is required")
         approved = params.get("approved")

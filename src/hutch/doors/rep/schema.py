@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 
-from hutch.doors.rep.problems import Place, Problem, at, kind_of
+from hutch.doors.rep.problems import MOST_PROBLEMS, Guesses, Place, Problem, at, kind_of
 from hutch.session.schemas import NOTHING, Root, resolve
-from hutch.session.weighing import MOST_WORK, Weights, weigh
+from hutch.session.weighing import MOST_PATTERN_BYTES, MOST_WORK, Weights, weigh
 
-MOST_PROBLEMS = 200
 _NOUNS = {
     "string": "a string",
     "integer": "an integer",
@@ -25,6 +23,7 @@ _NOUNS = {
 }
 _MOST = 2**31 - 1
 _MOST_STEPS = 100_000
+_MOST_NAMED = 50
 _TOO_MUCH = "too much to be checked against its schema; send less, or make that simpler"
 
 
@@ -61,12 +60,15 @@ def _compiled(schema: bytes) -> tuple[Any, Weights]:
 
     read = msgspec.json.decode(schema)
     # Patterns that go back and forth take as long as they like otherwise.
-    bounded = jsonschema_rs.FancyRegexOptions(backtrack_limit=_MOST_STEPS)
+    bounded = jsonschema_rs.FancyRegexOptions(
+        backtrack_limit=_MOST_STEPS, size_limit=MOST_PATTERN_BYTES, dfa_size_limit=2 * MOST_PATTERN_BYTES
+    )
     try:
+        weights = weigh(read)
         validator = jsonschema_rs.validator_for(
             read, offline=True, validate_formats=True, pattern_options=bounded
         )
-        return validator, weigh(read)
+        return validator, weights
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         where = at(getattr(error, "instance_path", ()))
         reason = " ".join(str(error).partition("\n")[0].split())[:300]
@@ -82,15 +84,20 @@ def _told(error: Any, root: Root, place: Place) -> Iterable[Problem]:
         yield Problem(at((*where, name)), _missing(_property(root, holder, name), root))
     elif kind in ("additionalProperties", "unevaluatedProperties"):
         known = sorted(holder.get("properties") or ())
-        for name in error.kind.unexpected:
-            yield Problem(at((*where, name)), _unknown(name, known))
+        guesses = Guesses()
+        for name in error.kind.unexpected[:MOST_PROBLEMS]:
+            yield Problem(at((*where, name)), _unknown(name, known, guesses))
     elif kind in ("falseSchema", "propertyNames") or not isinstance(holder, dict):
         yield Problem(at(where), " ".join(error.message.split())[:300])
     else:
         # The bound that is left out of most words is what this is about.
-        expected = f"at most {error.kind.limit}" if kind == "maximum" else describe(holder, root)
+        unit = _MOST_OF.get(kind)
+        expected = f"at most {error.kind.limit}{unit}" if unit is not None else describe(holder, root)
         wrong = f"expected {expected}" if expected else " ".join(error.message.split())[:300]
         yield Problem(at(where), f"{wrong}, got {kind_of(error.instance)}" if expected else wrong)
+
+
+_MOST_OF = {"maximum": "", "maxItems": " items", "maxLength": " characters"}
 
 
 def _missing(schema: Any, root: Root) -> str:
@@ -98,11 +105,12 @@ def _missing(schema: Any, root: Root) -> str:
     return f"is missing; expected {expected}" if expected else "is missing"
 
 
-def _unknown(name: str, known: list[str]) -> str:
-    close = get_close_matches(name, known, 1)
+def _unknown(name: str, known: list[str], guesses: Guesses) -> str:
+    close = guesses.near(name, known)
     if close:
-        return f"is not known; did you mean {close[0]}?"
-    return f"is not known; expected only {', '.join(known)}" if known else "is not known; nothing is expected"
+        return f"is not known; did you mean {close}?"
+    only = ", ".join(known[:_MOST_NAMED])
+    return f"is not known; expected only {only}" if known else "is not known; nothing is expected"
 
 
 def _property(root: Root, holder: Any, name: str) -> Any:

@@ -13,7 +13,7 @@ MOST_NODES = 10_000
 MOST_EDGES = 100_000
 _MOST = 2**31 - 1
 
-Name: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]+$")]
+Name: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]+$", max_length=200)]
 Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 Milliseconds: TypeAlias = Annotated[int, Meta(ge=0, le=_MOST)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=_MOST)]

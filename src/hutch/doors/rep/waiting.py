@@ -18,7 +18,7 @@ def waiting(events: Iterable[Entry]) -> list[dict[str, Any]]:
         if event["type"] == "approval":
             found[step_id] = {
                 "step_id": step_id,
-                "message": event["message"],
+                "message": event.get("message"),
                 "asked_at": event["timestamp"],
             }
         else:

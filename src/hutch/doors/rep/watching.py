@@ -26,7 +26,11 @@ class Watch:
         step_id = str(event.get("step_id"))
         match event["type"], event.get("state"):
             case "approval", _:
-                question = {"step_id": step_id, "message": event["message"], "asked_at": event["timestamp"]}
+                question = {
+                    "step_id": step_id,
+                    "message": event.get("message"),
+                    "asked_at": event["timestamp"],
+                }
                 self.questions[step_id] = question
             case "approved", _:
                 self.questions.pop(step_id, None)

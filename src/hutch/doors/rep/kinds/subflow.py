@@ -34,6 +34,9 @@ async def _run(call: Call) -> Any:
         message = f"Flows may run flows {MOST_DEPTH} levels deep, and this would be one more."
         raise StepFailed(message, retriable=False)
     flow, folder = _flow(params.flow, context)
+    context.allowance.take_steps(len(flow.nodes))
+    if (complaint := context.allowance.complaint) is not None:
+        raise StepFailed(complaint, retriable=False)
     prepare(flow, params.inputs, call.run.registry, allow_shell=context.allow_shell)
     within = msgspec.structs.replace(context, depth=context.depth + 1, folder=folder)
     summary = await call.run.nested(flow, params.inputs, call.step_id, within)

@@ -11,6 +11,7 @@ from msgspec import Meta
 from hutch.doors.rep.kinds.registry import Call, Kind, StepFailed
 
 MOST_SECONDS = 31 * 24 * 3600.0
+MOST_MESSAGE = 10_000
 
 
 class Wait(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,7 +29,7 @@ async def _wait(call: Call) -> Any:
 class Approve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What somebody is asked."""
 
-    message: str
+    message: Annotated[str, Meta(max_length=MOST_MESSAGE)]
 
 
 async def _approve(call: Call) -> Any:
