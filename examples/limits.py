@@ -13,7 +13,7 @@ GUESTS = {
 }
 
 for what, code in GUESTS.items():
-    r = hutch.run_sync(code, timeout_ms=500, max_log_lines=10)
+    r = hutch.run_sync(code, timeout_ms=2000, max_log_lines=10)
     if r.error is None:
         print(f"{what}: {r.result}, {len(r.logs)} lines of log")
     else:

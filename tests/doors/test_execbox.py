@@ -167,7 +167,7 @@ async def cancelled(server: Server, timeout_ms: int) -> None:
 @pytest.fixture(scope="module")
 def strict() -> Iterator[Server]:
     with serving(
-        HUTCH_MOST_TIMEOUT_MS="300",
+        HUTCH_MOST_TIMEOUT_MS="2500",
         HUTCH_MOST_MEMORY_LIMIT_BYTES=str(8 * 2**20),
         HUTCH_MOST_LOG_LINES="2",
         HUTCH_MOST_LOG_CHARS="10",

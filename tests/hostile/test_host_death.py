@@ -44,6 +44,14 @@ asyncio.run(main())
 """
 
 
+@pytest.fixture(autouse=True)
+def apart(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Where no host of another test sweeps. Short: there are sockets in it."""
+    with tempfile.TemporaryDirectory(prefix="hd") as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        yield
+
+
 @pytest.fixture
 def host() -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True) as child:

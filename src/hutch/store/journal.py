@@ -196,7 +196,7 @@ class Journal:
         """
         return [(row[0], row[1]) for row in await self._database.scan(sql, run_id=run_id)]
 
-    async def events(self, run_id: str, after: int = 0, limit: int = 64) -> builtins.list[Entry]:
+    async def events(self, run_id: str, after: int = 0, limit: int = 500) -> builtins.list[Entry]:
         """Those after a number, in order."""
         sql = """
             SELECT number, body FROM flow_journal

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 SHORTEST_SECONDS = 0.05
 LONGEST_SECONDS = 0.5
 """How often we look: more seldom the longer nothing happens."""
+AT_ONCE = 64
+"""Events in a piece: each may be long, and whoever asked may never read it."""
 
 Numbered = tuple[int, dict[str, Any]]
 
@@ -39,7 +41,7 @@ async def batches(
     while True:
         # Before its events are read: those of a run that is over are all there.
         run = await journal.head(run_id)
-        found = await journal.events(run_id, after)
+        found = await journal.events(run_id, after, AT_ONCE)
         if found:
             after = found[-1].number
             pause = SHORTEST_SECONDS
