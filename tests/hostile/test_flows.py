@@ -24,7 +24,7 @@ from tests.hostile.conftest import peak_bytes
 from tests.processes import HUTCH, PATIENCE, hutch, until
 from tests.store.made import a_run
 
-from hutch.doors.rep import allowance, flows
+from hutch.doors.rep import allowance
 from hutch.settings import Settings
 
 pytestmark = pytest.mark.anyio
@@ -138,8 +138,8 @@ async def test_code_in_a_step_sees_nothing_of_the_host(place: Station, operator:
     eve = await place.user(operator, f"eve-{rid}", ("rep", "execbox"))
     code = """
         const seen = {}
-        for (const look of ["Deno.env.toObject()", "process.env", "Deno.readTextFileSync('/proc/self/environ')",
-                            "require('fs').readFileSync('/etc/passwd')", "globalThis.step"]) {
+        for (const look of ["Deno.env.toObject()", "process.env", "require('fs').readFileSync('/etc/passwd')",
+                            "Deno.readTextFileSync('/proc/self/environ')", "globalThis.step"]) {
             try { seen[look] = String((0, eval)(look)) } catch (error) { seen[look] = null }
         }
         return JSON.stringify(seen)
@@ -249,7 +249,6 @@ async def test_options_are_not_for_the_client_to_say(eve: Caller, rid: str) -> N
 async def test_nothing_of_another_is_seen_or_touched(eve: Caller, bo: Caller, rid: str) -> None:
     ask = flow([node("ask", "approve", message=MARK)], name=f"f-{rid}")
     await bo.begin(ask, rid, inputs={"secret": MARK})
-    await asyncio.to_thread(until, lambda: True)
     calls = [
         ("GET", ""),
         ("GET", "/events"),
@@ -366,11 +365,10 @@ async def test_no_request_of_a_step_comes_home(
         f"http://127.0.0.1:{port}\\@{place.upstream.address}/",
     ]
     nodes = [node(f"u{at}", "http.get", 5_000, url=url) for at, url in enumerate(urls)]
-    smuggled = {"Host": "internal", "Content-Length": "0", "Transfer-Encoding": "chunked", "X": "a\r\nY: b"}
+    smuggled = {"X": "a\r\nHost: internal", "Y\r\nHost": "internal", "Z": "\0"}
     nodes += [
         node(f"h{at}", "http.get", 5_000, url=place.upstream.url("/smuggled"), headers={name: value})
         for at, (name, value) in enumerate(smuggled.items())
-        if name != "Host"
     ]
     began = time.monotonic()
     why = await tried(eve, rid, nodes)
@@ -555,7 +553,8 @@ async def test_who_never_reads_events_is_waited_for_by_nobody(
     code = "for (let at = 0; at < 60; at++) console.log('x'.repeat(60000))"
     await eve.begin(flow([node(f"c{at}", "code.run", code=code) for at in range(3)], name="floods"), rid)
     url = urlsplit(operator.server.url)
-    head = f"GET /runs/{rid}/events HTTP/1.1\r\nHost: {url.netloc}\r\nAuthorization: {eve.headers['Authorization']}\r\n\r\n"
+    key = eve.headers["Authorization"]
+    head = f"GET /runs/{rid}/events HTTP/1.1\r\nHost: {url.netloc}\r\nAuthorization: {key}\r\n\r\n"
     idle = []
     try:
         for _ in range(40):
@@ -650,11 +649,11 @@ EVENTS = [
     {"type": "log"}, {"type": "log", "message": None, "level": 7, "step_id": []}, {"type": "step"},
     {"type": "step", "step_id": {"a": 1}, "state": "started", "duration_ms": "x", "attempt": 1e99},
     {"type": "step", "step_id": "a", "state": "failed", "error": "no"}, {"type": "approval"},
-    {"type": "approval", "step_id": 5, "message": [1]}, {"type": "approved"}, {"type": "skipped"}, {"type": ""},
-    {"type": "log", "message": "\\x1b]0;owned\\x07\\x1b[2Jhello\\r\\x9b31m", "level": "\\x1b[31m", "step_id": "\\x1b[1A"},
-    7, None, [], {"type": 3},
+    {"type": "approval", "step_id": 5, "message": [1]}, {"type": "approved"}, {"type": "skipped"},
+    {"type": "log", "message": "\\x1b]0;owned\\x07\\x1b[2Jhello\\r\\x9b31m", "step_id": "\\x1b[1A"},
+    {"type": "log", "message": "x", "level": "\\x1b[31m"}, {"type": ""}, 7, None, [], {"type": 3},
 ]
-SUMMARY = {"outputs": "\\x1b[2J\\x9b", "completed_steps": "many", "failed_steps": {}, "total_steps": None, "error": ERROR}
+SUMMARY = {"outputs": "\\x1b[2J\\x9b", "completed_steps": "many", "failed_steps": {}, "error": ERROR}
 WORD = sys.argv[1]
 if os.fork() == 0:
     os.setsid()
@@ -682,7 +681,7 @@ for line in sys.stdin:
         ("failed", "{'code': -1, 'message': None, 'data': {'details': None, 'step_id': {}, 'attempt': 'x'}}"),
         (
             "failed",
-            "{'code': 2001, 'message': 'no', 'data': {'details': {'problems': 3, 'supported': 4, 'kind': 5}}}",
+            "{'code': 2001, 'message': 'no', 'data': {'details': {'problems': 3, 'supported': 4}}}",
         ),
         ("failed", "{'code': 1003, 'message': 'no', 'data': {'details': {'problems': [1, {'path': 2}]}}}"),
     ],
@@ -746,7 +745,3 @@ def test_an_orchestrator_may_ask_anything() -> None:
             for method in ("Poll", "Cancel", "Approve"):
                 runtime.call(method, run_id=value, step_id=value, approved=value)
         assert runtime.run(short).status == "completed"
-
-
-def test_the_shares_are_of_users_alone() -> None:
-    assert flows.OPERATOR == {"local", "key"}

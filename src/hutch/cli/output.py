@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import sys
+
+# JSON escapes no others: DEL, and in UTF-8 U+0080 to U+009F, of which terminals obey some.
+_CONTROL = re.compile(rb"\x7f|\xc2[\x80-\x9f]")
 
 
 def print_json(text: bytes) -> None:
     """JSON is UTF-8, whatever the terminal's encoding is."""
-    sys.stdout.buffer.write(text + b"\n")
+    sys.stdout.buffer.write(_CONTROL.sub(_escaped, text) + b"\n")
     sys.stdout.buffer.flush()
+
+
+def _escaped(found: re.Match[bytes]) -> bytes:
+    return b"\\u%04x" % ord(found[0].decode())
