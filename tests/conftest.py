@@ -23,7 +23,7 @@ ALIASES = ("EXECUTOR_API_KEY", "PROXY_URL")
 Run = Callable[..., Awaitable[hutch.Result]]
 
 
-# The folders whose files take longest: begun last, one of them would keep one process busy and the others idle.
+# The folders whose files take longest: begun last, one of them would keep one process busy and others idle.
 SLOW = ("contract", "hostile", "cli", "doors/mcp", "interop", "upstream")
 
 
