@@ -348,8 +348,8 @@ async def test_a_check_that_takes_too_long_ends_and_leaves_nothing(where: Callab
 async def _kill_busy(checks: asyncio.Task[list[Problem]], times: int) -> list[Problem]:
     """Kills compilers that are at work, one after the other."""
     while not checks.done():
-        for pid in _processes() if times else ():
-            if _busy(pid):
+        for pid in _processes():
+            if times > 0 and _busy(pid):
                 os.kill(pid, signal.SIGKILL)
                 times -= 1
         await asyncio.sleep(0.01)
