@@ -26,7 +26,7 @@ serve: install ## the server; its own options in ARGS
 	@exec .venv/bin/hutch serve $(ARGS)
 
 test: install .venv/.postgres lint ## lint, types, the Python tests and the guest's own
-	.venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	.venv/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
 	$(DENO) test --allow-all --frozen --quiet
 
 bench: install ## how fast and how small, beside baselines

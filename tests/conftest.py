@@ -23,21 +23,6 @@ ALIASES = ("EXECUTOR_API_KEY", "PROXY_URL")
 Run = Callable[..., Awaitable[hutch.Result]]
 
 
-# The folders whose files take longest: begun last, one of them would keep one process busy and others idle.
-SLOW = ("contract", "hostile", "cli", "doors/mcp", "interop", "upstream")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The slowest first, for when several processes run the tests, a file each."""
-    here = Path(__file__).parent
-
-    def turn(item: pytest.Item) -> int:
-        folder = item.path.relative_to(here).parent.as_posix()
-        return next((at for at, slow in enumerate(SLOW) if f"{folder}/".startswith(f"{slow}/")), len(SLOW))
-
-    items.sort(key=turn)
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """What was logged may have lone surrogates, which cannot go from one process to another."""
