@@ -23,7 +23,6 @@ from tests.egress.upstreams import (
     get,
     opened,
     silent,
-    upstream,
     whole,
 )
 
@@ -35,18 +34,6 @@ from hutch.egress.redaction import MARK
 from hutch.egress.reply import Reply
 
 MIB = 1024 * 1024
-
-
-@pytest.fixture
-async def server(anyio_backend: object) -> AsyncIterator[Upstream]:
-    async with upstream() as made:
-        yield made
-
-
-@pytest.fixture
-async def broker(anyio_backend: object) -> AsyncIterator[Broker]:
-    async with brokered() as made:
-        yield made
 
 
 @pytest.fixture

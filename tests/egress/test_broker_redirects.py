@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 from tests.egress.upstreams import (
     Credentials,
@@ -19,18 +17,6 @@ from hutch.egress.broker import Broker
 from hutch.egress.fetch import FetchError, Injected
 
 SECRET = "Bearer sk-abcdefghijklmnop"
-
-
-@pytest.fixture
-async def server(anyio_backend: object) -> AsyncIterator[Upstream]:
-    async with upstream() as made:
-        yield made
-
-
-@pytest.fixture
-async def broker(anyio_backend: object) -> AsyncIterator[Broker]:
-    async with brokered() as made:
-        yield made
 
 
 @pytest.mark.parametrize(
