@@ -8,6 +8,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from hutch.doors import failing
 from hutch.doors.abilities import documents
 from hutch.session.jsonvalue import encode_value
 from hutch.store.rows import Ability, Credential, RunRow
@@ -34,17 +35,8 @@ REFUSED = {401: "UNAUTHORIZED", 403: "FORBIDDEN", 503: "UNAVAILABLE"}
 CODES = (*STATUS, "UPSTREAM_ERROR", "WRAPPER_ERROR", "TIMEOUT", "MEMORY_LIMIT", "EGRESS_REFUSED")
 
 
-class Failed(Exception):
-    """Why not, in words that the caller may see."""
-
-    def __init__(
-        self, code: str, message: str, *, headers: Mapping[str, str] | None = None, **more: Any
-    ) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-        self.headers = headers
-        self.more = more
+class Failed(failing.Failed):
+    """In the shape of this door."""
 
     def response(self) -> Response:
         body = failure(self.code, self.message, **self.more)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from http import HTTPStatus
-from typing import Any
 
 from hutch._version import __version__
 from hutch.doors.abilities.answers import CODES, STATUS
 from hutch.doors.abilities.documents import MOST_DESCRIPTION, MOST_ID, MOST_KEYS, MOST_NAME
 from hutch.doors.abilities.requests import KEY_HEADER, MOST_FOUND, MOST_LISTED
+from hutch.doors.operations import Json, operation, query, response
 from hutch.settings import Settings
-
-Json = dict[str, Any]
 
 _TEXT: Json = {"type": "string"}
 _FLAG: Json = {"type": "boolean"}
@@ -41,10 +38,10 @@ def document(settings: Settings) -> Json:
         parameters=[_ID],
     )
     # Any status may be that of the ability's API.
-    for status, response in execute["responses"].items():
+    for status, each in execute["responses"].items():
         if status != "200":
-            response["content"]["application/json"]["schema"] = _ref("Unexecuted")
-    execute["responses"]["default"] = _response(
+            each["content"]["application/json"]["schema"] = _ref("Unexecuted")
+    execute["responses"]["default"] = response(
         "What the ability's API answered, or how the ability failed", _ref("Unexecuted")
     )
     return {
@@ -70,7 +67,7 @@ def document(settings: Settings) -> Json:
                 "get": {
                     "summary": "This document",
                     "security": [],
-                    "responses": {"200": _response("OK", {"type": "object"})},
+                    "responses": {"200": response("OK", {"type": "object"})},
                 }
             },
         },
@@ -89,7 +86,7 @@ def _search() -> Json:
         "Finds abilities by what they do, the best first",
         _success({"count": _COUNT, "query": _TEXT, "abilities": _array("Ability")}),
         ("INVALID_REQUEST",),
-        parameters=[_query("q", _TEXT, required=True), _query("top_k", _up_to(MOST_FOUND))],
+        parameters=[query("q", _TEXT, required=True), query("top_k", _up_to(MOST_FOUND))],
     )
 
 
@@ -98,7 +95,7 @@ def _listed() -> Json:
         "Lists one's own abilities, by id",
         _success({"count": _COUNT, "abilities": _array("Ability")}, {"next": _NEXT}),
         ("INVALID_REQUEST",),
-        parameters=[_query("limit", _up_to(MOST_LISTED)), _query("after", _TEXT)],
+        parameters=[query("limit", _up_to(MOST_LISTED)), query("after", _TEXT)],
     )
 
 
@@ -138,7 +135,7 @@ def _credentials() -> Json:
     return _operation(
         "Lists one's credentials, without their values",
         _success({"count": _COUNT, "credentials": either}, {"grouped": _TRUE}),
-        parameters=[_query("grouped", _FLAG)],
+        parameters=[query("grouped", _FLAG)],
     )
 
 
@@ -165,7 +162,7 @@ def _domain() -> Json:
         "Removes them, or one of them",
         _success({"domain": _TEXT, "deletedCount": _COUNT}),
         ("INVALID_REQUEST",),
-        parameters=[domain, _query("key", _TEXT), _query("type", _TEXT)],
+        parameters=[domain, query("key", _TEXT), query("type", _TEXT)],
     )
     return {"get": shown, "delete": removed}
 
@@ -175,7 +172,7 @@ def _runs() -> Json:
         "Lists what was run with one's keys, the newest first",
         _success({"count": _COUNT, "runs": _array("Run")}, {"next": _NEXT}),
         ("INVALID_REQUEST",),
-        parameters=[_query("limit", _up_to(MOST_LISTED)), _query("before", _TEXT)],
+        parameters=[query("limit", _up_to(MOST_LISTED)), query("before", _TEXT)],
     )
 
 
@@ -188,29 +185,16 @@ def _operation(
     parameters: Sequence[Json] = (),
     status: int = 200,
 ) -> Json:
-    responses: Json = {str(status): _response(HTTPStatus(status).phrase, gives)}
-    by_status: dict[int, list[str]] = {}
-    for code in (*_ALWAYS, *(_WITH_BODY if takes else ()), *failures):
-        by_status.setdefault(STATUS[code], []).append(code)
-    for number, codes in sorted(by_status.items()):
-        responses[str(number)] = _response(HTTPStatus(number).phrase, _failure(codes))
-        if number in (429, 503):
-            responses[str(number)]["headers"] = {"Retry-After": {"schema": _COUNT}}
-    operation: Json = {"summary": summary, "parameters": [*parameters], "responses": responses}
-    if takes is not None:
-        operation["requestBody"] = {
-            "required": True,
-            "content": {"application/json": {"schema": _ref(takes)}},
-        }
-    return operation
-
-
-def _response(description: str, schema: Json) -> Json:
-    return {"description": description, "content": {"application/json": {"schema": schema}}}
-
-
-def _query(name: str, schema: Json, *, required: bool = False) -> Json:
-    return {"name": name, "in": "query", "required": required, "schema": schema}
+    return operation(
+        summary,
+        gives,
+        (*_ALWAYS, *(_WITH_BODY if takes else ()), *failures),
+        statuses=STATUS,
+        failure=_failure,
+        takes=None if takes is None else _ref(takes),
+        parameters=parameters,
+        status=status,
+    )
 
 
 _ID: Json = {"name": "id", "in": "path", "required": True, "schema": {"type": "string", "maxLength": MOST_ID}}

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from http import HTTPStatus
-from typing import Any
 
 from hutch._version import __version__
+from hutch.doors.operations import Json, operation, query, response
 from hutch.doors.rep.replies import STATUS
 from hutch.doors.rep.requests import MOST_ID, MOST_LISTED
 from hutch.settings import Settings
-
-Json = dict[str, Any]
 
 _TEXT: Json = {"type": "string"}
 _COUNT: Json = {"type": "integer", "minimum": 0}
@@ -60,7 +57,7 @@ def document(settings: Settings) -> Json:
                 "get": {
                     "summary": "This document",
                     "security": [],
-                    "responses": {"200": _response("OK", _OBJECT)},
+                    "responses": {"200": response("OK", _OBJECT)},
                 }
             },
         },
@@ -79,7 +76,7 @@ def _flows() -> Json:
         "Lists one's flows, by name",
         _object({"flows": _array("Flow")}, {"next": _NEXT}),
         ("INVALID_REQUEST",),
-        parameters=[_query("limit", _up_to(MOST_LISTED)), _query("after", _TEXT)],
+        parameters=[query("limit", _up_to(MOST_LISTED)), query("after", _TEXT)],
     )
 
 
@@ -99,7 +96,7 @@ def _flow() -> Json:
         "Shows a flow",
         _ref("WholeFlow"),
         ("INVALID_REQUEST", "NOT_FOUND"),
-        parameters=[_NAME, _query("version", _VERSION)],
+        parameters=[_NAME, query("version", _VERSION)],
     )
 
 
@@ -131,7 +128,7 @@ def _runs() -> Json:
         "Lists one's runs of flows, the newest first",
         _object({"runs": _array("FlowRun")}, {"next": _NEXT}),
         ("INVALID_REQUEST",),
-        parameters=[_query("limit", _up_to(MOST_LISTED)), _query("before", _TEXT)],
+        parameters=[query("limit", _up_to(MOST_LISTED)), query("before", _TEXT)],
     )
 
 
@@ -150,7 +147,7 @@ def _events() -> Json:
         "Tells what a run does, as it does it: an event each, and `end` or `interrupted` at the end",
         _TEXT,
         ("INVALID_REQUEST", "NOT_FOUND"),
-        parameters=[_ID, last, _query("after", _COUNT)],
+        parameters=[_ID, last, query("after", _COUNT)],
     )
     operation["responses"]["200"]["content"] = {"text/event-stream": {"schema": _TEXT}}
     return operation
@@ -195,27 +192,16 @@ def _operation(
     parameters: Sequence[Json] = (),
     status: int = 200,
 ) -> Json:
-    responses: Json = {str(status): _response(HTTPStatus(status).phrase, gives)}
-    by_status: dict[int, list[str]] = {}
-    for code in (*_ALWAYS, *(_WITH_BODY if takes else ()), *failures):
-        by_status.setdefault(STATUS[code], []).append(code)
-    for number, codes in sorted(by_status.items()):
-        responses[str(number)] = _response(HTTPStatus(number).phrase, _failure(codes))
-        if number == 503:
-            responses[str(number)]["headers"] = {"Retry-After": {"schema": _COUNT}}
-    operation: Json = {"summary": summary, "parameters": [*parameters], "responses": responses}
-    if takes is not None:
-        content = {"application/json": {"schema": _ref(takes)}}
-        operation["requestBody"] = {"required": True, "content": content}
-    return operation
-
-
-def _response(description: str, schema: Json) -> Json:
-    return {"description": description, "content": {"application/json": {"schema": schema}}}
-
-
-def _query(name: str, schema: Json) -> Json:
-    return {"name": name, "in": "query", "required": False, "schema": schema}
+    return operation(
+        summary,
+        gives,
+        (*_ALWAYS, *(_WITH_BODY if takes else ()), *failures),
+        statuses=STATUS,
+        failure=_failure,
+        takes=None if takes is None else _ref(takes),
+        parameters=parameters,
+        status=status,
+    )
 
 
 _ID: Json = {"name": "id", "in": "path", "required": True, "schema": {"type": "string", "maxLength": MOST_ID}}

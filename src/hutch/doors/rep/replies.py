@@ -8,6 +8,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from hutch.doors import failing
 from hutch.doors.rep import holders
 from hutch.store.journal import Counts
 from hutch.store.rows import FlowHead, FlowRow, FlowRunHead, FlowRunRow, RunRow
@@ -27,17 +28,8 @@ STATUS = {
 REFUSED = {401: "UNAUTHORIZED", 403: "FORBIDDEN", 503: "BUSY"}
 
 
-class Failed(Exception):
-    """Why not, in words that the caller may see."""
-
-    def __init__(
-        self, code: str, message: str, *, headers: Mapping[str, str] | None = None, **more: Any
-    ) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-        self.headers = headers
-        self.more = more
+class Failed(failing.Failed):
+    """In the shape of this door."""
 
     def response(self) -> Response:
         error = {"code": self.code, "message": self.message, **self.more}
