@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 
 import pytest
 
-from hutch.session.channel import Lines, MemoryChannel, StreamChannel
+from hutch.session.channel import Lines, MemoryChannel, StreamChannel, connect_pipes
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
@@ -49,6 +50,17 @@ async def test_a_stream_channel_speaks_and_hears_lines() -> None:
             assert [await heard.get(), await heard.get()] == [b"one", b"two"]
             channel.send(b"answer\n")
             assert await loop.sock_recv(other, 100) == b"answer\n"
+        channel.close()
+
+
+async def test_what_is_said_goes_over_the_socket_also_when_the_pipe_that_is_heard_connects_after_it() -> None:
+    channel, other = await connected()
+    read, write = os.pipe()
+    with other, os.fdopen(write, "wb", 0):
+        await connect_pipes(channel, os.fdopen(read, "rb", 0))
+        channel.send(b"answer\n")
+        async with asyncio.timeout(10):
+            assert await asyncio.get_running_loop().sock_recv(other, 100) == b"answer\n"
         channel.close()
 
 

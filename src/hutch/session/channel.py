@@ -73,7 +73,7 @@ class StreamChannel(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transports.append(transport)
-        if hasattr(transport, "write"):
+        if _can_write(transport):
             self._writer = cast(asyncio.WriteTransport, transport)
         if self._ended:
             transport.close()
@@ -127,6 +127,15 @@ class StreamChannel(asyncio.Protocol):
         for transport in self._transports:
             transport.close()
         self.on_close(reason)
+
+
+def _can_write(transport: asyncio.BaseTransport) -> bool:
+    """uvloop's transport of a pipe that is read has the methods of a writer too, and they raise."""
+    try:
+        cast(asyncio.WriteTransport, transport).get_write_buffer_size()
+    except (AttributeError, NotImplementedError):
+        return False
+    return True
 
 
 def given_away(pipe: IO[bytes]) -> IO[bytes]:
