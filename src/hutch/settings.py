@@ -74,7 +74,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     quickjs_warm: Count = 1
     """Runner processes without an owner kept ready."""
     quickjs_processes: Positive = _cores()
-    """The most runner processes of one owner."""
+    """The most runner processes of one owner; none gets a second one while so many are busy, whoever's."""
     quickjs_vms: Positive = 2_048
     """The most executions in flight in one runner process."""
     quickjs_process_bytes: Positive = 4_096 * MIB
@@ -173,6 +173,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     script_memory_bytes: Positive = 256 * MIB
 
     # Flows.
+    flow_rate_limit: Count = 120
+    """Flows registered and runs of flows begun a minute with one user's key; 0 is without a limit."""
     max_flows: Positive = 16
     """Runs of flows at once, each a process of its own; others wait, `max_queue` at the most."""
 

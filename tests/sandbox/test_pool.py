@@ -123,6 +123,17 @@ async def test_load_brings_a_second_process_of_the_same_owner_up_to_the_limit() 
     await stage.pool.close()
 
 
+async def test_while_others_keep_the_cores_busy_load_brings_an_owner_no_second_process() -> None:
+    stage = Stage(quickjs_processes=2)
+    await stage.pool.acquire(QUICKJS, "ann")
+    await stage.pool.acquire(QUICKJS, "bob")
+    for _ in range(12):
+        await stage.pool.acquire(QUICKJS, "ann")
+        await settle()
+    assert sorted(each.in_flight for each in stage.launched) == [1, 13]
+    await stage.pool.close()
+
+
 async def test_a_single_use_runner_is_used_once() -> None:
     stage = Stage(deno_warm=0)
     first = await stage.pool.acquire(DENO, "ann")

@@ -24,6 +24,8 @@ Launch = Callable[[Profile], Awaitable[Runner]]
 
 # Executions in flight in a process before a second one of the same owner is started.
 SPREAD_AT = 2
+# How long a process counts as busy that has been used: between two executions it only seems to be idle.
+BUSY_SECONDS = 1.0
 # How long a runner that missed its cancel grace may take before its process is ended.
 SUSPECT_SECONDS = 0.25
 HOUSEKEEPING_SECONDS = 5.0
@@ -186,8 +188,7 @@ class Pool:
         best = min(usable, key=lambda each: each.in_flight, default=None)
         if best is not None and best.in_flight < SPREAD_AT:
             return best
-        # Who is on the way out does not count: its place is free for a successor.
-        if sum(each.alive and not self._is_leaving(each) for each in mine) < self._settings.quickjs_processes:
+        if self._may_have_another(mine):
             fresh = self._pop_warm(profile)
             if fresh is not None:
                 fresh.owner = key[1]
@@ -197,6 +198,17 @@ class Pool:
             if best is not None and self._starting[profile] == 0:
                 self._start(profile)
         return best
+
+    def _may_have_another(self, mine: list[Runner]) -> bool:
+        """Whether the owner of these may get one process more: it helps only if a core has nothing to do."""
+        # Who is on the way out does not count: its place is free for a successor.
+        count = sum(each.alive and not self._is_leaving(each) for each in mine)
+        if count == 0 or count >= self._settings.quickjs_processes:
+            return count == 0
+        recently = asyncio.get_running_loop().time() - BUSY_SECONDS
+        everyone = (each for others in self._shared.values() for each in others)
+        busy = sum(each.in_flight > 0 or each.idle_since > recently for each in everyone)
+        return busy < self._settings.quickjs_processes
 
     def _key(self, owner: str) -> str:
         return "" if self._settings.owners_share else owner
