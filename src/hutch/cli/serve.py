@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -108,6 +109,7 @@ async def _serve(settings: Settings, listener: socket.socket, gateway_alone: boo
         if not gateway_alone and app.keeping.keeps_runs:
             app.flows.start()
         _announce(settings, app, listener, gateway_alone)
+        _settle_in()
         await _first_of(serving, asyncio.create_task(signals.first.wait()))
         finished = await _drain(gate, app, signals, settings.drain_seconds)
         server.should_exit = True
@@ -126,6 +128,12 @@ async def _serve(settings: Settings, listener: socket.socket, gateway_alone: boo
             task.cancel()
         await asyncio.gather(*connecting, return_exceptions=True)
         await app.close()
+
+
+def _settle_in() -> None:
+    """What is there by now stays to the end: the collector need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 async def _drain(gate: Gate, app: App, signals: Signals, seconds: float) -> bool:

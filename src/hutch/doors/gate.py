@@ -7,7 +7,7 @@ import contextlib
 import hmac
 import ipaddress
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
@@ -73,6 +73,8 @@ class Gate:
         self.draining = False
         self.time_is_up = asyncio.Event()
         """Set when those who are still inside are to leave at once."""
+        self.at_the_end: set[Callable[[], None]] = set()
+        """What is called then, besides."""
 
     async def visitor(
         self,
@@ -107,8 +109,7 @@ class Gate:
             return Refusal(503, "Keys cannot be looked up; the server's log says why", {"Retry-After": "1"})
         if not caller.may(door):
             scopes = ", ".join(caller.key.scopes) or "nothing"
-            remedy = f"`hutch key add USER --scope {door}` makes one that is"
-            return Refusal(403, f"This key is for {scopes}, not for {door}; {remedy}")
+            return Refusal(403, f"This key is for {scopes}, not for {door}; {key_for(door)}")
         return Visitor(caller.user.id, caller)
 
     async def turned_away(
@@ -203,6 +204,8 @@ class Gate:
             return True
         except TimeoutError:
             self.time_is_up.set()
+            for leave in list(self.at_the_end):
+                leave()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_SECONDS):
                 await asyncio.gather(*(serving.stop() for serving in self._inside))
@@ -246,6 +249,12 @@ def _token(connection: HTTPConnection) -> str:
     """What stands after `Bearer`, or nothing. Starlette reads headers as Latin-1."""
     scheme, _, given = connection.headers.get("authorization", "").partition(" ")
     return given.strip() if scheme.lower() == "bearer" else ""
+
+
+def key_for(*scopes: str) -> str:
+    """What to do where a key is not for what is wanted."""
+    options = " ".join(f"--scope {scope}" for scope in scopes)
+    return f"`hutch key add USER {options}` makes one that is"
 
 
 def is_script(connection: HTTPConnection) -> bool:

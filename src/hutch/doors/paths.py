@@ -7,6 +7,9 @@ import re
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
+# Where the path of a request is kept as the routes know it.
+CANONICAL = "hutch.path"
+
 _SLASHES = re.compile("/{2,}")
 
 
@@ -16,7 +19,11 @@ class Lane(Route):
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         if scope["type"] != "http":
             return Match.NONE, {}
-        return super().matches({**scope, "path": canonical(scope["path"])})
+        path = scope.get(CANONICAL)
+        if path is None:
+            # Every route is asked until one matches.
+            path = scope[CANONICAL] = canonical(scope["path"])
+        return super().matches(scope if path == scope["path"] else {**scope, "path": path})
 
 
 def canonical(path: str) -> str:

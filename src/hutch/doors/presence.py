@@ -20,18 +20,41 @@ async def while_there(receive: Receive, work: Coroutine[Any, Any, T], gate: Gate
 
     `receive` is that of a request whose body has been read.
     """
-    running = asyncio.create_task(work)
+    ending = _Ending()
     gone = asyncio.create_task(_gone(receive))
-    cut = asyncio.create_task((asyncio.Event() if gate is None else gate.time_is_up).wait())
+    gone.add_done_callback(ending.client_went)
+    if gate is not None:
+        gate.at_the_end.add(ending.time_is_up)
     try:
-        await asyncio.wait({running, gone, cut}, return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            return running.result()
-        raise Busy(f"{SHUTTING_DOWN}.") if cut.done() else ClientDisconnect()
+        return await work
+    except asyncio.CancelledError:
+        if ending.reason is None or ending.task.uncancel() > 0:
+            raise
+        raise ending.reason from None
     finally:
-        for task in (running, gone, cut):
-            task.cancel()
-        await asyncio.gather(running, gone, cut, return_exceptions=True)
+        gone.cancel()
+        if gate is not None:
+            gate.at_the_end.discard(ending.time_is_up)
+
+
+class _Ending:
+    """Ends the task that made it, for one reason."""
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[Any] = asyncio.current_task()  # type: ignore[assignment] # it runs in one
+        self.reason: Exception | None = None
+
+    def client_went(self, gone: asyncio.Task[None]) -> None:
+        if not gone.cancelled():
+            self._end(gone.exception() or ClientDisconnect())  # type: ignore[arg-type]
+
+    def time_is_up(self) -> None:
+        self._end(Busy(f"{SHUTTING_DOWN}."))
+
+    def _end(self, reason: Exception) -> None:
+        if self.reason is None:
+            self.reason = reason
+            self.task.cancel()
 
 
 async def _gone(receive: Receive) -> None:

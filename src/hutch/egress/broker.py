@@ -24,7 +24,7 @@ from hutch.egress.exchange import Exchange
 from hutch.egress.fetch import FetchError, FetchLimits, Headers, Hop, Injector, Request
 from hutch.egress.headers import Merged, for_elsewhere, merge, without_body
 from hutch.egress.policy import Policy, fetch_policy
-from hutch.egress.redaction import Redactor
+from hutch.egress.redaction import Redactor, redactor_of
 from hutch.egress.reply import Reply
 from hutch.egress.tunnel import Tunnel
 from hutch.egress.urls import Url
@@ -69,7 +69,7 @@ class Broker:
         return Fetching(
             self.connections,
             injector,
-            Redactor(secrets),
+            redactor_of(tuple(secrets)),
             owner,
             policy or self._policy,
             limits or self._limits,

@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import lru_cache
 from itertools import chain, pairwise
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote
@@ -51,8 +52,14 @@ _FOR_URLS = bytes.maketrans(b"+/", b"-_")
 _MARKERS = (b"%", b"\\", b"&", b"\0")
 
 
+@lru_cache(64)
+def redactor_of(secrets: tuple[str, ...]) -> Redactor:
+    """One for the same secrets: its making takes longer than all that it does in most runs."""
+    return Redactor(secrets)
+
+
 class Redactor:
-    """Knows the secrets of one run."""
+    """Knows the secrets of one run, and of another with the same; whoever uses it does not change it."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         forms = {

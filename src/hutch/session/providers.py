@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 from hutch.errors import InvalidTool, ToolError
@@ -67,7 +67,7 @@ class Provider:
 
     @cached_property
     def _manifest(self) -> dict[str, Any]:
-        tools = _entries(self.tools)
+        tools = _entries(self._names)
         for safe, each in self.tools.items():
             if each.description is not None:
                 tools[safe]["description"] = well_formed(each.description)
@@ -83,7 +83,12 @@ class Provider:
 
     @cached_property
     def _names_json(self) -> bytes:
-        return encode_value({"name": self.name, "tools": _entries(self.tools), "types": ""})
+        return _names_json(self.name, self._names)
+
+    @property
+    def _names(self) -> tuple[tuple[str, str], ...]:
+        """Safe and original."""
+        return tuple((safe, each.name) for safe, each in self.tools.items())
 
     async def dispatch(self, safe_name: str, input: Any, context: ToolContext) -> bytes:
         """The JSON text of what a tool gives for an input. Raises ToolError and nothing else."""
@@ -99,8 +104,14 @@ class Provider:
             raise _as_tool_error(error) from error
 
 
-def _entries(tools: Mapping[str, Tool]) -> dict[str, dict[str, str]]:
-    return {safe: {"safeName": safe, "originalName": well_formed(each.name)} for safe, each in tools.items()}
+def _entries(names: Iterable[tuple[str, str]]) -> dict[str, dict[str, str]]:
+    return {safe: {"safeName": safe, "originalName": well_formed(original)} for safe, original in names}
+
+
+@lru_cache(256)
+def _names_json(provider: str, names: tuple[tuple[str, str], ...]) -> bytes:
+    """Many providers are made for one run each, with the same tools as the one before."""
+    return encode_value({"name": provider, "tools": _entries(names), "types": ""})
 
 
 def check_providers(providers: Iterable[Provider]) -> dict[str, Provider]:

@@ -7,11 +7,15 @@ import binascii
 import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 from hutch.errors import VaultError
 from hutch.vault import files
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 VARIABLE = "HUTCH_MASTER_KEY"
 FILE = "master.key"
@@ -28,6 +32,12 @@ class Key:
             raise ValueError(f"a {self.noun} has {BYTES} bytes")
         self.secret = secret
         self.id = hashlib.sha256(f"hutch {self.noun} id\0".encode() + secret).hexdigest()[:12]
+
+    @cached_property
+    def cipher(self) -> AESGCM:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        return AESGCM(self.secret)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.id})"

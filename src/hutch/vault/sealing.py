@@ -35,25 +35,22 @@ class KeyMissing(VaultError):
 
 def seal(keys: Keys[Key], data: bytes, *about: str) -> str:
     """Seals with the current key. `about` is not secret: it has to be said again to open."""
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
     key = keys.current
     nonce = secrets.token_bytes(NONCE_BYTES)
-    sealed = AESGCM(key.secret).encrypt(nonce, data, _associated(key, about))
+    sealed = key.cipher.encrypt(nonce, data, _associated(key, about))
     return f"{FORM}.{key.id}.{base64.urlsafe_b64encode(nonce + sealed).decode().rstrip('=')}"
 
 
 def unseal(keys: Keys[Key], text: str, *about: str) -> bytes:
     """What was sealed. Raises VaultError: no such key, not about this, or not as it was sealed."""
     from cryptography.exceptions import InvalidTag
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     wanted, sealed = _parse(text)
     key = keys.find(wanted)
     if key is None:
         raise KeyMissing(keys.current.noun, wanted)
     try:
-        return AESGCM(key.secret).decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], _associated(key, about))
+        return key.cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], _associated(key, about))
     except InvalidTag:
         raise VaultError("The sealed text was altered, or is about something else.") from None
 

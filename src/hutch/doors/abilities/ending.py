@@ -13,7 +13,7 @@ from hutch.doors.abilities import answers, bodies
 from hutch.doors.abilities.upstream import Last
 from hutch.doors.abilities.wrapper import Failure, Response
 from hutch.egress.fetch import Headers
-from hutch.egress.redaction import Redactor
+from hutch.egress.redaction import Redactor, redactor_of
 from hutch.session.jsonvalue import decode_value, encode_value
 from hutch.store.rows import Ability
 
@@ -35,7 +35,7 @@ class Ending:
     """The end of one call that has begun now."""
 
     def __init__(self, most_chars: int) -> None:
-        self.redactor = Redactor(())
+        self.redactor: Redactor = redactor_of(())
         """Of the secrets that the call has used."""
         self.executed_at = answers.now()
         self._began = time.perf_counter()
