@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hutch.doors import refusals
 from hutch.doors.gate import RUN, RUN_HEADER, Gate, is_script
-from hutch.doors.paths import Lane, canonical
+from hutch.doors.paths import CANONICAL, Lane, canonical
 from hutch.doors.presence import while_there
 from hutch.doors.toolscript.catalog import Catalog
 from hutch.doors.toolscript.gateway import SEARCH_LIMIT, SEARCH_THRESHOLD, Gateway
@@ -108,7 +108,7 @@ class ToolLane(Lane):
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         if scope["type"] == "http" and canonical(scope["path"]).startswith("/tools/"):
-            return super().matches({**scope, "path": self.path})
+            return super().matches({**scope, "path": self.path, CANONICAL: self.path})
         return Match.NONE, {}
 
 
