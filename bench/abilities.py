@@ -7,12 +7,13 @@ import contextlib
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
 import httpx2
 import msgspec
 
+from bench.client import Client
 from bench.report import Row, Scale, median, number, percentile
 from bench.tools import serving
 from hutch.settings import load
@@ -32,37 +33,12 @@ AT_ONCE = 50
 USERS = 5
 
 
-class Client:
-    """One kept connection, with as little of a client as does: it must not be what is measured."""
+async def execute(client: Client, **body: Any) -> None:
+    await client.post("/abilities/profile/execute", {"params": {"username": "bo"}, **body})
 
-    def __init__(self, port: int, key: str) -> None:
-        self._port = port
-        self._key = key
 
-    async def open(self) -> None:
-        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
-
-    async def execute(self, body: dict[str, Any], ability: str = "profile") -> dict[str, Any]:
-        data = msgspec.json.encode(body)
-        self._writer.write(
-            f"POST /abilities/{ability}/execute HTTP/1.1\r\nhost: 127.0.0.1:{self._port}\r\n"
-            f"authorization: Bearer {self._key}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(data)}\r\n\r\n".encode()
-            + data
-        )
-        head = await self._reader.readuntil(b"\r\n\r\n")
-        length = next(
-            int(line.split(b":")[1])
-            for line in head.split(b"\r\n")
-            if line.lower().startswith(b"content-length:")
-        )
-        answer: dict[str, Any] = msgspec.json.decode(await self._reader.readexactly(length))
-        if answer.get("success") is not True:
-            raise RuntimeError(f"the ability failed: {answer}")
-        return answer
-
-    def close(self) -> None:
-        self._writer.close()
+def client_of(port: int, key: str) -> Client:
+    return Client(port, {"authorization": f"Bearer {key}"})
 
 
 async def abilities(scale: Scale) -> list[Row]:
@@ -71,14 +47,13 @@ async def abilities(scale: Scale) -> list[Row]:
             keys = await _prepare(home, port, 10)
             flags = {"HUTCH_EGRESS_ALLOW": f"127.0.0.1:{port}", "HUTCH_ABILITY_RATE_LIMIT": "0"}
             async with serving(home, **flags) as server:
-                own = server.client.base_url.port
-                assert own is not None
+                own = server.port
                 found = await _overhead(own, keys[0], port, scale)
                 found.append(await _at_once(own, keys, scale))
-                body, count = {"params": {"username": "bo"}}, scale.of(300, 30)
-                few = await _executed(own, keys[0], body, count)
+                count = scale.of(300, 30)
+                few = await _executed(own, keys[0], count)
                 await _prepare(home, port, 10_000)
-                found.append(_kept(few, await _executed(own, keys[0], body, count)))
+                found.append(_kept(few, await _executed(own, keys[0], count)))
     return found
 
 
@@ -144,38 +119,41 @@ def _ability(owner: str, name: str, port: int) -> Ability:
     )
 
 
-async def _direct(port: int, count: int) -> list[float]:
-    figures: list[float] = []
-    async with httpx2.AsyncClient(trust_env=False) as client:
-        for index in range(count + 5):
-            began = time.perf_counter()
-            (await client.get(f"http://127.0.0.1:{port}/users/bo")).json()
-            if index >= 5:
-                figures.append((time.perf_counter() - began) * 1000)
-    return figures
-
-
-async def _executed(port: int, key: str, body: dict[str, Any], count: int) -> list[float]:
-    client = Client(port, key)
+async def _executed(port: int, key: str, count: int) -> list[float]:
+    client = client_of(port, key)
     await client.open()
-    figures: list[float] = []
     try:
-        for index in range(count + 5):
-            began = time.perf_counter()
-            await client.execute(body)
-            if index >= 5:
-                figures.append((time.perf_counter() - began) * 1000)
+        return [await _timed(execute(client)) for _ in range(count + 5)][5:]
     finally:
         client.close()
-    return figures
+
+
+async def _timed(work: Awaitable[object]) -> float:
+    """In milliseconds."""
+    began = time.perf_counter()
+    await work
+    return (time.perf_counter() - began) * 1000
 
 
 async def _overhead(port: int, key: str, upstream_port: int, scale: Scale) -> list[Row]:
-    count = scale.of(500, 30)
-    body: dict[str, Any] = {"params": {"username": "bo"}}
-    direct = await _direct(upstream_port, count)
-    plain = await _executed(port, key, body, count)
-    transformed = await _executed(port, key, {**body, "transformCode": TRANSFORM}, count)
+    """All three by turns, so that each meets the machine in the same moods."""
+    url = f"http://127.0.0.1:{upstream_port}/users/bo"
+    direct: list[float] = []
+    plain: list[float] = []
+    transformed: list[float] = []
+    client = client_of(port, key)
+    await client.open()
+    async with httpx2.AsyncClient(trust_env=False) as http:
+        for index in range(scale.of(500, 30) + 5):
+            times = (
+                await _timed(http.get(url)),
+                await _timed(execute(client)),
+                await _timed(execute(client, transformCode=TRANSFORM)),
+            )
+            if index >= 5:
+                for figures, time_ in zip((direct, plain, transformed), times, strict=True):
+                    figures.append(time_)
+    client.close()
     p50, p99 = median(plain) - median(direct), percentile(plain, 0.99) - median(direct)
     transform = median(transformed) - median(plain)
     return [
@@ -200,14 +178,14 @@ async def _overhead(port: int, key: str, upstream_port: int, scale: Scale) -> li
 
 async def _at_once(port: int, keys: list[str], scale: Scale) -> Row:
     """Users by turns."""
-    clients = [Client(port, keys[index % len(keys)]) for index in range(AT_ONCE)]
+    clients = [client_of(port, keys[index % len(keys)]) for index in range(AT_ONCE)]
     for client in clients:
         await client.open()
     each = scale.of(60, 6)
 
     async def work(client: Client, count: int) -> None:
         for _ in range(count):
-            await client.execute({"params": {"username": "bo"}})
+            await execute(client)
 
     try:
         await asyncio.gather(*(work(client, 2) for client in clients))
