@@ -16,8 +16,8 @@ from hutch import settings as settings_module
 from hutch.cli import loop
 from hutch.cli.alone import ALONE, started
 from hutch.cli.output import print_json
+from hutch.doors.toolscript.client import checked_url
 from hutch.doors.toolscript.execute import VARIABLE
-from hutch.doors.toolscript.there import checked_url
 from hutch.errors import HutchError
 from hutch.settings import Settings
 

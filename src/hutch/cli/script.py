@@ -22,6 +22,8 @@ from hutch.cli.output import print_json
 from hutch.doors.toolscript.check import Script
 from hutch.doors.toolscript.execute import VARIABLE, Ending, Request, World
 from hutch.doors.toolscript.problems import ScriptRefused
+from hutch.doors.toolscript.source import may_return
+from hutch.doors.toolscript.there import There
 from hutch.errors import HutchError, InvalidExecution
 from hutch.settings import MIB, Settings
 
@@ -97,15 +99,16 @@ async def _execute(settings: Settings, source: str | Path, url: str | None, requ
     task = asyncio.current_task()
     assert task is not None
     request["on_output"].stop = task.cancel
-    async with started(settings) as app:
-        # The compiler and a process start while the rest is still being looked at.
-        warming = [asyncio.create_task(app.scripts.checker.start())]
-        await asyncio.sleep(0)
+    async with started(settings) as app, _world(app, url) as world:
+        # A process and the compiler start while the rest is still being looked at.
+        warming = [asyncio.create_task(app.scripts.warm(world, cwd=request["cwd"]))]
+        if request["check"] or not isinstance(source, str) or may_return(source):
+            warming.append(asyncio.create_task(app.scripts.checker.start()))
         try:
-            async with _world(app, url) as world:
-                warming.append(asyncio.create_task(app.scripts.warm(world, cwd=request["cwd"])))
-                script = Script(source) if isinstance(source, str) else await app.scripts.checker.read(source)
-                return await app.scripts.run(Request(script=script, **request), world)
+            script = Script(source) if isinstance(source, str) else await app.scripts.checker.read(source)
+            if isinstance(world, There) and not request["check"]:
+                await world.check()
+            return await app.scripts.run(Request(script=script, **request), world)
         finally:
             for task in warming:
                 task.cancel()
@@ -120,8 +123,6 @@ async def _world(app: App, url: str | None) -> AsyncIterator[World]:
         app.gateway.approvals.ask = ask or asking.nobody
         yield app.world
         return
-    from hutch.doors.toolscript.there import There
-
     there = There(url, app.settings.api_key, ask=ask, hold=app.kernel.hold, go_on=app.kernel.go_on)
     try:
         yield there

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
+from hutch.doors.marks import RUN, RUN_HEADER, SHUTTING_DOWN
 from hutch.doors.refusals import Refusal, refusal
 from hutch.errors import Busy, HutchError, Unauthorized
 from hutch.session.serving import Serving
@@ -27,13 +28,6 @@ logger = logging.getLogger("hutch.gate")
 
 # How users' own keys begin; the operator's is any text.
 USER_KEY = "hk_"
-SHUTTING_DOWN = "The server is shutting down"
-# Set by who serves an application to a jail, where no client of HTTP can: the run that is calling.
-RUN = "hutch.run"
-# The same from a jail of another process: whoever has the token can say so.
-RUN_HEADER = "x-hutch-run"
-# Set by a door for those behind it: who was let in.
-VISITOR = "hutch.visitor"
 # For those who were cut short: to hear it, and to leave.
 LEAVE_SECONDS = 1.0
 

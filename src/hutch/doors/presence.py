@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from starlette.requests import ClientDisconnect
-from starlette.types import Receive
-
-from hutch.doors.gate import SHUTTING_DOWN, Gate
+from hutch.doors.marks import SHUTTING_DOWN
 from hutch.errors import Busy
+
+if TYPE_CHECKING:
+    from starlette.types import Receive
+
+    from hutch.doors.gate import Gate
 
 T = TypeVar("T")
 
@@ -45,6 +47,8 @@ class _Ending:
         self.reason: Exception | None = None
 
     def client_went(self, gone: asyncio.Task[None]) -> None:
+        from starlette.requests import ClientDisconnect
+
         if not gone.cancelled():
             self._end(gone.exception() or ClientDisconnect())  # type: ignore[arg-type]
 

@@ -95,6 +95,8 @@ class Launcher:
     async def _spawn(self, profile: Profile, path: Path) -> RunnerProcess:
         if profile.egress is None or self._network is None or self._jail.isolation != "container":
             return self._start(profile, path)
+        # It starts at the same time as the jail that it is to open a door in.
+        self._doorkeeper.start()
         info, told = os.pipe()
         wait, go = os.pipe()
         process: RunnerProcess | None = None

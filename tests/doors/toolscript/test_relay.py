@@ -18,9 +18,9 @@ from tests.egress.servers import SECONDS, connected, serving
 
 from hutch.doors import bounded
 from hutch.doors.toolscript import listener
-from hutch.doors.toolscript.listener import open_relay
 from hutch.doors.toolscript.relay import Relay
 from hutch.doors.toolscript.there import There
+from hutch.ways import Relayed
 
 
 async def echo(request: Request) -> Response:
@@ -35,7 +35,7 @@ REQUEST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n!"
 async def relayed(made: Relay) -> AsyncIterator[int]:
     """The port at which a script would find it."""
     listener = socket.create_server(("127.0.0.1", 0))
-    way = await open_relay(listener, made)
+    way = Relayed(listener, made)
     way.run_id = "a run"
     try:
         yield listener.getsockname()[1]

@@ -8,7 +8,8 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from hutch.doors.execbox.serve import serve
-from hutch.doors.gate import SHUTTING_DOWN, Gate, Visitor
+from hutch.doors.gate import Gate, Visitor
+from hutch.doors.marks import SHUTTING_DOWN
 from hutch.doors.refusals import Refusal, refusal
 from hutch.kernel import Kernel
 from hutch.session.websocket import WebSocketChannel

@@ -11,7 +11,8 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
-from hutch.doors.gate import LEAVE_SECONDS, SHUTTING_DOWN, VISITOR, Gate
+from hutch.doors.gate import LEAVE_SECONDS, Gate
+from hutch.doors.marks import SHUTTING_DOWN, VISITOR
 from hutch.doors.mcp.loading import load
 from hutch.doors.mcp.needs import Hutch
 from hutch.doors.paths import Lane

@@ -28,7 +28,8 @@ from mcp.types import (
 
 from hutch._version import __version__
 from hutch.doors.abilities.needs import Rooms
-from hutch.doors.gate import SHUTTING_DOWN, VISITOR, Gate, Visitor
+from hutch.doors.gate import Gate, Visitor
+from hutch.doors.marks import SHUTTING_DOWN, VISITOR
 from hutch.doors.mcp import found, passing
 from hutch.doors.mcp.abilities import INSTRUCTIONS, UserTools
 from hutch.doors.mcp.answers import answer, ran_answer

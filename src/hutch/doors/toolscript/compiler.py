@@ -9,18 +9,21 @@ import platform
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from hutch.doors.toolscript import ambient
 from hutch.errors import PackageNotFound
 from hutch.npm import tree
-from hutch.npm.installer import Installer, Staging, unpacked
-from hutch.npm.lockfile import Locked
-from hutch.npm.names import PackageSpec
 from hutch.npm.turns import Turns
 from hutch.sandbox import identity, runtime
 from hutch.settings import MIB, Settings
+
+if TYPE_CHECKING:
+    from hutch.npm.installer import Staging
+    from hutch.npm.lockfile import Locked
+    from hutch.npm.names import PackageSpec
 
 logger = logging.getLogger("hutch.toolscript")
 
@@ -86,6 +89,8 @@ class Shed:
                 tree.discard(folder)
 
     async def _fetch(self, folder: Path, say: Say) -> None:
+        from hutch.npm.names import PackageSpec
+
         what = f"TypeScript {VERSION}"
         package = PACKAGES.get(platform.machine())
         if package is None:
@@ -105,6 +110,8 @@ class Shed:
             raise PackageNotFound(f"The compiler of {what} could not be kept: {error.strerror}.") from None
 
     async def _install(self, folder: Path, spec: PackageSpec, integrity: str, say: Say) -> None:
+        from hutch.npm.installer import Installer, Staging
+
         # What an operator allows to tools' packages says nothing of this one.
         bounds = {"max_package_bytes": _MOST_BYTES, "max_package_files": _MOST_FILES}
         staging = Staging(self.stage())
@@ -122,6 +129,8 @@ class Shed:
 
 def _keep(staging: Staging, package: Locked, folder: Path) -> None:
     """Makes of the package what is needed of it. It appears in its place at once and whole."""
+    from hutch.npm.installer import unpacked
+
     library = unpacked(staging.tree, package) / "lib"
     made = staging.folder / "made"
     made.mkdir()

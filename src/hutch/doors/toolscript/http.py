@@ -14,7 +14,8 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hutch.doors import refusals
-from hutch.doors.gate import RUN, RUN_HEADER, Gate, is_script
+from hutch.doors.gate import Gate, is_script
+from hutch.doors.marks import RUN, RUN_HEADER
 from hutch.doors.paths import CANONICAL, Lane, canonical
 from hutch.doors.presence import while_there
 from hutch.doors.toolscript.catalog import Catalog

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.server import ServerState
 
@@ -37,17 +38,21 @@ class _Http(BoundedHttp):
         self._on_lost()
 
 
-class _Open:
+class Caller(Protocol):
+    """Who asks, out of a jail."""
+
+    run_id: str | None
+
+
+class Opened:
     """One listener in one jail."""
 
-    def __init__(self, relay: Relay) -> None:
-        self.run_id: str | None = None
+    def __init__(self, listener: socket.socket, relay: Relay, caller: Caller) -> None:
         self._relay = relay
+        self._caller = caller
         self._state = ServerState()
         self._places = asyncio.Semaphore(MAX_CONNECTIONS)
         self._held = 0
-
-    def listen(self, listener: socket.socket) -> None:
         config = uvicorn.Config(
             self._app,
             interface="asgi3",
@@ -97,9 +102,11 @@ class _Open:
             return message
 
         try:
-            await self._relay.answer(self.run_id, scope, bounded, send)
+            await self._relay.answer(self._caller.run_id, scope, bounded, send)
         except HTTPException as error:
             await refusal(error.status_code, error.detail)(scope, receive, send)
+        except ClientDisconnect:
+            pass  # nobody hears it
         finally:
             self._held -= held
 
@@ -108,9 +115,3 @@ class _Open:
         for connection in list(self._state.connections):
             if connection.transport is not None:
                 connection.transport.abort()
-
-
-async def open_relay(listener: socket.socket, relay: Relay) -> _Open:
-    opened = _Open(relay)
-    opened.listen(listener)
-    return opened

@@ -9,10 +9,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import httpx2
 import msgspec
 
 from hutch.doors.toolscript.approvals import Answer, Approval, Ask
+from hutch.doors.toolscript.client import Client
+from hutch.egress.fetch import FetchError
 
 logger = logging.getLogger("hutch.toolscript")
 
@@ -39,7 +40,7 @@ class _Waiting(msgspec.Struct, rename="camel"):
 class Questions:
     """Looks what waits, for as long as scripts of ours have calls open."""
 
-    def __init__(self, client: httpx2.AsyncClient, ask: Ask | None, hold: Told, go_on: Told) -> None:
+    def __init__(self, client: Client, ask: Ask | None, hold: Told, go_on: Told) -> None:
         self._client = client
         self._ask = ask
         self._hold = hold
@@ -83,7 +84,7 @@ class Questions:
                     self._go_on(run)
                 held = now
                 self._question(waiting)
-        except (httpx2.HTTPError, msgspec.DecodeError) as error:
+        except (FetchError, msgspec.DecodeError) as error:
             # A gateway that has no approvals, or is gone: then nothing waits there.
             logger.debug("approvals are not looked after: %s", error)
         finally:
@@ -92,8 +93,10 @@ class Questions:
             self._question([])
 
     async def _waiting(self) -> list[_Waiting]:
-        answer = (await self._client.get("/approvals")).raise_for_status()
-        found = msgspec.json.decode(answer.content, type=list[_Waiting])
+        answer = await self._client.get("/approvals")
+        if answer.status != 200:
+            raise FetchError("protocol", f"/approvals answers {answer.status}")
+        found = msgspec.json.decode(answer.body, type=list[_Waiting])
         return [
             msgspec.structs.replace(each, run=run)
             for each in found
@@ -121,5 +124,5 @@ class Questions:
         )
         said = await ask(approval)
         answer = said if isinstance(said, Answer) else Answer(said)
-        with contextlib.suppress(httpx2.HTTPError):
-            await self._client.post(f"/approvals/{each.id}", json=msgspec.to_builtins(answer))
+        with contextlib.suppress(FetchError):
+            await self._client.post(f"/approvals/{each.id}", answer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hutch.doors.gate import RUN, RUN_HEADER
+from hutch.doors.marks import RUN, RUN_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
