@@ -22,6 +22,15 @@ def test_the_real_jail_keeps_every_promise() -> None:
     assert failed(probe.examine(jails.container())) == []
 
 
+@pytest.mark.parametrize("number", [1, 2, 3, 5])
+def test_a_host_whose_number_is_taken_inside_too_is_not_taken_for_reached(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the first processes of a container are, `hutch serve` among them."""
+    monkeypatch.setattr("os.getpid", lambda: number)
+    assert failed(probe.examine(jails.container())) == []
+
+
 def test_deno_without_a_container_keeps_its_permissions() -> None:
     assert failed(probe.examine(jails.process())) == []
 
