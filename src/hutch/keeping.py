@@ -48,15 +48,17 @@ class Keeping:
     async def start(self) -> None:
         """For a server: what cannot be opened is to be known before anybody comes.
 
-        The master key is asked for only where there are users. Where the home cannot be written, nothing is
-        kept, which is told and does no harm. Raises SettingError, StoreError and VaultError.
+        The master key is asked for only where something is sealed with it. Where the home cannot be written,
+        nothing is kept, which is told and does no harm. Raises SettingError, StoreError and VaultError.
         """
         _check(self.settings)
         if self.settings.database_url is None and not _can_write(self.settings.home_path):
             logger.warning("%s cannot be written: no users, no runs are kept", self.settings.home_path)
             return
         store = await self.store()
-        if await store.users.any():
+        from hutch.vault import canary
+
+        if await canary.sealed(store):
             await self.vault()
         if self.settings.keep_runs_days:
             self._pruning = asyncio.create_task(self._prune(store))

@@ -37,6 +37,7 @@ def test_run_that_may_get_further_is_to_be_resumed_if_it_was_written_down(end: R
         failure(2001, "SyntaxError", retriable=False),
         failure(1003, "inputs.x: is missing"),
         failure(3001, "There is no such program", cause="CannotStart"),
+        failure(3002, "The master key is not the one", cause="VaultError"),
     ],
 )
 def test_run_that_would_fail_again_is_not(error: dict[str, Any]) -> None:

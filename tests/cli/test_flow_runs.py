@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 from tests.counting import Counting
 from tests.flows import chain, edge, flow, node
-from tests.processes import HUTCH, PATIENCE, Traces, descendants, hutch, until
+from tests.processes import PATIENCE, Traces, descendants, hutch, started, until
 
 
 @pytest.fixture
@@ -37,13 +39,7 @@ class Place:
         return hutch("flow", *arguments, env=self.env)
 
     def begin(self, *arguments: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [*HUTCH, "flow", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**os.environ, **self.env},
-        )
+        return started(["flow", *arguments], env=self.env, stdin=subprocess.DEVNULL)
 
     def listed(self, *arguments: str) -> list[dict[str, Any]]:
         told: list[dict[str, Any]] = json.loads(self.run("runs", "--json", *arguments).stdout)
@@ -218,3 +214,73 @@ def test_run_of_a_user_is_listed_as_theirs(place: Place) -> None:
     assert [each["run_id"] for each in place.listed("--user", "ada")] == ["hers"]
     assert [each["run_id"] for each in place.listed()] == ["ours", "hers"]
     until(lambda: "ada" in place.run("runs").stdout)
+
+
+# --- what is written down is sealed ---
+
+
+def dump(place: Place) -> list[str]:
+    """All that is in the database."""
+    database = sqlite3.connect(Path(place.env["HUTCH_HOME"]) / "hutch.db")
+    try:
+        return [*database.iterdump()]
+    finally:
+        database.close()
+
+
+def test_killed_run_leaves_nothing_to_read_and_is_resumed_after_a_rotation(
+    place: Place, upstream: Counting
+) -> None:
+    home = Path(place.env["HUTCH_HOME"])
+    nodes = [
+        node("a", "dsl.emit", said="$input.secret"),
+        node("held", "http.get", **{**upstream.step("held"), "headers": {"X-Key": "S3CRET"}}),
+        node("end", "finish", outputs="$step.a.said"),
+    ]
+    place.file.write_text(json.dumps(flow(nodes, chain("a", "held", "end"), name="sealed")))
+    upstream.hold("/held")
+    given = ("--run-id", "r", "--inputs", json.dumps({"secret": "S3CRET"}))
+    with place.begin("run", str(place.file), *given) as process:
+        upstream.until_asked("/held")
+        process.kill()
+        process.wait(PATIENCE)
+    assert (home / "master.key").stat().st_mode & 0o777 == 0o600
+    # Also in the log that SQLite writes ahead, which is there until somebody closes the file.
+    assert not [each for each in home.glob("hutch.db*") if b"S3CRET" in each.read_bytes()]
+    upstream.let_go("/held")
+    rotated = hutch("vault", "rotate", "--master", env=place.env)
+    assert rotated.returncode == 0, rotated.stderr
+    assert "flows: a new key for what comes; 1 older for what is there" in rotated.stderr
+    # The older master key is not needed any more.
+    keys = home / "master.key"
+    keys.write_text(keys.read_text().splitlines()[0] + "\n")
+    resumed = place.run("resume", "r")
+    assert (resumed.returncode, resumed.stdout) == (0, '"S3CRET"\n'), resumed.stderr
+    assert "started (http.get)" in place.run("logs", "r").stdout
+    assert "S3CRET" not in str(dump(place))
+
+
+def test_wrong_master_key_is_told_and_changes_nothing(place: Place) -> None:
+    place.file.write_text(json.dumps(flow([node("e", "finish", outputs=1)])))
+    assert place.run("run", str(place.file), "--run-id", "r").returncode == 0
+    before = dump(place)
+    place.env["HUTCH_MASTER_KEY"] = base64.b64encode(b"w" * 32).decode()
+    for arguments in (("run", str(place.file)), ("run", str(place.file), "--run-id", "r")):
+        done = place.run(*arguments)
+        assert (done.returncode, done.stdout) == (4, ""), done.stderr
+        assert "The master key is not the one that this database is sealed with" in done.stderr
+        assert "Give it that key, in HUTCH_MASTER_KEY or in HUTCH_HOME/master.key" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert "goes on with it" not in done.stderr
+    for name in ("logs", "resume"):
+        done = place.run(name, "r")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "The master key is not the one" in done.stderr
+    assert [each["run_id"] for each in place.listed()] == ["r"]
+    assert dump(place) == before
+    del place.env["HUTCH_MASTER_KEY"]
+    (Path(place.env["HUTCH_HOME"]) / "master.key").unlink()
+    done = place.run("run", str(place.file))
+    assert (done.returncode, "There is no master key" in done.stderr) == (4, True)
+    assert not (Path(place.env["HUTCH_HOME"]) / "master.key").exists()
+    assert dump(place) == before

@@ -17,6 +17,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
+from tests.flows import flow, node
 from tests.processes import HUTCH, PATIENCE, hutch
 
 from hutch import cli
@@ -407,6 +408,26 @@ def test_master_and_data_keys_are_replaced(command: Command, bo: str, home: Path
     assert command("vault", "rotate").stdout == "1 users have new data keys, 1 credentials were sealed anew\n"
     for secret in file.read_text().split():
         assert secret not in told(done) + told(shown)
+
+
+def test_the_keys_of_flows_are_told_and_replaced(command: Command, shell: Command, home: Path) -> None:
+    file = home / "flow.json"
+    home.mkdir()
+    file.write_text(json.dumps(flow([node("e", "finish", outputs=1)])))
+    assert shell("flow", "run", str(file)).returncode == 0
+
+    def masters(**env: str) -> list[tuple[str, bool]]:
+        told = json.loads(command("vault", "status", "--json", **env).stdout)["masters"]
+        return [(each["state"], each["flows"]) for each in told]
+
+    assert masters() == [("current", True)]
+    old, new = (home / "master.key").read_text().strip(), base64.b64encode(b"n" * 32).decode()
+    # It is in front already, and nothing is sealed with it yet.
+    assert masters(HUTCH_MASTER_KEY=f"{new},{old}") == [("current", False), ("older", True)]
+    waiting = command("vault", "status", HUTCH_MASTER_KEY=f"{new},{old}")
+    assert "nothing here needs" not in waiting.stderr
+    assert command("vault", "rotate", HUTCH_MASTER_KEY=f"{new},{old}").returncode == 0
+    assert masters(HUTCH_MASTER_KEY=f"{new},{old}") == [("current", True), ("older", False)]
 
 
 def test_a_vault_with_nothing_in_it_says_so(command: Command, home: Path) -> None:

@@ -37,6 +37,11 @@ def a_flow_run(owner: str = "ada", **more: Any) -> FlowRunRow:
     return FlowRunRow(owner=owner, **{**values, "document": "{}", **more})
 
 
+async def keep_flows(store: Store) -> None:
+    """Has the key of flows made: beside users of these tests, whose own keys are none, that cannot be."""
+    await store.journal.counts("")
+
+
 async def kept_user(store: Store, name: str = "ada") -> User:
     user = a_user(name)
     await store.users.add(user)

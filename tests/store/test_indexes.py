@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.store.made import a_credential, a_flow_run, a_key, an_ability, kept_user
+from tests.store.made import a_credential, a_flow_run, a_key, an_ability, keep_flows, kept_user
 
 from hutch.settings import Settings
 from hutch.store.database import Values
@@ -29,6 +29,7 @@ class Explaining:
 
 async def test_hot_reads_and_searches_scan_no_table(store_settings: Settings) -> None:
     async with await Store.open(store_settings) as store:
+        await keep_flows(store)
         ada = await kept_user(store)
         await store.keys.add(a_key(ada))
         await store.credentials.put(a_credential(ada))
@@ -54,13 +55,20 @@ async def test_hot_reads_and_searches_scan_no_table(store_settings: Settings) ->
         await store.runs.list(ada.id)
         await store.flows.get(ada.id, "deploy")
         assert await store.journal.get("run")
-        for reading in (store.journal.events, store.journal.steps, store.journal.last):
+        for reading in (
+            store.journal.events,
+            store.journal.steps,
+            store.journal.last,
+            store.journal.counts,
+            store.journal.asking,
+            store.journal.count_asking,
+        ):
             await reading("run")
-        for whose in (ada.id, None):
-            assert await store.journal.list(whose)
+        for whose in ([ada.id], []):
+            assert await store.journal.list(*whose)
         assert await store.journal.unfinished("server")
         lines = [line.strip() for plan in explaining.plans for line in plan.splitlines()]
-        assert len(explaining.plans) == 14
+        assert len(explaining.plans) == 17
         scans = [line for line in lines if whole_table in line and line not in gathered]
         scans = [line for line in scans if not line.startswith("SCAN (subquery-")]
         assert [

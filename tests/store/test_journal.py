@@ -1,11 +1,19 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
+from tests import databases
+from tests.processes import until
 from tests.store.made import a_flow_run, a_run
 
+from hutch.errors import InvalidText
+from hutch.settings import Settings
+from hutch.store import journal, runs
+from hutch.store.database import Changed, Statement
 from hutch.store.journal import Entry
 from hutch.store.rows import FlowRunHead, FlowRunRow, RunRow, now
 from hutch.store.store import Store
@@ -38,11 +46,25 @@ async def test_runs_are_listed_newest_first_by_owner_or_all_page_by_page(store: 
     for number in range(3):
         await store.journal.add(a_flow_run(run_id=f"r{number}", created_at=moment))
     await store.journal.add(a_flow_run("bob", run_id="b", created_at=now(plus_seconds=9)))
-    listed = await store.journal.list("ada", 2)
+    listed = await store.journal.list("ada", limit=2)
     assert [each.run_id for each in listed] == ["r2", "r1"]
-    rest = await store.journal.list("ada", 2, (listed[-1].created_at, listed[-1].run_id))
+    rest = await store.journal.list("ada", limit=2, before=(listed[-1].created_at, listed[-1].run_id))
     assert [each.run_id for each in rest] == ["r0"]
     assert [each.run_id for each in await store.journal.list()] == ["b", "r2", "r1", "r0"]
+
+
+async def test_runs_of_several_owners_are_one_list(store: Store) -> None:
+    for number, owner in enumerate(("local", "key", "bob", "key", "local")):
+        await store.journal.add(
+            a_flow_run(owner, run_id=f"r{number}", created_at=now(plus_seconds=number // 2))
+        )
+    both = ("key", "local")
+    assert [each.run_id for each in await store.journal.list(*both)] == ["r4", "r3", "r1", "r0"]
+    seen, last = list[str](), None
+    while page := await store.journal.list(*both, limit=1, before=last):
+        seen.append(page[0].run_id)
+        last = (page[0].created_at, page[0].run_id)
+    assert seen == ["r4", "r3", "r1", "r0"]
 
 
 async def test_one_of_many_who_claim_a_run_gets_it(store: Store) -> None:
@@ -65,6 +87,54 @@ async def test_only_the_holder_writes(store: Store) -> None:
     assert await store.journal.beat(run.run_id, "new", now())
     assert await store.journal.last(run.run_id) == 2
     assert await store.runs.get(run.run_id) is None
+
+
+async def test_who_writes_waits_for_a_claim_that_is_under_way_and_then_writes_nothing(
+    postgres: databases.Server, tmp_path: Path
+) -> None:
+    """With SQLite one always waits for the other; PostgreSQL would show the holder of before."""
+    settings = Settings(home=str(tmp_path), database_url=postgres.new_database())
+    async with await Store.open(settings) as store:
+        run = await claimed(store, "old")
+
+        def is_waiting() -> bool:
+            with postgres.connect() as looking:
+                sql = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE %s"
+                return bool(looking.execute(sql, ["%INSERT INTO flow_journal%"]).fetchall())
+
+        with postgres.connect(settings.database_url) as other:
+            with other.transaction():
+                other.execute("UPDATE flow_runs SET holder = 'new'")
+                entries = [Entry(number, "{}") for number in range(1, 4)]
+                writing = asyncio.create_task(store.journal.write(run.run_id, "old", entries))
+                await asyncio.to_thread(until, is_waiting)
+                assert not writing.done()
+            assert await writing is False
+        assert await store.journal.last(run.run_id) == 0
+
+
+async def test_when_a_run_is_claimed_nothing_more_is_written_by_who_had_it(store_settings: Settings) -> None:
+    async with await Store.open(store_settings) as store, await Store.open(store_settings) as other:
+        for number in range(10):
+            run = await claimed(store, "old", run_id=f"r{number}")
+
+            async def write(run_id: str) -> None:
+                first = 1
+                while await store.journal.write(
+                    run_id, "old", [Entry(number, "{}") for number in range(first, first + 20)]
+                ):
+                    first += 20
+
+            writing = asyncio.create_task(write(run.run_id))
+            while await other.journal.last(run.run_id) < 20 * number:  # noqa: ASYNC110
+                await asyncio.sleep(0)  # nobody tells of it
+            assert await other.journal.claim(run, "new", now())
+            last = await other.journal.last(run.run_id)
+            await writing
+            # Nor half of what was written at once.
+            assert last == await other.journal.last(run.run_id)
+            assert last == len(await other.journal.events(run.run_id, limit=10_000))
+            assert last % 20 == 0
 
 
 async def test_events_and_results_come_back_in_order(store: Store) -> None:
@@ -158,9 +228,79 @@ async def test_old_runs_are_forgotten_with_their_journals_once_they_are_over(sto
     assert await store.journal.events(going.run_id) == [Entry(1, "{}")]
 
 
+async def test_old_runs_are_forgotten_a_few_at_a_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "MOST_FORGOTTEN", 10)
+    monkeypatch.setattr(runs, "MOST_FORGOTTEN", 10)
+    long_ago = now(plus_seconds=-1_000)
+    for number in range(12):
+        run = await claimed(store, run_id=f"{number:02}")
+        lines = 25 if number == 5 else 4
+        await store.journal.write(run.run_id, "me", [Entry(each, "{}") for each in range(1, lines + 1)])
+        await store.journal.finish(run, record(run), "{}", long_ago)
+    await store.runs.add_many([a_run(started_at=long_ago) for _ in range(25)])
+    write = store._database.write
+    sizes = list[int]()
+
+    async def counted(*statements: Statement) -> list[Changed]:
+        changed = await write(*statements)
+        sizes.extend(each.touched for each in changed)
+        return changed
+
+    monkeypatch.setattr(store._database, "write", counted)
+    assert await store.journal.prune(now(plus_seconds=-500)) == 12
+    # The one that alone has more goes alone.
+    assert sorted(sizes) == [1, 1, 2, 2, 2, 2, 2]
+    assert await store._database.read("SELECT count(*) FROM flow_journal") == [(0,)]
+    sizes.clear()
+    assert await store.runs.prune(now(plus_seconds=-500)) == 25
+    assert sizes == [10, 10, 5]
+
+
+async def test_steps_that_wait_for_somebody_are_told_apart_counted_and_paged(store: Store) -> None:
+    run = await claimed(store)
+
+    def event(number: int, kind: str, step: str) -> Entry:
+        return Entry(number, f"{number}", None, kind, None if kind == "log" else step)
+
+    entries = [event(number, "approval", f"s{number}") for number in range(1, 8)]
+    entries += [event(8, "approved", "s1"), event(9, "step", "s2"), event(10, "log", "s3")]
+    entries += [event(11, "step", "s4"), event(12, "approval", "s4"), event(13, "approval", "s5/inner")]
+    assert await store.journal.write(run.run_id, "me", entries)
+    asking = await store.journal.asking(run.run_id)
+    assert [each.subject for each in asking] == ["s3", "s5", "s6", "s7", "s4", "s5/inner"]
+    assert await store.journal.count_asking(run.run_id) == 6
+    assert await store.journal.steps_asking(run.run_id) == {each.subject for each in asking}
+    page = await store.journal.asking(run.run_id, limit=2, offset=1)
+    assert [each.subject for each in page] == ["s5", "s6"]
+    assert [each.body for each in await store.journal.asking(run.run_id, step="s4")] == ["12"]
+    assert await store.journal.asking(run.run_id, step="s1") == []
+    assert await store.journal.asking("other") == []
+
+
+async def test_steps_of_the_flow_itself_that_are_over_are_counted_once(store: Store) -> None:
+    run = await claimed(store)
+    results = [
+        ("a", "failed"),
+        ("a", "succeeded"),
+        ("b", "failed"),
+        ("c", "succeeded"),
+        ("c/in", "succeeded"),
+    ]
+    entries = [Entry(number, "{}", step, kind) for number, (step, kind) in enumerate(results, 1)]
+    await store.journal.write(run.run_id, "me", [*entries, Entry(9, "{}", None, "step", "d")])
+    assert await store.journal.counts(run.run_id) == (2, 2)
+
+
 async def test_texts_of_every_kind_stay_what_they_are(store: Store) -> None:
     run = await claimed(store, inputs=msgspec.json.encode({"a": "\0", "b": "é\U0001f600"}).decode())
     assert run.inputs == '{"a":"\\u0000","b":"é\U0001f600"}'
+
+
+@pytest.mark.parametrize("run_id", ["a\0b", "a\ud800"])
+async def test_name_that_cannot_be_kept_is_refused(store: Store, run_id: str) -> None:
+    with pytest.raises(InvalidText, match="run_id"):
+        await store.journal.add(a_flow_run(run_id=run_id))
+    assert await store.journal.get(run_id) is None
 
 
 async def test_what_is_asked_of_a_run_is_taken_once_and_in_order(store: Store) -> None:

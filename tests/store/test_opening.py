@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests import databases
-from tests.processes import PATIENCE
+from tests.processes import PATIENCE, until
 from tests.store.made import a_run, an_ability, kept_user
 
 from hutch.errors import SettingError, StoreError
@@ -145,6 +147,34 @@ async def test_stores_that_are_opened_at_once_share_what_is_in_them(store_settin
     assert [await store.users.by_name("ada") for store in stores] == [user] * 8
     for store in stores:
         await store.close()
+
+
+async def test_opening_that_is_cancelled_leaves_nothing_open(tmp_path: Path) -> None:
+    async with await Store.open(Settings(home=str(tmp_path))):
+        pass
+    file = tmp_path / "hutch.db"
+    with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        # It waits for the other, in a thread that nobody can cancel.
+        opening = asyncio.create_task(Store.open(Settings(home=str(tmp_path))))
+        await asyncio.to_thread(until, lambda: opened(file) > 1)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        other.execute("ROLLBACK")
+    await asyncio.to_thread(until, lambda: opened(tmp_path) == 0)
+    assert not [each for each in threading.enumerate() if each.name.startswith("hutch-store")]
+    async with await Store.open(Settings(home=str(tmp_path))) as store:
+        await kept_user(store)
+
+
+def opened(below: Path) -> int:
+    """How many descriptors of this process are of that file, or of files below that folder."""
+    count = 0
+    for each in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            count += each.readlink().is_relative_to(below)
+    return count
 
 
 async def test_sqlite_file_is_for_its_owner_alone(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.store.made import a_credential, a_flow_run, a_key, a_run, a_user, an_ability, kept_user
+from tests.store.made import a_credential, a_flow_run, a_key, a_run, a_user, an_ability, keep_flows, kept_user
 
 from hutch.errors import InvalidText, Taken
 from hutch.store.rows import now
@@ -33,6 +33,7 @@ async def test_a_name_is_taken_once(store: Store) -> None:
 
 
 async def test_with_a_user_goes_all_that_is_theirs_but_the_record_of_their_runs(store: Store) -> None:
+    await keep_flows(store)
     ada, bob = await kept_user(store), await kept_user(store, "bob")
     for user in (ada, bob):
         await store.keys.add(a_key(user, digest=user.name))

@@ -8,6 +8,8 @@ from urllib.parse import quote
 if TYPE_CHECKING:
     from hutch.doors.rep.outcome import RunEnd, RunOptions
 
+_FOR_GOOD = ("CannotStart", "ProtocolMismatch", "VaultError")
+
 
 def advice(end: RunEnd, options: RunOptions) -> str | None:
     """One line, or None where there is nothing that would help."""
@@ -27,7 +29,7 @@ def advice(end: RunEnd, options: RunOptions) -> str | None:
     if "egress_allow" in str(error.get("message")):
         return "--egress-allow HOST:PORT allows it for one run"
     # What no retry can mend would fail again: a run goes on with the flow as it was.
-    is_lost = error.get("code", 0) >= 3000 and data.get("cause") not in ("CannotStart", "ProtocolMismatch")
+    is_lost = error.get("code", 0) >= 3000 and data.get("cause") not in _FOR_GOOD
     if end.cancelled or data.get("retriable") or is_lost:
         return f"`hutch flow resume {end.run_id}` goes on with it"
     return None

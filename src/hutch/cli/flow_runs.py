@@ -25,10 +25,9 @@ def list_runs(user: str | None, limit: int, *, as_json: bool) -> int:
     """The newest first."""
 
     async def listed(store: Store) -> tuple[list[FlowRunHead], dict[str, str]]:
-        owner = None if user is None else (await user_named(store, user)).id
-        return await store.journal.list(owner, limit), {
-            each.id: each.name for each in await store.users.list()
-        }
+        owners = [] if user is None else [(await user_named(store, user)).id]
+        names = {each.id: each.name for each in await store.users.list()}
+        return await store.journal.list(*owners, limit=limit), names
 
     found, names = with_store(listed)
     if as_json:

@@ -26,6 +26,12 @@ class Master(msgspec.Struct, frozen=True, kw_only=True):
     """`current`, `older`, or `missing`."""
     users: int
     tokens: int
+    flows: bool
+    """Whether the data keys of flows and their runs are sealed with it."""
+
+    @property
+    def is_needed(self) -> bool:
+        return bool(self.users or self.tokens or self.flows)
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,9 +52,12 @@ def status(*, json: bool) -> int:
     print_facts([("master keys from", found.source), ("users", str(found.users))])
     if found.masters:
         print()
-        rows = [(each.id, each.state, str(each.users), str(each.tokens)) for each in found.masters]
-        print_table(("MASTER KEY", "STATE", "USERS", "TOKENS"), rows)
-    unused = [each.id for each in found.masters if each.state == "older" and not each.users + each.tokens]
+        rows = [
+            (each.id, each.state, str(each.users), str(each.tokens), "yes" if each.flows else "no")
+            for each in found.masters
+        ]
+        print_table(("MASTER KEY", "STATE", "USERS", "TOKENS", "FLOWS"), rows)
+    unused = [each.id for each in found.masters if each.state == "older" and not each.is_needed]
     if unused:
         print_note(f"nothing here needs {', '.join(unused)} any more; backups from before still do")
     if found.problem:
@@ -86,7 +95,9 @@ async def _status(store: Store) -> Status:
     users = await store.users.list()
     needed = Counter(each for user in users for each in set(datakeys.master_ids(user.data_key)))
     tokens = Counter(Tokens.at(home, os.environ).master_ids())
-    missing = sorted((needed.keys() | tokens.keys()) - set(ids))
+    text = await store.meta.get(datakeys.JOURNAL_KEY)
+    flows = set() if text is None else set(datakeys.master_ids(text))
+    missing = sorted((needed.keys() | tokens.keys() | flows) - set(ids))
     if missing and problem is None:
         problem = (
             f"What is sealed with {', '.join(missing)} cannot be opened: add that key after the current one."
@@ -99,7 +110,8 @@ async def _status(store: Store) -> Status:
     return Status(
         source=source,
         masters=[
-            Master(id=each, state=state, users=needed[each], tokens=tokens[each]) for each, state in named
+            Master(id=each, state=state, users=needed[each], tokens=tokens[each], flows=each in flows)
+            for each, state in named
         ],
         users=len(users),
         problem=problem,

@@ -15,6 +15,7 @@ Parameters = Mapping[str, Any]
 _UNSTORABLE = re.compile(r"[\0\ud800-\udfff]")
 # Neither the second colon of `::`, nor one inside a word.
 _NAME = re.compile(r"(?<![:\w]):([a-z_]\w*)")
+_POSTGRES = re.compile(r"/\*postgres: (.*?)\*/")
 
 
 class Statement(NamedTuple):
@@ -107,5 +108,6 @@ def _spread(sql: str, sizes: tuple[tuple[str, int], ...]) -> str:
 
 @lru_cache(512)
 def for_psycopg(sql: str) -> bytes:
-    """The same statement with parameters as psycopg writes them."""
-    return _NAME.sub(r"%(\1)s", sql.replace("%", "%%")).encode()
+    """The same with parameters as psycopg writes them, and with what a comment says is PostgreSQL's own."""
+    own = _POSTGRES.sub(r"\1", sql)
+    return _NAME.sub(r"%(\1)s", own.replace("%", "%%")).encode()

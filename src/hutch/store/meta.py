@@ -27,3 +27,6 @@ class Meta:
         sql = "UPDATE meta SET value = :new WHERE key = :key AND value = :old"
         (changed,) = await self._database.write(Statement(sql, {"key": key, "old": old, "new": new}))
         return changed.touched == 1
+
+    async def remove(self, key: str) -> None:
+        await self._database.write(Statement("DELETE FROM meta WHERE key = :key", {"key": key}))

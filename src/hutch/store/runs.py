@@ -13,6 +13,8 @@ from hutch.store.rows import RunRow
 _FIELDS = tuple(RunRow.__struct_fields__)
 COLUMNS = ", ".join(_FIELDS)
 MOST_LISTED = 1000
+MOST_FORGOTTEN = 1_000
+"""At once."""
 
 
 def run(row: Values) -> RunRow:
@@ -59,7 +61,16 @@ class Runs:
         return [run(row) for row in found]
 
     async def prune(self, older_than: str) -> int:
-        """Forgets those that started before; how many there were."""
-        sql = "DELETE FROM runs WHERE started_at < :older_than"
-        (changed,) = await self._database.write(Statement(sql, {"older_than": older_than}))
-        return changed.touched
+        """Forgets those that started before; how many there were. Some at a time: others write too."""
+        sql = """
+            DELETE FROM runs WHERE run_id IN (
+                SELECT run_id FROM runs WHERE started_at < :older_than LIMIT :most
+            )
+        """
+        values = {"older_than": older_than, "most": MOST_FORGOTTEN}
+        forgotten = 0
+        while True:
+            (changed,) = await self._database.write(Statement(sql, values))
+            forgotten += changed.touched
+            if changed.touched < MOST_FORGOTTEN:
+                return forgotten

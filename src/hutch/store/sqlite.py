@@ -30,9 +30,11 @@ class Sqlite:
 
     def __init__(self, file: Path, wait_seconds: float = WAIT_SECONDS) -> None:
         self._file = file
+        self._path = str(file)
         self._wait = wait_seconds
         self._inode = 0
         self._closed = False
+        self._connections: list[sqlite3.Connection] = []
         self._writing = ThreadPoolExecutor(1, thread_name_prefix="hutch-store-write")
         self._reading = ThreadPoolExecutor(1, thread_name_prefix="hutch-store-read")
 
@@ -43,6 +45,8 @@ class Sqlite:
         try:
             await opened._in(opened._writing, opened._begin)
         except BaseException:
+            # If whoever waits for it is cancelled, the thread goes on; then it closes what it has opened.
+            opened._writing.submit(opened._end)
             opened._writing.shutdown(wait=False)
             opened._reading.shutdown(wait=False)
             raise
@@ -97,6 +101,7 @@ class Sqlite:
 
     async def _let_go(self) -> None:
         try:
+            # After what is being read.
             await self._in(self._reading, self._reader.close)
             await self._in(self._writing, self._end)
         finally:
@@ -132,14 +137,12 @@ class Sqlite:
             )
         self._make()
         self._writer = self._connect(self._wait)
-        try:
-            self._use_wal()
-            self._migrate()
-            self._reader = self._connect(self._wait)
-            self._near = self._connect(0)
-        except BaseException:
-            self._writer.close()
-            raise
+        # What was overwritten or forgotten is not left in the file.
+        self._writer.execute("PRAGMA secure_delete = ON")
+        self._use_wal()
+        self._migrate()
+        self._reader = self._connect(self._wait)
+        self._near = self._connect(0)
 
     def _make(self) -> None:
         """Only its owner may read it; SQLite gives the files beside it the same rights."""
@@ -158,6 +161,7 @@ class Sqlite:
             check_same_thread=False,
             cached_statements=256,
         )
+        self._connections.append(made)
         # FULL: a commit is on the disk when it returns, also if the machine goes down. It costs little:
         # few things are written one by one, and of runs many at once.
         made.executescript(
@@ -199,15 +203,16 @@ class Sqlite:
         return True
 
     def _end(self) -> None:
-        self._near.close()
-        self._writer.close()
+        """The last that is opened is the first that is closed: the one that writes tidies up."""
+        while self._connections:
+            self._connections.pop().close()
 
     def _check_there(self) -> None:
         """SQLite goes on in a file that was removed, and all that it writes there is lost."""
         if self._closed:
             raise StoreError(f"{self._file}: is closed.")
         try:
-            there = self._file.stat().st_ino == self._inode
+            there = os.stat(self._path).st_ino == self._inode  # noqa: PTH116 - a path's own takes far longer
         except OSError:
             there = False
         if not there:

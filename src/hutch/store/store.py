@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hutch.errors import SettingError
@@ -14,11 +16,13 @@ from hutch.store.later import Later
 from hutch.store.limits import Limits
 from hutch.store.meta import Meta
 from hutch.store.runs import Runs
+from hutch.store.seals import Seals
 from hutch.store.users import Users
 
 if TYPE_CHECKING:
     from hutch.settings import Settings
     from hutch.store.database import Database
+    from hutch.store.seals import Cipher
 
 POSTGRES = ("postgresql://", "postgres://")
 
@@ -26,8 +30,11 @@ POSTGRES = ("postgresql://", "postgres://")
 class Store:
     """`async with await Store.open(settings) as store`, or `close` it."""
 
-    def __init__(self, database: Database, *, shares_limits: bool) -> None:
+    def __init__(self, database: Database, *, shares_limits: bool, home: Path | None = None) -> None:
+        """`home` is where the master key is, for flows, unless HUTCH_MASTER_KEY has it."""
         self._database = database
+        self._home = home
+        seals = Seals(self._cipher)
         self.later = Later(database)
         self.meta = Meta(database)
         self.users = Users(database)
@@ -35,8 +42,8 @@ class Store:
         self.credentials = Credentials(database)
         self.abilities = Abilities(database)
         self.runs = Runs(database)
-        self.flows = Flows(database)
-        self.journal = Journal(database)
+        self.flows = Flows(database, seals)
+        self.journal = Journal(database, seals)
         self.limits = Limits(database if shares_limits else None)
 
     @classmethod
@@ -46,7 +53,8 @@ class Store:
         if url is None:
             from hutch.store.sqlite import Sqlite  # whoever keeps nothing does not pay for it
 
-            return cls(await Sqlite.open(settings.home_path), shares_limits=False)
+            home = settings.home_path
+            return cls(await Sqlite.open(home), shares_limits=False, home=home)
         if not url.startswith(POSTGRES):
             # It may have a password in it, wherever it is wrong.
             raise SettingError(
@@ -54,7 +62,7 @@ class Store:
             )
         from hutch.store.postgres import Postgres
 
-        return cls(await Postgres.open(url), shares_limits=True)
+        return cls(await Postgres.open(url), shares_limits=True, home=settings.home_path)
 
     async def close(self) -> None:
         """Writes what was to be written later."""
@@ -68,3 +76,18 @@ class Store:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    async def sealed_with(self) -> set[str]:
+        """The ids of the data keys that flows and their runs are sealed with. Reads all of them."""
+        from hutch.store import sealed
+
+        return await sealed.key_ids(self._database)
+
+    async def _cipher(self) -> Cipher:
+        # Whoever keeps no flows does not pay for it.
+        from hutch.store import sealed
+        from hutch.vault import journals
+
+        cipher = await journals.load(self, self._home, os.environ)
+        await sealed.seal_older(self._database, self.meta, cipher)
+        return cipher

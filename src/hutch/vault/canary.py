@@ -13,16 +13,19 @@ WORD = b"hutch"
 
 async def sealed(store: Store) -> bool:
     """Whether anything in the store is sealed."""
-    return await store.meta.get(KEY) is not None or await store.users.any()
+    known = await store.meta.get(KEY) or await store.meta.get(datakeys.JOURNAL_KEY)
+    return known is not None or await store.users.any()
 
 
 async def check(store: Store, master: MasterKeys) -> None:
     """Raises VaultError if the store was sealed with other keys. Where nothing is sealed yet, these count."""
     found = await store.meta.get(KEY)
     if found is None:
-        # A store that has lost its canary still has users.
+        # A store that has lost its canary still has users, or flows.
         for user in await store.users.list():
             _open(master, datakeys.entries(user.data_key)[0].sealed, datakeys.ABOUT, user.id)
+        if text := await store.meta.get(datakeys.JOURNAL_KEY):
+            _open(master, datakeys.entries(text)[0].sealed, datakeys.ABOUT, datakeys.JOURNAL)
         # Of two that begin at once one is first, and the other has to fit.
         found = await store.meta.put_first(KEY, sealing.seal(master, WORD, KEY))
     _open(master, found, KEY)

@@ -1,5 +1,7 @@
 """Data keys: one for each user, sealed with the master key. Credentials are sealed with them.
 
+Those of flows and their runs are kept in the same way, and are no user's.
+
 In the store a user's are one text, `made:sealed made:sealed …`, newest first: when each was made, in seconds
 since the epoch, and the sealed key. The first one seals. A replaced one still opens for a while: whoever has
 read the user just before may yet write something that is sealed with it.
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Container
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -17,6 +20,10 @@ from hutch.vault import sealing
 from hutch.vault.keys import BYTES, Key, Keys, MasterKeys
 
 ABOUT = "data key"
+JOURNAL = "journal"
+"""Whose those of flows are: it is no user's id."""
+JOURNAL_KEY = "vault.journal"
+"""Where the store has them, among the facts about itself."""
 # Far longer than anybody goes on with a user that was read once.
 GRACE_SECONDS = 3600
 
@@ -60,13 +67,18 @@ def add(master: MasterKeys, text: str, user_id: str) -> str:
     return _join([_make(master, user_id), *older])
 
 
-def drop(text: str) -> str:
-    """Without those that were replaced so long ago that nobody goes on with them."""
+def drop(text: str, needed: Container[Entry] = ()) -> str:
+    """Without those that were replaced so long ago that nobody goes on with them, unless they are needed."""
     found = entries(text)
     oldest = int(time.time()) - GRACE_SECONDS
     # One was replaced when the one before it in the text was made.
-    kept = [each for newer, each in pairwise(found) if newer.made > oldest]
+    kept = [each for newer, each in pairwise(found) if newer.made > oldest or each in needed]
     return _join([found[0], *kept])
+
+
+def with_ids(master: MasterKeys, text: str, user_id: str, ids: Container[str]) -> list[Entry]:
+    """Those of them that have these ids. Raises VaultError."""
+    return [each for each in entries(text) if _unseal(master, each, user_id).id in ids]
 
 
 def entries(text: str) -> list[Entry]:
@@ -75,10 +87,10 @@ def entries(text: str) -> list[Entry]:
     for each in text.split():
         made, _, sealed = each.partition(":")
         if not made.isdecimal():
-            raise VaultError("The data key of a user is not as it was written.")
+            raise VaultError("A data key is not as it was written.")
         found.append(Entry(int(made), sealed))
     if not found:
-        raise VaultError("A user has no data key.")
+        raise VaultError("There is no data key where one has to be.")
     return found
 
 

@@ -2,7 +2,8 @@
 
 For each user: a new data key comes in front of those there are, all sealed with the current master key; every
 credential is sealed anew. The older data keys stay a while, sealed: somebody may just be writing with one.
-They go with a later rotation. Whoever stops in between leaves keys that open everything.
+They go with a later rotation. Whoever stops in between leaves keys that open everything. For flows it is the
+same, but that what is sealed already stays as it is (`journals`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import msgspec
 from hutch.errors import VaultError
 from hutch.store.rows import Credential, User
 from hutch.store.store import Store
-from hutch.vault import canary, credentials, datakeys, sealing
+from hutch.vault import canary, credentials, datakeys, journals, sealing
 from hutch.vault.datakeys import DataKeys
 from hutch.vault.vault import Vault
 
@@ -34,6 +35,8 @@ class Rotated(msgspec.Struct, frozen=True, kw_only=True):
     credentials: int = 0
     unreadable: tuple[str, ...] = ()
     """Credentials that were altered, and open with no key: `user: domain::key`."""
+    flows: bool = False
+    """Whether what comes of flows is sealed with a new key."""
 
 
 async def rotate(vault: Vault, progress: Progress = lambda text: None) -> Rotated:
@@ -48,9 +51,12 @@ async def rotate(vault: Vault, progress: Progress = lambda text: None) -> Rotate
         resealed += count
         unreadable += [f"{user.name}: {each.domain}::{each.key}" for each in bad]
         progress(f"{user.name}: {count} credentials sealed with a new key")
+    older = await journals.rotate(store, vault.master)
+    if older is not None:
+        progress(f"flows: a new key for what comes; {older} older for what is there")
     # Last: until then the keys that are leaving still have to be there.
     await canary.reseal(store, vault.master)
-    return Rotated(users=users, credentials=resealed, unreadable=tuple(unreadable))
+    return Rotated(users=users, credentials=resealed, unreadable=tuple(unreadable), flows=older is not None)
 
 
 async def _rotate_user(vault: Vault, user: User) -> tuple[int, list[Credential]]:

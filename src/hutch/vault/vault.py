@@ -21,6 +21,8 @@ from hutch.vault.keys import MasterKeys
 
 # How often what changes meanwhile is read again.
 ATTEMPTS = 4
+# Users whose data keys are kept open: those who come again do so soon.
+MOST_OPENED = 1_000
 
 _USER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
 
@@ -35,6 +37,7 @@ class Vault:
         self.store = store
         self.master = master
         self._reload = reload
+        self._opened: dict[tuple[str, str], DataKeys] = {}
 
     @classmethod
     async def open(cls, store: Store, home: Path, environ: Mapping[str, str]) -> Vault:
@@ -140,6 +143,14 @@ class Vault:
 
     def data_keys(self, user: User) -> DataKeys:
         """Raises VaultError."""
+        sealed = (user.id, user.data_key)
+        if sealed not in self._opened:
+            if len(self._opened) >= MOST_OPENED:
+                self._opened.pop(next(iter(self._opened)))
+            self._opened[sealed] = self._open_data_keys(user)
+        return self._opened[sealed]
+
+    def _open_data_keys(self, user: User) -> DataKeys:
         try:
             return datakeys.unseal(self.master, user.data_key, user.id)
         except sealing.KeyMissing:

@@ -22,8 +22,10 @@ from hutch.doors.rep import holders, journal
 from hutch.doors.rep.context import Approvals, Context
 from hutch.doors.rep.flow import read
 from hutch.doors.rep.journal import StoreJournals
+from hutch.doors.rep.kinds.registry import Call, Kind, Registry
 from hutch.doors.rep.runs import Run
 from hutch.settings import Settings
+from hutch.store.journal import Entry
 from hutch.store.rows import FlowRunRow, now
 from hutch.store.store import Store
 
@@ -245,6 +247,45 @@ def test_values_of_every_kind_survive(tmp_path: Path, upstream: Counting) -> Non
     assert ended.outputs == {"value": value, "more": "\0\U0001f600"}
 
 
+def test_journal_tells_who_waits_for_a_word_also_of_a_run_that_was_killed_and_goes_on(tmp_path: Path) -> None:
+    ir = flow([node("a", "approve", message="A?"), node("b", "approve", message="B?"), node("e", "dsl.emit")])
+
+    def until_asking(runtime: Runtime, *steps: str) -> None:
+        asked: list[dict[str, Any]] = []
+        runtime.poll_until(
+            "r", lambda _: sum(each["type"] == "approval" for each in asked) == len(steps), asked
+        )
+        until(lambda: [each.subject for each in looked(tmp_path)[0]] == [*steps])
+
+    with serving(HUTCH_HOME=str(tmp_path)) as one:
+        started(one, ir, "r")
+        until_asking(one, "a", "b")
+        one.result("Approve", run_id="r", step_id="a", approved=True)
+        until(lambda: [each.subject for each in looked(tmp_path)[0]] == ["b"])
+        kill(one.process)
+    assert [each.subject for each in looked(tmp_path)[0]] == ["b"]
+    with serving(HUTCH_HOME=str(tmp_path)) as other:
+        started(other, ir, "r")
+        until_asking(other, "b")
+        told = ["approval", "step", "approval"]
+        until(lambda: [each.kind for each in looked(tmp_path)[1] if each.subject == "b"] == told)
+        # What nobody was asked about is in nobody's way.
+        assert {each.subject for each in looked(tmp_path)[1]} == {None, "a", "b"}
+        other.result("Approve", run_id="r", step_id="b", approved=True)
+        assert other.ended("r").status == "completed"
+    assert looked(tmp_path)[0] == []
+
+
+def looked(home: Path) -> tuple[list[Entry], list[Entry]]:
+    """What steps ask, and all events."""
+
+    async def read() -> tuple[list[Entry], list[Entry]]:
+        async with await Store.open(Settings(home=str(home))) as store:
+            return await store.journal.asking("r"), await store.journal.events("r")
+
+    return asyncio.run(read())
+
+
 def kept(home: Path, run_id: str) -> FlowRunRow:
     async def read() -> FlowRunRow:
         async with await Store.open(Settings(home=str(home))) as store:
@@ -410,6 +451,19 @@ async def test_logs_of_a_run_are_kept_up_to_a_limit(
     assert len(logs) < 12
     assert logs[-1] == "logs from here on are not kept: there are too many"
     assert events[-1]["state"] == "succeeded"
+
+
+async def test_event_of_a_kind_of_its_own_is_kept_whatever_it_is_called(
+    journaled: Journaled, store: Store
+) -> None:
+    async def odd(call: Call) -> None:
+        call.emit("odd \0 \ud800", value="é")
+
+    journaled.board.registry = Registry({"odd": Kind("odd", odd)}, {})
+    ended = await journaled.ended(journaled.run(flow([node("a", "odd")])))
+    assert ended["status"] == "completed"
+    events = [json.loads(each.body) for each in await store.journal.events("r")]
+    assert [(each["type"], each["value"]) for each in events if "value" in each] == [("odd \0 \ud800", "é")]
 
 
 async def test_fault_of_the_store_ends_the_run_and_it_can_be_gone_on_with(

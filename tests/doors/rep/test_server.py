@@ -12,7 +12,7 @@ import pytest
 from tests.doors.rep.stations import ALL, Caller, Station, station
 from tests.flows import chain, edge, flow, node
 from tests.processes import PATIENCE
-from tests.store.made import a_run
+from tests.store.made import a_flow_run, a_run
 
 from hutch.doors.rep import openapi
 from hutch.doors.rep.http import routes
@@ -329,7 +329,10 @@ async def test_keys_count_only_where_they_are_for(place: Station, operator: Call
     failed(await Caller(operator.server, operator.client).get("/flows"), 401, "UNAUTHORIZED")
     failed(await Caller(operator.server, operator.client, "hk_x").get("/flows"), 401, "UNAUTHORIZED")
     wrong = await place.user(operator, "narrow", ("abilities",))
-    assert "--scope rep" in failed(await wrong.get("/flows"), 403, "FORBIDDEN")["message"]
+    message = failed(await wrong.get("/flows"), 403, "FORBIDDEN")["message"]
+    assert message == (
+        "This key is for abilities, not for rep; `hutch key add USER --scope rep` makes one that is"
+    )
 
 
 @pytest.mark.parametrize(
@@ -346,7 +349,11 @@ async def test_flow_opens_no_door_that_the_key_does_not(
     place: Station, operator: Caller, ann: Caller, kind: str, given: dict[str, Any], scope: str, rid: str
 ) -> None:
     ir = flow([node("s", kind, **given)], name="sneaky")
-    assert f"--scope {scope}" in failed(await ann.post("/flows", ir), 403, "FORBIDDEN")["message"]
+    message = failed(await ann.post("/flows", ir), 403, "FORBIDDEN")["message"]
+    assert message == (
+        f"graph.nodes[0].type: this key is not for {scope};"
+        f" `hutch key add USER --scope rep --scope {scope}` makes one that is"
+    )
     # Nor by a flow that comes as an input.
     outer = flow([node("o", "flow.run", flow="$input.ir", inputs={})], name="outer")
     await ann.begin(outer, rid, inputs={"ir": ir})
@@ -359,9 +366,64 @@ async def test_flow_opens_no_door_that_the_key_does_not(
     failed(await narrow.post("/flows/sneaky/runs"), 403, "FORBIDDEN")
 
 
+async def test_run_is_not_resumed_with_a_key_for_less_which_is_told_what_it_lacks(
+    place: Station, operator: Caller, rid: str
+) -> None:
+    wide = await place.user(operator, "resuming", ("rep", "execbox", "tpmjs"))
+    place.upstream.fail("/resumed", 1)
+    await wide.begin(place.steps("resumed", name="resumed"), rid)
+    assert (await wide.ended(rid))["status"] == "failed"
+    narrow = await place.user(operator, "resuming", ("rep",))
+    message = failed(await narrow.post(f"/runs/{rid}/resume"), 403, "FORBIDDEN")["message"]
+    assert "`hutch key add USER --scope rep --scope execbox --scope tpmjs` makes one that is" in message
+
+
+async def test_operator_sees_runs_under_both_names(place: Station, operator: Caller, rid: str) -> None:
+    by_hand = a_flow_run("local", run_id=f"{rid}-local", origin="cli")
+    assert await place.store.journal.add(by_hand)
+    await operator.begin(WAIT, rid)
+    listed = [each["run_id"] for each in (await operator.got("/runs"))["runs"]]
+    assert {rid, by_hand.run_id} <= {*listed}
+    page = await operator.got("/runs?limit=1")
+    rest = await operator.got(f"/runs?before={page['next']}")
+    assert [each["run_id"] for each in page["runs"] + rest["runs"]] == listed
+    await operator.ended(rid)
+
+
 async def test_flow_of_a_user_reads_no_files(ann: Caller, rid: str) -> None:
     await ann.begin(flow([node("o", "flow.run", flow="../secret.json", inputs={})], name="files"), rid)
     assert "There is no flow" in (await ann.ended(rid))["summary"]["error"]["message"]
+
+
+# --- limits ---
+
+
+async def test_key_may_begin_and_register_so_often_and_look_on_as_often_as_it_likes(
+    store_settings: Settings,
+) -> None:
+    async with (
+        station(store_settings, HUTCH_API_KEY=OPERATOR, HUTCH_FLOW_RATE_LIMIT="3") as place,
+        place.serving(key=OPERATOR) as operator,
+    ):
+        ann, bo = await place.user(operator, "ann"), await place.user(operator, "bo")
+        assert (await ann.post("/flows", WAIT)).status_code == 201
+        for number in range(2):
+            assert (await ann.post("/flows/short/runs", {"run_id": f"r{number}"})).status_code == 202
+        for path, body in (("/flows", WAIT), ("/flows/short/runs", {}), ("/runs/r0/resume", None)):
+            refused = await ann.post(path, body)
+            message = failed(refused, 429, "RATE_LIMITED")["message"]
+            assert "may register flows and begin runs 3 times a minute" in message
+            assert 1 <= int(refused.headers["retry-after"]) <= 60
+        # Another key of the same user has its own, and so has everybody else.
+        again = await place.user(operator, "ann")
+        assert (await again.post("/flows", WAIT)).status_code == 200
+        assert (await bo.post("/flows", WAIT)).status_code == 201
+        for _ in range(5):
+            assert (await operator.post("/flows", WAIT)).status_code in (200, 201)
+            for path in ("/flows", "/flows/short", "/runs", "/runs/r0", "/runs/r0/approvals"):
+                await ann.got(path)
+        assert (await ann.ended("r1"))["status"] == "completed"
+        assert (await ann.post("/runs/r0/cancel")).status_code == 200
 
 
 # --- cancelling and approving ---
@@ -413,6 +475,26 @@ async def test_step_waits_until_it_is_approved(ann: Caller, rid: str) -> None:
     assert first["approved"] is second["deep"]["approved"] is True
     assert first["by"].startswith("ann-")
     failed(await ann.post(f"/runs/{rid}/approvals/ask", {"approved": True}), 409, "CONFLICT")
+
+
+async def test_of_many_steps_that_wait_the_first_are_told_and_all_are_counted(ann: Caller, rid: str) -> None:
+    names = [f"s{number:03}" for number in range(130)]
+    await ann.begin(flow([node(name, "approve", message="?") for name in names], name="many"), rid)
+    async with asyncio.timeout(PATIENCE):
+        while (await ann.got(f"/runs/{rid}"))["approvals_total"] < 130:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)  # nobody tells of it
+    whole = await ann.got(f"/runs/{rid}")
+    assert [each["step_id"] for each in whole["approvals"]] == names[:100]
+    rest = await ann.got(f"/runs/{rid}/approvals?limit=50&offset=100")
+    assert ([each["step_id"] for each in rest["approvals"]], rest["approvals_total"]) == (names[100:], 130)
+    failed(await ann.get(f"/runs/{rid}/approvals?limit=0"), 400, "INVALID_REQUEST")
+    # One that is on no list is heard all the same.
+    assert (await ann.post(f"/runs/{rid}/approvals/s129", {"approved": True})).status_code == 200
+    async with asyncio.timeout(PATIENCE):
+        while (await ann.got(f"/runs/{rid}/approvals"))["approvals_total"] != 129:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await ann.post(f"/runs/{rid}/cancel")
+    await ann.ended(rid)
 
 
 async def test_step_is_refused(operator: Caller, rid: str) -> None:

@@ -16,15 +16,18 @@ import pytest
 from tests.doors.rep.stations import Caller, Station, station
 from tests.doors.rep.test_server import approvals
 from tests.flows import SERVE, chain, flow, node
-from tests.processes import HUTCH, PATIENCE, Traces, arguments_of, descendants, until
+from tests.processes import PATIENCE, Traces, arguments_of, descendants, hutch, started, until
+from tests.store.made import a_flow_run
 
 from hutch.doors.rep import flows, holders
 from hutch.doors.rep.care import Said
 from hutch.doors.rep.flows import ORIGIN, Flows, NotWaiting
 from hutch.errors import Busy
 from hutch.settings import Settings
+from hutch.store.database import Statement
 from hutch.store.rows import FlowRunRow, now
 from hutch.store.store import Store
+from hutch.vault import keys
 
 
 @pytest.fixture
@@ -39,6 +42,20 @@ def runtimes(pid: int) -> list[int]:
 
 async def asked(place: Station, path: str, times: int = 1) -> None:
     await asyncio.to_thread(place.upstream.until_asked, path, times)
+
+
+# --- the master key ---
+
+
+async def test_server_with_another_master_key_than_that_of_its_runs_does_not_start(
+    store: Store, store_settings: Settings
+) -> None:
+    await store.journal.add(a_flow_run())
+    env = {"HUTCH_HOME": store_settings.home, "HUTCH_MASTER_KEY": keys.generate()}
+    env["HUTCH_DATABASE_URL"] = store_settings.database_url or ""
+    done = await asyncio.to_thread(hutch, "serve", "--port", "0", env=env)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "The master key is not the one that this database is sealed with" in done.stderr
 
 
 # --- killed ---
@@ -164,13 +181,9 @@ async def test_run_by_hand_is_seen_approved_and_cancelled_through_the_server(
     nodes = [node("ask", "approve", message="Really?"), node("w", "wait", seconds=600)]
     file = tmp_path / "flow.json"
     file.write_text(json.dumps(flow(nodes, chain("ask", "w"))))
-    command = [*HUTCH, "flow", "run", str(file), "--run-id", "byhand", "--timeout", "0"]
-    pipe = subprocess.PIPE
+    command = ["flow", "run", str(file), "--run-id", "byhand", "--timeout", "0"]
     async with place.serving() as there:
-        env = {**os.environ, "HUTCH_HOME": str(place.home)}
-        with subprocess.Popen(  # noqa: ASYNC220
-            command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=env
-        ) as process:
+        with started(command, env={"HUTCH_HOME": str(place.home)}, stdin=subprocess.DEVNULL) as process:
             await asyncio.to_thread(until, lambda: "byhand" in _listed(place))
             [question] = await approvals(there, "byhand")
             assert question["message"] == "Really?"
@@ -182,14 +195,8 @@ async def test_run_by_hand_is_seen_approved_and_cancelled_through_the_server(
 
 
 def _listed(place: Station) -> str:
-    done = subprocess.run(
-        [*HUTCH, "flow", "runs", "--json"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "HUTCH_HOME": str(place.home)},
-        timeout=PATIENCE,
-        check=True,
-    )
+    done = hutch("flow", "runs", "--json", env={"HUTCH_HOME": str(place.home)})
+    assert done.returncode == 0, done.stderr
     return done.stdout
 
 
@@ -295,6 +302,26 @@ async def test_run_that_only_waits_gives_up_its_process_and_goes_on_when_somebod
     assert (await cared.ended()).status == "completed"
     result = json.loads(dict(await cared.store.journal.steps("r"))["b"])
     assert result["output"] == {"approved": True, "by": "Bo"}
+
+
+async def test_run_that_was_altered_is_told_once_and_left_as_it_is(
+    cared: Cared, caplog: pytest.LogCaptureFixture
+) -> None:
+    row = a_flow_run(run_id="bad", origin=ORIGIN, holder=holders.here())
+    assert await cared.store.journal.add(row)
+    sql = "UPDATE flow_runs SET holder = '', inputs = options WHERE run_id = 'bad'"
+    await cared.store._database.write(Statement(sql, {}))
+
+    async def told() -> bool:
+        return "run bad cannot be gone on with: The sealed text was altered" in caplog.text
+
+    await cared.until(told)
+    await cared.begin(flow([node("w", "wait", seconds=0.3)]))
+    assert (await cared.ended()).status == "completed"
+    assert caplog.text.count("run bad cannot be gone on with") == 1
+    left = await cared.store.journal.head("bad")
+    assert left is not None
+    assert (left.status, left.holder) == ("pending", "")
 
 
 async def test_run_that_was_put_aside_is_cancelled(cared: Cared) -> None:

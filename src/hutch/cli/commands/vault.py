@@ -346,7 +346,7 @@ Examples:
 )
 @click.option("--master", is_flag=True, help="Make a new master key in HUTCH_HOME/master.key first.")
 def rotate(master: bool) -> int:
-    """Give every user a new data key, sealed with the current master key.
+    """Give every user, and flows, a new data key, sealed with the current master key.
 
     Servers may run meanwhile. Older master keys stay where they are: `hutch vault status` tells when nothing
     needs them any more.

@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Awaitable, Callable
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -33,7 +34,7 @@ from hutch.doors.rep.records import record_of
 from hutch.doors.rep.steps import Summary
 from hutch.doors.rep.waiting import waiting
 from hutch.doors.rep.watching import Watch
-from hutch.errors import Busy, HutchError
+from hutch.errors import Busy, HutchError, VaultError
 from hutch.settings import as_environ
 from hutch.store.rows import FlowRunHead, FlowRunRow, now
 
@@ -81,6 +82,8 @@ class Flows:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._aside: dict[str, dict[str, dict[str, Any]]] = {}
         """Runs that only wait, and have no process any more; what their steps ask."""
+        self._shut: set[str] = set()
+        """Runs that do not open: they were altered, or their keys are gone."""
         self._sweeping: asyncio.Task[None] | None = None
         self._closing = False
 
@@ -140,13 +143,30 @@ class Flows:
         if not holders.is_held(run) and run.run_id not in self._aside:
             self._care_for(run)
 
-    async def questions(self, run: FlowRunHead) -> list[dict[str, Any]]:
-        """What its steps ask, wherever it runs."""
-        if run.run_id in self._aside:
-            return list(self._aside[run.run_id].values())
+    async def questions(self, run: FlowRunHead, limit: int = 100, offset: int = 0) -> list[dict[str, Any]]:
+        """What its steps ask, wherever it runs; so many, after so many."""
+        if (asked := self._aside.get(run.run_id)) is not None:
+            return list(islice(asked.values(), offset, offset + limit))
         if not holders.is_held(run):
             return []
-        return waiting(await (await self.store()).journal.asking(run.run_id))
+        journal = (await self.store()).journal
+        return waiting(await journal.asking(run.run_id, limit=limit, offset=offset))
+
+    async def count_questions(self, run: FlowRunHead) -> int:
+        """How many of its steps ask something."""
+        if (asked := self._aside.get(run.run_id)) is not None:
+            return len(asked)
+        if not holders.is_held(run):
+            return 0
+        return await (await self.store()).journal.count_asking(run.run_id)
+
+    async def asks(self, run: FlowRunHead, step_id: str) -> bool:
+        """Whether this step asks something."""
+        if (asked := self._aside.get(run.run_id)) is not None:
+            return step_id in asked
+        if not holders.is_held(run):
+            return False
+        return bool(await (await self.store()).journal.asking(run.run_id, step=step_id, limit=1))
 
     async def approve(self, run: FlowRunHead, step_id: str, said: Said) -> None:
         """Somebody's word for a step that waits for it. Raises NotWaiting."""
@@ -179,7 +199,7 @@ class Flows:
         while True:
             try:
                 for run in await (await self.store()).journal.unfinished(ORIGIN):
-                    if not holders.is_held(run) and run.run_id not in self._aside:
+                    if not holders.is_held(run) and run.run_id not in (*self._aside, *self._shut):
                         self._care_for(run)
             except HutchError as error:
                 logger.warning("flows that nobody goes on with were not looked for: %s", error)
@@ -228,6 +248,10 @@ class Flows:
                     before, steps = steps, await self._steps(run_id)
                     lost = lost + 1 if steps == before else 1
                     await asyncio.sleep(AGAIN_SECONDS * 2 ** (lost - 1))
+        except VaultError as error:
+            # The next sweep would find the same; who asks for it may try.
+            self._shut.add(run_id)
+            logger.error("run %s cannot be gone on with: %s", run_id, error)
         except HutchError as error:
             # The next sweep finds it.
             logger.error("run %s cannot be gone on with: %s", run_id, error)

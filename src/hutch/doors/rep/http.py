@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from hutch.doors.gate import Gate, Visitor
+from hutch.doors.abilities.limits import retry_after
+from hutch.doors.gate import Gate, Visitor, key_for
 from hutch.doors.paths import Lane
 from hutch.doors.refusals import Refusal
 from hutch.doors.rep import flow as flow_module
@@ -24,11 +25,12 @@ from hutch.doors.rep.care import Said
 from hutch.doors.rep.flow import Flow
 from hutch.doors.rep.flows import ORIGIN, Flows, NotWaiting
 from hutch.doors.rep.journal import OPERATOR, text_of
-from hutch.doors.rep.permitted import SCOPES, kinds_for
+from hutch.doors.rep.limits import Rate
+from hutch.doors.rep.permitted import SCOPES, kinds_for, scopes_for
 from hutch.doors.rep.problems import InvalidFlow, Problem
 from hutch.doors.rep.replies import Failed, answer
 from hutch.doors.rep.streaming import EventStream
-from hutch.errors import Busy, HutchError, InvalidText, StoreError
+from hutch.errors import Busy, HutchError, InvalidText, RateLimited, StoreError
 from hutch.store.rows import FlowRow, FlowRunHead, FlowRunRow, RunRow, now
 from hutch.store.store import Store
 
@@ -38,6 +40,9 @@ DOOR = "rep"
 DOCUMENT = "openapi.json"
 MOST_BYTES = rpc.MAX_LINE_BYTES - 64 * 1024
 """Of what a runtime is given at once, and some room for the rest of the line."""
+MOST_ASKING = 100
+"""Of the steps that wait for an approval, so many are told at once, unless more are asked for."""
+_NONE_ASK: dict[str, Any] = {"approvals": [], "approvals_total": 0}
 
 
 class Visit:
@@ -52,9 +57,10 @@ class Visit:
     def owner(self) -> str:
         return self.visitor.owner
 
-    def owns(self, owner: str) -> bool:
+    @property
+    def owners(self) -> set[str]:
         """Whoever runs the server has two names."""
-        return owner == self.owner or (self.visitor.caller is None and owner in OPERATOR)
+        return {self.owner} if self.visitor.caller is not None else {self.owner, *OPERATOR}
 
     def part(self, name: str) -> str:
         return str(self.request.path_params[name])
@@ -125,6 +131,11 @@ class Door:
         self.gate = gate
         self._flows = flows
         self._settings = flows.settings
+        self._rate = Rate(flows.settings.flow_rate_limit)
+
+    async def count(self, visit: Visit) -> None:
+        """For what makes work or stays. Raises RateLimited."""
+        await self._rate.check(visit.visitor.caller, visit.store.limits)
 
     async def store(self) -> Store:
         return await self._flows.store()
@@ -133,6 +144,7 @@ class Door:
 
     async def register(self, visit: Visit) -> Response:
         """Keeps a flow, or a new version of it. The same one again is no new version."""
+        await self.count(visit)
         document = await requests.read_object(visit.request, self._settings)
         flow = await asyncio.to_thread(flow_module.read, document)
         if flow.name == DOCUMENT:
@@ -170,6 +182,7 @@ class Door:
 
     async def begin(self, visit: Visit) -> Response:
         """Begins a run. The same id, flow and inputs again: the same run, which may be over by now."""
+        await self.count(visit)
         asked = requests.begin(await requests.read_object(visit.request, self._settings, optional=True))
         kept = await self._flow(visit, asked.version)
         flow = await named.read(kept.document)
@@ -206,7 +219,9 @@ class Door:
             raise Failed("PAYLOAD_TOO_LARGE", message)
         found = await self._flows.begin(row)
         if found is not row and (
-            not visit.owns(found.owner) or found.flow != row.flow or json.loads(found.inputs) != asked.inputs
+            found.owner not in visit.owners
+            or found.flow != row.flow
+            or json.loads(found.inputs) != asked.inputs
         ):
             raise Failed("CONFLICT", f"run_id: there is a run {row.run_id!r} of something else already")
         return answer(
@@ -218,7 +233,7 @@ class Door:
         limit = requests.number(visit.request, "limit", 100, requests.MOST_LISTED)
         created, _, run_id = requests.text(visit.request, "before").partition("_")
         before = (created, run_id) if run_id else None
-        found = await visit.store.journal.list(visit.owner, limit, before)
+        found = await visit.store.journal.list(*sorted(visit.owners), limit=limit, before=before)
         more = {"next": f"{found[-1].created_at}_{found[-1].run_id}"} if len(found) == limit else {}
         return answer({"runs": [{**replies.head(each), **self._state(each)} for each in found], **more})
 
@@ -226,10 +241,9 @@ class Door:
         found = await self._any_run(visit)
         if isinstance(found, RunRow):
             return answer(replies.other_run(found))
+        whole = await self._whole(visit, found)
         counts = await visit.store.journal.counts(found.run_id)
-        return answer(
-            {**replies.flow_run(found, counts, await self._flows.questions(found)), **self._state(found)}
-        )
+        return answer({**replies.flow_run(whole, counts, await self._asking(whole)), **self._state(whole)})
 
     def _state(self, run: FlowRunHead) -> dict[str, str]:
         """Of a run that waits for nobody but us: it is not `interrupted`."""
@@ -245,34 +259,47 @@ class Door:
 
     async def cancel(self, visit: Visit) -> Response:
         found = await self._any_run(visit)
-        if isinstance(found, FlowRunRow):
+        if isinstance(found, FlowRunHead):
             await self._flows.cancel(found.run_id)
         return answer({"ok": True, "run_id": found.run_id})
 
     async def resume(self, visit: Visit) -> Response:
         """Goes on with a run that failed or was cancelled: what failed is done again, the rest is not."""
-        found = await self._flow_run(visit)
+        await self.count(visit)
+        found = await self._whole(visit, await self._flow_run(visit))
         if found.origin != ORIGIN and visit.visitor.caller is not None:
             raise Failed("CONFLICT", f"Run {found.run_id!r} was begun by hand: `hutch flow resume`")
         if found.status == "completed":
             raise Failed("CONFLICT", f"Run {found.run_id!r} is complete: there is nothing to go on with")
-        if not set(json.loads(found.options).get("kinds", ())) <= {*kinds_for(visit.visitor)}:
-            raise Failed("FORBIDDEN", f"Run {found.run_id!r} was begun with a key that is for more than this")
+        kinds = set(json.loads(found.options).get("kinds", ()))
+        if not kinds <= {*kinds_for(visit.visitor)}:
+            message = f"Run {found.run_id!r} was begun with a key that is for more than this"
+            raise Failed("FORBIDDEN", f"{message}; {key_for(*scopes_for(kinds))}")
         await self._flows.resume(found)
         return answer({"ok": True, "run_id": found.run_id}, 202)
 
     # --- approvals ---
 
     async def approvals(self, visit: Visit) -> Response:
+        limit = requests.number(visit.request, "limit", MOST_ASKING, requests.MOST_LISTED)
+        offset = requests.number(visit.request, "offset", 0, 2**31, least=0)
         found = await self._any_run(visit)
-        listed = [] if isinstance(found, RunRow) else await self._flows.questions(found)
-        return answer({"run_id": found.run_id, "approvals": listed})
+        asking = _NONE_ASK if isinstance(found, RunRow) else await self._asking(found, limit, offset)
+        return answer({"run_id": found.run_id, **asking})
+
+    async def _asking(self, run: FlowRunHead, limit: int = MOST_ASKING, offset: int = 0) -> dict[str, Any]:
+        """The steps that wait for somebody's word: how many, and some of them."""
+        listed = await self._flows.questions(run, limit, offset)
+        # Only where there may be others are they counted.
+        is_all = offset == 0 and len(listed) < limit
+        total = len(listed) if is_all else await self._flows.count_questions(run)
+        return {"approvals": listed, "approvals_total": total}
 
     async def approve(self, visit: Visit) -> Response:
         word = requests.word(await requests.read_object(visit.request, self._settings))
         found = await self._flow_run(visit)
         step_id = visit.part("step_id")
-        if step_id not in [each["step_id"] for each in await self._flows.questions(found)]:
+        if not await self._flows.asks(found, step_id):
             raise Failed("CONFLICT", f"Step {step_id[:200]!r} waits for no approval")
         caller = visit.visitor.caller
         # A user speaks for nobody else.
@@ -280,24 +307,31 @@ class Door:
         await self._flows.approve(found, step_id, Said(word.approved, by, word.reason))
         return answer({"ok": True, "run_id": found.run_id, "step_id": step_id, "approved": word.approved})
 
-    async def _flow_run(self, visit: Visit) -> FlowRunRow:
+    async def _whole(self, visit: Visit, run: FlowRunHead) -> FlowRunRow:
+        """With what it was given and gave, which may be long."""
+        found = await visit.store.journal.get(run.run_id)
+        if found is None:
+            raise replies.no_run(run.run_id)
+        return found
+
+    async def _flow_run(self, visit: Visit) -> FlowRunHead:
         found = await self._any_run(visit)
         if isinstance(found, RunRow):
             raise Failed("CONFLICT", f"Run {found.run_id!r} is no run of a flow")
         return found
 
-    async def _any_run(self, visit: Visit) -> FlowRunRow | RunRow:
+    async def _any_run(self, visit: Visit) -> FlowRunHead | RunRow:
         """A run of any door. Those of other doors are written a moment after their end."""
         run_id = visit.part("id")
         # Not by whether there is one: who names a run of theirs like another's hides nothing by it.
-        flow_run = await visit.store.journal.get(run_id)
-        if flow_run is not None and visit.owns(flow_run.owner):
+        flow_run = await visit.store.journal.head(run_id)
+        if flow_run is not None and flow_run.owner in visit.owners:
             return flow_run
         found = await visit.store.runs.get(run_id)
         if found is None:
             await visit.store.later.flush()
             found = await visit.store.runs.get(run_id)
-        if found is None or not visit.owns(found.owner):
+        if found is None or found.owner not in visit.owners:
             raise replies.no_run(run_id)
         return found
 
@@ -309,9 +343,8 @@ def _check_kinds(flow: Flow, visitor: Visitor) -> None:
         if node.kind in allowed:
             continue
         if node.kind in SCOPES:
-            scope = SCOPES[node.kind]
-            message = f"{node.path}.type: this key is not for {scope}; `hutch key add --scope {scope}`"
-            raise Failed("FORBIDDEN", message)
+            wanted = key_for(*scopes_for(each.kind for each in flow.nodes.values()))
+            raise Failed("FORBIDDEN", f"{node.path}.type: this key is not for {SCOPES[node.kind]}; {wanted}")
         known = ", ".join(allowed)
         raise requests.invalid([Problem(f"{node.path}.type", f"expected one of {known}, got {node.kind!r}")])
 
@@ -333,9 +366,10 @@ def as_failed(error: Exception) -> Failed:
             return Failed("INVALID_REQUEST", error.message)
         case NotWaiting():
             return Failed("CONFLICT", error.message)
+        case RateLimited():
+            return Failed("RATE_LIMITED", str(error), headers=retry_after(error.retry_after))
         case Busy():
-            headers = {"Retry-After": str(math.ceil(error.retry_after))}
-            return Failed("BUSY", str(error), headers=headers)
+            return Failed("BUSY", str(error), headers=retry_after(error.retry_after))
         case StoreError():
             logger.error("the store failed: %s", error)
             message = "The store cannot be used; the server's log says why"

@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -23,6 +23,7 @@ from hutch.doors.rep.runs import Opened
 from hutch.doors.rep.steps import StepResult, Summary
 from hutch.errors import HutchError, InvalidText, StoreError
 from hutch.session.jsonvalue import encode_value
+from hutch.store.database import mended
 from hutch.store.journal import Entry
 from hutch.store.rows import FlowRunRow, now
 
@@ -104,7 +105,13 @@ class StoreJournals:
             raise _refused("run_id", f"the run {run_id!r} is under way in another process", held=True)
         steps = await store.journal.steps(run_id)
         finished = {step: msgspec.convert(value_of(body), StepResult) for step, body in steps}
-        journal = self._journal(store, claimed, on_asked, last=await store.journal.last(run_id))
+        journal = self._journal(
+            store,
+            claimed,
+            on_asked,
+            last=await store.journal.last(run_id),
+            asking=await store.journal.steps_asking(run_id),
+        )
         return Opened(journal, finished)
 
     async def close(self) -> None:
@@ -155,9 +162,15 @@ class StoreJournals:
         )
 
     def _journal(
-        self, store: Store, run: FlowRunRow, on_asked: Callable[[Mapping[str, Any]], None], last: int = 0
+        self,
+        store: Store,
+        run: FlowRunRow,
+        on_asked: Callable[[Mapping[str, Any]], None],
+        *,
+        last: int = 0,
+        asking: Iterable[str] = (),
     ) -> RunJournal:
-        journal = RunJournal(store, run, on_asked, last)
+        journal = RunJournal(store, run, on_asked, last=last, asking=asking)
         journal.begin()
         self._open = [*(each for each in self._open if not each.is_over), journal]
         return journal
@@ -167,9 +180,17 @@ class RunJournal:
     """One run's, for as long as this process holds the run."""
 
     def __init__(
-        self, store: Store, run: FlowRunRow, on_asked: Callable[[Mapping[str, Any]], None], last: int
+        self,
+        store: Store,
+        run: FlowRunRow,
+        on_asked: Callable[[Mapping[str, Any]], None],
+        *,
+        last: int,
+        asking: Iterable[str],
     ) -> None:
+        """`last` is the highest number so far, `asking` the steps that waited for somebody's word."""
         self._journal = store.journal
+        self._asking = {*asking}
         self._run = run
         self._on_asked = on_asked
         self._number = last
@@ -184,7 +205,7 @@ class RunJournal:
         self._watching = asyncio.create_task(self._watch())
 
     async def step_finished(self, run_id: str, step_id: str, result: StepResult) -> None:
-        self._add(text_of(msgspec.structs.asdict(result)), step_id)
+        self._add(text_of(msgspec.structs.asdict(result)), result.state, step=step_id)
         await self._safe()
 
     def event(self, run_id: str, event: Mapping[str, Any]) -> None:
@@ -196,9 +217,23 @@ class RunJournal:
             if self._logged > MOST_LOG_BYTES:
                 note = {"level": "warning", "message": "logs from here on are not kept: there are too many"}
                 body = text_of({**event, **note})
-        self._add(body)
+        # A package's kinds may call their events anything.
+        kind = mended(event["type"])
+        self._add(body, kind, subject=self._subject(kind, event.get("step_id")))
         if self._writing is None and self._later is None:
             self._later = asyncio.get_running_loop().call_later(PAUSE_SECONDS, self._write_soon)
+
+    def _subject(self, kind: str, step_id: str | None) -> str | None:
+        """The step, if by this event somebody is asked about it, or not any more."""
+        if step_id is None:
+            return None
+        if kind == "approval":
+            self._asking.add(step_id)
+            return step_id
+        if kind in ("step", "approved") and step_id in self._asking:
+            self._asking.discard(step_id)
+            return step_id
+        return None
 
     async def finished(self, run_id: str, summary: Summary) -> None:
         try:
@@ -230,9 +265,9 @@ class RunJournal:
 
     # --- writing ---
 
-    def _add(self, body: str, step: str | None = None) -> None:
+    def _add(self, body: str, kind: str, *, step: str | None = None, subject: str | None = None) -> None:
         self._number += 1
-        self._waiting.append(Entry(self._number, body, step))
+        self._waiting.append(Entry(self._number, body, step, kind, subject))
 
     async def _safe(self) -> None:
         """Returns when all that was added is on the disk. Raises HutchError."""

@@ -84,6 +84,7 @@ def _register() -> Json:
     operation = _operation(
         "Keeps a flow, or a new version of it; 200 if it is kept already",
         _ref("Flow"),
+        ("RATE_LIMITED",),
         takes="FlowIR",
         status=201,
     )
@@ -113,7 +114,7 @@ def _begin() -> Json:
     operation = _operation(
         "Begins a run; 200 if there is that run already",
         _ref("FlowRun"),
-        ("NOT_FOUND", "CONFLICT"),
+        ("NOT_FOUND", "CONFLICT", "RATE_LIMITED"),
         takes="NewRun",
         parameters=[_NAME],
         status=202,
@@ -160,15 +161,15 @@ def _done(summary: str, failures: Sequence[str] = (), status: int = 200) -> Json
 
 def _resume() -> Json:
     summary = "Goes on with a run that failed or was cancelled; steps that are over are not done again"
-    return _done(summary, ("CONFLICT",), 202)
+    return _done(summary, ("CONFLICT", "RATE_LIMITED"), 202)
 
 
 def _approvals() -> Json:
     return _operation(
         "Lists the steps that wait for an approval",
-        _object({"run_id": _TEXT, "approvals": _array("Approval")}),
-        ("NOT_FOUND",),
-        parameters=[_ID],
+        _object({"run_id": _TEXT, "approvals": _array("Approval"), "approvals_total": _COUNT}),
+        ("INVALID_REQUEST", "NOT_FOUND"),
+        parameters=[_ID, query("limit", _up_to(MOST_LISTED)), query("offset", _COUNT)],
     )
 
 
@@ -262,7 +263,13 @@ def _schemas() -> Json:
         "NewRun": _new_run(),
         "FlowRun": _object(run),
         "WholeFlowRun": _object(
-            {**run, "inputs": _OBJECT, "summary": _ref("Summary"), "approvals": _array("Approval")}
+            {
+                **run,
+                "inputs": _OBJECT,
+                "summary": _ref("Summary"),
+                "approvals": {**_array("Approval"), "description": "The first ones"},
+                "approvals_total": _COUNT,
+            }
         ),
         "Summary": _summary(),
         "OtherRun": _object(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from hutch.doors.rep import capabilities
@@ -17,6 +18,11 @@ SCOPES = {
     "toolscript.run": "toolscript",
 }
 """Kinds that are another door's, and which."""
+
+
+def scopes_for(kinds: Iterable[str]) -> list[str]:
+    """What a key has to be for, so that steps of these kinds may be used with it."""
+    return ["rep", *sorted({SCOPES[kind] for kind in kinds if kind in SCOPES})]
 
 
 def kinds_for(visitor: Visitor) -> list[str]:

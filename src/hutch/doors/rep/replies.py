@@ -22,6 +22,7 @@ STATUS = {
     "CONFLICT": 409,
     "PAYLOAD_TOO_LARGE": 413,
     "UNSUPPORTED_MEDIA_TYPE": 415,
+    "RATE_LIMITED": 429,
     "INTERNAL_ERROR": 500,
     "BUSY": 503,
 }
@@ -80,8 +81,8 @@ def head(run: FlowRunHead) -> dict[str, Any]:
     }
 
 
-def flow_run(run: FlowRunRow, counts: Counts, approvals: list[dict[str, Any]]) -> dict[str, Any]:
-    """A run of a flow; while it goes on, how far it is."""
+def flow_run(run: FlowRunRow, counts: Counts, approvals: Mapping[str, Any]) -> dict[str, Any]:
+    """A run of a flow; while it goes on, how far it is. `approvals`: what steps ask."""
     if run.summary is not None:
         summary = json.loads(run.summary)
     else:
@@ -91,7 +92,7 @@ def flow_run(run: FlowRunRow, counts: Counts, approvals: list[dict[str, Any]]) -
             "failed_steps": counts.failed,
             "total_steps": total,
         }
-    return {**head(run), "inputs": json.loads(run.inputs), "summary": summary, "approvals": approvals}
+    return {**head(run), "inputs": json.loads(run.inputs), "summary": summary, **approvals}
 
 
 def other_run(run: RunRow) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
@@ -134,7 +135,9 @@ class Run:
         except NotRunnable as error:
             summary = self._nothing_done(error.wire)
         except Exception as error:
-            logger.exception("the run %s failed", self.context.run_id)
+            # What was foreseen says itself what it is.
+            traceback = None if isinstance(error, HutchError) else error
+            logger.error("the run %s failed: %s", self.context.run_id, error, exc_info=traceback)
             wire = failure(PANIC, f"The runtime failed: {error}", cause=type(error).__name__)
             summary = self._nothing_done(wire)
         self.status = "completed" if summary.error is None else "failed"
@@ -143,6 +146,8 @@ class Run:
     async def _through(self) -> Summary:
         finished: Mapping[str, StepResult] = {}
         if self._journals is not None:
+            # A process that starts while the journal is opened is there when that is.
+            await self._expect()
             opened = await self._journals.open(
                 self.context.run_id,
                 self._flow,
@@ -185,6 +190,16 @@ class Run:
                 # It ended as it did all the same.
                 logger.error("the end of run %s could not be written: %s", self.context.run_id, error)
         return summary
+
+    async def _expect(self) -> None:
+        """Has what the first step needs got ready."""
+        for id in self._flow.entries():
+            node = self._flow.nodes[id]
+            if (expect := self._registry.get(node.kind).expect) is not None:
+                # What cannot be had the step finds too, and tells.
+                with contextlib.suppress(HutchError):
+                    await expect(self.context, node)
+                return
 
     def _asked(self, request: Mapping[str, Any]) -> None:
         """Somebody elsewhere wants something of the run; what cannot be is nothing."""

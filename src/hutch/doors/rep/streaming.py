@@ -14,7 +14,7 @@ from hutch.doors.rep import holders
 from hutch.doors.rep.flows import ORIGIN
 from hutch.doors.rep.tail import batches
 from hutch.errors import Busy, HutchError
-from hutch.store.rows import FlowRunRow, RunRow
+from hutch.store.rows import FlowRunHead, RunRow
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -38,7 +38,7 @@ _HEARTBEAT = b": still running\n\n"
 class EventStream:
     """The events of one run after a number, and its end; an application of its own."""
 
-    def __init__(self, journal: Journal, run: FlowRunRow | RunRow, after: int, gate: Gate) -> None:
+    def __init__(self, journal: Journal, run: FlowRunHead | RunRow, after: int, gate: Gate) -> None:
         self._journal = journal
         self._run = run
         self._after = after
@@ -58,11 +58,11 @@ class EventStream:
             await send({"type": "http.response.body", "body": data, "more_body": True})
 
         await say(_HELLO)
-        if isinstance(self._run, FlowRunRow) and not await self._send_events(self._run, say):
+        if isinstance(self._run, FlowRunHead) and not await self._send_events(self._run, say):
             return
         await say(await self._last())
 
-    async def _send_events(self, run: FlowRunRow, say: Any) -> bool:
+    async def _send_events(self, run: FlowRunHead, say: Any) -> bool:
         """Whether there is nothing more to come."""
         loop = asyncio.get_running_loop()
         silent_since = loop.time()
@@ -84,8 +84,9 @@ class EventStream:
         if isinstance(self._run, RunRow):
             status = "completed" if self._run.outcome == "ok" else "failed"
             return event("end", {"run_id": self._run.run_id, "status": status, "outcome": self._run.outcome})
-        found = await self._journal.get(self._run.run_id) or self._run
-        summary = None if found.summary is None else json.loads(found.summary)
+        whole = await self._journal.get(self._run.run_id)
+        found = whole or self._run
+        summary = None if whole is None or whole.summary is None else json.loads(whole.summary)
         told = {"run_id": found.run_id, "status": found.status, "outcome": found.outcome, "summary": summary}
         return event("end" if found.is_over else "interrupted", {**told, "state": holders.state(found)})
 

@@ -16,12 +16,15 @@ from hutch.session.providers import Provider
 from hutch.session.tools import Tool, ToolContext
 
 if TYPE_CHECKING:
+    from hutch.doors.rep.context import Context
+    from hutch.doors.rep.flow import Node
     from hutch.kernel import Result
     from hutch.settings import Settings
 
 # Source that is longer than this for its input is slow to read, and soon longer than source may be.
 _MOST_INLINE = 64 * 1024
 _FENCE = "```"
+ENGINE = "quickjs"
 # What no retry mends, unless the code itself is a matter of luck.
 _LASTING = frozenset({"validation_error", "serialization_error"})
 
@@ -31,7 +34,7 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     code: str
     input: Any | UnsetType = UNSET
-    engine: str = "quickjs"
+    engine: str = ENGINE
 
 
 async def _run(call: Call) -> Any:
@@ -112,4 +115,12 @@ def _failure(result: Result, shift: int) -> StepFailed:
     return StepFailed(f"{name}{error.message}{where}", retriable=retriable, details=details, cause=cause)
 
 
-RUN = Kind("code.run", _run, params=Params)
+async def _expect(context: Context, node: Node) -> None:
+    """The first process takes as long to start as all else that a short run does."""
+    app = await context.app()
+    stats = app.pool.stats()
+    if node.with_.get("engine", ENGINE) == ENGINE and not stats.processes and not stats.starting:
+        app.pool.prepare(profile_for(ENGINE))
+
+
+RUN = Kind("code.run", _run, params=Params, expect=_expect)

@@ -103,6 +103,7 @@ class Call:
 
 
 Run = Callable[[Call], Awaitable[Any]]
+Expect = Callable[["Context", "Node"], Awaitable[None]]
 
 
 class Kind:
@@ -116,14 +117,17 @@ class Kind:
         params: type[msgspec.Struct] | None = None,
         schema: dict[str, Any] | None = None,
         waits: bool = False,
+        expect: Expect | None = None,
     ) -> None:
         """Parameters are read into `params`, or else checked against `schema`, a JSON Schema.
 
         `waits`: a step of this kind does nothing by itself, and takes no place among those that run at once.
+        `expect` gets ready what a step of this kind will need, while it cannot begin yet.
         """
         self.name = name
         self.run = run
         self.waits = waits
+        self.expect = expect
         self._type = params
         self._schema = schema
 
