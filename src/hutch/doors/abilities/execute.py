@@ -24,10 +24,10 @@ from hutch.doors.abilities.documents import Document
 from hutch.doors.abilities.dynamic import Resolved
 from hutch.doors.abilities.ending import Ended, Ending
 from hutch.doors.abilities.injecting import Injecting
-from hutch.doors.abilities.limits import retry_after
 from hutch.doors.abilities.running import Running
 from hutch.doors.abilities.upstream import Upstream
 from hutch.doors.abilities.verdict import Verdict
+from hutch.doors.limits import retry_after
 from hutch.egress.broker import Broker
 from hutch.egress.fetch import Hop
 from hutch.egress.headers import MAX_HEADER_BYTES

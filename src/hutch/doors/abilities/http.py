@@ -14,9 +14,9 @@ from starlette.types import Receive, Scope, Send
 
 from hutch.doors.abilities import answers, documents, openapi, requests
 from hutch.doors.abilities.answers import Failed, success
-from hutch.doors.abilities.limits import Rate, retry_after
 from hutch.doors.abilities.needs import Rooms
 from hutch.doors.gate import Gate
+from hutch.doors.limits import Rate, retry_after
 from hutch.doors.paths import Lane
 from hutch.doors.presence import while_there
 from hutch.doors.refusals import Refusal
@@ -123,7 +123,7 @@ class Door:
         self.gate = gate
         self._rooms = rooms
         self._settings = rooms.settings
-        self._rate = Rate(rooms.settings.ability_rate_limit)
+        self._rate = Rate.of_abilities(rooms.settings.ability_rate_limit)
 
     async def count(self, key: ApiKey) -> None:
         """Raises RateLimited."""

@@ -10,8 +10,8 @@ from typing import Any
 from mcp.types import CallToolResult, Tool, ToolAnnotations
 
 from hutch.doors.abilities import documents
-from hutch.doors.abilities.limits import Rate
 from hutch.doors.abilities.needs import Rooms
+from hutch.doors.limits import Rate
 from hutch.doors.mcp.answers import MOST_CHARS, answer, clip, json_text
 from hutch.doors.mcp.passing import MOST_DESCRIPTION, MOST_NAME, UNFIT, object_schema
 from hutch.session.jsonvalue import well_formed
@@ -33,7 +33,7 @@ class UserTools:
 
     def __init__(self, rooms: Rooms) -> None:
         self._rooms = rooms
-        self._rate = Rate(rooms.settings.ability_rate_limit)
+        self._rate = Rate.of_abilities(rooms.settings.ability_rate_limit)
 
     async def page(self, caller: Caller, after: str, taken: Collection[str]) -> tuple[list[Tool], str | None]:
         """The tools whose abilities come after an id, and where the next ones begin if there are more.

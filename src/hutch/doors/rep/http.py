@@ -14,8 +14,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from hutch.doors.abilities.limits import retry_after
 from hutch.doors.gate import Gate, Visitor, key_for
+from hutch.doors.limits import Rate, retry_after
 from hutch.doors.paths import Lane
 from hutch.doors.refusals import Refusal
 from hutch.doors.rep import flow as flow_module
@@ -25,7 +25,6 @@ from hutch.doors.rep.care import Said
 from hutch.doors.rep.flow import Flow
 from hutch.doors.rep.flows import ORIGIN, Flows, NotWaiting
 from hutch.doors.rep.journal import OPERATOR, text_of
-from hutch.doors.rep.limits import Rate
 from hutch.doors.rep.permitted import SCOPES, kinds_for, scopes_for
 from hutch.doors.rep.problems import InvalidFlow, Problem
 from hutch.doors.rep.replies import Failed, answer
@@ -131,11 +130,12 @@ class Door:
         self.gate = gate
         self._flows = flows
         self._settings = flows.settings
-        self._rate = Rate(flows.settings.flow_rate_limit)
+        self._rate = Rate.of_flows(flows.settings.flow_rate_limit)
 
     async def count(self, visit: Visit) -> None:
-        """For what makes work or stays. Raises RateLimited."""
-        await self._rate.check(visit.visitor.caller, visit.store.limits)
+        """For what makes work or stays; whoever runs the server has no limit. Raises RateLimited."""
+        if (caller := visit.visitor.caller) is not None:
+            await self._rate.check(caller.key, visit.store.limits)
 
     async def store(self) -> Store:
         return await self._flows.store()
