@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import socket
+import sys
 from collections.abc import Coroutine, Hashable
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from hutch.egress.proxy import Proxy
 
 logger = logging.getLogger("hutch.egress")
+
+_LISTENER = "hutch.doors.toolscript.listener"
 
 
 class Ways:
@@ -59,6 +63,9 @@ class Relayed:
         self._opening = asyncio.create_task(self._open())
 
     async def _open(self) -> None:
+        if _LISTENER not in sys.modules:
+            # It takes as long as a process takes to start, and the loop has that to see to.
+            await asyncio.to_thread(importlib.import_module, _LISTENER)
         from hutch.doors.toolscript.listener import Opened
 
         self._opened = Opened(self._listener, self._relay, self)
