@@ -1,7 +1,10 @@
 # A checkout needs Python >= 3.11 with pip and venv, and make; the rest is fetched. Stamps in .venv keep second runs short.
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install serve test bench lint fmt lock wheel-check clean
+.PHONY: help install serve test pytest beside bench lint style types guest fmt lock wheel-check clean
+
+# Tests are compiled once, not by every process of every run.
+unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON = $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
@@ -25,20 +28,34 @@ install: .venv/.compiled $(BUNDLE) .venv/.jail ## .venv with every dependency, t
 serve: install ## the server; its own options in ARGS
 	@exec .venv/bin/hutch serve $(ARGS)
 
-test: install .venv/.postgres lint ## lint, types, the Python tests and the guest's own
-	.venv/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
-	$(DENO) test --allow-all --frozen --quiet
+test: install .venv/.postgres style ## lint, types, the Python tests and the guest's own
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going pytest beside
+
+pytest:
+	.venv/bin/python -m pytest -n 3 --dist loadfile $(ARGS)
+
+# The rest goes on beside the Python tests, and is told in one piece.
+beside:
+	@mkdir -p build; $(MAKE) --no-print-directory types guest >build/beside.log 2>&1; \
+		status=$$?; cat build/beside.log; exit $$status
 
 bench: install ## how fast and how small, beside baselines
 	.venv/bin/python -m bench $(ARGS)
 
-lint: install ## ruff, mypy; deno fmt, lint and check
+lint: style types ## ruff, mypy; deno fmt, lint and check
+
+style: install
 	.venv/bin/ruff format --check
 	.venv/bin/ruff check
-	.venv/bin/mypy
 	$(DENO) fmt --check --quiet
 	$(DENO) lint --quiet
+
+types: install
+	.venv/bin/mypy
 	$(DENO) check --frozen --quiet .
+
+guest: install
+	$(DENO) test --allow-all --frozen --quiet --reporter=dot
 
 fmt: install ## formats Python and TypeScript
 	.venv/bin/ruff check --fix-only --quiet

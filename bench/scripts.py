@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import os
 import socket
@@ -65,6 +66,9 @@ async def running(settings: Settings) -> AsyncIterator[App]:
     try:
         await app.upstreams.start()
         await run(app, changed())
+        # As `hutch serve` does when it is up.
+        gc.collect()
+        gc.freeze()
         yield app
     finally:
         await app.close()
@@ -82,24 +86,32 @@ async def _spare(app: App) -> None:
     while True:
         stats = app.pool.stats()
         if stats.warm.get("script") and not stats.starting:
-            return
+            # The one before it has to end still.
+            return await asyncio.sleep(0.1)
         await asyncio.sleep(0.01)
 
 
 async def _through(app: App, scale: Scale) -> list[Row]:
     count = scale.of(40, 5)
-    checked, unchecked, same = [], [], []
+    checked, unchecked, rewritten, same = [], [], [], []
     text = changed()
     await run(app, text)
     for _ in range(count):
         for figures, script, check in (
-            (checked, changed(), True), (unchecked, changed(), False), (same, text, True),
+            (checked, changed(), True), (unchecked, changed().replace("return ", ""), False),
+            (rewritten, changed(), False), (same, text, True),
         ):  # fmt: skip
             await _spare(app)
             figures.append(await run(app, script, check=check))
     theirs = await _baseline(app, scale)
     with_check, base = median(checked), median(theirs)
-    data = {"checked_ms": checked, "unchecked_ms": unchecked, "unchanged_ms": same, "baseline_ms": theirs}
+    data = {
+        "checked_ms": checked,
+        "unchecked_ms": unchecked,
+        "unchanged_ms": same,
+        "rewritten_ms": rewritten,
+        "baseline_ms": theirs,
+    }
     return [
         Row(
             what="script with one tool call, in a running server: p50 changed and checked / p95",
@@ -110,8 +122,8 @@ async def _through(app: App, scale: Scale) -> list[Row]:
             data=data,
         ),
         Row(
-            what="the same without the check / unchanged",
-            measured=f"{number(median(unchecked))} / {number(median(same))} ms",
+            what="the same without the check (with a `return` to be rewritten) / unchanged",
+            measured=f"{number(median(unchecked))} ({number(median(rewritten))}) / {number(median(same))} ms",
             target="≤ 15 ms",
             met=median(unchecked) <= 15 and median(same) <= 15,
         ),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import select
 import subprocess
 import time
@@ -12,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tests.doors.rep.flows import chain, document, edge, step
-from tests.processes import HUTCH, PATIENCE, end
+from tests.processes import HUTCH, PATIENCE, end, started
 
 __all__ = ["SERVE", "SOON", "Ended", "Runtime", "chain", "edge", "flow", "node", "serving"]
 
@@ -145,14 +144,7 @@ class Runtime:
 @contextlib.contextmanager
 def serving(*, cwd: Any = None, **env: str) -> Iterator[Runtime]:
     """A runtime; ended at the end if the test did not do so."""
-    with subprocess.Popen(
-        SERVE,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, **env},
-        cwd=cwd,
-    ) as process:
+    with started(["runtime", "serve"], env=env, cwd=cwd) as process:
         try:
             yield Runtime(process)
         finally:

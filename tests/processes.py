@@ -12,9 +12,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from tests.forked import Forked
 
 HUTCH = (sys.executable, "-m", "hutch")
 # What a slow machine may take for anything; what hangs fails, it does not sleep.
@@ -26,16 +28,32 @@ def hutch(
 ) -> subprocess.CompletedProcess[str]:
     """One command to its end."""
     data = input.encode() if isinstance(input, str) else input
-    done = subprocess.run(
-        [*HUTCH, *arguments],
-        input=data,
-        capture_output=True,
-        env={**os.environ, **(env or {})},
-        cwd=cwd,
-        timeout=PATIENCE,
-        check=False,
-    )
-    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+    with started(arguments, env=env, cwd=cwd) as process:
+        try:
+            out, err = process.communicate(data, PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out.decode(), err.decode())
+
+
+def started(
+    arguments: Sequence[str], *, env: dict[str, str] | None = None, **options: Any
+) -> subprocess.Popen[Any]:
+    """One command, spoken with through pipes unless `options` say otherwise, with `env` beside our own."""
+    options = {**dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE), **options}
+    options["env"] = {**os.environ, **(env or {})}
+    if _for_python(options["env"]) == _FOR_PYTHON:
+        return Forked(arguments, **options)
+    return subprocess.Popen([*HUTCH, *arguments], **options)
+
+
+def _for_python(env: Mapping[str, str]) -> dict[str, str]:
+    """What counts when Python starts, and for what is forked that was long ago."""
+    return {name: value for name, value in env.items() if name.startswith("PYTHON")}
+
+
+_FOR_PYTHON = _for_python(os.environ)
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -138,13 +156,7 @@ class Server:
 @contextlib.contextmanager
 def serving(*arguments: str, **env: str) -> Iterator[Server]:
     """A server on a free port; ended at the end if the test did not do so."""
-    with subprocess.Popen(
-        [*HUTCH, "serve", "--port", "0", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **env},
-    ) as process:
+    with started(["serve", "--port", "0", *arguments], env=env, text=True) as process:
         try:
             server = Server(process)
             yield server

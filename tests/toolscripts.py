@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -14,9 +13,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 from starlette.types import Receive, Scope, Send
-from tests.mcp_servers import tracker
+from tests.mcp_servers import everything, tracker
 from tests.mcp_servers.serving import serving
-from tests.processes import HUTCH, PATIENCE, Server, arguments_of, descendants, end
+from tests.processes import PATIENCE, Server, arguments_of, descendants, end, started
 
 from hutch import settings
 from hutch.app import App
@@ -35,6 +34,13 @@ ALONE = {"HUTCH_QUICKJS_WARM": "0", "HUTCH_DENO_WARM": "0"}
 def stdio(name: str, **more: Any) -> dict[str, Any]:
     """An entry of the configuration for one of our servers."""
     return {"command": sys.executable, "args": [str(SERVERS / f"{name}.py")], **more}
+
+
+@contextlib.contextmanager
+def everything_here() -> Iterator[dict[str, Any]]:
+    """An entry for the server that has everything, over HTTP: no process has to start for it."""
+    with serving(everything.app(everything.Everything())) as here:
+        yield {"type": "http", "url": f"{here.url}/mcp"}
 
 
 def configure(folder: Path, servers: dict[str, Any]) -> str:
@@ -161,11 +167,7 @@ class Gateway(Server):
 
 @contextlib.contextmanager
 def gateway(*arguments: str, cwd: Path | None = None, **env: str) -> Iterator[Gateway]:
-    command = [*HUTCH, "gateway", "start", "--port", "0", *arguments]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        command, stdout=pipe, stderr=pipe, text=True, cwd=cwd, env={**os.environ, **env}
-    ) as process:
+    with started(["gateway", "start", "--port", "0", *arguments], env=env, text=True, cwd=cwd) as process:
         try:
             yield Gateway(process)
         finally:
@@ -174,10 +176,7 @@ def gateway(*arguments: str, cwd: Path | None = None, **env: str) -> Iterator[Ga
 
 def starts(*arguments: str, cwd: Path | None = None, **env: str) -> subprocess.Popen[bytes]:
     """A command that is to be spoken with while it runs."""
-    pipe = subprocess.PIPE
-    return subprocess.Popen(
-        [*HUTCH, *arguments], stdin=pipe, stdout=pipe, stderr=pipe, cwd=cwd, env={**os.environ, **env}
-    )
+    return started(arguments, env=env, cwd=cwd)
 
 
 def decoded(text: str) -> Any:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
-from tests.processes import HUTCH, PATIENCE, Traces, descendants, hutch, temporary_files, until
+from tests.processes import PATIENCE, Traces, descendants, hutch, started, temporary_files, until
 
 
 def test_result_goes_to_stdout_as_json_and_logs_to_stderr() -> None:
@@ -169,7 +168,7 @@ def test_wrong_setting_names_the_file_and_the_key(tmp_path: Path) -> None:
 
 
 def test_reader_that_has_enough_is_no_error_of_ours() -> None:
-    with subprocess.Popen([*HUTCH, "eval", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with started(["eval", "1"]) as process:
         assert process.stdout is not None
         process.stdout.close()
         assert process.stderr is not None
@@ -183,12 +182,7 @@ def test_reader_that_has_enough_is_no_error_of_ours() -> None:
 )
 def test_signal_leaves_no_process_and_no_file(number: int, code: int, said: str) -> None:
     code_in = "await new Promise(() => {})"
-    with subprocess.Popen(
-        [*HUTCH, "eval", "--timeout", "60", "-"],
-        stdin=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with started(["eval", "--timeout", "60", "-"], text=True) as process:
         assert process.stdin is not None
         process.stdin.write(code_in)
         process.stdin.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.processes import PATIENCE, hutch
-from tests.toolscripts import IMPORT, Gateway, configure, gateway, starts, stdio
+from tests.toolscripts import IMPORT, Gateway, configure, everything_here, gateway, starts
 
 TOKEN = "the gateway's token"
 
@@ -18,9 +18,10 @@ TOKEN = "the gateway's token"
 def running(environment: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """A gateway with a token, and a server that cannot be had beside one that can."""
     folder = tmp_path_factory.mktemp("gateway")
-    servers = {"every": stdio("everything"), "missing": {"command": "/no/such/program"}}
-    with gateway("--config", configure(folder, servers), HUTCH_API_KEY=TOKEN) as started:
-        yield started
+    with everything_here() as every:
+        config = configure(folder, {"every": every, "missing": {"command": "/no/such/program"}})
+        with gateway("--config", config, HUTCH_API_KEY=TOKEN) as started:
+            yield started
 
 
 # --- what is given ---

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from tests.contract_proc.runtimes import FILE
 from tests.doors.rep.flows import chain, document, edge, step
-from tests.processes import HUTCH, PATIENCE, Traces, arguments_of, descendants, end, hutch
+from tests.processes import PATIENCE, Traces, arguments_of, descendants, end, hutch, started
 
 from hutch.doors.rep import flow as flows
 from hutch.doors.rep.manifest import entry_for
@@ -226,8 +226,7 @@ def test_flags_that_make_no_sense_are_exit_2(argument: str) -> None:
 @contextlib.contextmanager
 def running(document: Any, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A run whose first step has started."""
-    command = [*HUTCH, "flow", "run", written(document), *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with started(["flow", "run", written(document), *arguments], text=True) as process:
         try:
             assert process.stderr is not None
             for line in process.stderr:
@@ -256,7 +255,7 @@ def test_second_interruption_does_not_wait_for_a_runtime_that_does_not_obey() ->
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
         assert process.stderr is not None
-        assert "cancelling" in process.stderr.readline() + process.stderr.readline()
+        assert any("cancelling" in line for line in process.stderr)
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE) == 130
         assert time.monotonic() - began < 4.5
@@ -366,13 +365,8 @@ class Terminal:
 
     def __init__(self, *arguments: str) -> None:
         self.here, there = pty.openpty()
-        self.process = subprocess.Popen(
-            [*HUTCH, "flow", "run", *arguments],
-            stdin=there,
-            stdout=subprocess.PIPE,
-            stderr=there,
-            env={**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "12"},
-        )
+        env = {"TERM": "xterm", "COLUMNS": "80", "LINES": "12"}
+        self.process = started(["flow", "run", *arguments], env=env, stdin=there, stderr=there)
         os.close(there)
         self.seen = ""
 

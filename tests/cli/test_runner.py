@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import processes
 from tests.messages import MALFORMED, execute, tool_failure, tool_result
 from tests.processes import HUTCH, PATIENCE, Traces, arguments_of, descendants, end, until
 
@@ -61,14 +62,7 @@ class Runner:
 @contextlib.contextmanager
 def started(*arguments: str) -> Iterator[Runner]:
     # On a busy machine a runner needs more than its 25 ms to hand in the logs of what was cancelled.
-    environ = os.environ | {"HUTCH_CANCEL_GRACE_MS": "10000"}
-    with subprocess.Popen(
-        [*COMMAND, *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environ,
-    ) as process:
+    with processes.started(["runner", *arguments], env={"HUTCH_CANCEL_GRACE_MS": "10000"}) as process:
         try:
             yield Runner(process)
         finally:

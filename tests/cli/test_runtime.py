@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.flows import SERVE, SOON, Runtime, chain, edge, flow, node, serving
-from tests.processes import PATIENCE, Traces, until
+from tests.processes import PATIENCE, Traces, hutch, until
 
 CAPABILITIES = '{"jsonrpc":"2.0","id":1,"method":"Runtime.Capabilities","params":{}}'
 KINDS = {
@@ -340,8 +340,8 @@ def test_requests_may_come_in_any_pieces_and_many_at_once() -> None:
 
 @pytest.mark.parametrize("input", [b"", b"\n", CAPABILITIES.encode(), b'{"jsonrpc":"2.0","id":9,"me'])
 def test_end_of_input_is_the_end(input: bytes) -> None:
-    done = subprocess.run(SERVE, input=input, capture_output=True, timeout=PATIENCE)
-    assert (done.returncode, done.stderr) == (0, b"")
+    done = hutch("runtime", "serve", input=input)
+    assert (done.returncode, done.stderr) == (0, "")
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     if not input.strip():
         assert answers == []

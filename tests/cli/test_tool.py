@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.npm.registry import Registry
-from tests.processes import HUTCH, PATIENCE, Traces, descendants, hutch, until
+from tests.processes import HUTCH, PATIENCE, Traces, descendants, hutch, started, until
 
 MODULE = """
 const tool = (execute) => ({ execute });
@@ -134,8 +134,7 @@ def test_installation_is_told_in_lines_where_there_is_no_terminal(npm: Registry)
 def test_installation_is_shown_in_place_on_a_terminal(npm: Registry) -> None:
     npm.publish("cli-shown")
     ours, theirs = pty.openpty()
-    command = [*HUTCH, "tool", "cli-shown@1.0.0", "tool"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs) as process:
+    with started(["tool", "cli-shown@1.0.0", "tool"], stderr=theirs) as process:
         os.close(theirs)
         output, _ = process.communicate(timeout=PATIENCE)
     screen = os.read(ours, 65_536).decode()
@@ -154,8 +153,7 @@ def test_installation_is_shown_in_place_on_a_terminal(npm: Registry) -> None:
 def test_logs_come_while_it_runs_and_a_signal_leaves_no_process(
     tools: Registry, number: int, code: int, said: str
 ) -> None:
-    command = [*HUTCH, "tool", f"{NAME}@1.2.3", "wait"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with started(["tool", f"{NAME}@1.2.3", "wait"], text=True) as process:
         assert process.stderr is not None
         assert process.stderr.readline() == "waiting\n"
         with Traces(process.pid) as traces:
@@ -169,8 +167,7 @@ def test_logs_come_while_it_runs_and_a_signal_leaves_no_process(
 def test_signal_ends_an_installation(npm: Registry) -> None:
     npm.publish("cli-hangs")
     npm.faults["cli-hangs"] = "hangs"
-    command = [*HUTCH, "tool", "cli-hangs", "tool"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with started(["tool", "cli-hangs", "tool"], text=True) as process:
         until(lambda: npm.count("cli-hangs") and descendants(process.pid))
         with Traces(process.pid) as traces:
             process.send_signal(signal.SIGTERM)

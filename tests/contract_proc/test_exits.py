@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import shlex
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
 from tests.contract_proc.runtimes import command
 from tests.doors.rep.flows import document, step
-from tests.processes import HUTCH, PATIENCE, Traces, end, hutch
+from tests.processes import PATIENCE, Traces, end, hutch, started
 
 
 @pytest.fixture(autouse=True)
@@ -44,9 +43,7 @@ def test_exit_code(fault: str, kind: str, more: list[str], exit_code: int) -> No
 
 
 def test_ctrl_c_cancels_waits_five_seconds_and_then_kills() -> None:
-    with subprocess.Popen(
-        [*HUTCH, *arguments("test.step", "ignores-cancel")], stderr=subprocess.PIPE, text=True
-    ) as process:
+    with started(arguments("test.step", "ignores-cancel"), text=True) as process:
         try:
             assert process.stderr is not None
             assert process.stderr.readline() == "hutch: a started\n"

@@ -33,7 +33,7 @@ OPERATOR = "operator"
 MARK = "do-not-write-this-down"
 PLACES = 4
 MONTH = 31 * 24 * 3600
-SOON = 3.0
+SOON = 6.0
 """What a request may take that the server should see through at once, on a machine that does other things."""
 
 

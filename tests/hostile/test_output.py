@@ -150,7 +150,7 @@ async def test_a_huge_tool_result_is_an_error_that_the_guest_can_catch(run: Run)
         return "x" * (20 * MIB)
 
     code = "try { await tools.give() } catch (e) { return [e.code, e.message] }"
-    result = await run(code, tools=[give])
+    result = await run(code, tools=[give], timeout_ms=60_000)
     assert result.error is None
     code, message = result.result
     assert code == "serialization_error"
@@ -196,7 +196,7 @@ async def test_nesting_of_200_000_levels_is_refused_on_the_way_in(run: Run) -> N
             value = [value]
         return value
 
-    result = await run("await tools.give()", tools=[give])
+    result = await run("await tools.give()", tools=[give], timeout_ms=60_000)
     assert result.error is not None
     assert result.error.code == "serialization_error"
     assert result.error.message.startswith("Tool give returned a non-serializable value")

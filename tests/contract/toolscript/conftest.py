@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
-from tests.toolscripts import Place, usual_place
+from tests.toolscripts import Place, everything_here, usual_place
 
 
 @pytest.fixture(scope="session")
@@ -15,6 +16,13 @@ async def shared(
     async with usual_place(tmp_path_factory.mktemp("servers")) as place:
         await place.app.upstreams.start(eager=True)
         yield place
+
+
+@pytest.fixture(scope="session")
+def every() -> Iterator[dict[str, Any]]:
+    """A server for configurations of a test's own, which leaves it as it was."""
+    with everything_here() as entry:
+        yield entry
 
 
 @pytest.fixture

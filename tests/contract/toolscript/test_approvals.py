@@ -17,7 +17,7 @@ from typing import Any
 import httpx2
 import pytest
 from tests.processes import HUTCH, PATIENCE
-from tests.toolscripts import IMPORT, TOKEN, Place, configure, gateway, place, stdio
+from tests.toolscripts import IMPORT, TOKEN, Place, configure, gateway, place
 
 RULES = {"every__echo": "ask", "every__fail": "deny"}
 TRY = (
@@ -29,10 +29,13 @@ TRY = (
 
 @pytest.fixture(scope="module")
 async def asking(
-    anyio_backend: object, environment: None, tmp_path_factory: pytest.TempPathFactory
+    anyio_backend: object,
+    environment: None,
+    every: dict[str, Any],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[Place]:
-    servers = {"every": stdio("everything")}
-    async with place(tmp_path_factory.mktemp("asking"), servers, api_key=TOKEN, approvals=RULES) as made:
+    folder = tmp_path_factory.mktemp("asking")
+    async with place(folder, {"every": every}, api_key=TOKEN, approvals=RULES) as made:
         yield made
 
 
@@ -137,15 +140,17 @@ CODE = f"""{IMPORT}{TRY}
 """
 
 
-def test_hutch_exec_asks_at_the_terminal_one_by_one(tmp_path: Path) -> None:
-    config = configure(tmp_path, {"every": stdio("everything")})
+def test_hutch_exec_asks_at_the_terminal_one_by_one(tmp_path: Path, every: dict[str, Any]) -> None:
+    config = configure(tmp_path, {"every": every})
     with at_terminal(CODE, tmp_path, HUTCH_MCP_CONFIG=config, HUTCH_APPROVALS="every__echo=ask") as terminal:
         told = answer_two(terminal)
     assert json.loads(told) == ["one", DENIED]
 
 
-def test_hutch_exec_asks_at_the_terminal_for_a_gateway_elsewhere(tmp_path: Path) -> None:
-    config = configure(tmp_path, {"every": stdio("everything")})
+def test_hutch_exec_asks_at_the_terminal_for_a_gateway_elsewhere(
+    tmp_path: Path, every: dict[str, Any]
+) -> None:
+    config = configure(tmp_path, {"every": every})
     with (
         gateway("--config", config, HUTCH_APPROVALS="every__echo=ask") as running,
         # Both questions take longer than the script has.

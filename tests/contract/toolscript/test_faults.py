@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 from tests.processes import PATIENCE
 from tests.toolscripts import IMPORT, Place, configure, gateway, place, starts, stdio
@@ -42,9 +43,11 @@ async def test_tools_that_change_while_a_script_runs_are_there_for_the_next(tmp_
         assert (await running).value == "0"
 
 
-def test_a_gateway_that_goes_away_fails_the_call_with_its_address(tmp_path: Path) -> None:
+def test_a_gateway_that_goes_away_fails_the_call_with_its_address(
+    tmp_path: Path, every: dict[str, Any]
+) -> None:
     code = f"{IMPORT}console.log('there');\ntry {{ await tools.every.slow({{ seconds: 60 }}) }} {MESSAGE}"
-    config = configure(tmp_path, {"every": stdio("everything")})
+    config = configure(tmp_path, {"every": every})
     with (
         gateway("--config", config) as elsewhere,
         starts("exec", "-g", elsewhere.url, code, cwd=tmp_path) as running,

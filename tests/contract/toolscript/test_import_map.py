@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.processes import PATIENCE, hutch
-from tests.toolscripts import IMPORT, Place, arguments_of, gateway, place, scripts_below, stdio
+from tests.toolscripts import IMPORT, Place, arguments_of, configure, gateway, place, scripts_below, stdio
 
 from hutch.doors.toolscript.execute import ImportMaps
 
@@ -113,11 +113,9 @@ async def test_clean_import_syntax(scripts: Place) -> None:
     assert ran.value == f"{scripts.world.url}/runtime/tools.ts?{query}"
 
 
-def test_toolscript_gateway_url_environment_variable(tmp_path: Path) -> None:
+def test_toolscript_gateway_url_environment_variable(tmp_path: Path, every: dict[str, Any]) -> None:
     """What a session-start hook exports is what `hutch exec` uses, and what scripts see."""
-    file = tmp_path / "servers.json"
-    file.write_text(json.dumps({"mcpServers": {"every": stdio("everything")}}))
-    with gateway("--config", str(file), cwd=tmp_path) as running:
+    with gateway("--config", configure(tmp_path, {"every": every}), cwd=tmp_path) as running:
         port = running.url.rpartition(":")[2]
         exported = hutch("gateway", "env", env={"HUTCH_PORT": port}).stdout
         assert exported == f"export TOOLSCRIPT_GATEWAY_URL={running.url}\n"

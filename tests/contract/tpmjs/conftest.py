@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.contract.tpmjs.served import Executor, Meeting, executor, made_up, meeting
 
+ALONE = {"quickjs_warm": 0, "deno_warm": 0, "max_spares": 0}
+
 
 @pytest.fixture(scope="session")
 async def real(anyio_backend: object, environment: None) -> AsyncIterator[Executor]:
-    """With the registry that the tester has."""
-    async with executor() as running:
+    """With the registry that the tester has, and no process but those that execute something."""
+    async with executor(**ALONE) as running:
         yield running
 
 
@@ -26,8 +28,9 @@ async def made(
     anyio_backend: object, environment: None, meet: Meeting, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Executor]:
     """With packages that tests make up, and no process but those that execute something."""
-    none = {"quickjs_warm": 0, "deno_warm": 0, "max_spares": 0, "log_json": True}
-    async with made_up(tmp_path_factory.mktemp("made"), egress_allow=meet.address, **none) as running:
+    async with made_up(
+        tmp_path_factory.mktemp("made"), egress_allow=meet.address, log_json=True, **ALONE
+    ) as running:
         yield running
 
 
@@ -45,6 +48,5 @@ async def hasty(
     anyio_backend: object, environment: None, meet: Meeting, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Executor]:
     """The same as the first, with little time for a tool."""
-    none = {"quickjs_warm": 0, "deno_warm": 0, "max_spares": 0}
-    async with made_up(tmp_path_factory.mktemp("hasty"), tool_timeout_ms=1_000, **none) as running:
+    async with made_up(tmp_path_factory.mktemp("hasty"), tool_timeout_ms=1_000, **ALONE) as running:
         yield running

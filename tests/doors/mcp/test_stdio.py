@@ -21,7 +21,7 @@ from mcp.types import ToolListChangedNotification
 from tests.doors.mcp.houses import ERAS, IMPORT, ran, text_of
 from tests.doors.mcp.watching import Scripts
 from tests.mcp_servers import everything
-from tests.processes import HUTCH, PATIENCE, Traces, hutch, serving, until
+from tests.processes import HUTCH, PATIENCE, Traces, hutch, serving, started, until
 
 MCP = ("mcp", "--pass-through")
 
@@ -82,14 +82,7 @@ class Started:
     """One that is spoken with by hand."""
 
     def __init__(self, folder: Path) -> None:
-        self.process = subprocess.Popen(
-            [*HUTCH, *MCP],
-            cwd=folder,
-            env={**os.environ, "HOME": str(folder)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        self.process = started(MCP, cwd=folder, env={"HOME": str(folder)})
         params = {
             "protocolVersion": "2025-11-25",
             "capabilities": {},

@@ -147,12 +147,12 @@ async def test_client_that_names_no_version_can_be_given_strings() -> None:
 
 
 async def test_request_that_takes_too_long_is_a_timeout_and_its_execution_is_cancelled() -> None:
-    door = Door(request_seconds=0.05)
+    door = Door(request_seconds=0.2)
     response = await door.execute("wait")
     said = response.json()
     assert (response.status_code, said["error"]["code"]) == (200, "EXECUTION_TIMEOUT")
-    assert said["error"]["message"] == "The request took longer than 0.05 s"
-    assert said["executionTimeMs"] >= 40
+    assert said["error"]["message"] == "The request took longer than 0.2 s"
+    assert said["executionTimeMs"] >= 100
     assert door.tools.cancelled.is_set()
     said = (await door.execute("wait", X_TPMJS_Protocol_Version="1.1")).json()
     assert (said["errorStage"], said["errorCode"], said["retryable"]) == (

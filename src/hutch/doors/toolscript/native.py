@@ -13,7 +13,7 @@ from typing import TypeVar
 from hutch.doors.toolscript.compiler import Compiler
 from hutch.doors.toolscript.outline import Outline
 from hutch.doors.toolscript.problems import MOST_SHOWN, Problem, ScriptRefused, problem, unchecked
-from hutch.doors.toolscript.service import MEMORY_BYTES, Diagnostic, Lost, Service
+from hutch.doors.toolscript.service import MEMORY_BYTES, Diagnostic, Lost, Service, apart
 from hutch.doors.toolscript.text import Text
 from hutch.sandbox.jail import Jail
 from hutch.sandbox.meter import Meter
@@ -144,7 +144,7 @@ async def _outlines(service: Service, files: Files) -> dict[str, Outline]:
             raise ScriptRefused([_problem(service, name, text, each) for each in wrong])
         tree = await service.tree(name, text)
         # Of a megabyte of source, it takes half a second.
-        outlines[name] = await asyncio.to_thread(tree.outline)
+        outlines[name] = await apart(tree.outline, len(source))
     return outlines
 
 

@@ -17,8 +17,8 @@ import re
 import signal
 import struct
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -37,6 +37,8 @@ _SOFT_MEMORY_BYTES = 512 * MIB
 _TASKS = 64
 # A little is left behind by every check.
 RECYCLE_AFTER = 500
+# The syntax tree of some hundred lines.
+_LITTLE = 64 * 1024
 _MOST_ANSWER_BYTES = 256 * MIB
 
 _FOLDER = "/compiler"
@@ -63,6 +65,9 @@ _OPTIONS: dict[str, Any] = {
     "target": "esnext",
     "types": [],
 }
+
+
+T = TypeVar("T")
 
 
 class Lost(Exception):
@@ -219,7 +224,7 @@ class Service:
     async def tree(self, name: str, text: Text) -> Tree:
         answer = await self._ask("getSourceFile", _SourceFile, file=self._path(name))
         try:
-            return await asyncio.to_thread(lambda: Tree(base64.b64decode(answer.data), text))
+            return await apart(lambda: Tree(base64.b64decode(answer.data), text), len(answer.data))
         except (ValueError, IndexError, struct.error) as error:
             raise Lost(f"its syntax tree cannot be read: {error}") from None
 
@@ -273,7 +278,8 @@ class Service:
         answer = await self._call("updateSnapshot", changes)
         self._snapshot = _decode(answer, _Snapshot).snapshot
         if before:
-            await self._call("release", {"snapshot": before})
+            # Nobody waits for its answer, which the next call passes over.
+            self._request("release", {"snapshot": before})
 
     async def _diagnostics(self, method: str, name: str) -> list[Diagnostic]:
         found = await self._ask(method, list[Diagnostic] | None, file=self._path(name))
@@ -286,8 +292,7 @@ class Service:
     # --- the protocol ---
 
     async def _call(self, method: str, params: Any) -> msgspec.Raw:
-        number = next(self._ids)
-        self._send({"jsonrpc": "2.0", "id": number, "method": method, "params": params})
+        number = self._request(method, params)
         while True:
             message = await self._receive()
             if message.method is not None:
@@ -296,6 +301,12 @@ class Service:
                 raise Lost(f"{method}: {message.error}")
             elif message.id == number:
                 return message.result
+
+    def _request(self, method: str, params: Any) -> int:
+        """Its number."""
+        number = next(self._ids)
+        self._send({"jsonrpc": "2.0", "id": number, "method": method, "params": params})
+        return number
 
     def _send(self, message: Mapping[str, Any]) -> None:
         assert self._process.stdin is not None
@@ -331,6 +342,11 @@ class Service:
                 return path
             case _:
                 return {"files": [], "directories": []}
+
+
+async def apart(work: Callable[[], T], size: int) -> T:
+    """Does what takes long for much in a thread, and for little at once: most scripts are little."""
+    return await asyncio.to_thread(work) if size > _LITTLE else work()
 
 
 def _config(roots: list[str], options: Mapping[str, Any] | None = None) -> str:
