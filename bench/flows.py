@@ -15,7 +15,7 @@ from typing import Any
 
 import hutch
 from bench.report import Row, Scale, median, number, percentile
-from bench.startup import _compile, _hutch
+from bench.startup import _hutch, compile_sources
 
 STEPS = 1_000
 REQUESTS = 200
@@ -82,7 +82,7 @@ def flow(nodes: list[tuple[str, str, dict[str, Any]]], edges: list[tuple[str, st
 
 
 async def flows(scale: Scale) -> list[Row]:
-    _compile()
+    compile_sources()
     return [_start(scale), _whole(scale), await _chain(scale), _requests(scale), _poll(scale)]
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from bench.report import Row, Scale, median, number, percentile
+from bench.startup import compile_sources
 from hutch.app import App
 from hutch.doors.toolscript.catalog import Catalog
 from hutch.doors.toolscript.check import Script
@@ -36,6 +37,13 @@ def echo(value: int) -> int:
 server.run("stdio")
 '''
 SCRIPT = 'import {{ tools }} from "toolscript";\nreturn await tools.echo.echo({{ value: {0} }});\n'
+# What `hutch exec` does before it starts anything, and at its end.
+OWN_START = """
+import gc
+gc.set_threshold(10_000)
+import hutch.cli.script, hutch.doors.toolscript.there
+gc.freeze()
+"""
 numbers = itertools.count(1)
 
 
@@ -200,6 +208,7 @@ async def _at_once(app: App, scale: Scale) -> Row:
 
 
 async def _from_shell(folder: str, config: str, scale: Scale) -> Row:
+    compile_sources()
     hutch = str(Path(sys.executable).parent / "hutch")
     env = {**os.environ, "HUTCH_MCP_CONFIG": config, "HUTCH_LOG_LEVEL": "error"}
     gateway = await asyncio.create_subprocess_exec(
@@ -222,9 +231,7 @@ async def _from_shell(folder: str, config: str, scale: Scale) -> Row:
             if index:
                 figures.append(time.perf_counter() - began)
             began = time.perf_counter()
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-c", "import hutch.cli.script, hutch.doors.toolscript.there", env=env
-            )
+            process = await asyncio.create_subprocess_exec(sys.executable, "-c", OWN_START, env=env)
             await process.wait()
             versions.append(time.perf_counter() - began)
     finally:

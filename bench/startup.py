@@ -19,7 +19,7 @@ TIMES = 10
 
 async def command(scale: Scale) -> list[Row]:
     """`hutch eval`, with the self-test's verdict kept and, once, without."""
-    _compile()
+    compile_sources()
     with tempfile.TemporaryDirectory(prefix="hutch-bench-") as home:
         environment = {**os.environ, "HUTCH_HOME": home}
         argv = [*_hutch(), "eval", "1+1"]
@@ -44,7 +44,7 @@ async def command(scale: Scale) -> list[Row]:
 
 async def imported(scale: Scale) -> list[Row]:
     """A Python that imports Hutch and ends, beside one that only ends."""
-    _compile()
+    compile_sources()
     ours: list[float] = []
     theirs: list[float] = []
     for _ in range(TIMES + 1):
@@ -63,7 +63,7 @@ async def imported(scale: Scale) -> list[Row]:
     ]
 
 
-def _compile() -> None:
+def compile_sources() -> None:
     """As pip does when it installs; a checkout may have no bytecode yet, or old."""
     compileall.compile_dir(Path(hutch.__file__).parent, quiet=2)
 

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
 import socket
-import sys
 from collections.abc import Coroutine, Hashable
 from typing import TYPE_CHECKING, Any
 
 from hutch.sandbox.process import Way
 
 if TYPE_CHECKING:
-    from hutch.doors.toolscript.listener import Opened
-    from hutch.doors.toolscript.relay import Relay
     from hutch.egress.proxy import Proxy
 
 logger = logging.getLogger("hutch.egress")
-
-_LISTENER = "hutch.doors.toolscript.listener"
 
 
 class Ways:
@@ -37,10 +31,11 @@ class Ways:
             way = Proxied(self)
             way.proxy = await Proxy.start(listener, egress, way.refused)
             return way
+        from hutch.doors.toolscript.listener import Opened
         from hutch.doors.toolscript.relay import Relay
 
         assert isinstance(egress, Relay)
-        return Relayed(listener, egress)
+        return Opened(listener, egress)
 
     def finish(self, work: Coroutine[Any, Any, None]) -> None:
         """Has something done to its end, by the time that all is closed."""
@@ -50,32 +45,6 @@ class Ways:
 
     async def close(self) -> None:
         await asyncio.gather(*self._closing)
-
-
-class Relayed:
-    """The way of a script: the gateway. What answers there is loaded while the script's process starts."""
-
-    def __init__(self, listener: socket.socket, relay: Relay) -> None:
-        self.run_id: str | None = None
-        self._listener = listener
-        self._relay = relay
-        self._opened: Opened | None = None
-        self._opening = asyncio.create_task(self._open())
-
-    async def _open(self) -> None:
-        if _LISTENER not in sys.modules:
-            # It takes as long as a process takes to start, and the loop has that to see to.
-            await asyncio.to_thread(importlib.import_module, _LISTENER)
-        from hutch.doors.toolscript.listener import Opened
-
-        self._opened = Opened(self._listener, self._relay, self)
-
-    def close(self) -> None:
-        self._opening.cancel()
-        if self._opened is None:
-            self._listener.close()
-        else:
-            self._opened.close()
 
 
 class Proxied:

@@ -5,22 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from types import ModuleType
+from typing import NamedTuple
 
 import httpx2
 import pytest
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from tests.egress.servers import SECONDS, connected, serving
+from uvicorn.server import ServerState
 
 from hutch.doors import bounded
-from hutch.doors.toolscript import listener
+from hutch.doors.toolscript import listener, server
+from hutch.doors.toolscript.listener import Opened
 from hutch.doors.toolscript.relay import Relay
 from hutch.doors.toolscript.there import There
-from hutch.ways import Relayed
 
 
 async def echo(request: Request) -> Response:
@@ -35,7 +39,7 @@ REQUEST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n!"
 async def relayed(made: Relay) -> AsyncIterator[int]:
     """The port at which a script would find it."""
     listener = socket.create_server(("127.0.0.1", 0))
-    way = Relayed(listener, made)
+    way = Opened(listener, made)
     way.run_id = "a run"
     try:
         yield listener.getsockname()[1]
@@ -53,6 +57,122 @@ async def ended(reader: asyncio.StreamReader) -> bool:
         with contextlib.suppress(ConnectionError):
             return await reader.read() == b""
     return True
+
+
+class Front(NamedTuple):
+    """Who reads what comes over a network, ours or uvicorn's, and where its bounds stand."""
+
+    module: ModuleType
+    opened: Callable[[], contextlib.AbstractAsyncContextManager[int]]
+
+
+@contextlib.asynccontextmanager
+async def by_uvicorn() -> AsyncIterator[int]:
+    """As `hutch serve` does, for a client that says which run it is of."""
+
+    async def told(scope: Scope, receive: Receive, send: Send) -> None:
+        await ECHO({**scope, "headers": [*scope["headers"], (b"x-hutch-run", b"a run")]}, receive, send)
+
+    config = uvicorn.Config(told, http=bounded.BoundedHttp, log_config=None, lifespan="off")
+    config.load()
+    state = ServerState()
+    loop = asyncio.get_running_loop()
+    made = await loop.create_server(
+        lambda: bounded.BoundedHttp(config=config, server_state=state, app_state={}), "127.0.0.1", 0
+    )
+    try:
+        yield made.sockets[0].getsockname()[1]
+    finally:
+        made.close()
+        for connection in list(state.connections):
+            connection.transport.abort()
+
+
+@pytest.fixture(params=["jail", "serve"])
+def front(request: pytest.FixtureRequest) -> Front:
+    if request.param == "serve":
+        return Front(bounded, by_uvicorn)
+    return Front(server, lambda: relayed(to(ECHO)))
+
+
+# --- what is spoken ---
+
+
+async def answers(port: int, said: bytes) -> bytes:
+    """All that comes back, up to the end of the connection."""
+    async with connected(port) as (reader, writer), asyncio.timeout(SECONDS):
+        writer.write(said)
+        return await reader.read()
+
+
+LAST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nConnection: close\r\n\r\n?"
+
+
+async def test_requests_sent_at_once_are_answered_in_their_order() -> None:
+    async with relayed(to(ECHO)) as port:
+        said = await answers(port, REQUEST + REQUEST + LAST)
+    assert [part[:1] for part in said.split(b"\r\n\r\n")[1:]] == [b"!", b"!", b"?"]
+
+
+async def test_more_requests_at_once_than_wait_are_cut_off() -> None:
+    async with relayed(to(ECHO)) as port, connected(port) as (reader, writer):
+        writer.write(REQUEST * (server.MAX_WAITING + 2))
+        assert await ended(reader)
+
+
+async def test_connection_is_kept_for_who_does_not_close_it() -> None:
+    async with relayed(to(ECHO)) as port, connected(port) as (reader, writer), asyncio.timeout(SECONDS):
+        for _ in range(3):
+            writer.write(REQUEST)
+            assert b"!a run" in await reader.readuntil(b"!a run")
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        (b"hello\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n", b"400"),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n!!", b"400"),
+        (b"GET http:// HTTP/1.1\r\nHost: x\r\n\r\n", b"400"),
+    ],
+    ids=["no request", "another protocol", "two lengths", "no address"],
+)
+async def test_what_is_no_request_is_refused_and_the_connection_ended(said: bytes, status: bytes) -> None:
+    async with relayed(to(ECHO)) as port:
+        assert (await answers(port, said)).startswith(b"HTTP/1.1 " + status)
+
+
+async def test_answer_in_parts_comes_as_they_do_and_whole() -> None:
+    async def in_parts(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for part in (b"one ", b"", b"two"):
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body"})
+
+    async with (
+        relayed(to(in_parts)) as port,
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
+    ):
+        for method, expected in (("GET", "one two"), ("HEAD", ""), ("GET", "one two")):
+            assert (await client.request(method, "/")).text == expected
+
+
+async def test_application_that_fails_is_an_answer_that_says_so() -> None:
+    async def failing(scope: Scope, receive: Receive, send: Send) -> None:
+        raise RuntimeError("secret")
+
+    async with relayed(to(failing)) as port:
+        said = await answers(port, REQUEST)
+    assert said.startswith(b"HTTP/1.1 500")
+    assert b"secret" not in said
+
+
+async def test_who_waits_for_leave_to_send_its_body_gets_it() -> None:
+    async with relayed(to(ECHO)) as port, connected(port) as (reader, writer), asyncio.timeout(SECONDS):
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\n")
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(b"!")
+        assert b"!a run" in await reader.readuntil(b"!a run")
 
 
 # --- bounds ---
@@ -100,12 +220,12 @@ async def test_place_that_became_free_is_given_to_the_next(monkeypatch: pytest.M
     ],
     ids=["address", "header", "trailer"],
 )
-async def test_head_without_an_end_is_cut_off(beginning: bytes) -> None:
-    async with relayed(to(ECHO)) as port, connected(port) as (reader, writer):
+async def test_head_without_an_end_is_cut_off(beginning: bytes, front: Front) -> None:
+    async with front.opened() as port, connected(port) as (reader, writer):
         writer.write(beginning)
         with contextlib.suppress(ConnectionError):
             for _ in range(64):
-                writer.write(b"x" * bounded.MAX_HEAD_BYTES)
+                writer.write(b"x" * front.module.MAX_HEAD_BYTES)
                 await writer.drain()
         assert await ended(reader)
 
@@ -122,10 +242,10 @@ async def test_head_without_an_end_is_cut_off(beginning: bytes) -> None:
     ids=["nothing", "slow", "after another", "of a second", "with the end of another"],
 )
 async def test_head_that_does_not_come_to_its_end_is_cut_off(
-    first: bytes, beginning: bytes, monkeypatch: pytest.MonkeyPatch
+    first: bytes, beginning: bytes, front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bounded, "HEAD_SECONDS", 0.05)
-    async with relayed(to(ECHO)) as port, connected(port) as (reader, writer), asyncio.timeout(SECONDS):
+    monkeypatch.setattr(front.module, "HEAD_SECONDS", 0.05)
+    async with front.opened() as port, connected(port) as (reader, writer), asyncio.timeout(SECONDS):
         writer.write(first)
         if first:
             assert b"!a run" in await reader.readuntil(b"!a run")
@@ -135,19 +255,19 @@ async def test_head_that_does_not_come_to_its_end_is_cut_off(
 
 
 async def test_head_in_time_gives_body_and_answer_all_the_time_they_take(
-    monkeypatch: pytest.MonkeyPatch,
+    front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bounded, "HEAD_SECONDS", 0.05)
-    async with relayed(to(ECHO)) as port, connected(port) as (reader, writer), asyncio.timeout(SECONDS):
+    monkeypatch.setattr(front.module, "HEAD_SECONDS", 0.05)
+    async with front.opened() as port, connected(port) as (reader, writer), asyncio.timeout(SECONDS):
         writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n!")
         await asyncio.sleep(0.2)
         writer.write(b"!")
         assert b"!!a run" in await reader.readuntil(b"a run")
 
 
-async def test_body_is_not_counted_as_a_head() -> None:
-    body = b"x" * (4 * bounded.MAX_HEAD_BYTES)
-    async with relayed(to(ECHO)) as port, httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+async def test_body_is_not_counted_as_a_head(front: Front) -> None:
+    body = b"x" * (4 * front.module.MAX_HEAD_BYTES)
+    async with front.opened() as port, httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
         for _ in range(2):
             assert (await client.post("/", content=body)).content == body + b"a run"
 

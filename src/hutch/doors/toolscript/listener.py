@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
-import uvicorn
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
-from starlette.types import Message, Receive, Scope, Send
-from uvicorn.server import ServerState
-
-from hutch.doors.bounded import BoundedHttp
-from hutch.doors.refusals import refusal
 from hutch.doors.toolscript.relay import Relay
+from hutch.doors.toolscript.server import Held, Http
 from hutch.settings import MIB
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
 
 # At once, of one jail: each takes a descriptor of the host. More wait in the jail until one has ended.
 MAX_CONNECTIONS = 128
@@ -26,53 +21,21 @@ _PAUSE_SECONDS = 0.1
 MAX_BODY_BYTES = 32 * MIB
 
 
-class _Http(BoundedHttp):
-    """Tells when its connection is over."""
-
-    def __init__(self, *args: Any, on_lost: Callable[[], None], **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._on_lost = on_lost
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self._on_lost()
-
-
-class Caller(Protocol):
-    """Who asks, out of a jail."""
-
-    run_id: str | None
-
-
 class Opened:
-    """One listener in one jail."""
+    """One listener in one jail: the way of a script, to the gateway."""
 
-    def __init__(self, listener: socket.socket, relay: Relay, caller: Caller) -> None:
+    def __init__(self, listener: socket.socket, relay: Relay) -> None:
+        self.run_id: str | None = None
         self._relay = relay
-        self._caller = caller
-        self._state = ServerState()
         self._places = asyncio.Semaphore(MAX_CONNECTIONS)
-        self._held = 0
-        config = uvicorn.Config(
-            self._app,
-            interface="asgi3",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            lifespan="off",
-            ws="none",
-        )
-        config.load()
-        self._accepting = asyncio.create_task(self._accept(listener, config))
+        self._held = Held(MAX_BODY_BYTES)
+        self._connections: set[Http] = set()
+        self._accepting = asyncio.create_task(self._accept(listener))
 
-    async def _accept(self, listener: socket.socket, config: uvicorn.Config) -> None:
+    async def _accept(self, listener: socket.socket) -> None:
         """Takes connections as long as there are places: those that wait take nothing of the host's."""
         loop = asyncio.get_running_loop()
         listener.setblocking(False)
-
-        def protocol() -> _Http:
-            return _Http(config=config, server_state=self._state, app_state={}, on_lost=self._places.release)
-
         with listener:
             while True:
                 await self._places.acquire()
@@ -83,35 +46,24 @@ class Opened:
                     await asyncio.sleep(_PAUSE_SECONDS)
                     continue
                 try:
-                    await loop.connect_accepted_socket(protocol, connection)
+                    await loop.connect_accepted_socket(self._protocol, connection)
                 except OSError:
                     connection.close()
                     self._places.release()
 
+    def _protocol(self) -> Http:
+        def lost() -> None:
+            self._connections.discard(made)
+            self._places.release()
+
+        made = Http(self._app, self._held, lost)
+        self._connections.add(made)
+        return made
+
     async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        held = 0
-
-        async def bounded() -> Message:
-            nonlocal held
-            message = await receive()
-            size = len(message.get("body", b""))
-            held += size
-            self._held += size
-            if self._held > MAX_BODY_BYTES:
-                raise HTTPException(413, f"A script's requests may have {MAX_BODY_BYTES} bytes at a time")
-            return message
-
-        try:
-            await self._relay.answer(self._caller.run_id, scope, bounded, send)
-        except HTTPException as error:
-            await refusal(error.status_code, error.detail)(scope, receive, send)
-        except ClientDisconnect:
-            pass  # nobody hears it
-        finally:
-            self._held -= held
+        await self._relay.answer(self.run_id, scope, receive, send)
 
     def close(self) -> None:
         self._accepting.cancel()
-        for connection in list(self._state.connections):
-            if connection.transport is not None:
-                connection.transport.abort()
+        for connection in list(self._connections):
+            connection.abort()
