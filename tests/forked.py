@@ -56,6 +56,7 @@ class Forked(subprocess.Popen[Any]):
     _news: int
 
     def __init__(self, arguments: Sequence[str], **options: Any) -> None:
+        assert not options.keys() & {"pass_fds", "preexec_fn", "start_new_session"}, "not for what is forked"
         super().__init__(("hutch", *arguments), **options)
 
     def _execute_child(self, args: Sequence[str], *given: Any) -> None:

@@ -110,7 +110,7 @@ def arguments_of(pid: int) -> list[str]:
 
 def temporary_files(pid: int) -> list[Path]:
     folders = {tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()}
-    return [path for folder in folders for path in Path(folder).glob(f"hutch-*{pid}-*")]
+    return [path for folder in folders for path in Path(folder).glob(f"hutch-*-{pid}-*")]
 
 
 class Server:

@@ -163,9 +163,13 @@ async def test_opening_that_is_cancelled_leaves_nothing_open(tmp_path: Path) -> 
             await opening
         other.execute("ROLLBACK")
     await asyncio.to_thread(until, lambda: opened(tmp_path) == 0)
-    assert not [each for each in threading.enumerate() if each.name.startswith("hutch-store")]
+    await asyncio.to_thread(until, lambda: not working())
     async with await Store.open(Settings(home=str(tmp_path))) as store:
         await kept_user(store)
+
+
+def working() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name.startswith("hutch-store")]
 
 
 def opened(below: Path) -> int:

@@ -37,17 +37,17 @@ async def test_servers_that_do_not_connect_stop_nobody(start: Started) -> None:
     upstreams = await start(
         program("Dies"),
         type(missing)(name="missing", reach=nowhere),
-        program("Mute", connect_seconds=0.5),
+        program("Mute", connect_seconds=2),
         program("Server"),
-        program("OnlyNoise", connect_seconds=0.5),
+        program("OnlyNoise", connect_seconds=2),
     )
     assert state(upstreams, "Server").state == "connected"
     errors = {each.name: each.error for each in upstreams.servers() if each.state == "failed"}
     assert errors == {
         "Dies": "it ended (exit code 5): ModuleNotFoundError: No module named 'tea'",
         "missing": "there is no program 'no-such-program-at-all' that can be run",
-        "Mute": "it did not introduce itself within 0.5 s",
-        "OnlyNoise": "it did not introduce itself within 0.5 s, but said 'Usage: server [--port PORT]'",
+        "Mute": "it did not introduce itself within 2 s",
+        "OnlyNoise": "it did not introduce itself within 2 s, but said 'Usage: server [--port PORT]'",
     }
     assert [tool.server for tool in await upstreams.tools()] == ["Server"]
     assert await well(upstreams)

@@ -22,6 +22,9 @@ async def while_there(receive: Receive, work: Coroutine[Any, Any, T], gate: Gate
 
     `receive` is that of a request whose body has been read.
     """
+    if gate is not None and gate.time_is_up.is_set():
+        work.close()
+        raise _too_late()
     ending = _Ending()
     gone = asyncio.create_task(_gone(receive))
     gone.add_done_callback(ending.client_went)
@@ -30,10 +33,11 @@ async def while_there(receive: Receive, work: Coroutine[Any, Any, T], gate: Gate
     try:
         return await work
     except asyncio.CancelledError:
-        if ending.reason is None or ending.task.uncancel() > 0:
+        if ending.reason is None or not ending.take_back():
             raise
         raise ending.reason from None
     finally:
+        ending.take_back()
         gone.cancel()
         if gate is not None:
             gate.at_the_end.discard(ending.time_is_up)
@@ -45,6 +49,16 @@ class _Ending:
     def __init__(self) -> None:
         self.task: asyncio.Task[Any] = asyncio.current_task()  # type: ignore[assignment] # it runs in one
         self.reason: Exception | None = None
+        self._cancellations = self.task.cancelling()
+        self._is_over = False
+
+    def take_back(self) -> bool:
+        """From now on the task is not ended, and is as if it never was. Whether nobody else ends it."""
+        if not self._is_over:
+            self._is_over = True
+            if self.reason is not None:
+                self.task.uncancel()
+        return self.task.cancelling() <= self._cancellations
 
     def client_went(self, gone: asyncio.Task[None]) -> None:
         from starlette.requests import ClientDisconnect
@@ -53,12 +67,16 @@ class _Ending:
             self._end(gone.exception() or ClientDisconnect())  # type: ignore[arg-type]
 
     def time_is_up(self) -> None:
-        self._end(Busy(f"{SHUTTING_DOWN}."))
+        self._end(_too_late())
 
     def _end(self, reason: Exception) -> None:
-        if self.reason is None:
+        if self.reason is None and not self._is_over:
             self.reason = reason
             self.task.cancel()
+
+
+def _too_late() -> Busy:
+    return Busy(f"{SHUTTING_DOWN}.")
 
 
 async def _gone(receive: Receive) -> None:

@@ -84,7 +84,7 @@ class Doorkeeper:
                     return None
             try:
                 async with asyncio.timeout(ANSWER_SECONDS):
-                    await _readable(ours.fileno())
+                    await readable(ours.fileno())
             except TimeoutError:
                 # The next to ask is to find another.
                 self._forget(process)
@@ -133,7 +133,7 @@ def _answer(ours: socket.socket, port: int) -> socket.socket | None:
     return listener
 
 
-async def _readable(handle: int) -> None:
+async def readable(handle: int) -> None:
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     loop.add_reader(handle, ready.set)

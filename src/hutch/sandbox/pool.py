@@ -188,7 +188,7 @@ class Pool:
         best = min(usable, key=lambda each: each.in_flight, default=None)
         if best is not None and best.in_flight < SPREAD_AT:
             return best
-        if self._may_have_another(mine):
+        if self._may_have_another(mine, urgent=best is None):
             fresh = self._pop_warm(profile)
             if fresh is not None:
                 fresh.owner = key[1]
@@ -199,12 +199,13 @@ class Pool:
                 self._start(profile)
         return best
 
-    def _may_have_another(self, mine: list[Runner]) -> bool:
-        """Whether the owner of these may get one process more: it helps only if a core has nothing to do."""
+    def _may_have_another(self, mine: list[Runner], *, urgent: bool) -> bool:
+        """Whether the owner of these may get one process more: unless all are full, it helps only if a core
+        has nothing to do."""
         # Who is on the way out does not count: its place is free for a successor.
         count = sum(each.alive and not self._is_leaving(each) for each in mine)
-        if count == 0 or count >= self._settings.quickjs_processes:
-            return count == 0
+        if urgent or count >= self._settings.quickjs_processes:
+            return count < self._settings.quickjs_processes
         recently = asyncio.get_running_loop().time() - BUSY_SECONDS
         everyone = (each for others in self._shared.values() for each in others)
         busy = sum(each.in_flight > 0 or each.idle_since > recently for each in everyone)

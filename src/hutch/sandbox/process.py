@@ -327,9 +327,11 @@ class RunnerProcess(Runner):
         self._exited.set()
         if self._group is not None:
             self._group.remove()
-        if self.way is not None:
-            self.way.close()
-        self.on_exit(self)
+        try:
+            if self.way is not None:
+                self.way.close()
+        finally:
+            self.on_exit(self)
 
     # --- what it prints ---
 

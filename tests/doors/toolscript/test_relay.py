@@ -167,6 +167,44 @@ async def test_application_that_fails_is_an_answer_that_says_so() -> None:
     assert b"secret" not in said
 
 
+async def test_after_the_last_answer_of_a_connection_nothing_more_is_done() -> None:
+    asked: list[str] = []
+
+    async def failing(scope: Scope, receive: Receive, send: Send) -> None:
+        asked.append(scope["path"])
+        raise RuntimeError("no")
+
+    async with relayed(to(failing)) as port:
+        said = await answers(port, REQUEST + REQUEST)
+    assert said.count(b"HTTP/1.1 500") == 1
+    assert asked == ["/"]
+
+
+async def test_heads_count_too_however_small_their_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "MAX_BODY_BYTES", 10_000)
+    head = b"GET / HTTP/1.1\r\nHost: x\r\n" + b"a:\r\n" * 100 + b"\r\n"
+    async with relayed(to(ECHO)) as port:
+        assert (await answers(port, head)).startswith(b"HTTP/1.1 413")
+
+
+async def test_more_headers_than_anybody_needs_are_refused() -> None:
+    head = b"GET / HTTP/1.1\r\n" + b"a:\r\n" * 300 + b"\r\n"
+    async with relayed(to(ECHO)) as port:
+        assert (await answers(port, head)).startswith(b"HTTP/1.1 400")
+
+
+async def test_jail_that_ends_while_somebody_connects_is_closed_all_the_same() -> None:
+    taken = socket.create_server(("127.0.0.1", 0))
+    address = taken.getsockname()
+    way = Opened(taken, to(ECHO))
+    async with asyncio.timeout(SECONDS):
+        reader, writer = await asyncio.open_connection(*address)
+        way.close()
+        writer.write(REQUEST)
+        assert await ended(reader)
+        writer.close()
+
+
 async def test_who_waits_for_leave_to_send_its_body_gets_it() -> None:
     async with relayed(to(ECHO)) as port, connected(port) as (reader, writer), asyncio.timeout(SECONDS):
         writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\n")
@@ -275,20 +313,20 @@ async def test_body_is_not_counted_as_a_head(front: Front) -> None:
 async def test_requests_of_one_jail_are_bounded_together_and_those_that_are_over_do_not_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(listener, "MAX_BODY_BYTES", 100)
+    monkeypatch.setattr(listener, "MAX_BODY_BYTES", 100_000)
     async with (
         relayed(to(ECHO)) as port,
         connected(port) as (_, writer),
         httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=SECONDS) as client,
     ):
         for _ in range(3):
-            assert (await client.post("/", content=b"x" * 90)).status_code == 200
-        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 60\r\n\r\n" + b"x" * 50)
+            assert (await client.post("/", content=b"x" * 90_000)).status_code == 200
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n" + b"x" * 50_000)
         await writer.drain()
         async with asyncio.timeout(SECONDS):
-            while (await client.post("/", content=b"x" * 90)).status_code != 413:
+            while (await client.post("/", content=b"x" * 90_000)).status_code != 413:
                 pass
-        assert (await client.post("/", content=b"x" * 40)).status_code == 200
+        assert (await client.post("/", content=b"x" * 40_000)).status_code == 200
 
 
 # --- a gateway elsewhere ---
@@ -315,12 +353,12 @@ async def test_gateway_elsewhere_hears_what_the_script_said_and_whose_it_is() ->
 
 
 async def test_body_that_no_gateway_would_take_is_refused_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "MAX_BODY_BYTES", 10)
+    monkeypatch.setattr(listener, "MAX_BODY_BYTES", 10_000)
     async with (
         elsewhere(1) as port,
         httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
     ):
-        assert (await client.post("/", content=b"x" * 11)).status_code == 413
+        assert (await client.post("/", content=b"x" * 11_000)).status_code == 413
 
 
 async def test_answer_that_breaks_off_does_not_pass_for_a_whole_one() -> None:

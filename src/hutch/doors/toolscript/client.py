@@ -5,6 +5,7 @@ most scripts take to run.
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -19,6 +20,9 @@ from hutch.egress.fetch import FetchError
 from hutch.errors import InvalidExecution
 
 ANSWER_SECONDS = 30.0
+
+# What can stand in the first line of a request as it is.
+_CLEAN = re.compile(r"[!-~]+").fullmatch
 
 RawHeaders = Iterable[tuple[bytes, bytes]]
 
@@ -99,9 +103,13 @@ class Client:
         trust = self._trusted() if self.url.scheme == "https" else None
         try:
             await asyncio.get_running_loop().create_connection(lambda: made, host, self.port, ssl=trust)
-        except OSError as error:
-            raise FetchError("unreachable", error.strerror or str(error)) from None
+        except ssl.SSLError as error:
+            raise FetchError("tls", error.reason or str(error)) from None
+        except (OSError, UnicodeError) as error:
+            raise FetchError("unreachable", getattr(error, "strerror", None) or str(error)) from None
         self._open.add(made)
+        if self._closed:
+            made.abort()
         return made
 
     def _trusted(self) -> ssl.SSLContext:
@@ -128,8 +136,10 @@ def checked_url(url: str) -> SplitResult:
     why = "one looks like http://localhost:4111"
     try:
         parsed = urlsplit(url)
+        if "@" in parsed.netloc:
+            why = "a token is set in HUTCH_API_KEY, not in the URL"
         # The port is read when it is asked for.
-        if parsed.scheme in ("http", "https") and parsed.hostname and parsed.port != 0 and url.isprintable():
+        elif parsed.scheme in ("http", "https") and parsed.hostname and parsed.port != 0 and _CLEAN(url):
             return parsed
     except ValueError as error:
         why = str(error)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from hutch.doors.toolscript.relay import Relay
 from hutch.doors.toolscript.server import Held, Http
+from hutch.sandbox.network import readable
 from hutch.settings import MIB
 
 if TYPE_CHECKING:
@@ -28,8 +29,9 @@ class Opened:
         self.run_id: str | None = None
         self._relay = relay
         self._places = asyncio.Semaphore(MAX_CONNECTIONS)
-        self._held = Held(MAX_BODY_BYTES)
+        self.held = Held(MAX_BODY_BYTES)
         self._connections: set[Http] = set()
+        self._closed = False
         self._accepting = asyncio.create_task(self._accept(listener))
 
     async def _accept(self, listener: socket.socket) -> None:
@@ -40,30 +42,32 @@ class Opened:
             while True:
                 await self._places.acquire()
                 try:
-                    connection, _ = await loop.sock_accept(listener)
+                    await readable(listener.fileno())
+                    # Not by the loop: what it accepts for a task that is cancelled meanwhile is lost.
+                    connection, _ = listener.accept()
                 except OSError:
                     self._places.release()
                     await asyncio.sleep(_PAUSE_SECONDS)
                     continue
                 try:
-                    await loop.connect_accepted_socket(self._protocol, connection)
+                    await loop.connect_accepted_socket(lambda: Http(self), connection)
                 except OSError:
                     connection.close()
                     self._places.release()
 
-    def _protocol(self) -> Http:
-        def lost() -> None:
-            self._connections.discard(made)
-            self._places.release()
+    def joined(self, connection: Http) -> bool:
+        self._connections.add(connection)
+        return not self._closed
 
-        made = Http(self._app, self._held, lost)
-        self._connections.add(made)
-        return made
+    def left(self, connection: Http) -> None:
+        self._connections.discard(connection)
+        self._places.release()
 
-    async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._relay.answer(self.run_id, scope, receive, send)
 
     def close(self) -> None:
+        self._closed = True
         self._accepting.cancel()
         for connection in list(self._connections):
             connection.abort()

@@ -56,7 +56,7 @@ class Questions:
             yield
             return
         self._calls[run] += 1
-        if self._looking is None or self._looking.done():
+        if self._looking is None or self._looking.done() or self._looking.cancelling():
             self._looking = asyncio.create_task(self._look())
         try:
             yield

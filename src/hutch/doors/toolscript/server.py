@@ -8,15 +8,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import unquote
 
 import httptools
 import msgspec
 
+from hutch.egress.headers import MAX_HEADERS
+
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Scope
+    from starlette.types import Message, Receive, Scope, Send
 
 logger = logging.getLogger("hutch.toolscript")
 
@@ -26,7 +27,9 @@ HEAD_SECONDS = 20.0
 # Clients give a connection up that is idle for 90 seconds. Whoever does it first must not meet a request.
 IDLE_SECONDS = 120.0
 # Sent before the one in front of them is answered.
-MAX_WAITING = 16
+MAX_WAITING = 4
+# What holding on to a header takes besides its bytes.
+HEADER_BYTES = 200
 # Whoever is refused while it still speaks is listened to for so long, or it would not hear the refusal.
 LINGER_SECONDS = 1.0
 
@@ -34,7 +37,7 @@ _BODILESS = frozenset({204, 304})
 
 
 class Held:
-    """The bodies of all requests of one jail that are under way: the host holds them."""
+    """All requests of one jail that are under way: the host holds them."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -48,6 +51,20 @@ class Held:
         self._bytes -= size
 
 
+class Jail(Protocol):
+    """Whose connections these are."""
+
+    held: Held
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An application."""
+
+    def joined(self, connection: Http) -> bool:
+        """Whether it may stay."""
+
+    def left(self, connection: Http) -> None: ...
+
+
 class _Request:
     """As it comes in."""
 
@@ -56,9 +73,14 @@ class _Request:
         self.version = "1.1"
         self.url = b""
         self.headers: list[tuple[bytes, bytes]] = []
-        self.body: list[bytes] = []
+        self.body = bytearray()
         self.size = 0
         self.keep_alive = False
+
+    def head_size(self) -> int:
+        """Roughly what holding on to it takes."""
+        texts = sum(len(name) + len(value) for name, value in self.headers)
+        return len(self.url) + texts + HEADER_BYTES * len(self.headers)
 
     def scope(self) -> Scope | None:
         """None for an address that is none."""
@@ -87,10 +109,9 @@ class _Request:
 class Http(asyncio.Protocol):
     """One connection. Requests are answered one after the other."""
 
-    def __init__(self, app: ASGIApp, held: Held, on_lost: Callable[[], None]) -> None:
-        self._app = app
-        self._held = held
-        self._on_lost = on_lost
+    def __init__(self, jail: Jail) -> None:
+        self._jail = jail
+        self._held = jail.held
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
         self._kept = 0
@@ -111,7 +132,10 @@ class Http(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's are none by class.
         self.transport = cast(asyncio.Transport, transport)
-        self._expect_head()
+        if self._jail.joined(self):
+            self._expect_head()
+        else:
+            transport.abort()  # type: ignore[attr-defined]
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.gone = True
@@ -123,7 +147,7 @@ class Http(asyncio.Protocol):
         self._waiting.clear()
         if self._cycle is not None:
             self._cycle.over.set()
-        self._on_lost()
+        self._jail.left(self)
 
     def pause_writing(self) -> None:
         self.writable.clear()
@@ -132,8 +156,13 @@ class Http(asyncio.Protocol):
         self.writable.set()
 
     def data_received(self, data: bytes) -> None:
-        if self._deaf:
-            return
+        # Not all at once: what is too much is to be noticed before it is all taken in.
+        for at in range(0, len(data), MAX_HEAD_BYTES):
+            if self._deaf or self.gone:
+                return
+            self._feed(data[at : at + MAX_HEAD_BYTES])
+
+    def _feed(self, data: bytes) -> None:
         if self._in_head:
             self._expect_head()
         self._kept += len(data)
@@ -144,6 +173,7 @@ class Http(asyncio.Protocol):
         except httptools.HttpParserError:
             self._refuse(400, "This is not HTTP/1.1")
         if self._kept > MAX_HEAD_BYTES or len(self._waiting) > MAX_WAITING:
+            self._deaf = True
             self.transport.abort()
 
     def abort(self) -> None:
@@ -152,6 +182,8 @@ class Http(asyncio.Protocol):
     # --- what the parser finds ---
 
     def on_message_begin(self) -> None:
+        if self._deaf:
+            return
         # In the same data as the end of the request before.
         self._expect_head()
         self._reading = _Request()
@@ -160,14 +192,23 @@ class Http(asyncio.Protocol):
         self._reading.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:
-            self._reading.headers.append((name.lower(), value))
+        headers = self._reading.headers
+        if not self._in_head or self._deaf:
+            return
+        if len(headers) >= MAX_HEADERS:
+            self._refuse(400, f"A request may have {MAX_HEADERS} headers")
+        else:
+            headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
+        if self._deaf:
+            return
         self._kept = 0
         self._in_head = False
-        self._has_head()
         request = self._reading
+        if not self._take(request.head_size()):
+            return
+        self._has_head()
         request.method = self._parser.get_method().decode("ascii")
         request.version = self._parser.get_http_version()
         request.keep_alive = self._parser.should_keep_alive()
@@ -180,11 +221,15 @@ class Http(asyncio.Protocol):
         self._kept = 0
         if self._deaf:
             return
-        request = self._reading
-        request.size += len(body)
-        request.body.append(body)
-        if not self._held.take(len(body)):
-            self._refuse(413, f"A script's requests may have {self._held.most} bytes at a time")
+        self._reading.body += body
+        self._take(len(body))
+
+    def _take(self, size: int) -> bool:
+        self._reading.size += size
+        if self._held.take(size):
+            return True
+        self._refuse(413, f"A script's requests may have {self._held.most} bytes at a time")
+        return False
 
     def on_message_complete(self) -> None:
         self._kept = 0
@@ -221,7 +266,7 @@ class Http(asyncio.Protocol):
             # An earlier request of this connection is still being answered.
             self._expect_head()
         else:
-            self.transport.close()
+            self.transport.abort()
 
     # --- answering ---
 
@@ -234,7 +279,10 @@ class Http(asyncio.Protocol):
                 finally:
                     self._held.give(request.size)
                 if not request.keep_alive:
+                    # What came after it is not to be answered.
+                    self._deaf = True
                     self.transport.close()
+                    break
         finally:
             self._answering = None
         self._idle()
@@ -245,7 +293,7 @@ class Http(asyncio.Protocol):
             if (scope := request.scope()) is None:
                 cycle.say(400, "The address of this request is none")
             else:
-                await self._app(scope, cycle.receive, cycle.send)
+                await self._jail.answer(scope, cycle.receive, cycle.send)
         except Exception as error:
             # Who has gone is told nothing, and what came of it is of no interest.
             if not self.gone:
@@ -262,10 +310,12 @@ class Http(asyncio.Protocol):
         if self._deaf:
             return
         self._deaf = True
+        self._held.give(self._reading.size)
+        self._reading = _Request()
         if self._answering is not None or self.transport.is_closing():
             self.transport.abort()
             return
-        self.transport.write(_whole(status, message, b"connection: close\r\n"))
+        self.transport.write(_last(status, message))
         self.transport.write_eof()
         self._has_head()
         self._deadline = self._loop.call_later(LINGER_SECONDS, self.transport.abort)
@@ -292,7 +342,8 @@ class _Cycle:
             await self.over.wait()
             return {"type": "http.disconnect"}
         self._received = True
-        return {"type": "http.request", "body": b"".join(self._request.body), "more_body": False}
+        body, self._request.body = bytes(self._request.body), bytearray()
+        return {"type": "http.request", "body": body, "more_body": False}
 
     async def send(self, message: Message) -> None:
         if self.over.is_set():
@@ -309,9 +360,9 @@ class _Cycle:
                 parts.append(b"0\r\n\r\n")
         self._begun = True
         self._http.transport.write(b"".join(parts))
+        await self._http.writable.wait()
         if not more:
             self.over.set()
-        await self._http.writable.wait()
 
     def _head(self, body: bytes, more: bool) -> bytes:
         lines = [b"HTTP/1.1 %d \r\n" % self._status]
@@ -328,13 +379,14 @@ class _Cycle:
         """An answer of our own, unless one has begun already."""
         if not self._begun and not self.over.is_set():
             self._request.keep_alive = False
-            self._http.transport.write(_whole(status, message, b"connection: close\r\n"))
+            self._http.transport.write(_last(status, message))
             self.over.set()
 
 
-def _whole(status: int, message: str, headers: bytes) -> bytes:
+def _last(status: int, message: str) -> bytes:
+    """An answer after which the connection ends."""
     code = "INTERNAL_ERROR" if status == 500 else "INVALID_REQUEST"
     told: dict[str, Any] = {"success": False, "error": {"code": code, "message": message}}
     body = msgspec.json.encode(told)
-    head = b"HTTP/1.1 %d \r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % (status, len(body))
-    return head + headers + b"\r\n" + body
+    head = b"HTTP/1.1 %d \r\ncontent-type: application/json\r\nconnection: close\r\n" % status
+    return head + b"content-length: %d\r\n\r\n" % len(body) + body
