@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.store.made import a_flow_run, a_run
 
-from hutch.errors import VaultError
+from hutch.errors import StoreError, VaultError
 from hutch.settings import Settings
 from hutch.store import migrating, sealed
 from hutch.store.database import Statement
@@ -174,8 +174,37 @@ async def test_what_is_asked_of_one_run_cannot_be_asked_of_another(store: Store)
         await store.journal.add(a_flow_run(run_id=run_id))
     await store.journal.ask("r", '{"type":"cancel"}', now())
     await execute(store, "UPDATE flow_requests SET run_id = 'other'")
-    with pytest.raises(VaultError):
-        await store.journal.asked("other")
+    assert await store.journal.asked("other") == []
+
+
+async def test_request_that_does_not_open_takes_no_other_with_it(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    await store.journal.add(a_flow_run(run_id="r"))
+    for body in ("first", "altered", "last"):
+        await store.journal.ask("r", body, now())
+    ids = [row[0] for row in await store._database.scan("SELECT id FROM flow_requests ORDER BY id")]
+    await execute(store, "UPDATE flow_requests SET body = 'altered' WHERE id = :id", id=ids[1])
+    assert await store.journal.asked("r") == ["first", "last"]
+    assert caplog.text.count("a request for run r is left out") == 1
+    assert await store.journal.asked("r") == []
+    assert caplog.text.count("a request for run r is left out") == 1
+
+
+async def test_requests_stay_where_the_store_fails_while_they_are_opened(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.journal.add(a_flow_run(run_id="r"))
+    await store.journal.ask("r", "asked", now())
+
+    async def failing(*_: str) -> str:
+        raise StoreError("the database went away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.journal._seals, "unseal", failing)
+        with pytest.raises(StoreError):
+            await store.journal.asked("r")
+    assert await store.journal.asked("r") == ["asked"]
 
 
 # --- the master key ---
@@ -315,6 +344,22 @@ async def test_what_was_kept_before_is_sealed_by_who_first_needs_it(older: Setti
         assert not in_files(older.home_path)
     async with await Store.open(older) as store:
         await is_all_there(store)
+
+
+async def test_what_was_kept_before_may_be_called_what_no_column_keeps(older: Settings) -> None:
+    bodies = [
+        r'{"type":"odd\u0000\ud800"}',
+        r'{"type":"approval","step_id":"e\u0000"}',
+        '{"type":"approval","step_id":7}',
+    ]
+    async with await Store.open(older) as store:
+        for number, body in enumerate(bodies, 101):
+            await execute(store, OLD_ENTRY, number=number, step=None, body=body)
+        found = await store.journal.events("old", after=100)
+        assert [each.body for each in found] == bodies
+        assert [each.kind for each in found] == ["odd\ufffd\ufffd", "approval", "approval"]
+        assert [each.subject for each in found] == [None, "e\ufffd", "7"]
+        assert await store.meta.get(sealed.MARK) is None
 
 
 async def test_sealing_that_is_cut_short_is_gone_on_with(

@@ -7,15 +7,19 @@ that a run is given, gives and tells is sealed, and bound to its place: a text t
 from __future__ import annotations
 
 import builtins
+import logging
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
 
+from hutch.errors import VaultError
 from hutch.store.database import Database, Statement, Values, told
 from hutch.store.rows import FlowRunHead, FlowRunRow, RunRow, new_id
 from hutch.store.runs import COLUMNS as RUN_COLUMNS
 from hutch.store.seals import Seals
+
+logger = logging.getLogger("hutch.store")
 
 _HEAD_FIELDS = tuple(FlowRunHead.__struct_fields__)
 _FIELDS = tuple(FlowRunRow.__struct_fields__)
@@ -25,6 +29,8 @@ SEALED = ("document", "inputs", "options", "summary")
 MOST_LISTED = 1_000
 MOST_FORGOTTEN = 2_000
 """Lines that are forgotten at once, unless one run alone has more: others want to write meanwhile."""
+MOST_ASKED = 100
+"""Requests that are taken at once."""
 
 
 class Entry(NamedTuple):
@@ -313,15 +319,26 @@ class Journal:
         await self._database.write(Statement(sql, {"run_id": run_id, "id": id, "body": sealed}))
 
     async def asked(self, run_id: str) -> builtins.list[str]:
-        """Takes the requests for a run, in order."""
+        """Takes the oldest requests for a run, in order. What does not open is nobody's, and goes too."""
         await self._seals.ready()
-        waiting = "SELECT id FROM flow_requests WHERE run_id = :run_id"
-        if not await self._database.read(waiting, run_id=run_id):
+        waiting = f"""
+            SELECT id, body FROM flow_requests WHERE run_id = :run_id ORDER BY id LIMIT {MOST_ASKED}
+        """
+        found = await self._database.read(waiting, run_id=run_id)
+        if not found:
             return []
-        sql = "DELETE FROM flow_requests WHERE run_id = :run_id RETURNING id, body"
-        (changed,) = await self._database.write(Statement(sql, {"run_id": run_id}))
-        found = sorted(changed.rows)
-        return [await self._seals.unseal(body, *about_request(run_id, id)) for id, body in found]
+        opened: dict[str, str] = {}
+        for id, body in found:
+            try:
+                opened[id] = await self._seals.unseal(body, *about_request(run_id, id))
+            except VaultError as error:
+                logger.error("a request for run %s is left out: %s", run_id, error)
+        # Not before they are open: whoever fails at that leaves them for another time.
+        sql = "DELETE FROM flow_requests WHERE run_id = :run_id AND id IN :ids RETURNING id"
+        values = {"run_id": run_id, "ids": [id for id, _ in found]}
+        (changed,) = await self._database.write(Statement(sql, values))
+        taken = {row[0] for row in changed.rows}
+        return [body for id, body in opened.items() if id in taken]
 
     # --- sealed ---
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from hutch.store import flows, journal
-from hutch.store.database import Database, Statement, Values
+from hutch.store.database import Database, Statement, Values, mended
 from hutch.store.journal import Entry
 from hutch.store.meta import Meta
 from hutch.store.seals import Cipher
@@ -104,13 +104,14 @@ async def _seal_journal(database: Database, cipher: Cipher) -> None:
 
 
 def _entry(number: int, step: str | None, body: str) -> Entry:
-    """With what stood in its text alone."""
+    """With what stood in its text alone, where it may be what no column keeps."""
     value = json.loads(body)
     told = value if isinstance(value, dict) else {}
     if step is not None:
-        return Entry(number, body, step, str(told.get("state", "")))
-    kind = str(told.get("type", ""))
-    return Entry(number, body, None, kind, told.get("step_id") if kind in _WAITED_FOR else None)
+        return Entry(number, body, step, mended(str(told.get("state", ""))))
+    kind = mended(str(told.get("type", "")))
+    subject = told.get("step_id") if kind in _WAITED_FOR else None
+    return Entry(number, body, None, kind, None if subject is None else mended(str(subject)))
 
 
 async def _write(database: Database, changes: Iterable[Statement | None]) -> None:

@@ -25,6 +25,7 @@ from hutch.doors.rep.flows import ORIGIN, Flows, NotWaiting
 from hutch.errors import Busy
 from hutch.settings import Settings
 from hutch.store.database import Statement
+from hutch.store.journal import Entry
 from hutch.store.rows import FlowRunRow, now
 from hutch.store.store import Store
 from hutch.vault import keys
@@ -322,6 +323,91 @@ async def test_run_that_was_altered_is_told_once_and_left_as_it_is(
     left = await cared.store.journal.head("bad")
     assert left is not None
     assert (left.status, left.holder) == ("pending", "")
+
+
+async def changed(cared: Cared, sql: str, **values: Any) -> None:
+    await cared.store._database.write(Statement(sql, values))
+
+
+def shut(caplog: pytest.LogCaptureFixture, run_id: str = "r") -> int:
+    """How often it was told that it does not open."""
+    return caplog.text.count(f"run {run_id} cannot be gone on with")
+
+
+async def altered(cared: Cared, caplog: pytest.LogCaptureFixture) -> str:
+    """A run whose inputs do not open, as was found; its inputs as they were."""
+    row = msgspec.structs.replace(a_row(flow([node("w", "wait", seconds=0)])), holder=holders.here())
+    assert await cared.store.journal.add(row)
+    inputs = await cared.store._database.read("SELECT inputs FROM flow_runs")
+    await changed(cared, "UPDATE flow_runs SET holder = '', inputs = options")
+
+    async def told() -> bool:
+        return shut(caplog) > 0
+
+    await cared.until(told)
+    return str(inputs[0][0])
+
+
+async def test_run_whose_journal_was_altered_is_told_once_and_left_as_it_is(
+    cared: Cared, caplog: pytest.LogCaptureFixture
+) -> None:
+    row = msgspec.structs.replace(a_row(ASKS), holder=holders.here())
+    assert await cared.store.journal.add(row)
+    result = Entry(1, '{"state":"succeeded","output":1}', "a", "succeeded")
+    assert await cared.store.journal.write("r", row.holder, [result])
+    await changed(cared, "UPDATE flow_journal SET step = 'b'")
+    await changed(cared, "UPDATE flow_runs SET holder = ''")
+
+    async def told() -> bool:
+        return shut(caplog) > 0 or (await cared.head()).is_over
+
+    await cared.until(told)
+    assert "gone on with: The runtime failed: The sealed text was altered" in caplog.text
+    await cared.begin(flow([node("w", "wait", seconds=0.3)]), "other")
+    assert (await cared.ended("other")).status == "completed"
+    assert shut(caplog) == 1
+    left = await cared.head()
+    assert (left.is_over, left.holder, left.claims) == (False, "", 0)
+
+
+async def test_run_that_was_altered_can_be_cancelled_and_is_forgotten_in_its_time(
+    cared: Cared, caplog: pytest.LogCaptureFixture
+) -> None:
+    await altered(cared, caplog)
+    await cared.flows.cancel("r")
+    left = await cared.store.journal.head("r")
+    assert left is not None
+    assert (left.is_over, left.outcome) == (True, "cancelled")
+    assert await cared.store.journal.prune(now(plus_seconds=60)) == 1
+
+
+async def test_run_that_opens_again_is_gone_on_with(
+    cared: Cared, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flows, "SHUT_SECONDS", 0.3)
+    inputs = await altered(cared, caplog)
+    await changed(cared, "UPDATE flow_runs SET inputs = :inputs", inputs=inputs)
+    assert (await cared.ended()).status == "completed"
+
+
+async def test_word_for_a_run_that_was_altered_meanwhile_has_it_tried_once(
+    cared: Cared, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = await cared.begin(ASKS)
+
+    async def aside() -> bool:
+        return cared.flows.is_aside("r")
+
+    async def told() -> bool:
+        return shut(caplog) > 0
+
+    await cared.until(aside)
+    await changed(cared, "UPDATE flow_runs SET inputs = options")
+    await cared.flows.approve(run, "a", Said(True))
+    await cared.until(told)
+    await cared.begin(flow([node("w", "wait", seconds=0)]), "other")
+    assert (await cared.ended("other")).status == "completed"
+    assert shut(caplog) == 1
 
 
 async def test_run_that_was_put_aside_is_cancelled(cared: Cared) -> None:

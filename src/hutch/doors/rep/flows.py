@@ -8,6 +8,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable
 from itertools import islice
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -54,6 +55,8 @@ AGAIN_SECONDS = 0.5
 """After a runtime was lost, before the next is started; longer every time."""
 ASIDE_SECONDS = 60.0
 """After so long, a run that only waits for approvals is ended, and gone on with when there is one."""
+SHUT_SECONDS = 300.0
+"""After so long, a run that did not open is tried again: its keys may be there by then."""
 _LOOK_SECONDS = 0.1
 _ANSWER_SECONDS = 30.0
 
@@ -82,8 +85,8 @@ class Flows:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._aside: dict[str, dict[str, dict[str, Any]]] = {}
         """Runs that only wait, and have no process any more; what their steps ask."""
-        self._shut: set[str] = set()
-        """Runs that do not open: they were altered, or their keys are gone."""
+        self._shut: dict[str, float] = {}
+        """Runs that do not open, and until when they are left: they were altered, or their keys are gone."""
         self._sweeping: asyncio.Task[None] | None = None
         self._closing = False
 
@@ -198,8 +201,11 @@ class Flows:
     async def _sweep(self) -> None:
         while True:
             try:
-                for run in await (await self.store()).journal.unfinished(ORIGIN):
-                    if not holders.is_held(run) and run.run_id not in (*self._aside, *self._shut):
+                unfinished = await (await self.store()).journal.unfinished(ORIGIN)
+                self._shut = {run_id: until for run_id, until in self._shut.items() if until > monotonic()}
+                for run in unfinished:
+                    is_left = run.run_id in self._aside or run.run_id in self._shut
+                    if not is_left and not holders.is_held(run):
                         self._care_for(run)
             except HutchError as error:
                 logger.warning("flows that nobody goes on with were not looked for: %s", error)
@@ -249,8 +255,10 @@ class Flows:
                     lost = lost + 1 if steps == before else 1
                     await asyncio.sleep(AGAIN_SECONDS * 2 ** (lost - 1))
         except VaultError as error:
-            # The next sweep would find the same; who asks for it may try.
-            self._shut.add(run_id)
+            # The next sweep would find the same; who asks for it may try. What was said to its steps would
+            # have it tried at once, again and again; they ask again when it opens.
+            self._shut[run_id] = monotonic() + SHUT_SECONDS
+            care.words.clear()
             logger.error("run %s cannot be gone on with: %s", run_id, error)
         except HutchError as error:
             # The next sweep finds it.
@@ -270,7 +278,10 @@ class Flows:
         return sum(await (await self.store()).journal.counts(run_id))
 
     async def _go_on(self, run_id: str, care: Care, lost: int) -> bool:
-        """On one runtime. Whether it is worth another, after so many that got no further."""
+        """On one runtime. Whether it is worth another, after so many that got no further.
+
+        Raises VaultError if the run does not open, here or there.
+        """
         journal = (await self.store()).journal
         run = await journal.get(run_id)
         if self._closing or run is None or run.is_over or holders.is_held(run):
@@ -300,6 +311,8 @@ class Flows:
         # It is not over, says the journal, and nobody has it.
         if end.cancelled:
             return not await self._finish(left, _cancelled(), cancelled=True)
+        if end.error is not None and _does_not_open(end.error):
+            raise VaultError(end.error["message"])
         if end.error is None or _may_be_mended(end.error, options):
             logger.warning("the runtime of run %s was lost: %s", run_id, end.error or "no end was written")
             return True
@@ -335,8 +348,17 @@ class Flows:
         return await journal.finish(run, record_of(run, summary, at), json.dumps(summary.wire), at)
 
     async def _total(self, run: FlowRunHead) -> int:
-        found = await (await self.store()).journal.get(run.run_id)
+        """0 if it does not open: that is no reason not to end it."""
+        try:
+            found = await (await self.store()).journal.get(run.run_id)
+        except VaultError:
+            return 0
         return 0 if found is None else len(json.loads(found.document)["graph"]["nodes"])
+
+
+def _does_not_open(error: dict[str, Any]) -> bool:
+    """Whether the runtime could not read or write the journal for want of keys, or because it was altered."""
+    return (error["code"], error["data"].get("cause")) == (PANIC, VaultError.__name__)
 
 
 def _may_be_mended(error: dict[str, Any], options: RunOptions) -> bool:

@@ -7,6 +7,7 @@ steps that end at the same time wait for the disk together.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -103,16 +104,22 @@ class StoreJournals:
             claimed = await store.journal.claim(found, holders.here(), now())
         if claimed is None:
             raise _refused("run_id", f"the run {run_id!r} is under way in another process", held=True)
-        steps = await store.journal.steps(run_id)
+        try:
+            return await self._gone_on_with(store, claimed, on_asked)
+        except HutchError:
+            # Others may be able to read it, another day.
+            with contextlib.suppress(HutchError):
+                await store.journal.let_go(run_id, claimed.holder)
+            raise
+
+    async def _gone_on_with(
+        self, store: Store, run: FlowRunRow, on_asked: Callable[[Mapping[str, Any]], None]
+    ) -> Opened:
+        steps = await store.journal.steps(run.run_id)
         finished = {step: msgspec.convert(value_of(body), StepResult) for step, body in steps}
-        journal = self._journal(
-            store,
-            claimed,
-            on_asked,
-            last=await store.journal.last(run_id),
-            asking=await store.journal.steps_asking(run_id),
-        )
-        return Opened(journal, finished)
+        last = await store.journal.last(run.run_id)
+        asking = await store.journal.steps_asking(run.run_id)
+        return Opened(self._journal(store, run, on_asked, last=last, asking=asking), finished)
 
     async def close(self) -> None:
         """Lets go of runs that are not over, for others to go on with."""
