@@ -16,6 +16,7 @@ import pytest
 from tests.doors.rep.stations import Caller, Station, station
 from tests.doors.rep.test_server import approvals
 from tests.flows import SERVE, chain, flow, node
+from tests.hostile.processes import gone
 from tests.processes import PATIENCE, Traces, arguments_of, descendants, hutch, started, until
 from tests.store.made import a_flow_run
 
@@ -111,8 +112,11 @@ async def test_run_that_was_waiting_for_its_turn_is_begun_by_the_next_server(pla
         assert (await there.got("/runs/r3"))["state"] == "cancelled"
         assert (await there.got("/runs/r2"))["state"] == "pending"
         assert place.upstream.asked["/second"] == 0
+        [runtime] = runtimes(there.server.process.pid)
         there.server.process.kill()
         there.server.process.wait(PATIENCE)
+        # As long as it is there, it would take the answer.
+        await gone(runtime)
     place.upstream.let_go("/first")
     async with place.serving(HUTCH_MAX_FLOWS="1") as there:
         assert (await there.ended("r1"))["status"] == (await there.ended("r2"))["status"] == "completed"
