@@ -93,11 +93,18 @@ class Traces:
 
 def descendants(pid: int) -> list[int]:
     found: list[int] = []
-    # They come and go while we look.
+    for child in _children(pid):
+        found += [child, *descendants(child)]
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    """Of all its threads, which come and go while we look."""
+    found: list[int] = []
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in map(int, (task / "children").read_text().split()):
-                found += [child, *descendants(child)]
+        for task in list(Path(f"/proc/{pid}/task").iterdir()):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                found += map(int, (task / "children").read_text().split())
     return found
 
 

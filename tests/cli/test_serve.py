@@ -115,7 +115,7 @@ async def test_second_signal_stops_at_once_and_leaves_nothing(number: int) -> No
 
 
 async def test_drain_has_an_end() -> None:
-    with serving(HUTCH_DRAIN_SECONDS="0.5") as server:
+    with serving(HUTCH_DRAIN_SECONDS="0.5", HUTCH_CANCEL_GRACE_MS="800") as server:
         async with host(server.execbox) as h:
             await h.say(execute("runs", "console.log('x'); for (;;);", timeoutMs=200_000))
             await h.started("runs")
