@@ -93,12 +93,12 @@ class Traces:
 
 def descendants(pid: int) -> list[int]:
     found: list[int] = []
-    for child in _children(pid):
+    for child in children(pid):
         found += [child, *descendants(child)]
     return found
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
     """Of all its threads, which come and go while we look."""
     found: list[int] = []
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):

@@ -12,7 +12,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 from tests.hostile.processes import gone, groups
-from tests.processes import PATIENCE, descendants
+from tests.processes import PATIENCE, children, descendants
 from tests.sandbox import jails
 from tests.sandbox.places import place
 
@@ -34,10 +34,12 @@ BOMB = "const a = []; for (;;) a.push(new Uint8Array(1024 * 1024).fill(1))"
 @pytest.fixture(autouse=True)
 async def nothing_left(anyio_backend: object) -> AsyncIterator[None]:
     """Whatever a test does, no process and no control group of its own stays."""
-    before = {*descendants(os.getpid())}, groups(os.getpid())
+    before = {*children(os.getpid())}, groups(os.getpid())
     yield
-    for pid in {*descendants(os.getpid())} - before[0]:
-        await gone(pid)
+    # Only those that are our own: other tests' database has processes too.
+    for child in {*children(os.getpid())} - before[0]:
+        for pid in (child, *descendants(child)):
+            await gone(pid)
     assert groups(os.getpid()) <= before[1]
 
 
