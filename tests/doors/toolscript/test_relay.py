@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable
-from types import ModuleType
-from typing import NamedTuple
 
 import httpx2
 import pytest
@@ -20,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tests.egress.servers import SECONDS, connected, serving
 from uvicorn.server import ServerState
 
-from hutch.doors import bounded
+from hutch.doors import bounded, heads
 from hutch.doors.toolscript import listener, server
 from hutch.doors.toolscript.listener import Opened
 from hutch.doors.toolscript.relay import Relay
@@ -59,11 +57,8 @@ async def ended(reader: asyncio.StreamReader) -> bool:
     return True
 
 
-class Front(NamedTuple):
-    """Who reads what comes over a network, ours or uvicorn's, and where its bounds stand."""
-
-    module: ModuleType
-    opened: Callable[[], contextlib.AbstractAsyncContextManager[int]]
+Front = Callable[[], contextlib.AbstractAsyncContextManager[int]]
+"""Opens who reads what comes over a network, ours or uvicorn's."""
 
 
 @contextlib.asynccontextmanager
@@ -91,8 +86,8 @@ async def by_uvicorn() -> AsyncIterator[int]:
 @pytest.fixture(params=["jail", "serve"])
 def front(request: pytest.FixtureRequest) -> Front:
     if request.param == "serve":
-        return Front(bounded, by_uvicorn)
-    return Front(server, lambda: relayed(to(ECHO)))
+        return by_uvicorn
+    return lambda: relayed(to(ECHO))
 
 
 # --- what is spoken ---
@@ -259,11 +254,11 @@ async def test_place_that_became_free_is_given_to_the_next(monkeypatch: pytest.M
     ids=["address", "header", "trailer"],
 )
 async def test_head_without_an_end_is_cut_off(beginning: bytes, front: Front) -> None:
-    async with front.opened() as port, connected(port) as (reader, writer):
+    async with front() as port, connected(port) as (reader, writer):
         writer.write(beginning)
         with contextlib.suppress(ConnectionError):
             for _ in range(64):
-                writer.write(b"x" * front.module.MAX_HEAD_BYTES)
+                writer.write(b"x" * heads.MAX_HEAD_BYTES)
                 await writer.drain()
         assert await ended(reader)
 
@@ -282,8 +277,8 @@ async def test_head_without_an_end_is_cut_off(beginning: bytes, front: Front) ->
 async def test_head_that_does_not_come_to_its_end_is_cut_off(
     first: bytes, beginning: bytes, front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(front.module, "HEAD_SECONDS", 0.05)
-    async with front.opened() as port, connected(port) as (reader, writer), asyncio.timeout(SECONDS):
+    monkeypatch.setattr(heads, "HEAD_SECONDS", 0.05)
+    async with front() as port, connected(port) as (reader, writer), asyncio.timeout(SECONDS):
         writer.write(first)
         if first:
             assert b"!a run" in await reader.readuntil(b"!a run")
@@ -295,8 +290,8 @@ async def test_head_that_does_not_come_to_its_end_is_cut_off(
 async def test_head_in_time_gives_body_and_answer_all_the_time_they_take(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(front.module, "HEAD_SECONDS", 0.05)
-    async with front.opened() as port, connected(port) as (reader, writer), asyncio.timeout(SECONDS):
+    monkeypatch.setattr(heads, "HEAD_SECONDS", 0.05)
+    async with front() as port, connected(port) as (reader, writer), asyncio.timeout(SECONDS):
         writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n!")
         await asyncio.sleep(0.2)
         writer.write(b"!")
@@ -304,8 +299,8 @@ async def test_head_in_time_gives_body_and_answer_all_the_time_they_take(
 
 
 async def test_body_is_not_counted_as_a_head(front: Front) -> None:
-    body = b"x" * (4 * front.module.MAX_HEAD_BYTES)
-    async with front.opened() as port, httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+    body = b"x" * (4 * heads.MAX_HEAD_BYTES)
+    async with front() as port, httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
         for _ in range(2):
             assert (await client.post("/", content=body)).content == body + b"a run"
 

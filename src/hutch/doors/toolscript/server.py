@@ -14,6 +14,7 @@ from urllib.parse import unquote
 import httptools
 import msgspec
 
+from hutch.doors.heads import MAX_HEAD_BYTES, HeadClock
 from hutch.egress.headers import MAX_HEADERS
 
 if TYPE_CHECKING:
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hutch.toolscript")
 
-MAX_HEAD_BYTES = 64 * 1024
-# From the connection, or from the first byte after the request before, to the end of the head.
-HEAD_SECONDS = 20.0
 # Clients give a connection up that is idle for 90 seconds. Whoever does it first must not meet a request.
 IDLE_SECONDS = 120.0
 # Sent before the one in front of them is answered.
@@ -116,7 +114,7 @@ class Http(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._kept = 0
         self._in_head = True
-        self._deadline: asyncio.TimerHandle | None = None
+        self._clock = HeadClock(self._too_slow)
         self._is_idle = False
         self._reading = _Request()
         self._waiting: deque[_Request] = deque()
@@ -246,22 +244,18 @@ class Http(asyncio.Protocol):
     def _expect_head(self) -> None:
         if self._is_idle:
             self._has_head()
-        if self._deadline is None:
-            self._deadline = self._loop.call_later(HEAD_SECONDS, self._too_slow)
+        self._clock.start()
 
     def _has_head(self) -> None:
         self._is_idle = False
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
+        self._clock.stop()
 
     def _idle(self) -> None:
-        if self._deadline is None and not self.gone:
+        if not self._clock.runs and not self.gone:
             self._is_idle = True
-            self._deadline = self._loop.call_later(IDLE_SECONDS, self._too_slow)
+            self._clock.start(IDLE_SECONDS)
 
     def _too_slow(self) -> None:
-        self._deadline = None
         if self._answering is not None:
             # An earlier request of this connection is still being answered.
             self._expect_head()
@@ -318,7 +312,7 @@ class Http(asyncio.Protocol):
         self.transport.write(_last(status, message))
         self.transport.write_eof()
         self._has_head()
-        self._deadline = self._loop.call_later(LINGER_SECONDS, self.transport.abort)
+        self._clock.start(LINGER_SECONDS)
 
 
 class _Cycle:
