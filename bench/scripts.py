@@ -61,7 +61,7 @@ async def scripts(scale: Scale) -> list[Row]:
         config.write_bytes(msgspec.json.encode({"mcpServers": {"echo": entry}}))
         async with running(Settings(mcp_config=(str(config),))) as app:
             rows = await _through(app, scale)
-            rows.append(await _calls(app, scale))
+            rows.append(await _calls(app, str(server), scale))
             rows.append(await _at_once(app, scale))
         rows.insert(0, await _from_shell(folder, str(config), scale))
         rows.append(_generation())
@@ -172,22 +172,41 @@ async def _baseline(app: App, scale: Scale) -> list[float]:
     return figures
 
 
-async def _calls(app: App, scale: Scale) -> Row:
+async def _calls(app: App, server: str, scale: Scale) -> Row:
     count = scale.of(1000, 100)
+    baseline = await _called_by_the_sdk(server, count)
     text = (
-        'import { tools } from "toolscript";\nconst began = performance.now();\n'
-        f"for (let value = 0; value < {count}; value++) await tools.echo.echo({{ value }});\n"
-        f"return (performance.now() - began) / {count};\n"
+        'import { tools } from "toolscript";\nconst each: number[] = [];\n'
+        f"for (let value = 0; value < {count}; value++) {{\n"
+        "  const began = performance.now();\n  await tools.echo.echo({ value });\n"
+        "  each.push(performance.now() - began);\n}\nreturn each;\n"
     )
     ending = await app.scripts.run(Request(script=Script(text)), app.world)
-    each = float(ending.value_json or "nan")
+    each = msgspec.json.decode(ending.value_json or "[]", type=list[float])
+    mean, middle = sum(each) / len(each), median(each)
     return Row(
-        what=f"a tool call in a script, echo over stdio ({count} in a row)",
-        measured=f"{number(each)} ms",
+        what=f"a tool call in a script, echo over stdio ({count} in a row): p50 / mean",
+        measured=f"{number(middle)} / {number(mean)} ms",
+        baseline=f"{number(baseline)} ms: the same server asked by the SDK's own client, without a script",
         target="≤ 3 ms",
-        met=each <= 3,
-        data={"ms": each},
+        met=max(middle, mean) <= 3,
+        data={"p50_ms": middle, "mean_ms": mean, "baseline_ms": baseline},
     )
+
+
+async def _called_by_the_sdk(server: str, count: int) -> float:
+    from mcp import ClientSession, StdioServerParameters
+    from mcp.client.stdio import stdio_client
+
+    async with (
+        stdio_client(StdioServerParameters(command=sys.executable, args=[server])) as (read, write),
+        ClientSession(read, write) as session,
+    ):
+        await session.initialize()
+        began = time.perf_counter()
+        for value in range(count):
+            await session.call_tool("echo", {"value": value})
+        return (time.perf_counter() - began) * 1000 / count
 
 
 async def _at_once(app: App, scale: Scale) -> Row:

@@ -70,6 +70,19 @@ class Server:
         answer(request, content("acted"))
 
 
+class Texts(Server):
+    """Makes a text of every number that a request has."""
+
+    def tools_call(self, request: dict[str, Any]) -> None:
+        id = str(request["id"])
+        if request["params"].get("arguments", {}).get("how") == "error":
+            say({"jsonrpc": "2.0", "id": id, "error": {"code": -32050, "message": "it will not"}})
+        else:
+            # Twice: nobody waits for the second.
+            for text in ("acted", "again"):
+                say({"jsonrpc": "2.0", "id": id, "result": content(text)})
+
+
 class Tells(Server):
     """What it knows of itself; where it is asked to, it dies instead."""
 

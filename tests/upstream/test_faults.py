@@ -102,6 +102,14 @@ async def test_answer_that_is_none_fails_the_call_at_once(start: Started) -> Non
     assert {each.state for each in upstreams.servers()} == {"connected"}
 
 
+async def test_answers_whose_number_became_a_text_are_those_of_their_calls(start: Started) -> None:
+    upstreams = await start(program("Texts"))
+    assert [await upstreams.call("Texts", "act", {}) for _ in range(3)] == ["acted"] * 3
+    error = await failure(upstreams, "Texts", how="error")
+    assert (error.kind, error.message) == ("rpc_error", "it will not")
+    assert state(upstreams, "Texts").state == "connected"
+
+
 @pytest.mark.parametrize("how", ["cut", "bytes", "last", "error"])
 async def test_answer_that_is_no_json_fails_its_call_at_once_and_no_other(start: Started, how: str) -> None:
     upstreams = await start(program("Garbled"))

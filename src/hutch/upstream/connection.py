@@ -36,6 +36,7 @@ from hutch.errors import InvalidTool, UpstreamError
 from hutch.session.schema import validator
 from hutch.upstream import explain, http, listing, stdio
 from hutch.upstream.bounds import Bounds, Meter
+from hutch.upstream.direct import DirectCalls
 from hutch.upstream.entries import Program, ServerConfig
 from hutch.upstream.failures import NotSent, Unreachable
 from hutch.upstream.process import ServerProcess
@@ -48,7 +49,7 @@ Progress: TypeAlias = Callable[[float, float | None, str | None], Awaitable[None
 
 REFRESH_SECONDS = 0.2
 LEAVE_SECONDS = 2.0
-_RESULT: TypeAdapter[Any] = TypeAdapter(CallToolResult | InputRequiredResult)
+_RESULT: TypeAdapter[CallToolResult | InputRequiredResult] = TypeAdapter(CallToolResult | InputRequiredResult)
 
 
 class Connection:
@@ -91,6 +92,7 @@ class Connection:
         self._never_sent = False
         self._session: ClientSession | None = None
         self._dispatcher: JSONRPCDispatcher | None = None
+        self._direct: DirectCalls | None = None
         self._watched: Watched | None = None
         self._process: ServerProcess | None = None
         self._checks: dict[str, Callable[[object], str | None] | None] = {}
@@ -203,7 +205,7 @@ class Connection:
         reach = self.config.reach
         if isinstance(reach, Program):
             started = stdio.connect(reach, self._environ, self._limit)
-            read, write, self._process = await stack.enter_async_context(started)
+            read, write, self._direct, self._process = await stack.enter_async_context(started)
         else:
             assert self._protocol != "stdio"
             transport = http.connect(
@@ -298,14 +300,9 @@ class Connection:
         """
         if self._session is None or self._over.is_set():
             raise NotSent
-        request = CallToolRequest(params=CallToolRequestParams(name=tool.name, arguments=arguments))
         self.calls += 1
         try:
-            result = await self._session.send_request(
-                request,
-                _RESULT,
-                progress_callback=None if on_progress is None else _awaitable(on_progress),
-            )
+            result = await self._result(self._session, tool.name, arguments, on_progress)
         except MCPError as error:
             raise await self._call_failed(error, tool.name) from None
         except ValidationError as error:
@@ -319,6 +316,17 @@ class Connection:
         if tool.output_schema is not None and result.structured_content is not None:
             self._check(tool, tool.output_schema, value)
         return value
+
+    async def _result(
+        self, session: ClientSession, tool: str, arguments: dict[str, Any], on_progress: Progress | None
+    ) -> CallToolResult | InputRequiredResult:
+        modern = session.protocol_version in MODERN_PROTOCOL_VERSIONS
+        if self._direct is not None and on_progress is None and not modern:
+            raw = await self._direct.call(tool, arguments)
+            return CallToolResult.model_validate_json(bytes(raw), by_name=False)
+        request = CallToolRequest(params=CallToolRequestParams(name=tool, arguments=arguments))
+        hear = None if on_progress is None else _awaitable(on_progress)
+        return await session.send_request(request, _RESULT, progress_callback=hear)
 
     async def _call_failed(self, error: MCPError, tool: str) -> Exception:
         if explain.session_gone(error):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import cast
 
 import msgspec
@@ -24,11 +25,12 @@ class TooLong(msgspec.Struct, frozen=True):
 
 
 class LineReader(asyncio.Protocol):
-    """The reading end of a pipe."""
+    """The reading end of a pipe. Lines that are `taken` as they come do not wait to be read."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, taken: Callable[[bytes], bool] = lambda _: False) -> None:
         self.endless = False
         self._limit = limit
+        self._taken = taken
         self._lines: deque[bytes | TooLong] = deque()
         self._waiting = 0
         self._parts: list[bytes] = []
@@ -109,7 +111,7 @@ class LineReader(asyncio.Protocol):
         self._skipping = None
         self._parts.clear()
         self._held = 0
-        if isinstance(line, TooLong) or line.strip():
+        if isinstance(line, TooLong) or (line.strip() and not self._taken(line)):
             self._lines.append(line)
             self._waiting += _size(line)
 

@@ -14,11 +14,12 @@ from typing import Self
 
 import anyio
 from mcp.shared.message import SessionMessage
-from mcp.types import JSONRPCRequest, jsonrpc_message_adapter
+from mcp.types import JSONRPCError, JSONRPCRequest, jsonrpc_message_adapter
 from pydantic import ValidationError
 
 from hutch.session.channel import given_away
 from hutch.upstream import salvage
+from hutch.upstream.direct import DirectCalls
 from hutch.upstream.entries import Program
 from hutch.upstream.lines import LineReader, LineWriter, TooLong
 from hutch.upstream.process import ServerProcess
@@ -44,9 +45,10 @@ class _Stream:
 class StdioReader(_Stream):
     """Messages from a server, as the SDK's sessions read them."""
 
-    def __init__(self, lines: LineReader, limit: int) -> None:
+    def __init__(self, lines: LineReader, limit: int, direct: DirectCalls) -> None:
         self._lines = lines
         self._limit = limit
+        self._direct = direct
 
     @property
     def why_it_ended(self) -> str | None:
@@ -57,9 +59,17 @@ class StdioReader(_Stream):
         return self
 
     async def __anext__(self) -> SessionMessage | Exception:
-        line = await self._lines.next()
-        if line is None:
-            raise StopAsyncIteration
+        while True:
+            line = await self._lines.next()
+            if line is None:
+                self._direct.close()
+                raise StopAsyncIteration
+            item = self._read(line)
+            message = item.message if isinstance(item, SessionMessage) else None
+            if not isinstance(message, JSONRPCError) or not self._direct.fail(message.id, message.error):
+                return item
+
+    def _read(self, line: bytes | TooLong) -> SessionMessage | Exception:
         if isinstance(line, TooLong):
             found = salvage.too_large(line.head, line.tail, self._limit)
             return found or Nonsense(f"a message of more than {self._limit} bytes, which names no call")
@@ -94,10 +104,12 @@ class StdioWriter(_Stream):
 @asynccontextmanager
 async def connect(
     program: Program, environ: Mapping[str, str], limit: int
-) -> AsyncIterator[tuple[StdioReader, StdioWriter, ServerProcess]]:
+) -> AsyncIterator[tuple[StdioReader, StdioWriter, DirectCalls, ServerProcess]]:
     """Starts a server; when this is left, it has ended. Raises CannotStart."""
     process = ServerProcess(program, environ)
-    output, input = LineReader(limit), LineWriter()
+    input = LineWriter()
+    direct = DirectCalls(input)
+    output = LineReader(limit, direct.take)
     loop = asyncio.get_running_loop()
     try:
         connecting = asyncio.gather(
@@ -107,8 +119,9 @@ async def connect(
         # Half-way, nobody would know who has to close them.
         with anyio.CancelScope(shield=True):
             await connecting
-        yield StdioReader(output, limit), StdioWriter(input), process
+        yield StdioReader(output, limit, direct), StdioWriter(input), direct, process
     finally:
+        direct.close()
         input.close()
         try:
             await process.end(is_ending=output.ended)
