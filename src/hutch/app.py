@@ -94,7 +94,7 @@ class App:
         """Runs the tools of npm packages."""
         from hutch.doors.tpmjs.execute import Executor
 
-        return Executor(self.kernel, self.shelf, self.verdict.isolation)
+        return Executor(self.kernel, self.shelf, self.verdict.isolation, self.verdict.deno)
 
     @cached_property
     def upstreams(self) -> Upstreams:
@@ -205,6 +205,8 @@ class App:
                 last_first.push_async_callback(self.scripts.close)
             if "shelf" in made:
                 last_first.push_async_callback(self.shelf.close)
+            if "tools" in made:
+                last_first.push_async_callback(self.tools.close)
             if "flows" in made:
                 last_first.push_async_callback(self.flows.close)
             if self._mcp is not None:

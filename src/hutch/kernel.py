@@ -51,6 +51,8 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     """What it asks of others' servers, for the record: filled while it runs."""
     failure_in: Callable[[Any], str | None] | None = None
     """Where guests tell of failures in their result: the code of the one that a result tells of, if any."""
+    recorded: bool = True
+    """Whether it is somebody's; what Hutch runs for itself is not."""
 
     def code_of(self, outcome: Outcome) -> str:
         """`ok`, or the code of what went wrong."""
@@ -158,7 +160,8 @@ class Kernel:
             if watch is not None:
                 watch.on_running(None)
             session, outcome = await self._attempt(execution, run_id, began, watch, told)
-        self._record(run_id, execution, outcome, began)
+        if execution.recorded:
+            self._record(run_id, execution, outcome, began)
         return Result.of(run_id, outcome)
 
     async def _attempt(
@@ -189,7 +192,8 @@ class Kernel:
                 session.cancel()
                 # No longer than the grace, so it is not to be cancelled in its turn.
                 outcome = await asyncio.shield(session.wait())
-                self._record(run_id, execution, outcome, began)
+                if execution.recorded:
+                    self._record(run_id, execution, outcome, began)
             raise
         finally:
             self._running.pop(run_id, None)

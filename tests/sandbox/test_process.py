@@ -6,10 +6,12 @@ import asyncio
 import errno
 import os
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.lowlevel
+import msgspec
 import pytest
 from tests.hostile.processes import gone, groups
 from tests.processes import PATIENCE, children, descendants
@@ -19,10 +21,12 @@ from tests.sandbox.places import place
 import hutch
 from hutch.errors import SandboxUnavailable
 from hutch.sandbox import cgroup
+from hutch.sandbox.jail import Mount
 from hutch.sandbox.launcher import Launcher
 from hutch.sandbox.meter import process_tree
-from hutch.sandbox.process import OUTPUT_KEPT
+from hutch.sandbox.process import IMPORTED, OUTPUT_KEPT
 from hutch.sandbox.profile import Profile, profile_for
+from hutch.session.channel import StreamChannel
 from hutch.session.host import Limits
 from hutch.settings import load
 
@@ -62,6 +66,30 @@ async def test_a_runner_that_was_started_is_alive_and_killing_it_ends_everything
         assert exits == [process]
         for pid in below:
             await gone(pid)
+
+
+async def test_what_a_runner_says_right_after_its_greeting_is_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host with much to do reads both at once."""
+    (tmp_path / "load.mjs").write_text("export default () => ({});")
+    held = bytearray()
+    receive = StreamChannel.data_received
+
+    def at_once(channel: StreamChannel, data: bytes) -> None:
+        held.extend(data)
+        if IMPORTED in held:
+            receive(channel, bytes(held))
+
+    monkeypatch.setattr(StreamChannel, "data_received", at_once)
+    async with place() as here:
+        tree = Mount(str(tmp_path), "/pkg")
+        told = {"tree": "/pkg", "package": "any", "env": {}, "network": "off"}
+        profile = Profile("npm", mounts=(tree,), permissions=("--allow-env",), told=msgspec.json.encode(told))
+        process = await here.launcher.launch(profile)
+        assert process.imported
+        process.kill()
+        await process.wait()
 
 
 @pytest.mark.parametrize("engine", ENGINES)

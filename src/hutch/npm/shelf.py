@@ -8,6 +8,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import msgspec
 
@@ -249,6 +250,15 @@ class Shelf:
     async def _discard_after(self, staging: Staging) -> None:
         await asyncio.gather(*staging.working, return_exceptions=True)
         self._store.discard(staging.folder)
+
+    # --- what was made of their code ---
+
+    @contextlib.contextmanager
+    def caching(self, package: Package, name: str) -> Iterator[Path]:
+        """A folder in which one of this name is to be made: it is kept, unless this is left with an error."""
+        with self._staging() as staging:
+            yield staging.folder
+            self._store.keep_cache(package, staging.folder / name)
 
     # --- keeping order ---
 

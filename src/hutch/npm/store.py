@@ -36,6 +36,8 @@ class Package(msgspec.Struct, frozen=True):
     """A read-only folder: package.json, node_modules/, deno.lock, load.mjs."""
     size: int
     files: int
+    cache: Path | None
+    """The folder for what Deno makes of the package's code, empty at first; None where it cannot be made."""
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -58,6 +60,7 @@ class Store:
         self.records = Records(root / "packages")
         self.documents = Documents(root / "documents")
         self._trees = root / "trees"
+        self._caches = root / "caches"
         self._staging = root / "staging"
         self._packages: dict[tuple[str, str], Package] = {}
         self._touched: dict[tuple[str, str], float] = {}
@@ -70,12 +73,10 @@ class Store:
     def find(self, name: str, version: str) -> Package | None:
         """A package that is there, by its exact version. It counts as used."""
         package = self._packages.get((name, version))
-        if package is None:
+        if package is None or not (package.cache is None or package.cache.is_dir()):
             record = self.records.find(name, version)
-            if record is None:
-                return None
-            package = self._package(record)
-        if not package.tree.is_dir():
+            package = None if record is None else self._package(record)
+        if package is None or not package.tree.is_dir():
             self._packages.pop((name, version), None)
             return None
         self._packages[name, version] = package
@@ -83,7 +84,13 @@ class Store:
         return package
 
     def _package(self, record: Record) -> Package:
-        return Package(record.name, record.version, self._trees / record.key, record.size, record.files)
+        tree, cache = self._trees / record.key, self._caches / record.key
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            # A shelf that is not ours to write to does without.
+            return Package(record.name, record.version, tree, record.size, record.files, None)
+        return Package(record.name, record.version, tree, record.size, record.files, cache)
 
     def _touch(self, name: str, version: str) -> None:
         now = time.monotonic()
@@ -116,6 +123,17 @@ class Store:
         if self._seeds is not None:
             self._seeds.update(_seeds(place, lock))
         return self._packages.setdefault((lock.name, lock.version), self._package(record))
+
+    def keep_cache(self, package: Package, folder: Path) -> None:
+        """Makes a staged folder visible in the cache, in the place of all that was there."""
+        assert package.cache is not None
+        place = package.cache / folder.name
+        for older in package.cache.glob("*"):
+            if older != place:
+                self.throw_away(older)
+        # Somebody else was quicker, or the package has been removed.
+        with contextlib.suppress(OSError):
+            folder.rename(place)
 
     def seeds(self) -> Mapping[Locked, Path]:
         """Every package in every tree, so that the next installation need not download it again."""
@@ -154,7 +172,8 @@ class Store:
         self.records.remove(record)
         self._packages.pop((record.name, record.version), None)
         # Two versions never share a tree: their names are in it.
-        return self.throw_away(self._trees / record.key)
+        freed = self.throw_away(self._caches / record.key)
+        return freed + self.throw_away(self._trees / record.key)
 
     def throw_away(self, folder: Path) -> int:
         """At once for everybody, then file by file. Gives the bytes that this frees."""
@@ -172,10 +191,10 @@ class Store:
         self._sweeper.submit(tree.discard, staged)
 
     def leftovers(self) -> Iterator[Path]:
-        """Trees that no package has, and what processes that were killed left behind."""
+        """Trees and caches that no package has, and what processes that were killed left behind."""
         yield from self._abandoned()
         keys = {record.key for record in self.records.all()}
-        for folder in self._trees.glob("*"):
+        for folder in (*self._trees.glob("*"), *self._caches.glob("*")):
             if folder.name not in keys and _age(folder) > ORPHAN_SECONDS:
                 yield folder
 

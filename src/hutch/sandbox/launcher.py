@@ -21,7 +21,7 @@ from hutch.sandbox.cgroup import Group
 from hutch.sandbox.jail import Jail, Launch, Mount
 from hutch.sandbox.meter import Meter
 from hutch.sandbox.network import Doorkeeper
-from hutch.sandbox.process import OVERHEAD_BYTES, READY_SECONDS, RunnerProcess, Way
+from hutch.sandbox.process import OVERHEAD_BYTES, READY_SECONDS, Greeting, RunnerProcess, Way
 from hutch.sandbox.profile import Profile
 from hutch.session.channel import StreamChannel, connect_pipes
 from hutch.settings import MIB, Settings
@@ -58,11 +58,9 @@ class Launcher:
             # Of a server that runs for weeks, somebody may tidy it away.
             self._make_folder()
         path = self._folder / str(next(self._numbers))
-        loop = asyncio.get_running_loop()
-        greeting: asyncio.Future[StreamChannel] = loop.create_future()
         channel = StreamChannel(self._settings.max_line_bytes)
-        channel.on_line = lambda _: None if greeting.done() else greeting.set_result(channel)
-        server = await loop.create_unix_server(lambda: channel, str(path), backlog=1)
+        greeting = Greeting(channel)
+        server = await asyncio.get_running_loop().create_unix_server(lambda: channel, str(path), backlog=1)
         process: RunnerProcess | None = None
         try:
             process = await self._spawn(profile, path)

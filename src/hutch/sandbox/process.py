@@ -28,6 +28,7 @@ READY_SECONDS = 20.0
 OUTPUT_KEPT = 64 * 1024
 # What a runner says once it has loaded what it was told to, and how long it may take to while nobody waits.
 IMPORTED = b'{"type":"imported"}'
+MAX_EARLY_LINES = 16
 IMPORT_SECONDS = 30.0
 # For a program to end that has closed its channel.
 LEAVE_SECONDS = 1.0
@@ -45,6 +46,22 @@ class Way(Protocol):
 
     def close(self) -> None:
         """Nobody is in there any more."""
+
+
+class Greeting:
+    """The first line of a runner, and what it says in the same breath, before anybody else listens."""
+
+    def __init__(self, channel: StreamChannel) -> None:
+        self.channel = channel
+        self.heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.more: list[bytes] = []
+        channel.on_line = self._hear
+
+    def _hear(self, line: bytes) -> None:
+        if not self.heard.done():
+            self.heard.set_result(None)
+        elif len(self.more) < MAX_EARLY_LINES:
+            self.more.append(line)
 
 
 class RunnerProcess(Runner):
@@ -117,21 +134,22 @@ class RunnerProcess(Runner):
         """Where the runner speaks, if not on its socket."""
         return self._process.stdout
 
-    async def ready(self, greeting: asyncio.Future[StreamChannel]) -> None:
+    async def ready(self, greeting: Greeting) -> None:
         """Waits for the runner's first line. Raises SandboxUnavailable with what it printed otherwise."""
         exited = self._loop.create_task(self._exited.wait())
         try:
             async with asyncio.timeout(READY_SECONDS):
-                await asyncio.wait((greeting, exited), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((greeting.heard, exited), return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
             pass
         finally:
             exited.cancel()
-        if greeting.done():
-            self._adopt(greeting.result())
-            return
-        greeting.cancel()
-        raise await self.not_started()
+        if not greeting.heard.done():
+            greeting.heard.cancel()
+            raise await self.not_started()
+        self._adopt(greeting.channel)
+        for line in greeting.more:
+            greeting.channel.on_line(line)
 
     async def not_started(self) -> SandboxUnavailable:
         """Ends it; with what it printed, as far as it did."""

@@ -104,6 +104,8 @@ class Profile(msgspec.Struct, frozen=True):
     """Bounds the process from its start on; 0 where each execution brings its own bound."""
     uses: int = 1
     """Executions that a process of its own may serve, one after the other."""
+    spared: bool = True
+    """Whether one is to be ready for the next time after one was used."""
     folder: str = ""
     """Where the runner may write before the guest begins, and read; given to it as an argument."""
 

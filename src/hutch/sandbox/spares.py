@@ -19,6 +19,8 @@ class Spares:
 
     def use(self, profile: Profile, now: float) -> None:
         """Those that are crowded out by it are forgotten at once: every env of every caller makes another."""
+        if not profile.spared:
+            return
         self._used.pop(profile, None)
         self._used[profile] = now
         most = self._settings.max_spares if profile.is_prepared else MAX_PLAIN

@@ -87,6 +87,9 @@ async def test_many_calls_of_many_packages_leave_no_more_than_few(tmp_path: Path
                 assert [answer["output"] for answer in answers] == [200_000] * 5
 
         await rounds(2)
+        npm = tmp_path / "npm"
+        await asyncio.to_thread(until, lambda: len([*npm.glob("caches/*/*")]) == len(packages))
+        await asyncio.to_thread(until, lambda: not [*npm.glob("staging/*")])
         before, files = resident_bytes(server.pid), count_files(tmp_path)
         handles = count_handles(server.pid)
         await rounds(6)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
 
+from hutch.doors.tpmjs.caching import Caching
 from hutch.doors.tpmjs.calls import (
     Events,
     FailureCode,
@@ -15,7 +17,7 @@ from hutch.doors.tpmjs.calls import (
     ToolFailure,
     ToolOutcome,
 )
-from hutch.egress.policy import policy_for
+from hutch.egress.policy import Policy, policy_for
 from hutch.errors import PackageNotFound
 from hutch.kernel import Execution, Kernel, Result
 from hutch.npm.shelf import Package, Shelf
@@ -45,11 +47,15 @@ _GUEST_FAILURES: dict[str, FailureCode] = {
 class Executor:
     """Runs tools. Packages come from the shelf, or are put there first."""
 
-    def __init__(self, kernel: Kernel, shelf: Shelf, isolation: Isolation) -> None:
+    def __init__(self, kernel: Kernel, shelf: Shelf, isolation: Isolation, deno_version: str) -> None:
         self._kernel = kernel
         self._shelf = shelf
         self._settings = kernel.settings
         self._isolation = isolation
+        self._caching = Caching(kernel, shelf, deno_version)
+
+    async def close(self) -> None:
+        await self._caching.close()
 
     async def execute(self, call: ToolCall, events: Events | None = None) -> ToolOutcome:
         """Runs a tool to its end. Raises Busy."""
@@ -90,7 +96,7 @@ class Executor:
         request = {"op": op, "name": call.name, "params": call.params, "stream": events is not None}
         execution = Execution(
             code=encode_value(request).decode(),
-            profile=self._profile(package, call),
+            profile=self._cached(package, call),
             limits=self._limits(),
             providers=() if events is None else (_events(events),),
             owner=call.caller,
@@ -99,6 +105,8 @@ class Executor:
             failure_in=judge.failure_in,
         )
         result = await self._kernel.run(execution)
+        if self._contained:
+            self._caching.used(package, lambda: self._profile(package), execution.limits)
         if result.error is not None:
             return result, None, _ended(result.error)
         return result, *judge.judge(result.result)
@@ -111,16 +119,29 @@ class Executor:
         room = settings.max_line_bytes - 4 * limits.max_log_chars - 65_536
         return msgspec.structs.replace(limits, max_result_bytes=min(2 * limits.max_result_bytes, room))
 
-    def _profile(self, package: Package, call: ToolCall) -> Profile:
+    @property
+    def _contained(self) -> bool:
+        return self._isolation == "container"
+
+    def _cached(self, package: Package, call: ToolCall) -> Profile:
         """What a process that has this package imported, with this env, is like."""
-        contained = self._isolation == "container"
-        policy = policy_for(self._settings, package.name)
-        connected = contained and policy.mode != "none"
+        profile = self._profile(package, call.env, call.caller, policy_for(self._settings, package.name))
+        return self._caching.applied(profile, package) if self._contained else profile
+
+    def _profile(
+        self,
+        package: Package,
+        env: Mapping[str, str] = MappingProxyType({}),
+        caller: str = "",
+        policy: Policy | None = None,
+    ) -> Profile:
+        contained = self._contained
+        connected = contained and policy is not None and policy.mode != "none"
         tree = Mount(str(package.tree), TREE)
         told = {
             "tree": TREE if contained else tree.source,
             "package": package.name,
-            "env": {**_DEFAULT_ENV, **call.env},
+            "env": {**_DEFAULT_ENV, **env},
             "proxy": PROXY if connected else None,
             "network": None if connected else _OFF if contained else _WEAK,
         }
@@ -130,7 +151,7 @@ class Executor:
             mounts=(tree,),
             permissions=("--allow-env", *sees),
             told=msgspec.json.encode(told),
-            owner=call.caller if call.env else "",
+            owner=caller if env else "",
             egress=policy if connected else None,
             memory_bytes=min(self._settings.tool_memory_bytes, self._settings.most_memory_limit_bytes),
             uses=self._settings.tool_calls_per_process,

@@ -118,11 +118,12 @@ async function rehearse(): Promise<void> {
 
 async function importPackage(): Promise<Exports> {
   try {
-    await rehearse();
     if (told.proxy) useProxy(told.proxy);
     else noNetwork(told.network ?? "");
     return await load(told);
   } finally {
+    // Unless one is waiting already.
+    if (!run) await rehearse();
     imported = true;
     wire.send('{"type":"imported"}\n');
   }

@@ -23,7 +23,8 @@ const { AbortController } = globalThis;
 
 /** What an execution's `code` says. */
 interface Request {
-  op: "execute" | "describe";
+  /** `import` loads the package and no more. */
+  op: "execute" | "describe" | "import";
   name: string;
   params?: Record<string, unknown>;
   stream?: boolean;
@@ -93,6 +94,7 @@ export class Run {
     const pkg = await exports;
     const fault = spoiled();
     if (fault) throw fault;
+    if (op === "import") return "null";
     const tool = await resolve(pkg, name, env, packageName);
     return op === "describe"
       ? await this.#describe(tool, name)
