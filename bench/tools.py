@@ -110,7 +110,7 @@ async def _first(home: str, scale: Scale) -> Row:
     """Fresh homes: the package, the installer's cache and all that it fetched are new each time."""
     ours: list[float] = []
     theirs: list[float] = []
-    for _ in range(scale.of(5, 1)):
+    for _ in range(scale.of(9, 1)):
         with tempfile.TemporaryDirectory(prefix="hutch-bench-") as folder:
             theirs.append(await install(PACKAGE, VERSION, folder))
         with tempfile.TemporaryDirectory(prefix="hutch-bench-") as folder:
@@ -119,12 +119,14 @@ async def _first(home: str, scale: Scale) -> Row:
     async with serving(home) as server:
         await server.call()
     whole, registry = median(ours), median(theirs)
+    # By turns, because the registry's own time varies by more than what is looked for.
+    more = median(each - its for each, its in zip(ours, theirs, strict=True))
     return Row(
-        what="tool: first call of a package never seen",
-        measured=f"{number(whole)} s",
-        baseline=f"{number(registry)} s of it: `deno install` of the same, from nothing",
+        what="tool: first call of a package never seen (beyond the baseline, median of the differences)",
+        measured=f"{number(whole)} s ({number(more)} s)",
+        baseline=f"{number(registry)} s: `deno install` of the same, from nothing, each right before ours",
         target="≤ 2 s, all but 0.3 s the registry's",
-        met=whole <= 2 and whole - registry <= 0.3,
+        met=whole <= 2 and more <= 0.3,
         data={"seconds": ours, "install_seconds": theirs},
     )
 

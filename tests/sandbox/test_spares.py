@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from tests.contract.tpmjs.served import tool
+from tests.contract.tpmjs.served import eventually, tool
 from tests.packaged import Tools, tools
 from tests.processes import PATIENCE
 
@@ -115,6 +116,27 @@ async def test_second_call_is_served_by_the_spare_that_the_first_one_left(one: T
     assert await one.settled() == started + 1
 
 
+async def test_spare_does_not_start_while_the_call_before_it_still_imports_but_when_that_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hutch.sandbox.pool.REFILL_PREPARED_AFTER", PATIENCE)
+    monkeypatch.setattr("hutch.sandbox.pool.REFILL_AFTER", 0.0)
+    async with tools(tmp_path, max_spares=1) as made:
+        before = "const begin = Date.now(); while (Date.now() - begin < 300);"
+        made.npm.publish("slow", type="module", files={"index.js": tool("return 'done'", before)})
+        running = asyncio.create_task(made.execute("slow"))
+        looks = 0
+        while not running.done():
+            stats = made.app.pool.stats()
+            if stats.in_flight.get("npm"):
+                looks += 1
+                assert stats.starting == 0
+            await asyncio.sleep(0.005)
+        assert looks > 3
+        assert await running == "done"
+        assert await made.settled() == 2
+
+
 async def test_call_with_another_env_gets_another_process(one: Tools) -> None:
     await one.execute("count")
     for env in ({"WHO": "a"}, {"WHO": "b"}, {"WHO": "b", "MORE": ""}, {}):
@@ -171,13 +193,14 @@ async def test_newer_version_gets_no_spare_of_an_older_one(one: Tools) -> None:
 async def test_spares_that_wait_too_long_end(tmp_path: Path) -> None:
     async with tools(tmp_path, max_spares=4, spare_seconds=0.05) as made:
         await made.execute("count")
+        await eventually(lambda: not made.app.pool._spares.profiles())
         await made.settled(0)
-        assert made.app.pool._spares.profiles() == set()
 
 
 async def test_spares_that_take_too_much_memory_end(tmp_path: Path) -> None:
     async with tools(tmp_path, max_spares=4, spare_bytes=1) as made:
         await made.execute("count")
+        await eventually(lambda: made.app.pool.stats().started == 2)
         await made.settled(0)
 
 

@@ -47,10 +47,17 @@ class Staging(msgspec.Struct, frozen=True):
 
     async def aside(self, work: Callable[..., T], *given: Any) -> T:
         """Does something in it in a thread, which goes on even when nobody waits for it any longer."""
+        return await asyncio.shield(self._begin(work, *given))
+
+    def later(self, work: Callable[..., object], *given: Any) -> None:
+        """The same for who does not wait at all. The folder stays as long."""
+        self._begin(work, *given).add_done_callback(_look_at)
+
+    def _begin(self, work: Callable[..., T], *given: Any) -> asyncio.Task[T]:
         task = asyncio.create_task(asyncio.to_thread(work, *given))
         self.working.add(task)
         task.add_done_callback(self.working.discard)
-        return await asyncio.shield(task)
+        return task
 
     @property
     def tree(self) -> Path:
@@ -71,6 +78,11 @@ class Staging(msgspec.Struct, frozen=True):
         (self.tree / "deno.lock").unlink(missing_ok=True)
         manifest = {"private": True, "dependencies": {spec.name: spec.version for spec in specs}}
         (self.tree / "package.json").write_bytes(msgspec.json.encode(manifest))
+
+
+def _look_at(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.warning("after an installation: %s", error)
 
 
 class Installed(msgspec.Struct, frozen=True):

@@ -218,8 +218,9 @@ class Shelf:
                 if (package := self._store.find(spec.name, lock.version)) is not None:
                     return package
                 installed = await self._installer.install(staging, spec, lock, seeds, say)
-            await staging.aside(documents.keep, staging.downloads)
-            return self._store.shelve(staging, installed)
+            package = self._store.shelve(staging, installed)
+            staging.later(documents.keep, staging.downloads)
+            return package
 
     async def _resolve(self, spec: PackageSpec, say: Progress) -> PackageSpec:
         """The exact version, in a hurry: only the package's own document has to be new."""

@@ -31,6 +31,8 @@ SUSPECT_SECONDS = 0.25
 HOUSEKEEPING_SECONDS = 5.0
 # A single-use process that ends brings on its successor; one that goes on must not keep it waiting.
 REFILL_AFTER = 0.02
+# Where a process loads something first, it is still at that, if it was not a spare.
+REFILL_PREPARED_AFTER = 0.5
 START_ATTEMPTS = 3
 
 
@@ -178,7 +180,8 @@ class Pool:
         if runner is not None:
             self._busy.add(runner)
             # Starting the next one takes a core: not in the very milliseconds that most executions take.
-            asyncio.get_running_loop().call_later(REFILL_AFTER, self._fill)
+            delay = REFILL_AFTER if runner.imported or not profile.is_prepared else REFILL_PREPARED_AFTER
+            asyncio.get_running_loop().call_later(delay, self._fill)
         return runner
 
     def _take_shared(self, profile: Profile, owner: str) -> Runner | None:
