@@ -16,6 +16,7 @@ import hutch
 from hutch.session.jsonvalue import well_formed
 from hutch.settings import Settings
 from hutch.store.store import Store
+from hutch.vault.journals import open_store
 
 # Which programs to test with, not how they are to behave.
 BINARIES = ("HUTCH_DENO", "HUTCH_BWRAP")
@@ -91,5 +92,5 @@ def store_settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
 
 @pytest.fixture
 async def store(store_settings: Settings) -> AsyncIterator[Store]:
-    async with await Store.open(store_settings) as opened:
+    async with await open_store(store_settings) as opened:
         yield opened

@@ -125,9 +125,9 @@ class Keeping:
         if self._closed:
             raise StoreError("The store is closed.")
         if self._store is None:
-            from hutch.store.store import Store
+            from hutch.vault import journals
 
-            self._store = await Store.open(self.settings)
+            self._store = await journals.open_store(self.settings)
         return self._store
 
     async def _open_vault(self) -> Vault:

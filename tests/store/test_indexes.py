@@ -9,6 +9,7 @@ from tests.store.made import a_credential, a_flow_run, a_key, an_ability, keep_f
 from hutch.settings import Settings
 from hutch.store.database import Values
 from hutch.store.store import Store
+from hutch.vault.journals import open_store
 
 
 class Explaining:
@@ -28,7 +29,7 @@ class Explaining:
 
 
 async def test_hot_reads_and_searches_scan_no_table(store_settings: Settings) -> None:
-    async with await Store.open(store_settings) as store:
+    async with await open_store(store_settings) as store:
         await keep_flows(store)
         ada = await kept_user(store)
         await store.keys.add(a_key(ada))

@@ -17,6 +17,7 @@ from hutch.store.database import Changed, Statement
 from hutch.store.journal import Entry
 from hutch.store.rows import FlowRunHead, FlowRunRow, RunRow, now
 from hutch.store.store import Store
+from hutch.vault.journals import open_store
 
 
 async def claimed(store: Store, holder: str = "me", **more: Any) -> FlowRunRow:
@@ -94,7 +95,7 @@ async def test_who_writes_waits_for_a_claim_that_is_under_way_and_then_writes_no
 ) -> None:
     """With SQLite one always waits for the other; PostgreSQL would show the holder of before."""
     settings = Settings(home=str(tmp_path), database_url=postgres.new_database())
-    async with await Store.open(settings) as store:
+    async with await open_store(settings) as store:
         run = await claimed(store, "old")
 
         def is_waiting() -> bool:
@@ -114,7 +115,7 @@ async def test_who_writes_waits_for_a_claim_that_is_under_way_and_then_writes_no
 
 
 async def test_when_a_run_is_claimed_nothing_more_is_written_by_who_had_it(store_settings: Settings) -> None:
-    async with await Store.open(store_settings) as store, await Store.open(store_settings) as other:
+    async with await open_store(store_settings) as store, await open_store(store_settings) as other:
         for number in range(10):
             run = await claimed(store, "old", run_id=f"r{number}")
 

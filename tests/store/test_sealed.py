@@ -17,6 +17,7 @@ from hutch.store.database import Statement
 from hutch.store.journal import Entry
 from hutch.store.rows import FlowRunRow, now
 from hutch.store.store import Store
+from hutch.vault.journals import open_store
 
 SECRET = "S3CRET"
 TABLES = ("meta", "runs", "flows", "flow_versions", "flow_runs", "flow_journal", "flow_requests")
@@ -66,7 +67,7 @@ async def filled(store: Store, run_id: str = "r", owner: str = "ada") -> FlowRun
 
 
 async def test_nothing_that_was_given_or_came_of_it_stands_in_the_database(store_settings: Settings) -> None:
-    async with await Store.open(store_settings) as store:
+    async with await open_store(store_settings) as store:
         run = await filled(store)
         await store.flows.put("ada", "deploy", said("document"), now())
         await store.flows.put("ada", "deploy", said("another"), now())
@@ -85,7 +86,7 @@ async def test_nothing_that_was_given_or_came_of_it_stands_in_the_database(store
         assert [each.document for each in versions] == [said("another"), said("document")]
     if store_settings.database_url is None:
         assert not in_files(store_settings.home_path)
-    async with await Store.open(store_settings) as again:
+    async with await open_store(store_settings) as again:
         assert await again.journal.get("r") == run
 
 
@@ -217,7 +218,7 @@ WRONG = base64.b64encode(b"w" * 32).decode()
 async def test_without_the_master_key_nothing_opens_and_nothing_is_overwritten(
     store_settings: Settings, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
-    async with await Store.open(store_settings) as store:
+    async with await open_store(store_settings) as store:
         run = await filled(store)
         flow = await store.flows.put("ada", "deploy", "{}", now())
         before = await everything(store)
@@ -228,7 +229,7 @@ async def test_without_the_master_key_nothing_opens_and_nothing_is_overwritten(
     else:
         file.rename(file.with_suffix(".aside"))
         message = "There is no master key"
-    async with await Store.open(store_settings) as store:
+    async with await open_store(store_settings) as store:
         for trying in (
             store.journal.get("r"),
             store.journal.events("r"),
@@ -251,13 +252,29 @@ async def test_without_the_master_key_nothing_opens_and_nothing_is_overwritten(
         monkeypatch.delenv("HUTCH_MASTER_KEY")
     else:
         file.with_suffix(".aside").rename(file)
-    async with await Store.open(store_settings) as store:
+    async with await open_store(store_settings) as store:
         assert await store.journal.get("r") == run
         assert await store.flows.get("ada", "deploy") == flow
 
 
+async def test_store_that_was_opened_without_keys_tells_so_and_changes_nothing(
+    store_settings: Settings,
+) -> None:
+    async with await open_store(store_settings) as store:
+        run = await filled(store)
+        before = await everything(store)
+    async with await Store.open(store_settings) as store:
+        for trying in (store.journal.get("r"), store.journal.add(a_flow_run()), store.flows.get("ada", "x")):
+            with pytest.raises(VaultError, match="opened without the keys of flows"):
+                await trying
+        assert [each.run_id for each in await store.journal.list()] == ["r"]
+        assert await everything(store) == before
+    async with await open_store(store_settings) as store:
+        assert await store.journal.get("r") == run
+
+
 async def test_stores_that_begin_at_once_have_one_key(store_settings: Settings) -> None:
-    stores = [await Store.open(store_settings) for _ in range(4)]
+    stores = [await open_store(store_settings) for _ in range(4)]
     for number, store in enumerate(stores):
         await store.journal.add(a_flow_run(run_id=f"{number}", inputs=f"{number}"))
     for store in stores:
@@ -308,7 +325,7 @@ async def older(store_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Se
     """A database of migration 4."""
     with monkeypatch.context() as patch:
         patch.setattr(migrating, "migrations", lambda: ALL[:4])
-        async with await Store.open(store_settings) as store:
+        async with await open_store(store_settings) as store:
             await of_before(store)
     return store_settings
 
@@ -334,7 +351,7 @@ async def is_all_there(store: Store) -> None:
 
 
 async def test_what_was_kept_before_is_sealed_by_who_first_needs_it(older: Settings) -> None:
-    async with await Store.open(older) as store:
+    async with await open_store(older) as store:
         assert SECRET in str(await everything(store))
         await is_all_there(store)
         assert SECRET not in str(await everything(store))
@@ -342,7 +359,7 @@ async def test_what_was_kept_before_is_sealed_by_who_first_needs_it(older: Setti
         assert await store.journal.asked("old") == [said("asked")]
     if older.database_url is None:
         assert not in_files(older.home_path)
-    async with await Store.open(older) as store:
+    async with await open_store(older) as store:
         await is_all_there(store)
 
 
@@ -352,7 +369,7 @@ async def test_what_was_kept_before_may_be_called_what_no_column_keeps(older: Se
         r'{"type":"approval","step_id":"e\u0000"}',
         '{"type":"approval","step_id":7}',
     ]
-    async with await Store.open(older) as store:
+    async with await open_store(older) as store:
         for number, body in enumerate(bodies, 101):
             await execute(store, OLD_ENTRY, number=number, step=None, body=body)
         found = await store.journal.events("old", after=100)
@@ -365,7 +382,7 @@ async def test_what_was_kept_before_may_be_called_what_no_column_keeps(older: Se
 async def test_sealing_that_is_cut_short_is_gone_on_with(
     older: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with await Store.open(older) as store:
+    async with await open_store(older) as store:
         write, calls = store._database.write, 0
 
         async def failing(*statements: Statement) -> Any:
@@ -378,7 +395,7 @@ async def test_sealing_that_is_cut_short_is_gone_on_with(
         monkeypatch.setattr(store._database, "write", failing)
         with pytest.raises(OSError, match="the power goes"):
             await store.journal.get("old")
-    async with await Store.open(older) as store:
+    async with await open_store(older) as store:
         begun = await store._database.read("SELECT count(*) FROM flow_runs WHERE document LIKE 'hutch1.%'")
         assert 0 < begun[0][0] < 121
         await is_all_there(store)
@@ -386,7 +403,7 @@ async def test_sealing_that_is_cut_short_is_gone_on_with(
 
 
 async def test_stores_that_seal_the_same_at_once_lose_nothing(older: Settings) -> None:
-    stores = [await Store.open(older) for _ in range(3)]
+    stores = [await open_store(older) for _ in range(3)]
     await asyncio.gather(*(store.journal.get("old") for store in stores))
     for store in stores:
         await is_all_there(store)

@@ -16,6 +16,7 @@ from hutch.store.rows import now
 from hutch.store.store import Store
 from hutch.vault import canary, datakeys, keys, rotation
 from hutch.vault.datakeys import JOURNAL_KEY
+from hutch.vault.journals import open_store
 from hutch.vault.vault import Vault
 
 pytestmark = pytest.mark.anyio
@@ -62,7 +63,7 @@ async def test_rotation_keeps_old_runs_open_with_the_new_master_key_alone(
     await begun(store, "between")
     file = home / keys.FILE
     file.write_text(file.read_text().splitlines()[0] + "\n")
-    async with await Store.open(store_settings) as other:
+    async with await open_store(store_settings) as other:
         await opens(other, "old", "between")
         await begun(other, "new")
         assert await other.flows.get("ada", "deploy") is not None
@@ -147,7 +148,7 @@ async def test_rotations_and_runs_at_the_same_time_lose_nothing(
             rotating = False
 
     written, _ = await asyncio.gather(asyncio.gather(*(write(number) for number in range(3))), rotate())
-    async with await Store.open(store_settings) as other:
+    async with await open_store(store_settings) as other:
         await opens(other, "first", *(name for names in written for name in names))
 
 
@@ -163,10 +164,10 @@ async def test_a_canary_that_is_lost_is_not_made_anew_with_a_wrong_key(
     await begun(store, "old")
     await store.meta.remove(canary.KEY)
     monkeypatch.setenv(keys.VARIABLE, keys.generate())
-    async with await Store.open(store_settings) as other:
+    async with await open_store(store_settings) as other:
         with pytest.raises(VaultError, match="is not the one that this database is sealed with"):
             await other.journal.get("old")
     assert await store.meta.get(canary.KEY) is None
     monkeypatch.delenv(keys.VARIABLE)
-    async with await Store.open(store_settings) as other:
+    async with await open_store(store_settings) as other:
         await opens(other, "old")

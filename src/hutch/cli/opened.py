@@ -9,20 +9,21 @@ from typing import TYPE_CHECKING, TypeVar
 from hutch import settings as settings_module
 from hutch.cli import loop
 from hutch.errors import InvalidInput
-from hutch.store.store import Store
+from hutch.vault import journals
 
 if TYPE_CHECKING:
     from hutch.store.rows import User
+    from hutch.store.store import Store
     from hutch.vault.vault import Vault
 
 T = TypeVar("T")
 
 
 def with_store(action: Callable[[Store], Awaitable[T]]) -> T:
-    """For what needs no secret, and so no master key."""
+    """For what needs no secret of a user's. The master key is asked for only by what is sealed itself."""
 
     async def run() -> T:
-        store = await Store.open(settings_module.load())
+        store = await journals.open_store(settings_module.load())
         try:
             return await action(store)
         finally:

@@ -1,4 +1,4 @@
-"""Seals for what the tables of flows keep. Which keys that takes, the vault is asked when it matters."""
+"""Seals for what the tables of flows keep. Which keys that takes is asked when it matters."""
 
 from __future__ import annotations
 

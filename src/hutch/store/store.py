@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hutch.errors import SettingError
+from hutch.errors import SettingError, VaultError
 from hutch.store.abilities import Abilities
 from hutch.store.credentials import Credentials
 from hutch.store.flows import Flows
@@ -20,9 +18,13 @@ from hutch.store.seals import Seals
 from hutch.store.users import Users
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from hutch.settings import Settings
     from hutch.store.database import Database
     from hutch.store.seals import Cipher
+
+    LoadCipher = Callable[["Store"], Awaitable[Cipher]]
 
 POSTGRES = ("postgresql://", "postgres://")
 
@@ -30,10 +32,12 @@ POSTGRES = ("postgresql://", "postgres://")
 class Store:
     """`async with await Store.open(settings) as store`, or `close` it."""
 
-    def __init__(self, database: Database, *, shares_limits: bool, home: Path | None = None) -> None:
-        """`home` is where the master key is, for flows, unless HUTCH_MASTER_KEY has it."""
+    def __init__(
+        self, database: Database, *, shares_limits: bool, load_cipher: LoadCipher | None = None
+    ) -> None:
+        """`load_cipher` gives what flows and their runs are sealed with; without it, these do not open."""
         self._database = database
-        self._home = home
+        self._load_cipher = load_cipher
         seals = Seals(self._cipher)
         self.later = Later(database)
         self.meta = Meta(database)
@@ -47,14 +51,14 @@ class Store:
         self.limits = Limits(database if shares_limits else None)
 
     @classmethod
-    async def open(cls, settings: Settings) -> Store:
+    async def open(cls, settings: Settings, load_cipher: LoadCipher | None = None) -> Store:
         """Opens what the settings name and brings its tables up to date. Raises StoreError."""
         url = settings.database_url
         if url is None:
             from hutch.store.sqlite import Sqlite  # whoever keeps nothing does not pay for it
 
-            home = settings.home_path
-            return cls(await Sqlite.open(home), shares_limits=False, home=home)
+            database = await Sqlite.open(settings.home_path)
+            return cls(database, shares_limits=False, load_cipher=load_cipher)
         if not url.startswith(POSTGRES):
             # It may have a password in it, wherever it is wrong.
             raise SettingError(
@@ -62,7 +66,7 @@ class Store:
             )
         from hutch.store.postgres import Postgres
 
-        return cls(await Postgres.open(url), shares_limits=True, home=settings.home_path)
+        return cls(await Postgres.open(url), shares_limits=True, load_cipher=load_cipher)
 
     async def close(self) -> None:
         """Writes what was to be written later."""
@@ -84,10 +88,13 @@ class Store:
         return await sealed.key_ids(self._database)
 
     async def _cipher(self) -> Cipher:
-        # Whoever keeps no flows does not pay for it.
-        from hutch.store import sealed
-        from hutch.vault import journals
+        if self._load_cipher is None:
+            raise VaultError(
+                "This store was opened without the keys of flows.",
+                remedy="Open it with hutch.vault.journals.open_store.",
+            )
+        from hutch.store import sealed  # whoever keeps no flows does not pay for it
 
-        cipher = await journals.load(self, self._home, os.environ)
+        cipher = await self._load_cipher(self)
         await sealed.seal_older(self._database, self.meta, cipher)
         return cipher

@@ -5,16 +5,18 @@ They are kept as a user's are (`datakeys`), newest first, and made at the first 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hutch.errors import VaultError
+from hutch.store.store import Store
 from hutch.vault import canary, datakeys, keys, sealing
 from hutch.vault.datakeys import JOURNAL, JOURNAL_KEY
 
 if TYPE_CHECKING:
-    from hutch.store.store import Store
+    from hutch.settings import Settings
     from hutch.vault.datakeys import DataKeys
     from hutch.vault.keys import MasterKeys
 
@@ -37,13 +39,17 @@ class JournalCipher:
         return sealing.unseal(self._keys, text, *about).decode("utf-8", _ODD)
 
 
-async def load(store: Store, home: Path | None, environ: Mapping[str, str]) -> JournalCipher:
+async def open_store(settings: Settings) -> Store:
+    """The store, with the keys of flows loaded at their first use. Raises StoreError."""
+    home = settings.home_path
+    return await Store.open(settings, lambda store: load(store, home, os.environ))
+
+
+async def load(store: Store, home: Path, environ: Mapping[str, str]) -> JournalCipher:
     """With the data keys as they are now; a first one is made. Raises VaultError.
 
     A new master key is made only where nothing is sealed yet, and a wrong one is told before any harm.
     """
-    if home is None:
-        raise VaultError("This store was opened without a home, and so without a master key.")
     text = await store.meta.get(JOURNAL_KEY)
     master = keys.load(home, environ, make=text is None and not await canary.sealed(store))
     await canary.check(store, master)

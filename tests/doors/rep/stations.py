@@ -15,6 +15,7 @@ from tests.processes import PATIENCE, Server, serving
 
 from hutch.settings import Settings
 from hutch.store.store import Store
+from hutch.vault.journals import open_store
 from hutch.vault.vault import Vault
 
 ALL = ("abilities", "execbox", "mcp", "rep", "toolscript", "tpmjs")
@@ -118,6 +119,6 @@ async def station(settings: Settings, **env: str) -> AsyncIterator[Station]:
     if settings.database_url is not None:
         env["HUTCH_DATABASE_URL"] = settings.database_url
     with Counting() as upstream:
-        async with await Store.open(settings) as store:
+        async with await open_store(settings) as store:
             vault = await Vault.open(store, home, {})
             yield Station(home, upstream, store, vault, env)

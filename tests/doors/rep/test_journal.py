@@ -28,6 +28,7 @@ from hutch.settings import Settings
 from hutch.store.journal import Entry
 from hutch.store.rows import FlowRunRow, now
 from hutch.store.store import Store
+from hutch.vault.journals import open_store
 
 
 @pytest.fixture
@@ -280,7 +281,7 @@ def looked(home: Path) -> tuple[list[Entry], list[Entry]]:
     """What steps ask, and all events."""
 
     async def read() -> tuple[list[Entry], list[Entry]]:
-        async with await Store.open(Settings(home=str(home))) as store:
+        async with await open_store(Settings(home=str(home))) as store:
             return await store.journal.asking("r"), await store.journal.events("r")
 
     return asyncio.run(read())
@@ -288,7 +289,7 @@ def looked(home: Path) -> tuple[list[Entry], list[Entry]]:
 
 def kept(home: Path, run_id: str) -> FlowRunRow:
     async def read() -> FlowRunRow:
-        async with await Store.open(Settings(home=str(home))) as store:
+        async with await open_store(Settings(home=str(home))) as store:
             found = await store.journal.get(run_id)
             assert found is not None
             return found

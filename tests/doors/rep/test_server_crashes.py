@@ -30,6 +30,7 @@ from hutch.store.journal import Entry
 from hutch.store.rows import FlowRunRow, now
 from hutch.store.store import Store
 from hutch.vault import keys
+from hutch.vault.journals import open_store
 
 
 @pytest.fixture
@@ -260,7 +261,7 @@ async def cared(store_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> As
     monkeypatch.setattr(flows, "AGAIN_SECONDS", 0.01)
     monkeypatch.setattr(flows, "SWEEP_SECONDS", 0.05)
     monkeypatch.setattr(flows, "ASIDE_SECONDS", 0.2)
-    async with await Store.open(store_settings) as store:
+    async with await open_store(store_settings) as store:
 
         async def opened() -> Store:
             return store

@@ -131,9 +131,9 @@ class StoreJournals:
     async def _opened(self) -> Store:
         async with self._opening:
             if self._store is None:
-                from hutch.store.store import Store
+                from hutch.vault import journals
 
-                self._store = await Store.open(self._settings())
+                self._store = await journals.open_store(self._settings())
             return self._store
 
     async def _row(
