@@ -51,8 +51,6 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     """What it asks of others' servers, for the record: filled while it runs."""
     failure_in: Callable[[Any], str | None] | None = None
     """Where guests tell of failures in their result: the code of the one that a result tells of, if any."""
-    recorded: bool = True
-    """Whether it is somebody's; what Hutch runs for itself is not."""
 
     def code_of(self, outcome: Outcome) -> str:
         """`ok`, or the code of what went wrong."""
@@ -160,8 +158,7 @@ class Kernel:
             if watch is not None:
                 watch.on_running(None)
             session, outcome = await self._attempt(execution, run_id, began, watch, told)
-        if execution.recorded:
-            self._record(run_id, execution, outcome, began)
+        self._record(run_id, execution, outcome, began)
         return Result.of(run_id, outcome)
 
     async def _attempt(
@@ -192,8 +189,7 @@ class Kernel:
                 session.cancel()
                 # No longer than the grace, so it is not to be cancelled in its turn.
                 outcome = await asyncio.shield(session.wait())
-                if execution.recorded:
-                    self._record(run_id, execution, outcome, began)
+                self._record(run_id, execution, outcome, began)
             raise
         finally:
             self._running.pop(run_id, None)

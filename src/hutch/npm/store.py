@@ -181,7 +181,8 @@ class Store:
         place = self.stage() / "trash"
         with contextlib.suppress(FileNotFoundError):
             # Only who may write in a folder may move it.
-            folder.chmod(0o700)
+            if not folder.is_symlink():
+                folder.chmod(0o700)
             folder.rename(place)
         self.discard(place.parent)
         return freed

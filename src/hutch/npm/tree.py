@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -107,12 +108,22 @@ def link(source: Path, target: Path) -> int:
 
 def own_bytes(folder: Path) -> int:
     """How much removing it would free: files that other trees share stay."""
-    found = (entry.stat(follow_symlinks=False) for entry in _entries(str(folder), changing=True))
-    return sum(status.st_size for status in found if stat.S_ISREG(status.st_mode) and status.st_nlink == 1)
+    size = 0
+    if folder.is_symlink():
+        return size
+    for entry in _entries(str(folder), changing=True):
+        with contextlib.suppress(FileNotFoundError):
+            status = entry.stat(follow_symlinks=False)
+            if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
+                size += status.st_size
+    return size
 
 
 def discard(folder: Path) -> None:
     """Removes a folder, also one that was sealed. What is not there is no error."""
+    if folder.is_symlink():
+        folder.unlink()
+        return
     try:
         os.chmod(folder, 0o700)
     except FileNotFoundError:

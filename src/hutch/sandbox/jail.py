@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -48,6 +49,14 @@ class Mount(msgspec.Struct, frozen=True):
     writable: bool = False
 
 
+class Scratch(msgspec.Struct, frozen=True):
+    """A file system in memory for one guest alone, with copies of the files of a folder, if there is such."""
+
+    target: str
+    size: int
+    source: str = ""
+
+
 class Launch(msgspec.Struct, frozen=True):
     """What is to run in the jail. Paths in it are the guest's: see Jail.deno and Jail.seen."""
 
@@ -57,6 +66,8 @@ class Launch(msgspec.Struct, frozen=True):
     cwd: str = "/"
     tmp_bytes: int = 16 * 1024 * 1024
     """The size of the container's own /tmp; 0 for none."""
+    scratch: Scratch | None = None
+    """Where bubblewrap can bound it; nothing comes of it otherwise."""
     forks: bool = False
     """Whether the guest may start processes. Deno needs only threads."""
 
@@ -194,6 +205,9 @@ class Jail:
         owned: list[int] = []
         try:
             arguments = list(self.arguments(launch))
+            for file, place in self._copies(launch):
+                owned.append(file)
+                arguments += ["--perms", "0600", "--file", str(file), place]
             if self.filtered:
                 owned.append(seccomp.descriptor(forks=launch.forks))
                 arguments += ["--seccomp", str(owned[-1])]
@@ -209,6 +223,22 @@ class Jail:
         argv = [*trampoline, self.bwrap.path, "--args", str(owned[-1]), "--", *launch.argv]
         passed = (*owned, *(handle for handle in lent.values() if handle is not None))
         return Command(argv, {}, "/", passed, tuple(owned))
+
+    def _copies(self, launch: Launch) -> Iterator[tuple[int, str]]:
+        """Files that are to be copied, opened, and where to."""
+        scratch = launch.scratch
+        if scratch is None or not scratch.source or not self._has_scratch:
+            return
+        # Whoever tidies up meanwhile is not in our way: what is not there is not copied.
+        with contextlib.suppress(FileNotFoundError), os.scandir(scratch.source) as found:
+            for entry in found:
+                if entry.is_file(follow_symlinks=False):
+                    handle = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                    yield handle, f"{scratch.target}/{entry.name}"
+
+    @property
+    def _has_scratch(self) -> bool:
+        return self.bwrap is not None and self.bwrap.sizes_tmpfs
 
     def arguments(self, launch: Launch) -> Iterator[str]:
         """What bubblewrap is told, without the descriptors."""
@@ -233,6 +263,8 @@ class Jail:
             yield from ("--dev-bind", device, device)
         if launch.tmp_bytes and self.bwrap.sizes_tmpfs:
             yield from ("--size", str(launch.tmp_bytes), "--tmpfs", "/tmp")
+        if launch.scratch is not None and self._has_scratch:
+            yield from ("--size", str(launch.scratch.size), "--tmpfs", launch.scratch.target)
         for mount in launch.mounts:
             yield from ("--bind" if mount.writable else "--ro-bind", mount.source, mount.target)
         # An empty one, where there is none.

@@ -140,6 +140,7 @@ class Launcher:
             mounts=(runners, control, *profile.mounts),
             env=profile.env,
             cwd=profile.cwd,
+            scratch=profile.scratch,
         )
         group = self._group(profile)
         try:

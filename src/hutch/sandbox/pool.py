@@ -151,6 +151,11 @@ class Pool:
         for spare in [*self._warm.get(profile, ())]:
             self._end(spare)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether another process could start and nobody waits for one."""
+        return not self._waiters and self._count() < self._settings.max_processes
+
     def warm(self, profile: Profile, count: int) -> None:
         """Keeps this many unowned runners of a profile ready from now on."""
         self._targets[profile] = count

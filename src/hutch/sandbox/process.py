@@ -200,6 +200,11 @@ class RunnerProcess(Runner):
                 os.kill(pid, signal.SIGCONT)
         self._frozen.clear()
 
+    def folder(self, path: str) -> int:
+        """A descriptor of a folder that the guest sees, which outlasts it. Raises OSError."""
+        guest = process_tree(self.pid)[-1]
+        return os.open(f"/proc/{guest}/root{path}", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+
     # --- executions ---
 
     def began(self, session: Session) -> None:

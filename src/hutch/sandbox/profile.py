@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from hutch.errors import InvalidExecution
-from hutch.sandbox.jail import Mount
+from hutch.sandbox.jail import Mount, Scratch
 
 EngineName = Literal["quickjs", "deno", "npm", "script", "external"]
 ENGINES: tuple[EngineName, ...] = ("quickjs", "deno")
@@ -106,6 +106,9 @@ class Profile(msgspec.Struct, frozen=True):
     """Executions that a process of its own may serve, one after the other."""
     spared: bool = True
     """Whether one is to be ready for the next time after one was used."""
+    scratch: Scratch | None = None
+    writes: bool = True
+    """Whether guests that may touch all that is in their container may also change it."""
     folder: str = ""
     """Where the runner may write before the guest begins, and read; given to it as an argument."""
 
@@ -136,7 +139,7 @@ class Profile(msgspec.Struct, frozen=True):
             *engine.flags,
             f"--v8-flags={','.join(engine.v8_flags)}",
             "--allow-read" if everything else f"--allow-read={reads}",
-            "--allow-write" if everything else f"--allow-write={writes}",
+            "--allow-write" if everything and self.writes else f"--allow-write={writes}",
             *_with_socket(self.permissions, socket),
             f"{script_folder}/entry.js",
             engine.script,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -11,12 +14,12 @@ from tests.contract.tpmjs.served import eventually, tool
 from tests.packaged import Tools, tools
 from tests.processes import descendants
 
+from hutch.doors.tpmjs import caching
+from hutch.errors import HutchError
 from hutch.kernel import Execution
 from hutch.session.host import Outcome
 
 CODE = "v8_code_cache_v2"
-# What Deno itself makes in its folder.
-DENOS_OWN = ("v8_code_cache", "dep_analysis_cache", "node_analysis_cache", "node_compat_bin", "npm")
 
 
 @pytest.fixture
@@ -73,28 +76,79 @@ def opened_by(pid: int) -> Iterator[Path]:
                 yield handle.readlink()
 
 
-async def test_code_of_the_package_writes_and_reads_nothing_of_it(made: Tools) -> None:
+async def test_code_of_the_package_writes_and_reads_nothing_of_it(
+    made: Tools, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plant = """
-        import { mkdirSync, readdirSync, symlinkSync, writeFileSync } from "node:fs";
-        const found = [];
-        const attempt = (act) => { try { found.push(act()); } catch (error) { found.push(error.name); } };
-        const folder = `/cache/${Deno.version.deno}`;
-        for (const place of ["/cache", folder]) {
-          attempt(() => Deno.writeTextFileSync(`${place}/planted`, "1"));
-          attempt(() => writeFileSync(`${place}/planted`, "1"));
-          attempt(() => mkdirSync(`${place}/planted`));
-          attempt(() => { symlinkSync(place, "/tmp/way"); writeFileSync("/tmp/way/planted", "1"); });
-          attempt(() => writeFileSync(`/proc/self/root${place}/planted`, "1"));
+        import * as fs from "node:fs";
+        import { DatabaseSync } from "node:sqlite";
+        const attempt = (act) => { try { act() } catch {} };
+        const places = ["/cache", "//cache/.", "/tmp/../cache", "/proc/self/root/cache"];
+        for (const [index, at] of ["/cache", "/", "/cache/v8_code_cache_v2"].entries()) {
+          attempt(() => { fs.symlinkSync(at, `/tmp/way${index}`); places.push(`/tmp/way${index}`) });
+          attempt(() => { Deno.symlinkSync(at, `/tmp/by${index}`); places.push(`/tmp/by${index}/cache`) });
+          attempt(() => { fs.linkSync(at, `/tmp/path${index}`); places.push(`/tmp/path${index}`) });
         }
-        attempt(() => writeFileSync(`${folder}/v8_code_cache_v2`, ""));
+        for (const place of places) {
+          attempt(() => fs.writeFileSync(`${place}/planted`, "1"));
+          attempt(() => fs.writeFileSync(place, "planted"));
+          attempt(() => Deno.writeTextFileSync(`${place}/planted`, "1"));
+          attempt(() => fs.mkdirSync(`${place}/planted-folder`));
+          attempt(() => fs.chmodSync(place, 0o4777));
+          attempt(() => fs.renameSync("/tmp", `${place}/planted-tmp`));
+          attempt(() => new DatabaseSync(`${place}/planted_cache_v1`).exec("create table t(a)"));
+          attempt(() => new DatabaseSync(":memory:").exec(`vacuum into '${place}/planted_cache_v2'`));
+        }
     """
-    made.npm.publish("gardener", type="module", files={"index.js": tool("return found.length", plant)})
+    made.npm.publish("gardener", type="module", files={"index.js": tool("return 'grown'", plant)})
+    seen: list[str] = []
+
+    def look(handle: int, folder: Path) -> None:
+        seen.extend(os.listdir(handle))
+        take(handle, folder)
+
+    take = caching._take
+    monkeypatch.setattr(caching, "_take", look)
     await use(made, "gardener")
     await over(made)
     [folder] = kept(made)
-    assert (folder / CODE).stat().st_size > 0
-    assert [path.name for path in folder.iterdir() if not path.name.startswith(DENOS_OWN)] == []
-    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+    assert CODE in seen
+    assert [name for name in seen if "planted" in name] == []
+    assert {path.name.removesuffix("-wal").rpartition("_cache_v")[1] for path in folder.iterdir()} == {
+        "_cache_v"
+    }
+    assert all(path.stat().st_mode & 0o7777 == 0o444 for path in folder.iterdir())
+    assert b"planted" not in b"".join(path.read_bytes() for path in folder.iterdir())
+
+
+async def test_only_files_of_deno_s_are_taken(tmp_path: Path) -> None:
+    """Whatever a package that got past Deno's permissions may have left there."""
+    left = tmp_path / "left"
+    left.mkdir()
+    (left / CODE).write_bytes(b"code")
+    (left / "x_cache_v1").symlink_to("/etc/passwd")
+    handle = os.open(left, os.O_RDONLY)
+    try:
+        with pytest.raises(OSError, match="symbolic"):
+            caching._take(handle, tmp_path / "one")
+        (left / "x_cache_v1").unlink()
+        os.mkfifo(left / "x_cache_v1")
+        with pytest.raises(HutchError):
+            caching._take(handle, tmp_path / "two")
+        (left / "x_cache_v1").unlink()
+        (left / "x_cache_v1").write_bytes(bytes(caching.MAX_BYTES))
+        with pytest.raises(HutchError):
+            caching._take(handle, tmp_path / "three")
+        (left / "x_cache_v1").unlink()
+        (left / "other").write_text("no database")
+        (left / "folder").mkdir()
+        caching._take(handle, tmp_path / "four")
+        assert [path.name for path in (tmp_path / "four").iterdir()] == [CODE]
+        (left / CODE).write_bytes(b"")
+        with pytest.raises(HutchError):
+            caching._take(handle, tmp_path / "five")
+    finally:
+        os.close(handle)
 
 
 async def test_run_that_makes_it_is_nobody_s(made: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,14 +164,26 @@ async def test_run_that_makes_it_is_nobody_s(made: Tools, monkeypatch: pytest.Mo
     assert recorded == ["count@1.0.0#tool"] * 2
 
 
+async def test_it_waits_until_there_is_room(tmp_path: Path) -> None:
+    async with tools(tmp_path, max_spares=0, max_processes=1) as made:
+        await asyncio.gather(*(made.execute("count") for _ in range(3)))
+        await over(made)
+        await use(made, "count", 1)
+        await over(made)
+        assert await made.execute("count") == [1, None]
+
+
 @pytest.mark.parametrize(
     "source",
     ["throw new Error('no')", "await new Promise(() => {})", "Deno.exit(1)", "for (;;);"],
     ids=["throws", "waits", "exits", "loops"],
 )
-async def test_package_that_cannot_be_imported_alone_harms_nothing(tmp_path: Path, source: str) -> None:
+async def test_package_that_cannot_be_imported_alone_harms_nothing(
+    tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only with its env it can, which the run that makes the cache does not have."""
-    async with tools(tmp_path, max_spares=0, tool_timeout_ms=1_000) as made:
+    monkeypatch.setattr(caching, "IMPORT_MS", 500)
+    async with tools(tmp_path, max_spares=0) as made:
         before = f"if (!process.env.WHO) {{ {source} }}"
         made.npm.publish("needy", type="module", files={"index.js": tool("return 'well'", before)})
         for _ in range(3):
@@ -126,13 +192,20 @@ async def test_package_that_cannot_be_imported_alone_harms_nothing(tmp_path: Pat
         assert await made.execute("needy", env={"WHO": "me"}) == "well"
 
 
-async def test_too_much_is_not_kept(made: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hutch.doors.tpmjs.caching.MAX_BYTES", 1)
-    monkeypatch.setattr("hutch.doors.tpmjs.caching._LOOK_SECONDS", 0.001)
-    await use(made, "count", 3)
+async def test_what_was_deleted_is_made_again_after_a_while(
+    made: Tools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await use(made, "count")
+    await over(made)
+    shutil.rmtree(caches(made))
+    await use(made, "count")
     await over(made)
     assert kept(made) == []
-    assert await made.execute("count") == [1, None]
+    monkeypatch.setattr(caching, "RETRY_SECONDS", 0.0)
+    made.app.tools._caching._not_before.clear()
+    await use(made, "count")
+    await over(made)
+    assert len(kept(made)) == 1
 
 
 async def test_it_goes_with_the_package(made: Tools) -> None:

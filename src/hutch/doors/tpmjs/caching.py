@@ -1,14 +1,18 @@
 """What Deno makes of a package's code, kept for processes that load it later: they need half the time for it.
 
-Made by a process that does nothing but import the package, without network or anybody's environment. Code of
-the package cannot write what is kept: only Deno itself can, whose permissions do not bind it.
+Made by a process that does nothing but import the package, without network or anybody's environment. Its
+cache is in memory and bounded, and no code of the package may write a file, there or anywhere: V8 runs what
+is in a cache unchecked. Later processes get copies. The host itself understands none of it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
+import os
+import re
+import stat
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,10 +20,10 @@ from pathlib import Path
 import msgspec
 
 from hutch.errors import HutchError
-from hutch.kernel import Execution, Kernel
-from hutch.npm import tree
+from hutch.kernel import Kernel, new_run_id
 from hutch.npm.shelf import Package, Shelf
-from hutch.sandbox.jail import Mount
+from hutch.sandbox.jail import Scratch
+from hutch.sandbox.process import RunnerProcess
 from hutch.sandbox.profile import Profile
 from hutch.session.host import Limits
 from hutch.settings import MIB
@@ -29,19 +33,26 @@ logger = logging.getLogger("hutch.tpmjs")
 TARGET = "/cache"
 # A package that is used once is not worth it.
 USES = 2
-MAX_BYTES = 64 * MIB
-_LOOK_SECONDS = 0.1
+# After which a package without a cache, for whatever reason, is tried again.
+RETRY_SECONDS = 300.0
+IMPORT_MS = 10_000
+MAX_BYTES = 16 * MIB
+# Deno's databases, with what was written last. All else in its folder may be of the package's making.
+_DATABASE = re.compile(r"[a-z0-9_]{1,40}_cache_v\d{1,3}(-wal)?")
+_CODE = re.compile(r"v8_code_cache_v\d+(-wal)?")
 
 
 class Caching:
-    """Makes caches of packages that are used, one at a time, in the background."""
+    """Makes caches of packages that are used, one at a time, while there is room for it."""
 
     def __init__(self, kernel: Kernel, shelf: Shelf, version: str) -> None:
         """`version` is Deno's: what one has made is of no use to another."""
         self._kernel = kernel
+        self._pool = kernel.pool
         self._shelf = shelf
         self._version = version
         self._uses: Counter[Path] = Counter()
+        self._not_before: dict[Path, float] = {}
         self._one = asyncio.Lock()
         self._working: set[asyncio.Task[None]] = set()
 
@@ -49,63 +60,94 @@ class Caching:
         """For a process that may use what there is, also if that is nothing yet."""
         if package.cache is None:
             return profile
-        return self._with(profile, Mount(str(package.cache), TARGET))
+        return _with(profile, Scratch(TARGET, MAX_BYTES, str(package.cache / self._version)))
 
-    def used(self, package: Package, plain: Callable[[], Profile], limits: Limits) -> None:
+    def used(self, package: Package, plain: Callable[[], Profile]) -> None:
         """A package was used. `plain` is how it is imported with nothing of anybody's."""
-        if package.cache is None:
+        cache, now = package.cache, time.monotonic()
+        if cache is None:
             return
-        self._uses[package.cache] += 1
-        if self._uses[package.cache] != USES or (package.cache / self._version).exists():
+        self._uses[cache] += 1
+        is_due = self._uses[cache] >= USES and now >= self._not_before.get(cache, 0.0)
+        if not is_due or not self._pool.has_room or (cache / self._version).exists():
             return
-        task = asyncio.create_task(self._make(package, plain(), limits))
+        self._not_before[cache] = now + RETRY_SECONDS
+        task = asyncio.create_task(self._make(package, plain()))
         self._working.add(task)
         task.add_done_callback(self._working.discard)
 
-    async def _make(self, package: Package, plain: Profile, limits: Limits) -> None:
+    async def _make(self, package: Package, plain: Profile) -> None:
+        denied = (f"--deny-write={TARGET}", f"--deny-read={TARGET}")
+        profile = msgspec.structs.replace(
+            _with(plain, Scratch(TARGET, MAX_BYTES)),
+            permissions=(*plain.permissions, *denied),
+            writes=False,
+            spared=False,
+            uses=1,
+        )
         async with self._one:
             try:
                 with self._shelf.caching(package, self._version) as folder:
-                    profile = self._with(plain, Mount(str(folder), TARGET, writable=True))
-                    denied = (f"--deny-write={TARGET}", f"--deny-read={TARGET}")
-                    permissions = (*plain.permissions, *denied)
-                    profile = msgspec.structs.replace(profile, permissions=permissions, spared=False, uses=1)
-                    # Only after a second use can Deno read its databases without writing to them.
-                    for _ in range(2):
-                        await self._run(profile, limits, folder)
+                    await self._fill(profile, folder / self._version)
             except (HutchError, OSError) as error:
                 logger.info("no cache for %s: %s", package.name, error)
 
-    async def _run(self, profile: Profile, limits: Limits, folder: Path) -> None:
-        execution = Execution(
-            code='{"op":"import","name":""}',
-            profile=profile,
-            limits=limits,
-            owner="",
-            door="tpmjs",
-            recorded=False,
-        )
-        running = asyncio.create_task(self._kernel.run(execution))
+    async def _fill(self, profile: Profile, folder: Path) -> None:
+        limits = self._kernel.limits({"timeout_ms": IMPORT_MS}, clamp=True)
+        runner = await self._pool.acquire(profile, "")
+        assert isinstance(runner, RunnerProcess)
         try:
-            while not (await asyncio.wait({running}, timeout=_LOOK_SECONDS))[0]:
-                if await asyncio.to_thread(tree.own_bytes, folder) > MAX_BYTES:
-                    raise HutchError(f"it would take more than {MAX_BYTES} bytes")
-            result = await running
-            if result.error is not None:
-                raise HutchError(result.error.message)
+            handle = await _imported(runner, limits)
         finally:
-            running.cancel()
-            with contextlib.suppress(asyncio.CancelledError, HutchError):
-                await running
-
-    def _with(self, profile: Profile, mount: Mount) -> Profile:
-        return msgspec.structs.replace(
-            profile,
-            mounts=(*profile.mounts, mount),
-            env=(*profile.env, ("DENO_DIR", f"{TARGET}/{self._version}")),
-        )
+            self._pool.release(runner)
+        try:
+            await runner.wait()
+            await asyncio.to_thread(_take, handle, folder)
+        finally:
+            os.close(handle)
 
     async def close(self) -> None:
         for task in self._working:
             task.cancel()
         await asyncio.gather(*self._working, return_exceptions=True)
+
+
+def _with(profile: Profile, scratch: Scratch) -> Profile:
+    return msgspec.structs.replace(profile, scratch=scratch, env=(*profile.env, ("DENO_DIR", TARGET)))
+
+
+async def _imported(runner: RunnerProcess, limits: Limits) -> int:
+    """The folder of the cache, when the package has been imported."""
+    session = runner.link.open(new_run_id(), '{"op":"import","name":""}', limits, ())
+    try:
+        runner.began(session)
+        outcome = await session.wait()
+        runner.ended(outcome, session)
+    finally:
+        runner.link.forget(session)
+    if outcome.error is not None:
+        raise HutchError(outcome.error.message)
+    return runner.folder(TARGET)
+
+
+def _take(handle: int, folder: Path) -> None:
+    """Copies the databases of a folder whose processes are gone."""
+    left, has_code = MAX_BYTES, False
+    folder.mkdir()
+    for name in filter(_DATABASE.fullmatch, sorted(os.listdir(handle))):
+        content = _content(handle, name, left)
+        left -= len(content)
+        has_code = has_code or (bool(content) and _CODE.fullmatch(name) is not None)
+        (folder / name).write_bytes(content)
+        (folder / name).chmod(0o444)
+    if not has_code:
+        raise HutchError("Deno made nothing of it")
+
+
+def _content(handle: int, name: str, most: int) -> bytes:
+    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=handle)
+    with os.fdopen(file, "rb") as opened:
+        status = os.fstat(opened.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_size > most:
+            raise HutchError(f"{name} is no file of Deno's, or too large")
+        return opened.read(most)

@@ -106,7 +106,7 @@ class Executor:
         )
         result = await self._kernel.run(execution)
         if self._contained:
-            self._caching.used(package, lambda: self._profile(package), execution.limits)
+            self._caching.used(package, lambda: self._profile(package))
         if result.error is not None:
             return result, None, _ended(result.error)
         return result, *judge.judge(result.result)

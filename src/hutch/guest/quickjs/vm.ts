@@ -12,6 +12,10 @@ const RANDOM_STATE = 280;
 /** About 1,000 plain calls deep. V8 stops deeper native recursion itself; that ends the run. */
 const STACK_BYTES = 262_144;
 const SLICE_MS = 5;
+/** Most executions use no more of the C stack than this, and deeper than that nothing was ever written. */
+const SHALLOW_BYTES = 65_536;
+/** Whoever went deeper has left something in the bytes right below: no C function has as many that it leaves out. */
+const BAND_BYTES = 16_384;
 /** Room for a call's arguments, and at its end for a length that comes back. */
 const SCRATCH_BYTES = 64;
 
@@ -63,6 +67,11 @@ const { Suspending, promising } = WebAssembly as any;
 /** A timer, because immediates that follow each other keep Deno from looking at its sockets. */
 function nextTurn(): Promise<number> {
   return new Promise((resolve) => setTimeout(() => resolve(0), 0));
+}
+
+function isZero(words: Uint32Array): boolean {
+  for (let i = 0; i < words.length; i++) if (words[i] !== 0) return false;
+  return true;
 }
 
 /** The trap or exhaustion that left a VM's own code in the middle of something. */
@@ -162,7 +171,9 @@ export class Vm {
     const used = (e.hutch_pages.value as number) * PAGE, end = this.#end;
     if (e.memory.buffer.byteLength < end) e.memory.grow((end - e.memory.buffer.byteLength) / PAGE);
     const bytes = new Uint8Array(e.memory.buffer);
-    bytes.fill(0, stackPointer - 2 * STACK_BYTES, stackPointer);
+    const shallow = stackPointer - SHALLOW_BYTES;
+    const isDeep = !isZero(new Uint32Array(e.memory.buffer, shallow - BAND_BYTES, BAND_BYTES / 4));
+    bytes.fill(0, isDeep ? stackPointer - 2 * STACK_BYTES : shallow, stackPointer);
     bytes.set(heap, stackPointer);
     if (used > end) bytes.fill(0, end, used);
     e.hutch_pages.value = end / PAGE;
