@@ -103,7 +103,7 @@ async def one(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Tools]:
 def tidy_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hutch.sandbox.pool.HOUSEKEEPING_SECONDS", 0.02)
     # Nor does any process start that no call asks for.
-    monkeypatch.setattr("hutch.doors.tpmjs.caching.USES", 0)
+    monkeypatch.setattr("hutch.doors.tpmjs.caching.USES", 1_000)
 
 
 async def test_second_call_is_served_by_the_spare_that_the_first_one_left(one: Tools) -> None:
