@@ -83,6 +83,47 @@ class Texts(Server):
                 say({"jsonrpc": "2.0", "id": id, "result": content(text)})
 
 
+class Lax(Server):
+    """Answers in ways that only lenient readers understand."""
+
+    def tools_call(self, request: dict[str, Any]) -> None:
+        how = request["params"]["arguments"]["how"]
+        number = request["id"]
+        ids = {"plus": f"+{number}", "space": f" {number}", "zero": f"0{number}"}
+        values = {"nan": float("nan"), "infinity": float("-inf")}
+        more = {"error": {"error": None}, "method": {"method": None}}.get(how, {})
+        result = {**content("acted"), "structuredContent": {"value": values.get(how, 1)}}
+        say({"jsonrpc": "2.0", "id": ids.get(how, number), "result": result, **more})
+
+
+class LaxErrors(Server):
+    """Fails calls under numbers that only lenient readers take for theirs."""
+
+    def tools_call(self, request: dict[str, Any]) -> None:
+        how = request["params"]["arguments"]["how"]
+        id = {"plus": "+", "space": " ", "zero": "0"}[how] + str(request["id"])
+        say({"jsonrpc": "2.0", "id": id, "error": {"code": -32050, "message": "it will not"}})
+
+
+class StrangeIds(Server):
+    """Before it answers, it answers what nobody asked, under ids that are hard to read."""
+
+    def tools_call(self, request: dict[str, Any]) -> None:
+        digits = b"1" * 5000
+        error = b',"error":{"code":1,"message":"m"}}\n'
+        how = request["params"]["arguments"]["how"]
+        lines = {
+            "text": b'{"jsonrpc":"2.0","id":"' + digits + b'"' + error,
+            "number": b'{"jsonrpc":"2.0","id":' + digits + error,
+            "cut": b'{"jsonrpc":"2.0","id":' + digits + b',"result":{\n',
+            "last": b'{"jsonrpc":"2.0","result":{],"id":' + digits + b"}\n",
+            "bytes": b'{"jsonrpc":"2.0","id":"\xff","result":{\n',
+            "true": b'{"jsonrpc":"2.0","id":true,"result":1}\n',
+        }
+        write(lines[how])
+        super().tools_call(request)
+
+
 class Tells(Server):
     """What it knows of itself; where it is asked to, it dies instead."""
 
@@ -189,6 +230,14 @@ class Flood(Server):
             write(line * 100)
 
 
+class FloodOfAnswers(Server):
+    """Answers without an end to what nobody asked."""
+
+    def tools_call(self, request: dict[str, Any]) -> None:
+        while True:
+            write(b'{"jsonrpc":"2.0","id":5000,"result":{}}\n' * 100)
+
+
 class FloodOfErrors(Server):
     """Complains without an end, and answers all the same."""
 
@@ -241,6 +290,39 @@ class Deaf(Server):
 
     def tools_list(self, request: dict[str, Any]) -> None:
         super().tools_list(request)
+        time.sleep(3600)
+
+
+class Foresees(Server):
+    """Reads nothing more after its first call, and answers the second one again and again."""
+
+    def tools_call(self, request: dict[str, Any]) -> None:
+        super().tools_call(request)
+        answers = {
+            "result": {"result": content("foreseen")},
+            "error": {"error": {"code": -32050, "message": "foreseen"}},
+        }
+        more = answers[request["params"]["arguments"]["how"]]
+        while True:
+            time.sleep(0.02)
+            say({"jsonrpc": "2.0", "id": request["id"] + 1, **more})
+
+
+class OnlyAsks(Server):
+    """Reads nothing more once it is called, but has much to ask."""
+
+    def tools_call(self, request: dict[str, Any]) -> None:
+        while True:
+            say({"jsonrpc": "2.0", "id": "x" * 1024 * 1024, "method": "ping"})
+
+
+class ClosesInput(Server):
+    """Closes its input at its first call, which it answers if it is asked to, and lives on."""
+
+    def tools_call(self, request: dict[str, Any]) -> None:
+        os.close(0)
+        if "answer" in request["params"].get("arguments", {}):
+            answer(request, content(str(os.getpid())))
         time.sleep(3600)
 
 

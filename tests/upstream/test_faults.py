@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import resource
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +31,11 @@ def state(upstreams: Upstreams, name: str) -> Server:
 
 async def well(upstreams: Upstreams, server: str = "Server") -> bool:
     return await upstreams.call(server, "act", {}) == "acted"
+
+
+def held() -> int:
+    """Bytes of memory that we have now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 async def test_servers_that_do_not_connect_stop_nobody(start: Started) -> None:
@@ -110,6 +117,29 @@ async def test_answers_whose_number_became_a_text_are_those_of_their_calls(start
     assert state(upstreams, "Texts").state == "connected"
 
 
+@pytest.mark.parametrize("how", ["nan", "infinity", "error", "method", "plus", "space", "zero"])
+async def test_answer_that_the_sdk_understands_is_that_of_its_call(start: Started, how: str) -> None:
+    upstreams = await start(program("Lax", call_seconds=5))
+    assert await upstreams.call("Lax", "act", {"how": how}) == "acted"
+    assert state(upstreams, "Lax").state == "connected"
+
+
+@pytest.mark.parametrize("how", ["plus", "space", "zero"])
+async def test_error_that_the_sdk_understands_is_that_of_its_call(start: Started, how: str) -> None:
+    upstreams = await start(program("LaxErrors", call_seconds=5))
+    error = await failure(upstreams, "LaxErrors", how=how)
+    assert (error.kind, error.message) == ("rpc_error", "it will not")
+
+
+@pytest.mark.parametrize("how", ["text", "number", "cut", "last", "bytes", "true"])
+async def test_strange_ids_do_not_end_the_connection(start: Started, how: str) -> None:
+    upstreams = await start(program("StrangeIds"))
+    # With progress, so that the answer is read after the line before it.
+    result = await upstreams.call("StrangeIds", "act", {"how": how}, on_progress=lambda *_: None)
+    assert result == "acted"
+    assert state(upstreams, "StrangeIds").state == "connected"
+
+
 @pytest.mark.parametrize("how", ["cut", "bytes", "last", "error"])
 async def test_answer_that_is_no_json_fails_its_call_at_once_and_no_other(start: Started, how: str) -> None:
     upstreams = await start(program("Garbled"))
@@ -148,9 +178,10 @@ async def test_line_without_an_end_ends_the_server(start: Started) -> None:
     assert "it writes a line that has no end" in error.message
 
 
-async def test_flood_of_notifications_ends_the_server_and_others_are_served_meanwhile(start: Started) -> None:
-    upstreams = await start(program("Flood"), program("Server"), bounds=replace(QUICK, flood_seconds=0.5))
-    flooded = asyncio.ensure_future(failure(upstreams, "Flood"))
+@pytest.mark.parametrize("mode", ["Flood", "FloodOfAnswers"])
+async def test_flood_ends_the_server_and_others_are_served_meanwhile(start: Started, mode: str) -> None:
+    upstreams = await start(program(mode), program("Server"), bounds=replace(QUICK, flood_seconds=0.5))
+    flooded = asyncio.ensure_future(failure(upstreams, mode))
     served = 0
     while not flooded.done():
         assert await well(upstreams)
@@ -192,6 +223,70 @@ async def test_server_that_reads_nothing_holds_up_only_its_own_calls(start: Star
         results = await asyncio.gather(*calls, return_exceptions=True)
         assert await well(upstreams)
     assert [getattr(each, "kind", each) for each in results] == ["timeout"] * 4
+
+
+@pytest.mark.parametrize("how", ["result", "error"])
+async def test_answer_does_not_wait_until_all_of_the_call_is_read(start: Started, how: str) -> None:
+    upstreams = await start(program("Foresees", call_seconds=5))
+    assert await upstreams.call("Foresees", "act", {"how": how}) == "acted"
+    call = upstreams.call("Foresees", "act", {"value": "x" * MIB})
+    if how == "result":
+        assert await call == "foreseen"
+    else:
+        with pytest.raises(UpstreamError, match="foreseen"):
+            await call
+
+
+async def test_error_that_comes_as_its_call_is_cancelled_is_seen(start: Started) -> None:
+    upstreams = await start(program("Foresees"))
+    assert await upstreams.call("Foresees", "act", {"how": "error"}) == "acted"
+    call = asyncio.ensure_future(upstreams.call("Foresees", "act", {"value": "x" * MIB}))
+    await asyncio.sleep(0.2)
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    del call
+    # An exception that nobody retrieved fails the test.
+    gc.collect()
+
+
+@pytest.mark.parametrize("on_progress", [None, lambda *_: None], ids=["direct", "progress"])
+async def test_cancelled_calls_of_a_server_that_reads_nothing_are_not_kept(
+    start: Started, on_progress: Any
+) -> None:
+    upstreams = await start(program("Deaf"))
+    large = {"value": "x" * 4 * MIB}
+    before = held()
+    for _ in range(30):
+        call = asyncio.ensure_future(upstreams.call("Deaf", "act", large, on_progress=on_progress))
+        await asyncio.sleep(0.01)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+    assert held() - before < 32 * MIB
+
+
+async def test_server_that_asks_but_does_not_read_the_answers_is_left(start: Started) -> None:
+    upstreams = await start(program("OnlyAsks"), program("Server"))
+    before = held()
+    error, fine = await asyncio.gather(failure(upstreams, "OnlyAsks"), well(upstreams))
+    assert fine
+    assert (error.kind, error.message) == (
+        "lost",
+        "the server was lost before it answered: it does not read what it is told",
+    )
+    assert held() - before < 64 * MIB
+
+
+async def test_server_that_closed_its_input_is_left_and_the_next_call_finds_a_new_one(start: Started) -> None:
+    upstreams = await start(program("ClosesInput", call_seconds=5))
+    before = await upstreams.call("ClosesInput", "act", {"answer": True})
+    await until(lambda: state(upstreams, "ClosesInput").state == "failed")
+    assert await upstreams.call("ClosesInput", "act", {"answer": True}) != before
+    await until(lambda: state(upstreams, "ClosesInput").state == "failed")
+    error = await failure(upstreams, "ClosesInput")
+    assert (error.kind, error.message) == (
+        "lost",
+        "the server was lost before it answered: it closed its input",
+    )
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,8 @@ class Connection:
 
     @property
     def alive(self) -> bool:
-        return self._session is not None and not self._over.is_set()
+        deaf = self._direct is not None and self._direct.closed
+        return self._session is not None and not self._over.is_set() and not deaf
 
     @property
     def reason(self) -> Unreachable:
@@ -199,12 +200,23 @@ class Connection:
         elif self._ready.done():
             self._leave()
 
+    def _deaf(self, reason: str | None) -> None:
+        """It reads nothing more. If it is ending, how, and what it said before, is known in a moment."""
+        if reason is not None:
+            self._end(Unreachable(reason))
+        else:
+            self._loop.call_later(LEAVE_SECONDS, self._still_deaf)
+
+    def _still_deaf(self) -> None:
+        if not self._over.is_set():
+            self._end(Unreachable("it closed its input"))
+
     # --- connecting ---
 
     async def _connect(self, stack: AsyncExitStack) -> ClientSession:
         reach = self.config.reach
         if isinstance(reach, Program):
-            started = stdio.connect(reach, self._environ, self._limit)
+            started = stdio.connect(reach, self._environ, self._limit, self._deaf)
             read, write, self._direct, self._process = await stack.enter_async_context(started)
         else:
             assert self._protocol != "stdio"
@@ -298,7 +310,7 @@ class Connection:
 
         Cancelled, it tells the server so.
         """
-        if self._session is None or self._over.is_set():
+        if self._session is None or not self.alive:
             raise NotSent
         self.calls += 1
         try:
@@ -322,8 +334,10 @@ class Connection:
     ) -> CallToolResult | InputRequiredResult:
         modern = session.protocol_version in MODERN_PROTOCOL_VERSIONS
         if self._direct is not None and on_progress is None and not modern:
-            raw = await self._direct.call(tool, arguments)
-            return CallToolResult.model_validate_json(bytes(raw), by_name=False)
+            given = await self._direct.call(tool, arguments)
+            if isinstance(given, dict):
+                return CallToolResult.model_validate(given, by_name=False)
+            return CallToolResult.model_validate_json(bytes(given), by_name=False)
         request = CallToolRequest(params=CallToolRequestParams(name=tool, arguments=arguments))
         hear = None if on_progress is None else _awaitable(on_progress)
         return await session.send_request(request, _RESULT, progress_callback=hear)

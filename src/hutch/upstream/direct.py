@@ -8,26 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
+from mcp.shared.dispatcher import coerce_request_id
 from mcp.shared.exceptions import MCPError
-from mcp.types import CONNECTION_CLOSED, ErrorData
+from mcp.types import CONNECTION_CLOSED, JSONRPCError, JSONRPCResponse
 
+from hutch.upstream.failures import NotSent
 from hutch.upstream.lines import LineWriter
+
+Result: TypeAlias = msgspec.Raw | dict[str, Any]
+"""As the server wrote it, or as the SDK read it."""
 
 # Not so far that a server with 32 bits for it could not read it.
 _ids = itertools.count(1 << 30)
+_NULL = b"null"
 
 
 class _Answer(msgspec.Struct):
-    id: int
+    id: int | str
     result: msgspec.Raw
-    error: msgspec.UnsetType | msgspec.Raw = msgspec.UNSET
-    method: msgspec.UnsetType | msgspec.Raw = msgspec.UNSET
+    error: msgspec.Raw = msgspec.Raw(_NULL)
+    method: msgspec.Raw = msgspec.Raw(_NULL)
 
 
-# Some servers make a text of a number.
 _answers = msgspec.json.Decoder(_Answer, strict=False)
 
 
@@ -36,19 +41,29 @@ class DirectCalls:
 
     def __init__(self, output: LineWriter) -> None:
         self._output = output
-        self._waiting: dict[int, asyncio.Future[msgspec.Raw]] = {}
+        self._waiting: dict[int, asyncio.Future[Result]] = {}
         self._closed = False
 
-    async def call(self, name: str, arguments: dict[str, Any]) -> msgspec.Raw:
-        """The result as the server wrote it. Raises MCPError. Cancelled, it tells the server so."""
-        if self._closed or self._output.closed:
-            raise _closed()
+    @property
+    def closed(self) -> bool:
+        """Whether the server reads no more calls; those under way may still be answered."""
+        return self._closed or self._output.closed
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> Result:
+        """Raises MCPError, and NotSent if the server cannot have seen it.
+
+        Cancelled, it tells the server so.
+        """
+        await self._output.drained()
+        if self.closed:
+            raise NotSent
         id = next(_ids)
-        answered: asyncio.Future[msgspec.Raw] = asyncio.get_running_loop().create_future()
+        answered: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._waiting[id] = answered
         try:
             self._send(id=id, method="tools/call", params={"name": name, "arguments": arguments})
-            await self._output.drained()
+            if self._output.closed:
+                raise NotSent
             return await answered
         except asyncio.CancelledError:
             self._send(
@@ -66,22 +81,32 @@ class DirectCalls:
             answer = _answers.decode(line.decode())
         except (ValueError, RecursionError):
             return False
-        answered = self._waiting.get(answer.id)
-        is_result = answer.error is msgspec.UNSET and answer.method is msgspec.UNSET
-        if answered is None or not is_result or bytes(answer.result)[:1] != b"{":
+        is_result = bytes(answer.error) == _NULL and bytes(answer.method) == _NULL
+        if not is_result or bytes(answer.result)[:1] != b"{":
             return False
-        if not answered.done():
-            answered.set_result(answer.result)
-        return True
-
-    def fail(self, id: str | int | None, error: ErrorData) -> bool:
-        """Whether a failure is that of one of these calls."""
-        answered = self._waiting.get(int(id)) if id is not None and str(id).isdecimal() else None
+        answered = self._unanswered(answer.id)
         if answered is None:
             return False
-        if not answered.done():
+        answered.set_result(answer.result)
+        return True
+
+    def settle(self, answer: JSONRPCResponse | JSONRPCError) -> bool:
+        """Whether an answer that the SDK has read is that of one of these calls."""
+        answered = self._unanswered(answer.id)
+        if answered is None:
+            return False
+        if isinstance(answer, JSONRPCResponse):
+            answered.set_result(answer.result)
+        else:
+            error = answer.error
             answered.set_exception(MCPError(code=error.code, message=error.message, data=error.data))
         return True
+
+    def _unanswered(self, id: str | int | None) -> asyncio.Future[Result] | None:
+        # Some servers make a text of a number.
+        number = coerce_request_id(id) if id is not None else None
+        answered = self._waiting.get(number) if isinstance(number, int) else None
+        return None if answered is None or answered.done() else answered
 
     def close(self) -> None:
         """No answer comes any more."""

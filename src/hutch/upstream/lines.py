@@ -15,6 +15,8 @@ EDGE_BYTES = 256
 ENDLESS_BYTES = 256 * 1024 * 1024
 # Bytes in lines that nobody took yet, past which nothing more is read.
 HIGH_WATER = 1024 * 1024
+# Bytes written to who does not read, past which it is given up. Only answers and notifications do not wait.
+MOST_UNREAD = 4 * 1024 * 1024
 
 
 class TooLong(msgspec.Struct, frozen=True):
@@ -122,25 +124,41 @@ def _size(line: bytes | TooLong) -> int:
 
 
 class LineWriter(asyncio.BaseProtocol):
-    """The writing end of a pipe."""
+    """The writing end of a pipe. `on_lost` is called unless it is closed, with a reason if we gave up."""
 
-    def __init__(self) -> None:
-        self.closed = False
+    def __init__(self, on_lost: Callable[[str | None], None]) -> None:
+        self._on_lost = on_lost
+        self._closed = False
+        self._unread = 0
         self._clear = asyncio.Event()
         self._clear.set()
         self._transport: asyncio.WriteTransport | None = None
 
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more can be written, be it only just now."""
+        return self._closed or (self._transport is not None and self._transport.is_closing())
+
     def write(self, line: bytes) -> None:
-        if self._transport is not None and not self.closed:
-            self._transport.write(line)
+        if self._transport is None or self.closed:
+            return
+        if not self._clear.is_set():
+            self._unread += len(line)
+            if self._unread > MOST_UNREAD:
+                self.close()
+                self._on_lost("it does not read what it is told")
+                return
+        self._transport.write(line)
 
     async def drained(self) -> None:
         """Returns when what was written is taken in, as far as that goes."""
-        await self._clear.wait()
+        # Who was woken before may have written since.
+        while not self._clear.is_set():
+            await self._clear.wait()
 
     def close(self) -> None:
         """At once: what the other side has not taken in by now, it never will."""
-        self.closed = True
+        self._closed = True
         self._clear.set()
         if self._transport is not None:
             self._transport.abort()
@@ -149,12 +167,16 @@ class LineWriter(asyncio.BaseProtocol):
         self._transport = cast(asyncio.WriteTransport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.closed = True
+        lost = not self._closed
+        self._closed = True
         self._transport = None
         self._clear.set()
+        if lost:
+            self._on_lost(None)
 
     def pause_writing(self) -> None:
         self._clear.clear()
 
     def resume_writing(self) -> None:
+        self._unread = 0
         self._clear.set()

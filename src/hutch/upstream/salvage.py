@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from hutch.upstream.failures import Flaw
 
 _VERSION = rb'"jsonrpc"\s*:\s*"2\.0"'
-_ID = rb'"id"\s*:\s*(\d+|"[^"\\]*")'
+# Of such length as ours can have.
+_ID = rb'"id"\s*:\s*(\d{1,20}|"[ +\w]{1,20}")'
 # `{"jsonrpc":"2.0","id":7,…` as most write it, or `…,"jsonrpc":"2.0","id":7}`.
 _ID_FIRST = re.compile(rb"\s*\{\s*(?:" + _VERSION + rb"\s*,\s*)?" + _ID + rb"\s*[,}]\s*")
 _ID_LAST = re.compile(rb",\s*" + _ID + rb"\s*(?:,\s*" + _VERSION + rb"\s*)?\}\s*$")
@@ -43,7 +44,8 @@ def unreadable(error: ValidationError) -> SessionMessage | None:
 
 
 def _is_answer(given: Any) -> bool:
-    return isinstance(given, dict) and isinstance(given.get("id"), (int, str)) and "method" not in given
+    # True is an int, but no id.
+    return isinstance(given, dict) and type(given.get("id")) in (int, str) and given.get("method") is None
 
 
 def _no_json(text: bytes) -> SessionMessage | None:

@@ -7,14 +7,14 @@ minimal environment, and leaves nothing of it behind.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
 import anyio
 from mcp.shared.message import SessionMessage
-from mcp.types import JSONRPCError, JSONRPCRequest, jsonrpc_message_adapter
+from mcp.types import JSONRPCError, JSONRPCRequest, JSONRPCResponse, jsonrpc_message_adapter
 from pydantic import ValidationError
 
 from hutch.session.channel import given_away
@@ -66,7 +66,7 @@ class StdioReader(_Stream):
                 raise StopAsyncIteration
             item = self._read(line)
             message = item.message if isinstance(item, SessionMessage) else None
-            if not isinstance(message, JSONRPCError) or not self._direct.fail(message.id, message.error):
+            if not isinstance(message, JSONRPCResponse | JSONRPCError) or not self._direct.settle(message):
                 return item
 
     def _read(self, line: bytes | TooLong) -> SessionMessage | Exception:
@@ -92,22 +92,25 @@ class StdioWriter(_Stream):
         self._lines = lines
 
     async def send(self, item: SessionMessage, /) -> None:
+        # Who only notifies, of a cancellation say, does not wait for a server that reads nothing.
+        if isinstance(item.message, JSONRPCRequest):
+            await self._lines.drained()
         if self._lines.closed:
             raise anyio.BrokenResourceError
         text = item.message.model_dump_json(by_alias=True, exclude_unset=True)
         self._lines.write(text.encode() + b"\n")
-        # Who only notifies, of a cancellation say, does not wait for a server that reads nothing.
-        if isinstance(item.message, JSONRPCRequest):
-            await self._lines.drained()
 
 
 @asynccontextmanager
 async def connect(
-    program: Program, environ: Mapping[str, str], limit: int
+    program: Program, environ: Mapping[str, str], limit: int, on_deaf: Callable[[str | None], None]
 ) -> AsyncIterator[tuple[StdioReader, StdioWriter, DirectCalls, ServerProcess]]:
-    """Starts a server; when this is left, it has ended. Raises CannotStart."""
+    """Starts a server; when this is left, it has ended. Raises CannotStart.
+
+    `on_deaf` is called when the server reads nothing more, with a reason if that is our doing.
+    """
     process = ServerProcess(program, environ)
-    input = LineWriter()
+    input = LineWriter(on_deaf)
     direct = DirectCalls(input)
     output = LineReader(limit, direct.take)
     loop = asyncio.get_running_loop()

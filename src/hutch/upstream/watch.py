@@ -17,6 +17,8 @@ from hutch.upstream.bounds import Meter
 
 # What is no message at all costs as much as so many that nobody asked for.
 NONSENSE_COST = 10
+# Whether somebody waits for an answer is not known here; that so many are awaited cannot be.
+ANSWER_COST = 0.25
 
 
 class Watched:
@@ -44,14 +46,12 @@ class Watched:
             raise StopAsyncIteration from None
         if isinstance(item, ValidationError):
             item = salvage.unreadable(item) or item
-        cost = self._cost(item)
-        if cost:
-            delay = self._meter.delay(cost, self._loop.time())
-            if delay is None:
-                self._on_end("it floods us with messages that nobody asked for")
-                raise StopAsyncIteration
-            # However much there is to read, others get their turn.
-            await asyncio.sleep(delay)
+        delay = self._meter.delay(self._cost(item), self._loop.time())
+        if delay is None:
+            self._on_end("it floods us with messages that nobody asked for")
+            raise StopAsyncIteration
+        # However much there is to read, others get their turn.
+        await asyncio.sleep(delay)
         return item
 
     async def receive(self) -> SessionMessage | Exception:
@@ -65,7 +65,7 @@ class Watched:
             if len(self.nonsense) < 3:
                 self.nonsense.append(" ".join(str(item).split())[:80])
             return NONSENSE_COST
-        return 1 if isinstance(item.message, (JSONRPCNotification, JSONRPCRequest)) else 0
+        return 1 if isinstance(item.message, (JSONRPCNotification, JSONRPCRequest)) else ANSWER_COST
 
     async def aclose(self) -> None:
         await self._stream.aclose()

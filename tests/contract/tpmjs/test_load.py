@@ -93,7 +93,7 @@ async def test_many_calls_of_many_packages_leave_no_more_than_few(tmp_path: Path
         await asyncio.to_thread(until, lambda: len(guests(server.pid)) <= 2)
         assert count_files(tmp_path) == files
         # Made some time, when there is room for it.
-        assert len([*tmp_path.glob("npm/caches/*/*")]) <= len(packages)
+        assert count_caches(tmp_path) <= len(packages)
         assert resident_bytes(server.pid) - before < 8 * 2**20
         await asyncio.to_thread(until, lambda: count_handles(server.pid) <= handles + 4)
 
@@ -107,6 +107,10 @@ def count_files(home: Path) -> int:
     """But for what Deno makes of packages' code, and while it does."""
     apart = (home / "npm" / "caches", home / "npm" / "staging")
     return sum(not any(map(path.is_relative_to, apart)) for path in home.rglob("*"))
+
+
+def count_caches(home: Path) -> int:
+    return len([*home.glob("npm/caches/*/*")])
 
 
 def count_handles(pid: int) -> int:
