@@ -84,7 +84,6 @@ OTHERS = {
     "another's process": "return Deno.kill(1, 'SIGKILL') ?? 'killed'",
     "a store": "return (await Deno.openKv('/pkg/kv')) && 'open'",
     "a database": "return new (await import('node:sqlite')).DatabaseSync('/pkg/db').open() ?? 'open'",
-    "storage": "localStorage.setItem('left', 'x'); return localStorage.getItem('left')",
     "the control socket": "return (await Deno.connect({ transport: 'unix', path: '/hutch.sock' })) && 'open'",
     "the control socket by Node": (
         "const { connect } = await import('node:net'); return await new Promise((resolve, reject) =>"
@@ -100,6 +99,28 @@ async def test_nothing_of_the_host_can_be_read_written_or_started(tools: Executo
         assert answer["success"] is True, (kind, answer)
         assert {*answer["output"]} == {*kinds[kind]}
         assert successes(answer["output"]) == {}
+
+
+async def test_what_a_tool_stores_is_in_its_own_memory_and_gone_with_its_process(tools: Executor) -> None:
+    package = tools.publish(
+        tool(
+            """
+            const found = [localStorage.getItem("left"), (await caches.keys()).length];
+            localStorage.setItem("left", "x");
+            await caches.open("left");
+            let full = "never";
+            try { for (let i = 0; i < 64; i++) localStorage.setItem(`k${i}`, "x".repeat(1 << 20)); }
+            catch (error) { full = error.name; }
+            return [...found, localStorage.getItem("left"), full];
+            """
+        ),
+        type="module",
+    )
+    for _ in range(4):
+        answer = await tools.execute(package)
+        assert answer["success"] is True, answer
+        assert answer["output"][:3] == [None, 0, "x"]
+        assert answer["output"][3] != "never"
 
 
 async def test_attempts_that_are_allowed_succeed(tools: Executor) -> None:

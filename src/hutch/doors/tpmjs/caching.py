@@ -77,14 +77,8 @@ class Caching:
         task.add_done_callback(self._working.discard)
 
     async def _make(self, package: Package, plain: Profile) -> None:
-        denied = (f"--deny-write={TARGET}", f"--deny-read={TARGET}")
-        profile = msgspec.structs.replace(
-            _with(plain, Scratch(TARGET, MAX_BYTES)),
-            permissions=(*plain.permissions, *denied),
-            writes=False,
-            spared=False,
-            uses=1,
-        )
+        made = _with(plain, Scratch(TARGET, MAX_BYTES))
+        profile = msgspec.structs.replace(made, writes=False, spared=False, uses=1)
         async with self._one:
             try:
                 with self._shelf.caching(package, self._version) as folder:
@@ -113,7 +107,13 @@ class Caching:
 
 
 def _with(profile: Profile, scratch: Scratch) -> Profile:
-    return msgspec.structs.replace(profile, scratch=scratch, env=(*profile.env, ("DENO_DIR", TARGET)))
+    """With a cache that is Deno's, and nothing to the package."""
+    return msgspec.structs.replace(
+        profile,
+        scratch=scratch,
+        env=(*profile.env, ("DENO_DIR", TARGET)),
+        permissions=(*profile.permissions, f"--deny-write={TARGET}", f"--deny-read={TARGET}"),
+    )
 
 
 async def _imported(runner: RunnerProcess, limits: Limits) -> int:
