@@ -7,6 +7,7 @@ that a run is given, gives and tells is sealed, and bound to its place: a text t
 from __future__ import annotations
 
 import builtins
+import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -67,6 +68,9 @@ def about_entry(run_id: str, entry: Entry) -> tuple[str, ...]:
 
 def about_request(run_id: str, id: str) -> tuple[str, ...]:
     return "flow request", run_id, id
+
+
+_order = itertools.count(1)
 
 
 class Journal:
@@ -314,7 +318,8 @@ class Journal:
     async def ask(self, run_id: str, body: str, at: str) -> None:
         """Leaves a request for the process that holds a run."""
         sql = "INSERT INTO flow_requests (run_id, id, body) VALUES (:run_id, :id, :body)"
-        id = f"{at} {new_id()}"
+        # Many may be left within one millisecond.
+        id = f"{at} {next(_order):012} {new_id()}"
         sealed = await self._seals.seal(body, *about_request(run_id, id))
         await self._database.write(Statement(sql, {"run_id": run_id, "id": id, "body": sealed}))
 
