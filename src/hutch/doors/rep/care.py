@@ -38,6 +38,8 @@ class Care:
         self.watch: Watch | None = None
         self.words: dict[str, Said] = {}
         """What was said to steps that will ask."""
+        self.is_reopened = False
+        """Whether the run is to go on once more after its end."""
         self._saying: set[asyncio.Task[None]] = set()
 
     @property

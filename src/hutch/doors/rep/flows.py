@@ -144,6 +144,9 @@ class Flows:
         if run.is_over:
             await journal.reopen(run.run_id, ORIGIN)
         if not holders.is_held(run) and run.run_id not in self._aside:
+            # Whoever cared for it until now may be about to leave.
+            if (care := self._cares.get(run.run_id)) is not None:
+                care.is_reopened = True
             self._care_for(run)
 
     async def questions(self, run: FlowRunHead, limit: int = 100, offset: int = 0) -> list[dict[str, Any]]:
@@ -234,8 +237,8 @@ class Flows:
     def _forget(self, run: FlowRunHead) -> None:
         del self._tasks[run.run_id]
         care = self._cares.pop(run.run_id)
-        if care.words:
-            # They came while it was being put aside.
+        if care.words or care.is_reopened:
+            # They came while it was being put aside, or after its end.
             self._care_for(run).words |= care.words
         if all(each.owner != run.owner for each in self._cares.values()):
             self._shares.pop(run.owner, None)
