@@ -36,8 +36,8 @@ class Package(msgspec.Struct, frozen=True):
     """A read-only folder: package.json, node_modules/, deno.lock, load.mjs."""
     size: int
     files: int
-    cache: Path | None
-    """The folder for what Deno makes of the package's code, empty at first; None where it cannot be made."""
+    cache: Path
+    """The folder for what Deno makes of the package's code, if there is any yet."""
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -73,10 +73,12 @@ class Store:
     def find(self, name: str, version: str) -> Package | None:
         """A package that is there, by its exact version. It counts as used."""
         package = self._packages.get((name, version))
-        if package is None or not (package.cache is None or package.cache.is_dir()):
+        if package is None:
             record = self.records.find(name, version)
-            package = None if record is None else self._package(record)
-        if package is None or not package.tree.is_dir():
+            if record is None:
+                return None
+            package = self._package(record)
+        if not package.tree.is_dir():
             self._packages.pop((name, version), None)
             return None
         self._packages[name, version] = package
@@ -85,11 +87,6 @@ class Store:
 
     def _package(self, record: Record) -> Package:
         tree, cache = self._trees / record.key, self._caches / record.key
-        try:
-            cache.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            # A shelf that is not ours to write to does without.
-            return Package(record.name, record.version, tree, record.size, record.files, None)
         return Package(record.name, record.version, tree, record.size, record.files, cache)
 
     def _touch(self, name: str, version: str) -> None:
@@ -125,14 +122,15 @@ class Store:
         return self._packages.setdefault((lock.name, lock.version), self._package(record))
 
     def keep_cache(self, package: Package, folder: Path) -> None:
-        """Makes a staged folder visible in the cache, in the place of all that was there."""
-        assert package.cache is not None
+        """Makes a staged folder visible in the cache, in the place of all that was there. Raises OSError."""
+        if not package.tree.is_dir():
+            return  # it has been removed
+        package.cache.mkdir(parents=True, exist_ok=True)
         place = package.cache / folder.name
         for older in package.cache.glob("*"):
             if older != place:
                 self.throw_away(older)
-        # Somebody else was quicker, or the package has been removed.
-        with contextlib.suppress(OSError):
+        if not place.exists():
             folder.rename(place)
 
     def seeds(self) -> Mapping[Locked, Path]:

@@ -67,7 +67,7 @@ class Launch(msgspec.Struct, frozen=True):
     tmp_bytes: int = 16 * 1024 * 1024
     """The size of the container's own /tmp; 0 for none."""
     scratch: Scratch | None = None
-    """Where bubblewrap can bound it; nothing comes of it otherwise."""
+    """There is none without a container, or with a bubblewrap that cannot bound it."""
     forks: bool = False
     """Whether the guest may start processes. Deno needs only threads."""
 
@@ -226,19 +226,18 @@ class Jail:
 
     def _copies(self, launch: Launch) -> Iterator[tuple[int, str]]:
         """Files that are to be copied, opened, and where to."""
-        scratch = launch.scratch
-        if scratch is None or not scratch.source or not self._has_scratch:
+        scratch = self._scratch(launch)
+        if scratch is None or not scratch.source:
             return
-        # Whoever tidies up meanwhile is not in our way: what is not there is not copied.
-        with contextlib.suppress(FileNotFoundError), os.scandir(scratch.source) as found:
+        # What is not there, or is being tidied away, is not copied.
+        with contextlib.suppress(OSError), os.scandir(scratch.source) as found:
             for entry in found:
                 if entry.is_file(follow_symlinks=False):
                     handle = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
                     yield handle, f"{scratch.target}/{entry.name}"
 
-    @property
-    def _has_scratch(self) -> bool:
-        return self.bwrap is not None and self.bwrap.sizes_tmpfs
+    def _scratch(self, launch: Launch) -> Scratch | None:
+        return launch.scratch if self.bwrap is not None and self.bwrap.sizes_tmpfs else None
 
     def arguments(self, launch: Launch) -> Iterator[str]:
         """What bubblewrap is told, without the descriptors."""
@@ -263,8 +262,8 @@ class Jail:
             yield from ("--dev-bind", device, device)
         if launch.tmp_bytes and self.bwrap.sizes_tmpfs:
             yield from ("--size", str(launch.tmp_bytes), "--tmpfs", "/tmp")
-        if launch.scratch is not None and self._has_scratch:
-            yield from ("--size", str(launch.scratch.size), "--tmpfs", launch.scratch.target)
+        if (scratch := self._scratch(launch)) is not None:
+            yield from ("--size", str(scratch.size), "--tmpfs", scratch.target)
         for mount in launch.mounts:
             yield from ("--bind" if mount.writable else "--ro-bind", mount.source, mount.target)
         # An empty one, where there is none.

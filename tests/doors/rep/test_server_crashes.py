@@ -21,7 +21,7 @@ from tests.processes import PATIENCE, Traces, arguments_of, descendants, hutch, 
 from tests.store.made import a_flow_run
 
 from hutch.doors.rep import flows, holders
-from hutch.doors.rep.care import Said
+from hutch.doors.rep.care import Care, Said
 from hutch.doors.rep.flows import ORIGIN, Flows, NotWaiting
 from hutch.errors import Busy
 from hutch.settings import Settings
@@ -308,6 +308,38 @@ async def test_run_that_only_waits_gives_up_its_process_and_goes_on_when_somebod
     assert (await cared.ended()).status == "completed"
     result = json.loads(dict(await cared.store.journal.steps("r"))["b"])
     assert result["output"] == {"approved": True, "by": "Bo"}
+
+
+async def test_run_that_is_resumed_while_its_end_is_still_seen_to_goes_on_without_a_sweep(
+    store: Store, store_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def opened() -> Store:
+        return store
+
+    seen: list[str] = []
+    leaves, again = asyncio.Event(), asyncio.Event()
+
+    async def see_through(run_id: str, _: Care) -> None:
+        seen.append(run_id)
+        if len(seen) == 1:
+            await leaves.wait()
+        else:
+            again.set()
+
+    # Not started, so that nobody looks for runs that are left.
+    made = Flows(store_settings, opened)
+    monkeypatch.setattr(made, "_see_through", see_through)
+    await Cared(made, store).begin(flow([node("w", "wait", seconds=0)]))
+    sql = "UPDATE flow_runs SET status = 'failed', ended_at = created_at, holder = ''"
+    await store._database.write(Statement(sql, {}))
+    failed = await store.journal.head("r")
+    assert failed is not None
+    await made.resume(failed)
+    leaves.set()
+    async with asyncio.timeout(PATIENCE):
+        await again.wait()
+    assert seen == ["r", "r"]
+    await made.close()
 
 
 async def test_run_that_was_altered_is_told_once_and_left_as_it_is(

@@ -218,8 +218,9 @@ async def test_it_goes_with_the_package(made: Tools) -> None:
 
 async def test_of_another_deno_it_is_replaced(made: Tools) -> None:
     await made.execute("count")
-    [package] = caches(made).iterdir()
-    (package / "1.0.0").mkdir()
+    [tree] = (caches(made).parent / "trees").iterdir()
+    package = caches(made) / tree.name
+    (package / "1.0.0").mkdir(parents=True)
     (package / "1.0.0" / CODE).write_text("old")
     await made.execute("count")
     await over(made)

@@ -58,15 +58,11 @@ class Caching:
 
     def applied(self, profile: Profile, package: Package) -> Profile:
         """For a process that may use what there is, also if that is nothing yet."""
-        if package.cache is None:
-            return profile
         return _with(profile, Scratch(TARGET, MAX_BYTES, str(package.cache / self._version)))
 
     def used(self, package: Package, plain: Callable[[], Profile]) -> None:
         """A package was used. `plain` is how it is imported with nothing of anybody's."""
         cache, now = package.cache, time.monotonic()
-        if cache is None:
-            return
         self._uses[cache] += 1
         is_due = self._uses[cache] >= USES and now >= self._not_before.get(cache, 0.0)
         if not is_due or not self._pool.has_room or (cache / self._version).exists():

@@ -122,7 +122,7 @@ async function importPackage(): Promise<Exports> {
     else noNetwork(told.network ?? "");
     return await load(told);
   } finally {
-    // Unless one is waiting already.
+    // Unless an execution is waiting already.
     if (!run) await rehearse();
     imported = true;
     wire.send('{"type":"imported"}\n');
