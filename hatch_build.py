@@ -28,6 +28,7 @@ MUST_HAVE = (
     "quickjs.js",
     "quickjs.wasm",
     "deno.js",
+    "preparing.js",
     "typescript.js",
     "npm.js",
     "script.js",

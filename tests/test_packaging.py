@@ -19,6 +19,7 @@ import hutch._version
 ROOT = Path(__file__).parent.parent
 MIGRATIONS = ROOT / "src/hutch/store/migrations"
 BUNDLE = {
+    "preparing.js",
     "typescript.js",
     "entry.js",
     "quickjs.js",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -12,8 +13,8 @@ import msgspec
 
 from hutch.errors import InvalidExecution
 from hutch.sandbox.pool import Pool
-from hutch.sandbox.profile import Profile
-from hutch.sandbox.runner import OnOutput
+from hutch.sandbox.profile import Profile, profile_for
+from hutch.sandbox.runner import OnOutput, Runner
 from hutch.session.host import Limits, Outcome, Session
 from hutch.session.messages import Job, WireError
 from hutch.session.providers import Provider, check_providers
@@ -29,6 +30,14 @@ _CEILINGS = {
 
 # How often an execution is begun again whose runner was lost through a neighbour's fault.
 MORE_ATTEMPTS = 2
+# Who makes programs of code for processes that are used once: it has made many before, they never have.
+PREPARER = profile_for("quickjs")
+PREPARE = Job("prepare", "")
+# One is started for that alone once so many executions in a row had to do without.
+UNPREPARED = 3
+# Programs that are kept, and the longest.
+MAX_PROGRAMS = 128
+MAX_PROGRAM_CHARS = 16 * 1024
 
 
 class Execution(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +120,33 @@ class _Once:
             action()
 
 
+class _Run:
+    """One execution on its way: what a runner is told of it may differ from what was asked."""
+
+    def __init__(
+        self,
+        execution: Execution,
+        id: str,
+        began: float,
+        watch: Watch | None,
+        on_started: Callable[[], None] | None,
+    ) -> None:
+        self.execution = execution
+        self.id = id
+        self.began = began
+        self.watch = watch
+        self.on_started = on_started
+        self.code = execution.code
+        self.job = execution.job
+        self.providers = execution.providers
+
+    def to_be_prepared(self) -> _Run:
+        """It cannot be watched: it takes no longer than a moment, and what is watched comes after it."""
+        other = _Run(self.execution, self.id, self.began, None, None)
+        other.job, other.providers = PREPARE, ()
+        return other
+
+
 Recorder = Callable[[str, Execution, Outcome, float], None]
 """Gets the run's id, what was run, how it ended, and when it began."""
 
@@ -123,6 +159,8 @@ class Kernel:
         self.pool = pool
         self._record = record
         self._running: dict[str, Session] = {}
+        self._unprepared = 0
+        self._programs: OrderedDict[tuple[str, str], Job] = OrderedDict()
 
     def limits(self, asked: dict[str, Any], *, clamp: bool = False) -> Limits:
         """The limits of an execution from what its caller asked for; defaults for what it did not.
@@ -150,37 +188,69 @@ class Kernel:
         run_id = execution.run_id or new_run_id()
         began = time.time()
         told = None if watch is None else _Once(watch.on_started)
-        session, outcome = await self._attempt(execution, run_id, began, watch, told)
-        for _ in range(0 if execution.profile.details.own_process else MORE_ATTEMPTS):
-            if not outcome.lost or session.called_tools or self.pool.closed:
-                break
-            # A neighbour's fault, and nothing has happened yet: once more.
-            if watch is not None:
-                watch.on_running(None)
-            session, outcome = await self._attempt(execution, run_id, began, watch, told)
+        run = _Run(execution, run_id, began, watch, told)
+        outcome = await self._prepare(run) if execution.profile.details.takes_programs else None
+        if outcome is None:
+            outcome = await self._attempts(run)
         self._record(run_id, execution, outcome, began)
         return Result.of(run_id, outcome)
 
-    async def _attempt(
-        self,
-        execution: Execution,
-        run_id: str,
-        began: float,
-        watch: Watch | None,
-        on_started: Callable[[], None] | None,
-    ) -> tuple[Session, Outcome]:
-        runner = await self.pool.acquire(execution.profile, execution.owner)
+    async def _prepare(self, run: _Run) -> Outcome | None:
+        """Has the code made into a program, if somebody is at hand who can; its end, if it makes none."""
+        key = run.execution.owner, run.code
+        if (known := self._programs.get(key)) is not None:
+            self._programs.move_to_end(key)
+            run.job, run.code = known, ""
+            return None
+        runner = self.pool.at_hand(PREPARER, run.execution.owner)
+        if runner is None:
+            self._unprepared += 1
+            if self._unprepared == UNPREPARED:
+                self.pool.prepare(PREPARER)
+            return None
+        self._unprepared = 0
+        _, outcome = await self._attempt(runner, run.to_be_prepared())
+        if outcome.ok and outcome.result_json is not None:
+            run.job, run.code = Job("program", outcome.result_json.decode()), ""
+            self._remember(key, run.job)
+        # Whatever else went wrong was not the code's fault: then its own process shall see.
+        is_its_end = outcome.error is not None and outcome.error.name == "SyntaxError"
+        if is_its_end and run.on_started is not None:
+            run.on_started()
+        return outcome if is_its_end else None
+
+    def _remember(self, key: tuple[str, str], program: Job) -> None:
+        """For its owner alone: another's could be what that one made of its process."""
+        if len(program.input) <= MAX_PROGRAM_CHARS:
+            self._programs[key] = program
+        if len(self._programs) > MAX_PROGRAMS:
+            self._programs.popitem(last=False)
+
+    async def _attempts(self, run: _Run) -> Outcome:
+        profile, owner = run.execution.profile, run.execution.owner
+        session, outcome = await self._attempt(await self.pool.acquire(profile, owner), run)
+        for _ in range(0 if profile.details.own_process else MORE_ATTEMPTS):
+            if not outcome.lost or session.called_tools or self.pool.closed:
+                break
+            # A neighbour's fault, and nothing has happened yet: once more.
+            if run.watch is not None:
+                run.watch.on_running(None)
+            session, outcome = await self._attempt(await self.pool.acquire(profile, owner), run)
+        return outcome
+
+    async def _attempt(self, runner: Runner, run: _Run) -> tuple[Session, Outcome]:
+        execution, run_id = run.execution, run.id
         session: Session | None = None
         outcome: Outcome | None = None
         try:
             session = runner.link.open(
-                run_id, execution.code, execution.limits, execution.providers, on_started, execution.job
+                run_id, run.code, execution.limits, run.providers, run.on_started, run.job
             )
             self._running[run_id] = session
             runner.on_output = execution.on_output
             runner.began(session)
-            if watch is not None:
-                watch.on_running(session.cancel)
+            if run.watch is not None:
+                run.watch.on_running(session.cancel)
             outcome = await session.wait()
             runner.ended(outcome, session)
             return session, outcome
@@ -189,7 +259,7 @@ class Kernel:
                 session.cancel()
                 # No longer than the grace, so it is not to be cancelled in its turn.
                 outcome = await asyncio.shield(session.wait())
-                self._record(run_id, execution, outcome, began)
+                self._record(run_id, execution, outcome, run.began)
             raise
         finally:
             self._running.pop(run_id, None)

@@ -5,16 +5,8 @@
  */
 
 import type { ExportDefaultDeclaration, ExportNamedDeclaration, ModuleDeclaration, Statement } from "acorn";
-import {
-  apply,
-  type Edit,
-  GuestSyntaxError,
-  importEdit,
-  parseEither,
-  position,
-  Program,
-  remembered,
-} from "./source.ts";
+import { type Columns, GuestSyntaxError, type Program } from "./program.ts";
+import { assemble, type Edit, importEdit, parseEither, position, remembered } from "./source.ts";
 
 const WRAPPER = "wrapper";
 /** Two functions, so that a wrapper can have a `module` of its own. */
@@ -38,7 +30,7 @@ export function prepareTransform(source: string): Program {
 }
 
 function buildWrapper(source: string): Program {
-  const { tree, text, column } = parseEither(source);
+  const { tree, text, columns } = parseEither(source);
   const edits: Edit[] = [];
   const exported: Record<string, string> = {};
   for (const node of tree.body as Found[]) {
@@ -47,13 +39,7 @@ function buildWrapper(source: string): Program {
     else if (node.type === "ExportDefaultDeclaration") edits.push(...byDefault(node, text, exported));
     else if (node.type === "ExportAllDeclaration") throw elsewhere(text, node.start);
   }
-  return new Program(
-    OPEN_WRAPPER + apply(text, edits) + choice(exported) + CLOSE_WRAPPER,
-    edits,
-    text,
-    column,
-    OPEN_WRAPPER,
-  );
+  return assemble(OPEN_WRAPPER, text, edits, choice(exported) + CLOSE_WRAPPER, columns);
 }
 
 /** `export const a = 1` without its first word; `export { a as b }` not at all. */
@@ -112,9 +98,12 @@ function buildTransform(source: string): Program {
     throw error instanceof GuestSyntaxError ? shifted(error, opening.length) : error;
   }
   const text = parsed.text.slice(opening.length, -2);
-  const column = (line: number, at: number) =>
-    line === 1 ? parsed.column(line, at + opening.length) - opening.length : parsed.column(line, at);
-  return new Program(OPEN_TRANSFORM + text + CLOSE_TRANSFORM, [], text, column, OPEN_TRANSFORM);
+  const columns = () => withoutOpening(parsed.columns(), opening.length);
+  return assemble(OPEN_TRANSFORM, text, [], CLOSE_TRANSFORM, columns);
+}
+
+function withoutOpening(columns: Columns | undefined, length: number): Columns | undefined {
+  return columns?.map((line, i) => i ? line : line.map(([at, was]) => [at - length, was - length]));
 }
 
 function shifted(error: GuestSyntaxError, by: number): GuestSyntaxError {

@@ -2,22 +2,12 @@
  * Guest source in all its accepted forms, made into one async function.
  *
  * An expression, statements that end in one, a body with `return`, one function, any of these fenced,
- * in JavaScript or TypeScript. Lines stay where they are; `Program.locate` undoes what was inserted.
+ * in JavaScript or TypeScript. Lines stay where they are.
  */
 
 import { type ImportDeclaration, parse, type Program as Tree, type Statement } from "acorn";
+import { GuestSyntaxError, type Moved, original, type Position, Program } from "./program.ts";
 import type { Stripped } from "./typescript/strip.ts";
-
-export interface Position {
-  line: number;
-  column: number;
-}
-
-export class GuestSyntaxError extends Error {
-  constructor(readonly reason: string, readonly at?: Position) {
-    super(at ? `${reason} (${at.line}:${at.column})` : reason);
-  }
-}
 
 export interface Edit {
   from: number;
@@ -27,61 +17,23 @@ export interface Edit {
 
 const OPEN = "(async () => {";
 const CLOSE = "\n})";
-/** Guest code is evaluated under this name; V8 and QuickJS write its frames differently. */
-export const FILE = "guest.js";
-const FRAME = /guest\.js(?:, <anonymous>)?:(\d+):(\d+)/;
 const CACHE_SIZE = 64;
 const CACHEABLE = 64 * 1024;
-
-export class Program {
-  /** `code` evaluates to the function to call. */
-  constructor(
-    readonly code: string,
-    readonly edits: readonly Edit[],
-    readonly source: string,
-    readonly column: Stripped["column"],
-    readonly opening = OPEN,
-  ) {}
-
-  /** The innermost of the guest's own lines in a stack. */
-  lineOf(stack: string | undefined): Partial<Position> {
-    const frame = FRAME.exec(stack ?? "");
-    return frame ? this.locate(Number(frame[1]), Number(frame[2])) : {};
-  }
-
-  /** Where a position in `code` is in what the guest's author wrote. */
-  locate(line: number, column: number): Position {
-    if (line === 1) column -= this.opening.length;
-    let lineStart = 0;
-    for (let n = 1; n < line; n++) {
-      const next = this.source.indexOf("\n", lineStart) + 1;
-      // A guest can write any number into a stack.
-      if (next === 0) return { line: n, column: 1 };
-      lineStart = next;
-    }
-    for (const { from, to, text } of this.edits) {
-      const lineEnd = this.source.indexOf("\n", lineStart);
-      const onLine = from >= lineStart && (lineEnd < 0 || from <= lineEnd);
-      if (onLine && column - 1 > from - lineStart) column -= text.length - (to - from);
-    }
-    return { line, column: Math.max(1, this.column(line, column)) };
-  }
-}
 
 type Strip = (source: string) => Stripped;
 
 const evaluate = eval;
-let script = "";
+let script = () => "";
 let known: Strip | undefined;
 
 /** Where TypeScript's part comes from. It takes some 20 ms to load, and most sources are JavaScript. */
-export function provideTypeScript(text: string): void {
-  script = text;
+export function provideTypeScript(read: () => string): void {
+  script = read;
 }
 
 /** Happens by itself when it is needed. */
 export function loadTypeScript(): Strip {
-  return known ??= evaluate(script) as Strip;
+  return known ??= evaluate(script()) as Strip;
 }
 
 const cache = new Map<string, Program>();
@@ -114,7 +66,7 @@ function unfence(source: string): string {
 }
 
 function build(source: string): Program {
-  const { tree, text, column } = parseEither(source);
+  const { tree, text, columns } = parseEither(source);
   const edits: Edit[] = [];
   let tail = "";
   const statements = tree.body.filter((node) => node.type !== "EmptyStatement");
@@ -135,7 +87,28 @@ function build(source: string): Program {
     edits.push({ from: last.start, to: last.start, text: "return (" });
     edits.push({ from: enclosed(text, last), to: enclosed(text, last), text: called ? ")()" : ")" });
   }
-  return new Program(OPEN + apply(text, edits) + tail + CLOSE, edits, text, column);
+  return assemble(OPEN, text, edits, tail + CLOSE, columns);
+}
+
+/** A text with its edits, and something around it. */
+export function assemble(
+  open: string,
+  text: string,
+  edits: Edit[],
+  close: string,
+  columns: Stripped["columns"],
+): Program {
+  const moved = edits.map(({ from, to, text: inserted }): Moved => {
+    const { line, column } = position(text, from);
+    return [line, column - 1, inserted.length - (to - from)];
+  });
+  return new Program(open + apply(text, edits) + close, open.length, lineCount(text), moved, columns);
+}
+
+function lineCount(text: string): number {
+  let count = 1;
+  for (let at = text.indexOf("\n"); at >= 0; at = text.indexOf("\n", at + 1)) count++;
+  return count;
 }
 
 /** The end of an expression statement without its semicolon (an expression may stand in parentheses). */
@@ -143,7 +116,7 @@ function enclosed(text: string, statement: Statement): number {
   return text[statement.end - 1] === ";" ? statement.end - 1 : statement.end;
 }
 
-export function apply(text: string, edits: Edit[]): string {
+function apply(text: string, edits: Edit[]): string {
   let out = "", at = 0;
   for (const edit of [...edits].sort((a, b) => a.from - b.from)) {
     out += text.slice(at, edit.from) + edit.text;
@@ -155,7 +128,7 @@ export function apply(text: string, edits: Edit[]): string {
 /** JavaScript as it is, else TypeScript without its types. */
 export function parseEither(source: string): Stripped & { tree: Tree } {
   try {
-    return { tree: parseJs(source), text: source, column: (_, column) => column };
+    return { tree: parseJs(source), text: source, columns: () => undefined };
   } catch (error) {
     return parseTypeScript(source, error as GuestSyntaxError);
   }
@@ -177,7 +150,7 @@ function parseTypeScript(source: string, asJavaScript: GuestSyntaxError): Stripp
 function relocated(error: GuestSyntaxError, stripped: Stripped): GuestSyntaxError {
   if (!error.at) return error;
   const { line, column } = error.at;
-  return new GuestSyntaxError(error.reason, { line, column: stripped.column(line, column) });
+  return new GuestSyntaxError(error.reason, { line, column: original(stripped.columns(), line, column) });
 }
 
 /** What a parser threw; anything but a SyntaxError means that it ran out of stack. */

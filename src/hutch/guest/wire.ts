@@ -29,7 +29,8 @@ export interface Execute {
 }
 
 export interface Job {
-  form: "wrapper" | "transform" | "headers";
+  /** `prepare` answers with the program that `code` makes, which another runner gets as `program`. */
+  form: "wrapper" | "transform" | "headers" | "prepare" | "program";
   /** JSON text. */
   input: string;
 }

@@ -14,6 +14,7 @@ FILES = (
     "image.bin",
     "image.json",
     "deno.js",
+    "preparing.js",
     "typescript.js",
     "npm.js",
     "script.js",

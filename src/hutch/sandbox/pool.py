@@ -114,6 +114,10 @@ class Pool:
             with contextlib.suppress(ValueError):
                 self._waiters.remove(waiter)
 
+    def at_hand(self, profile: Profile, owner: str) -> Runner | None:
+        """As `acquire`, but only one that can be had at once."""
+        return None if self._closed or self._is_wanted(profile, owner) else self._take(profile, owner)
+
     def _is_wanted(self, profile: Profile, owner: str) -> bool:
         """Whether somebody waits already for what this one would take."""
         return any(

@@ -17,7 +17,8 @@ ENGINES: tuple[EngineName, ...] = ("quickjs", "deno")
 _DENO_FLAGS = ("run", "--no-prompt", "--quiet", "--no-lock", "--no-check")
 # Nothing is loaded from anywhere but what is mounted.
 _MOUNTED_ALONE = ("--no-remote", "--cached-only")
-_BUNDLE_ALONE = (*_MOUNTED_ALONE, "--no-config", "--no-npm")
+_NOTHING_KEPT = ("--no-config", "--no-npm", "--no-code-cache")
+_BUNDLE_ALONE = (*_MOUNTED_ALONE, *_NOTHING_KEPT)
 
 
 DOOR_PORT = 3128
@@ -36,6 +37,8 @@ class Engine(msgspec.Struct, frozen=True):
     flags: tuple[str, ...] = _BUNDLE_ALONE
     streams: bool = False
     """Whether what guests print, and their exit code, is to be had as it is: they are programs."""
+    takes_programs: bool = False
+    """Whether its processes, used once, are spared to make a program of the code themselves."""
     all_files: bool = False
     """Whether guests may touch all that is in their container; else, and without one, their mounts alone."""
 
@@ -57,6 +60,7 @@ _ENGINES: dict[str, Engine] = {
         own_process=True,
         speaks_on_stdout=False,
         v8_flags=("--max-old-space-size=16384",),
+        takes_programs=True,
     ),
     "npm": Engine(
         "npm",
@@ -76,7 +80,7 @@ _ENGINES: dict[str, Engine] = {
             "--max-old-space-size=16384",
             "--enable-experimental-regexp-engine-on-excessive-backtracks",
         ),
-        flags=("--no-config", "--no-npm"),
+        flags=_NOTHING_KEPT,
         streams=True,
     ),
     # A runner that somebody else brought.

@@ -45,6 +45,7 @@ const entry =
   "const entry = globalThis.__hutch_entry;\ndelete globalThis.__hutch_entry;\nreturn entry;\n})()";
 await script("quickjs/prelude/main.ts", "plain.js", "(() => ", entry);
 await script("quickjs/prelude/web/main.ts", "web.js", "(() => ", entry);
+await script("preparing/main.ts", "preparing.js", "(() => ", entry);
 await script("typescript/main.ts", "typescript.js", "(() => ", entry);
 const module = await WebAssembly.compile(Deno.readFileSync(`${out}/quickjs.wasm`));
 

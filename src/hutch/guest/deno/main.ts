@@ -2,16 +2,10 @@
 
 import { toJson, toLog } from "../json.ts";
 import { Logs } from "../logs.ts";
-import {
-  FILE,
-  GuestSyntaxError,
-  loadTypeScript,
-  prepare,
-  type Program,
-  provideTypeScript,
-} from "../source.ts";
+import type { Prepared } from "../preparing/main.ts";
 import { after, clock, echo } from "../process.ts";
-import { connect, folder, renounce } from "../start.ts";
+import { FILE, GuestSyntaxError, Program } from "../program.ts";
+import { connect, part, renounce } from "../start.ts";
 import { explain, type Fault, lend, settle } from "../tools.ts";
 import {
   doneLine,
@@ -26,7 +20,10 @@ import {
 } from "../wire.ts";
 
 const evaluate = eval;
-const { stringify } = JSON;
+const { parse, stringify } = JSON;
+/** For how long nobody must want this process before it does what is slow the first time. */
+const IDLE_MS = 5, LONG_IDLE_MS = 100;
+
 class Run {
   readonly #wire: Wire;
   readonly #request: Execute;
@@ -42,7 +39,7 @@ class Run {
   }
 
   async start(): Promise<void> {
-    const { id, code, options, providers } = this.#request;
+    const { id, options, providers } = this.#request;
     this.#wire.send(startedLine(id));
     // A guest that never yields must not keep this in.
     await this.#wire.drained();
@@ -54,7 +51,7 @@ class Run {
     };
     lend(lendable(providers), emit, options.maxResultBytes);
     try {
-      this.#program = prepare(code);
+      this.#program = programOf(this.#request);
       const fn = evaluate(`${this.#program.code}\n//# sourceURL=${FILE}`);
       this.#succeed(toJson(await fn(), "The result", options.maxResultBytes));
     } catch (error) {
@@ -98,6 +95,15 @@ class Run {
   }
 }
 
+/** As the host had it made elsewhere, else made here. */
+function programOf({ code, job }: Execute): Program {
+  if (job?.form === "program") return Program.of(parse(job.input));
+  const prepared: (source: string, typeScript: () => string) => Prepared = evaluate(preparing());
+  const made = prepared(code, typeScript);
+  if ("program" in made) return Program.of(made.program);
+  throw new GuestSyntaxError(made.message, made.at);
+}
+
 let run: Run | undefined;
 
 addEventListener("unhandledrejection", (event) => event.preventDefault());
@@ -119,28 +125,34 @@ function receive(message: HostMessage): void {
   } else run?.timeOut();
 }
 
-/** Everything is slow the first time: have that behind us before the guest comes. */
+/** What every execution does, from a line that is read to a line that is written. */
 async function rehearse(): Promise<void> {
+  const input = stringify({ code: "(async () => 1)", opening: 0, lines: 1, moved: [] });
+  const options = { timeoutMs: 1, memoryLimitBytes: 1, maxLogLines: 0, maxLogChars: 0 };
+  const job = { form: "program", input } as const;
+  const execute = { type: "execute", id: "", code: "", options, providers: [], job } satisfies Execute;
+  let line: Uint8Array | undefined = new TextEncoder().encode(`${stringify(execute)}\n`);
   const nowhere = new Wire({
-    read: () => Promise.resolve(null),
+    read(buffer) {
+      const count = line?.length ?? null;
+      if (line) buffer.set(line);
+      line = undefined;
+      return Promise.resolve(count);
+    },
     write: (bytes) => Promise.resolve(bytes.length),
   });
-  const options = { timeoutMs: 1, memoryLimitBytes: 1, maxLogLines: 0, maxLogChars: 0 };
-  const code = "const rehearsal = 1; rehearsal";
-  await new Run(nowhere, { type: "execute", id: "", code, options, providers: [] }).start();
-  await nowhere.drained();
+  await nowhere.listen((message) => new Run(nowhere, message as Execute).start());
 }
 
-await rehearse();
-provideTypeScript(Deno.readTextFileSync(`${folder}/typescript.js`));
+const preparing = part("preparing.js"), typeScript = part("typescript.js");
 const wire = new Wire(await connect());
 renounce();
 wire.send('{"type":"ready"}\n');
-// What takes longer to load than the rest together is loaded ahead of need only by who has time.
-after(100, () => {
-  if (run) return;
-  loadTypeScript();
-  setTimeout(() => {}, 0);
+after(IDLE_MS, () => {
+  if (!run) rehearse();
+});
+after(LONG_IDLE_MS, () => {
+  if (!run) setTimeout(() => {}, 0);
 });
 await wire.listen(receive);
 Deno.exit(0);

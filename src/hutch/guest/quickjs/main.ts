@@ -1,6 +1,6 @@
 /** The quickjs runner's script: `quickjs.wasm` and the image are beside it. */
 
-import { connect, folder, renounce } from "../start.ts";
+import { connect, folder, part, renounce } from "../start.ts";
 import { loadTypeScript, provideTypeScript } from "../source.ts";
 import { Wire } from "../wire.ts";
 import { Runner } from "./runner.ts";
@@ -16,7 +16,7 @@ const wire = new Wire({
 const heaps = Deno.readFileSync(`${folder}/image.bin`);
 const images = JSON.parse(Deno.readTextFileSync(`${folder}/image.json`));
 for (const image of Object.values<any>(images)) image.heap = heaps.subarray(image.from, image.to);
-provideTypeScript(Deno.readTextFileSync(`${folder}/typescript.js`));
+provideTypeScript(part("typescript.js"));
 const runner = new Runner(wire, module, images);
 renounce();
 wire.send('{"type":"ready"}\n');

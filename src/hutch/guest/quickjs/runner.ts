@@ -2,7 +2,8 @@
 
 import { Logs } from "../logs.ts";
 import { prepareTransform, prepareWrapper } from "../forms.ts";
-import { FILE, GuestSyntaxError, prepare, type Program } from "../source.ts";
+import { FILE, GuestSyntaxError, type Program } from "../program.ts";
+import { prepare } from "../source.ts";
 import {
   doneLine,
   type Execute,
@@ -158,13 +159,16 @@ export class Runner {
     // Now: of a guest that blocks us all, the host must know that it is the one.
     this.#wire.flush();
     try {
-      this.#start(request, programOf(request));
+      const program = programOf(request);
+      if (request.job?.form === "prepare") {
+        this.#answer(id, { ok: true, result: JSON.stringify(program.data()) }, at);
+      } else this.#start(request, program);
     } catch (error) {
       const { message } = error as Error;
       const failure = error instanceof GuestSyntaxError
         ? { code: "runtime_error", message, name: "SyntaxError", ...error.at }
         : { code: "internal_error", message: `The runner could not begin: ${message}` };
-      this.#reject(id, failure, at);
+      this.#answer(id, { ok: false, error: failure }, at);
     }
   }
 
@@ -185,9 +189,9 @@ export class Runner {
     });
   }
 
-  #reject(id: string, error: Failure, at: number): void {
-    const durationMs = elapsed(at);
-    this.#wire.send(doneLine(id, { ok: false, error, logs: [], logsTruncated: false, durationMs }));
+  /** For what never was in a VM. */
+  #answer(id: string, end: { ok: boolean; result?: string; error?: Failure }, at: number): void {
+    this.#wire.send(doneLine(id, { ...end, logs: [], logsTruncated: false, durationMs: elapsed(at) }));
   }
 
   /** A VM is entered once at a time: while its stack is suspended, what comes waits in its queue. */
@@ -333,7 +337,8 @@ export class Runner {
     const run = this.#runs.get(id);
     if (run) return this.#stop(run);
     // Over already, but the host has not understood it: it must not take us for dead.
-    this.#reject(id, { code: "timeout", message: "Execution timed out" }, performance.now());
+    const error = { code: "timeout", message: "Execution timed out" };
+    this.#answer(id, { ok: false, error }, performance.now());
   }
 
   #toolCall(run: Run, number: number, tool: number, input: string): void {

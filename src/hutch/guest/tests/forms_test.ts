@@ -2,12 +2,13 @@
 
 import assert from "node:assert";
 import { prepareTransform, prepareWrapper } from "../forms.ts";
-import { GuestSyntaxError, provideTypeScript } from "../source.ts";
+import { GuestSyntaxError } from "../program.ts";
+import { provideTypeScript } from "../source.ts";
 import { strip } from "../typescript/strip.ts";
 
 const evaluate = eval;
 Object.assign(globalThis, { strip });
-provideTypeScript("strip");
+provideTypeScript(() => "strip");
 
 function wrapper(source: string): Promise<any> {
   const module = { exports: {} };

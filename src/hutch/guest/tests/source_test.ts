@@ -1,12 +1,13 @@
 /** Every accepted form of guest source becomes a function, and positions survive what was inserted. */
 
 import assert from "node:assert";
-import { GuestSyntaxError, prepare, provideTypeScript } from "../source.ts";
+import { GuestSyntaxError, Program } from "../program.ts";
+import { prepare, provideTypeScript } from "../source.ts";
 import { strip } from "../typescript/strip.ts";
 
 const evaluate = eval;
 Object.assign(globalThis, { strip });
-provideTypeScript("strip");
+provideTypeScript(() => "strip");
 
 function value(source: string): Promise<unknown> {
   return evaluate(prepare(source).code)();
@@ -81,6 +82,19 @@ Deno.test("a position behind what was inserted is the author's", () => {
 Deno.test("a position on the first line does not count the wrapper", () => {
   const program = prepare("foo()");
   assert.deepStrictEqual(program.locate(1, program.code.indexOf("foo") + 1), { line: 1, column: 1 });
+});
+
+Deno.test("a program that went to another process as JSON tells the same places", () => {
+  for (
+    const source of ["let a = 1;\n  a.b.c", 'import x from "y"; const a: number = 1;\n/* c */ x.y as any']
+  ) {
+    const program = prepare(source), sent = Program.of(JSON.parse(JSON.stringify(program.data())));
+    assert.strictEqual(sent.code, program.code);
+    const places = (of: Program) =>
+      sent.code.split("\n").flatMap((text, line) => [...text].map((_, at) => of.locate(line + 1, at + 1)));
+    assert.deepStrictEqual(places(sent), places(program));
+    assert.notDeepStrictEqual(places(sent)[20], { line: 1, column: 21 });
+  }
 });
 
 Deno.test("source that breaks out of the wrapper is refused", () => {

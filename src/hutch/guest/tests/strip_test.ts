@@ -1,6 +1,7 @@
 /** TypeScript loses its types, keeps its lines, and its columns are known. */
 
 import assert from "node:assert";
+import { original } from "../program.ts";
 import { strip } from "../typescript/strip.ts";
 
 const SOURCES = [
@@ -16,13 +17,13 @@ const SOURCES = [
 
 for (const source of SOURCES) {
   Deno.test(`what is left of ${JSON.stringify(source)}`, () => {
-    const { text, column } = strip(source);
+    const { text, columns } = strip(source);
     const before = source.split("\n"), after = text.split("\n");
     assert.strictEqual(after.length, before.length);
     const line = after.findIndex((each) => each.includes("mark"));
     assert.strictEqual(line, before.findIndex((each) => each.includes("mark")));
     assert.strictEqual(
-      column(line + 1, after[line].indexOf("mark") + 1),
+      original(columns(), line + 1, after[line].indexOf("mark") + 1),
       before[line].indexOf("mark") + 1,
     );
     new Function(`return async function () {\n${text}\n}`);

@@ -5,11 +5,12 @@
 
 import { decode } from "@jridgewell/sourcemap-codec";
 import { transform } from "sucrase";
+import type { Columns } from "../program.ts";
 
 export interface Stripped {
   text: string;
-  /** Lines stay where they are; what column of the original line a column of `text` was, from 1. */
-  column(line: number, column: number): number;
+  /** Lines stay where they are; undefined where columns do too. */
+  columns: () => Columns | undefined;
 }
 
 const FILE = "guest.ts";
@@ -32,13 +33,12 @@ export function strip(source: string): Stripped {
     filePath: FILE,
     sourceMapOptions: { compiledFilename: FILE },
   });
-  let lines: ReturnType<typeof decode> | undefined;
+  let columns: Columns | undefined;
   return {
     text: code,
-    column(line, column) {
-      lines ??= decode(sourceMap!.mappings);
-      const token = lines[line - 1]?.findLast(([at]) => at < column);
-      return token?.[3] === undefined ? column : token[3] + column - token[0];
-    },
+    columns: () =>
+      columns ??= decode(sourceMap!.mappings).map((line) =>
+        line.map((token) => [token[0], token[3] ?? token[0]])
+      ),
   };
 }

@@ -1,0 +1,124 @@
+"""Code for a process that is used once: made into a program by one that did it before, or by itself."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+import hutch
+from hutch.kernel import MAX_PROGRAMS, PREPARER, UNPREPARED, Kernel, _Run
+from hutch.session.host import Outcome, Session
+from hutch.session.messages import WireError
+
+FORMS = [
+    ("1 + 1", 2),
+    ("const a: number = 4;\na * 2", 8),
+    ("```ts\nasync () => ({ b: 5 as number })\n```", {"b": 5}),
+    ("return '\ud800'.length", 1),
+    ('import { join } from "node:path";\njoin("a", "b")', "a/b"),
+]
+FAILURES = [
+    ("let a = 1;\nlet b = ;", "SyntaxError", 2, 9),
+    ("const a: number = 1;\nlet b: string = ;", "SyntaxError", 2, 17),
+    ("const a: Array<number> = [1];  a.b.c", "TypeError", 1, 36),
+    ("let a = 1;\n  a.b.c", "TypeError", 2, 7),
+]
+
+
+@pytest.fixture(params=["at hand", "by itself"])
+def kernel(sandbox: hutch.Hutch, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    kernel = kernel_of(sandbox)
+    kernel._programs.clear()
+    if request.param == "by itself":
+        monkeypatch.setattr(kernel.pool, "at_hand", lambda *_: None)
+        monkeypatch.setattr(kernel.pool, "prepare", lambda *_: None)
+    return kernel
+
+
+@pytest.fixture
+async def alone() -> AsyncIterator[hutch.Hutch]:
+    async with hutch.Hutch() as h:
+        yield h
+
+
+def kernel_of(h: hutch.Hutch) -> Kernel:
+    assert h._kernel is not None
+    return h._kernel
+
+
+@pytest.mark.parametrize(("code", "expected"), FORMS)
+async def test_every_form_has_its_value_whoever_prepared_it(
+    kernel: Kernel, sandbox: hutch.Hutch, code: str, expected: object
+) -> None:
+    r = await sandbox.run(code, engine="deno")
+    assert (r.error, r.result) == (None, expected)
+
+
+@pytest.mark.parametrize(("code", "name", "line", "column"), FAILURES)
+async def test_every_failure_names_its_place_whoever_prepared_it(
+    kernel: Kernel, sandbox: hutch.Hutch, code: str, name: str, line: int, column: int
+) -> None:
+    r = await sandbox.run(code, engine="deno")
+    assert r.error is not None
+    assert (r.error.code, r.error.name) == ("runtime_error", name)
+    assert (r.error.line, r.error.column) == (line, column)
+
+
+async def test_one_who_prepares_is_started_once_it_is_worth_it(alone: hutch.Hutch) -> None:
+    pool = kernel_of(alone).pool
+    for done in range(1, UNPREPARED + 1):
+        assert (await alone.run(f"{done}", engine="deno")).result == done
+        assert (pool._starting[PREPARER] > 0 or "quickjs" in pool.stats().processes) == (done == UNPREPARED)
+    await pool.warmed(PREPARER)
+    assert (await alone.run("'prepared'", engine="deno")).result == "prepared"
+    assert len(kernel_of(alone)._programs) == 1
+
+
+async def test_code_that_is_no_program_uses_no_process_up(alone: hutch.Hutch) -> None:
+    assert (await alone.run("1")).ok
+    assert (await alone.run("1", engine="deno")).ok
+    pool = kernel_of(alone).pool
+    used: list[str] = []
+    take = pool._take_single
+    pool._take_single = lambda profile: used.append(profile.engine) or take(profile)  # type: ignore[method-assign, func-returns-value]
+    r = await alone.run("let a = ;", engine="deno")
+    assert r.error is not None
+    assert r.error.name == "SyntaxError"
+    assert not used
+    assert (await alone.run("2", engine="deno")).ok
+    assert used == ["deno"]
+
+
+async def test_process_of_its_own_prepares_what_another_could_not(
+    sandbox: hutch.Hutch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel, attempt, lost = kernel_of(sandbox), Kernel._attempt, []
+    await sandbox.run("1")
+
+    async def failing(self: Kernel, runner: object, run: _Run) -> tuple[Session, Outcome]:
+        session, outcome = await attempt(self, runner, run)  # type: ignore[arg-type]
+        if run.job is not None and run.job.form == "prepare":
+            lost.append(run.id)
+            error = WireError(code="internal_error", message="The runner was lost")
+            return session, Outcome(ok=False, error=error, lost=True)
+        return session, outcome
+
+    monkeypatch.setattr(Kernel, "_attempt", failing)
+    r = await sandbox.run("const lost: number = 3; lost", engine="deno")
+    assert (r.result, lost) == (3, [r.run_id])
+    assert (kernel.pool.stats().in_flight.get("quickjs", 0)) == 0
+
+
+async def test_programs_are_kept_for_their_owner_alone_and_in_bounds(sandbox: hutch.Hutch) -> None:
+    kernel = kernel_of(sandbox)
+    kernel._programs.clear()
+    for owner in ("default", "somebody"):
+        await sandbox.run("1", owner=owner)
+        assert (await sandbox.run("1 + 40", engine="deno", owner=owner)).result == 41
+    assert list(kernel._programs) == [("default", "1 + 40"), ("somebody", "1 + 40")]
+    program = kernel._programs["default", "1 + 40"]
+    for number in range(MAX_PROGRAMS - 1):
+        kernel._remember(("default", f"{number}"), program)
+    assert len(kernel._programs) == MAX_PROGRAMS
+    assert next(iter(kernel._programs)) == ("somebody", "1 + 40")
