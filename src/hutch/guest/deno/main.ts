@@ -3,7 +3,8 @@
 import { toJson, toLog } from "../json.ts";
 import { Logs } from "../logs.ts";
 import type { Prepared } from "../preparing/main.ts";
-import { after, clock, echo } from "../process.ts";
+import { after, clock } from "../clock.ts";
+import { echo } from "../process.ts";
 import { FILE, GuestSyntaxError, Program } from "../program.ts";
 import { connect, part, renounce } from "../start.ts";
 import { explain, type Fault, lend, settle } from "../tools.ts";

@@ -2,7 +2,8 @@
 
 import { exceeds, NotJsonSafe, tooLarge } from "../json.ts";
 import { Logs } from "../logs.ts";
-import { after, clock, echo } from "../process.ts";
+import { after, clock } from "../clock.ts";
+import { echo } from "../process.ts";
 import {
   doneLine,
   type Execute,

@@ -1,5 +1,6 @@
 /** The quickjs runner: many executions in one process, each in a VM of its own. */
 
+import { after } from "../clock.ts";
 import { Logs } from "../logs.ts";
 import { prepareTransform, prepareWrapper } from "../forms.ts";
 import { FILE, GuestSyntaxError, type Program } from "../program.ts";
@@ -83,7 +84,6 @@ export class Runner {
   readonly #calls = new Map<string, Call>();
   readonly #free: Vm[] = [];
   #callCount = 0;
-  #alarm?: Timer;
   #alarmAt = Infinity;
   #dropped = 0;
 
@@ -312,10 +312,8 @@ export class Runner {
   /** One timer for all deadlines: most executions end long before theirs, and timers cost. */
   #watch(deadline: number): void {
     if (deadline >= this.#alarmAt) return;
-    clearTimeout(this.#alarm);
     this.#alarmAt = deadline;
-    const delay = Math.min(Math.max(0, deadline - performance.now()), 2 ** 31 - 1);
-    this.#alarm = setTimeout(() => this.#ring(), delay);
+    after(Math.max(0, deadline - performance.now()), () => this.#ring());
   }
 
   #ring(): void {

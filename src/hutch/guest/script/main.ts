@@ -1,6 +1,6 @@
 /** The script runner: runs one toolscript as the module that it is, and says what became of it. */
 
-import { clock } from "../process.ts";
+import { clock } from "../clock.ts";
 import { connect } from "../start.ts";
 import { doneLine, type Execute, type HostMessage, isJson, startedLine, Wire } from "../wire.ts";
 import { describe, type Shift } from "./failure.ts";
