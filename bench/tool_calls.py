@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hutch
 from bench.baseline import FreshVms
+from bench.baseline.echo import echo
 from bench.report import Row, Scale, median, number
 
 CALLS = 1_000
@@ -16,9 +17,9 @@ async def next_number(n: int) -> int:
 
 
 async def tool_calls(scale: Scale) -> list[Row]:
-    """With checked inputs and outputs, in both engines."""
+    """With checked inputs and outputs, in both engines; an echo is as fast as two processes can be."""
     tools = [hutch.tool(next_number, name="next")]
-    times: dict[str, list[float]] = {"quickjs": [], "deno": [], "baseline": []}
+    times: dict[str, list[float]] = {"quickjs": [], "deno": [], "baseline": [], "echo": []}
     async with hutch.Hutch() as h, FreshVms() as fresh:
         for _ in range(scale.of(15, 4)):
             for engine in ("quickjs", "deno"):
@@ -27,12 +28,15 @@ async def tool_calls(scale: Scale) -> list[Row]:
                     raise RuntimeError(f"{engine}: {result.error}")
                 times[engine].append(result.duration_ms / CALLS)
             times["baseline"].append(await fresh.call(CALLS) / CALLS)
+            # Its first round is to get warm.
+            times["echo"] += (await echo(CALLS, 3))[1:]
     cost = {name: median(each) for name, each in times.items()}
     return [
         Row(
             what=f"a tool call ({CALLS:,} sequential in one execution)".replace(",", " "),
             measured=f"{number(cost['quickjs'])} ms; deno {number(cost['deno'])} ms",
-            baseline=f"{number(cost['baseline'])} ms: an async function of the same process, unchecked",
+            baseline=f"{number(cost['echo'])} ms: a message of that size to a bare Deno and back;"
+            f" {number(cost['baseline'])} ms: an async function of the same process, unchecked",
             target="≤ 0.15 ms",
             met=cost["quickjs"] <= 0.15,
             data={f"{name}_ms": value for name, value in cost.items()},

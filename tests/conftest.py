@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from tests import databases
 
@@ -52,7 +55,19 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             if (name.startswith("HUTCH_") and name not in BINARIES) or name in ALIASES:
                 patch.delenv(name)
         patch.setenv("HUTCH_HOME", str(tmp_path_factory.mktemp("home")))
+        patch.setattr(httpx2._transports.default, "create_ssl_context", _certificates)
         yield
+
+
+def _certificates(**options: Any) -> ssl.SSLContext:
+    """As httpx2 reads them for every client anew."""
+    variables = tuple(os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"))
+    return _read_once(variables, tuple(options.items()))
+
+
+@functools.cache
+def _read_once(_: object, options: tuple[tuple[str, Any], ...]) -> ssl.SSLContext:
+    return httpx2.create_ssl_context(**dict(options))
 
 
 @pytest.fixture(scope="session")

@@ -162,7 +162,8 @@ class Server:
 
 @contextlib.contextmanager
 def serving(*arguments: str, **env: str) -> Iterator[Server]:
-    """A server on a free port; ended at the end if the test did not do so."""
+    """A server on a free port, with nothing warm; ended at the end if the test did not do so."""
+    env = {"HUTCH_QUICKJS_WARM": "0", "HUTCH_DENO_WARM": "0", **env}
     with started(["serve", "--port", "0", *arguments], env=env, text=True) as process:
         try:
             server = Server(process)

@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 _ANSWER_BYTES = 64 * 1024 * 1024
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """The same cache of npm packages as the build's."""
     return {
         "DENO_DIR": str(HERE.parent.parent / "build" / "deno"),
@@ -35,7 +35,7 @@ class FreshVms:
     async def __aenter__(self) -> Self:
         self._process = await asyncio.create_subprocess_exec(
             runtime.locate(), "run", "--quiet", "--frozen", str(HERE / "vm.ts"),
-            cwd=HERE, env=_environment(), limit=_ANSWER_BYTES,
+            cwd=HERE, env=environment(), limit=_ANSWER_BYTES,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
         await self.evaluate(20)  # the first ones compile
@@ -88,7 +88,7 @@ async def deno_run() -> float:
     began = time.perf_counter()
     process = await asyncio.create_subprocess_exec(
         runtime.locate(), "run", "--quiet", "--no-config", "--no-lock", str(HERE / "once.js"),
-        env=_environment(), stdout=asyncio.subprocess.PIPE,
+        env=environment(), stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     out, _ = await process.communicate()
     if out != b"2\n":

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal
 
 import httpx2
@@ -28,6 +29,12 @@ for _name in ("mcp.client.streamable_http", "mcp.client.sse", "mcp.client.auth",
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 
 
+@cache
+def _authorities() -> ssl.SSLContext:
+    """Read once: it takes 30 ms, and a user may have many servers."""
+    return httpx2.create_ssl_context()
+
+
 @asynccontextmanager
 async def connect(
     endpoint: Endpoint,
@@ -47,6 +54,7 @@ async def connect(
             # Compressed, a small answer could be a large one.
             headers={**endpoint.headers, "accept-encoding": "identity"},
             auth=ours,
+            verify=_authorities(),
             # How long a call takes is bounded by who calls.
             timeout=httpx2.Timeout(connect=connect_seconds, read=None, write=WRITE_SECONDS, pool=None),
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=16),

@@ -1,0 +1,8 @@
+// Says every line that it is sent again, once it has read it as JSON: what a round trip takes at the least.
+const socket = await Deno.connect({ transport: "unix", path: Deno.args[0] });
+const decoder = new TextDecoder(), encoder = new TextEncoder();
+const buffer = new Uint8Array(65536);
+for (let count; (count = await socket.read(buffer)) !== null;) {
+  const line = JSON.parse(decoder.decode(buffer.subarray(0, count)));
+  Deno.stdout.writeSync(encoder.encode(JSON.stringify(line) + "\n"));
+}
