@@ -1,7 +1,7 @@
 """`hutch` forked from a process that has Python and libraries loaded, which is most of what a command takes.
 
 Each is a process of its own all the same. Of Hutch itself nothing is loaded beforehand: a command still has
-to import what it needs.
+to import what it needs. MCP servers of the tests are forked from it too: see `tests/mcp_servers/lent.py`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import importlib
 import json
 import os
 import runpy
+import secrets
 import select
 import selectors
+import signal
 import socket
 import struct
 import subprocess
@@ -35,7 +37,9 @@ LIBRARIES = (
     "httpx2",
     "jsonschema_rs",
     "limits",
-    "mcp",
+    "mcp.server.lowlevel.server",
+    "mcp.server.sse",
+    "mcp.server.stdio",
     "msgspec.json",
     "prometheus_client",
     "psycopg",
@@ -91,11 +95,15 @@ class Forker:
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
+        self.lends_at = f"hutch-tests-{os.getpid()}-{secrets.token_hex(8)}"
+        """The abstract socket where scripts can be had."""
         self._socket, theirs = socket.socketpair()
-        with theirs:
-            fd, null = theirs.fileno(), subprocess.DEVNULL
+        with theirs, socket.socket(socket.AF_UNIX) as listener:
+            listener.bind("\0" + self.lends_at)
+            listener.listen()
+            fds, null = (theirs.fileno(), listener.fileno()), subprocess.DEVNULL
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(fd)], pass_fds=[fd], stdin=null, stdout=null
+                [sys.executable, __file__, *map(str, fds)], pass_fds=fds, stdin=null, stdout=null
             )
 
     def fork(self, order: dict[str, Any], streams: list[int]) -> int:
@@ -122,6 +130,11 @@ def _forker() -> Forker:
     return forker
 
 
+def lent(script: Path) -> list[str]:
+    """The arguments of Python for a script that is forked."""
+    return ["-I", "-S", str(script.parent / "lent.py"), _forker().lends_at, str(script)]
+
+
 def _heard(news: int) -> int:
     data = os.read(news, _NUMBER.size)
     assert data, "who forks has ended"
@@ -132,30 +145,56 @@ def _heard(news: int) -> int:
 # --- in the process that is forked ---
 
 
-def _serve(orders: socket.socket) -> list[str] | None:
-    """Forks when it is asked to. Returns the arguments in what was forked, None when all is over."""
+def _serve(orders: socket.socket, lending: socket.socket) -> dict[str, Any] | None:
+    """Forks when it is asked to. Returns the order in what was forked, None when all is over."""
     running: dict[int, tuple[int, int]] = {}
+    borrowers: dict[int, int] = {}
     ready = selectors.DefaultSelector()
     ready.register(orders, selectors.EVENT_READ)
+    ready.register(lending, selectors.EVENT_READ)
     while True:
         for key, _ in ready.select():
             if key.fd in running:
                 ready.unregister(key.fd)
-                _tell_end(key.fd, *running.pop(key.fd))
+                pid, news = running.pop(key.fd)
+                if borrowers.pop(news, None):
+                    ready.unregister(news)
+                _tell_end(key.fd, pid, news)
                 continue
-            head, fds, _, _ = socket.recv_fds(orders, _LENGTH.size, 4)
+            if key.fd in borrowers:
+                # It says no more than that it has ended.
+                ready.unregister(key.fd)
+                os.kill(borrowers.pop(key.fd), signal.SIGKILL)
+                continue
+            borrower = lending.accept()[0] if key.fileobj is lending else None
+            asked = borrower or orders
+            head, fds, _, _ = socket.recv_fds(asked, _LENGTH.size, 4)
             if not head:
-                return None
-            order = json.loads(_exactly(orders, _LENGTH.unpack(head)[0]))
+                if borrower is None:
+                    return None
+                borrower.close()
+                continue
+            order: dict[str, Any] = json.loads(_exactly(asked, _LENGTH.unpack(head)[0]))
+            if borrower is not None:
+                fds.append(borrower.detach())
             if (pid := os.fork()) == 0:
                 ready.close()
-                for fd in (orders.detach(), *running, *(news for _, news in running.values())):
+                for fd in (
+                    orders.detach(),
+                    lending.detach(),
+                    *running,
+                    *(news for _, news in running.values()),
+                ):
                     os.close(fd)
                 return _become(order, fds)
             *streams, news = fds
             for fd in streams:
                 os.close(fd)
-            _tell(news, pid)
+            if borrower is None:
+                _tell(news, pid)
+            else:
+                borrowers[news] = pid
+                ready.register(news, selectors.EVENT_READ)
             handle = os.pidfd_open(pid)
             running[handle] = pid, news
             ready.register(handle, selectors.EVENT_READ)
@@ -182,8 +221,8 @@ def _exactly(orders: socket.socket, size: int) -> bytes:
     return data
 
 
-def _become(order: dict[str, Any], fds: list[int]) -> list[str]:
-    """As `python -m hutch` is when it starts; its arguments."""
+def _become(order: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+    """As Python is when it starts what is in the order."""
     for number, fd in enumerate(fds):
         if number < 3:
             os.dup2(fd, number)
@@ -191,9 +230,10 @@ def _become(order: dict[str, Any], fds: list[int]) -> list[str]:
     os.environ.clear()
     os.environ.update(order["env"])
     os.chdir(order["cwd"])
-    sys.path[0] = order["cwd"]
-    arguments: list[str] = order["arguments"]
-    return arguments
+    script = order.get("script")
+    sys.path[0] = order["cwd"] if script is None else str(Path(script).parent)
+    sys.argv = [script or "hutch", *order["arguments"]]
+    return order
 
 
 if __name__ == "__main__":
@@ -201,14 +241,18 @@ if __name__ == "__main__":
         importlib.import_module(library)
     gc.collect()
     gc.freeze()
-    forked = _serve(socket.socket(fileno=int(sys.argv[1])))
+    forked = _serve(*(socket.socket(fileno=int(number)) for number in sys.argv[1:3]))
     if forked is not None:
-        sys.argv = ["hutch", *forked]
         try:
-            runpy.run_module("hutch", run_name="__main__", alter_sys=True)
+            if "script" in forked:
+                runpy.run_path(forked["script"], run_name="__main__")
+            else:
+                runpy.run_module("hutch", run_name="__main__", alter_sys=True)
+            ended = 0
         except SystemExit as ending:
-            # As Python ends, but for taking apart all that was loaded here: that takes as long as the rest.
-            threading._shutdown()  # type: ignore[attr-defined]
-            atexit._run_exitfuncs()
-            sys.stdout.flush()
-            os._exit(int(ending.code or 0))
+            ended = int(ending.code or 0)
+        # As Python ends, but for taking apart all that was loaded here: that takes as long as the rest.
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        os._exit(ended)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 from starlette.types import Receive, Scope, Send
+from tests.forked import lent
 from tests.mcp_servers import everything, tracker
 from tests.mcp_servers.serving import serving
 from tests.processes import PATIENCE, Server, arguments_of, descendants, end, started
@@ -33,7 +34,7 @@ ALONE = {"HUTCH_QUICKJS_WARM": "0", "HUTCH_DENO_WARM": "0"}
 
 def stdio(name: str, **more: Any) -> dict[str, Any]:
     """An entry of the configuration for one of our servers."""
-    return {"command": sys.executable, "args": [str(SERVERS / f"{name}.py")], **more}
+    return {"command": sys.executable, "args": lent(SERVERS / f"{name}.py"), **more}
 
 
 @contextlib.contextmanager

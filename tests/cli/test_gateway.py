@@ -5,22 +5,27 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
+from tests.mcp_servers import everything
 from tests.processes import Traces, descendants, hutch, serving, until
 from tests.toolscripts import Gateway, configure, gateway, stdio
 
 from hutch.vault.tokens import Tokens
 
-SERVERS = {"github": stdio("tracker"), "every": stdio("everything")}
+
+def servers() -> dict[str, Any]:
+    return {"github": stdio("tracker"), "every": stdio("everything")}
 
 
 @pytest.fixture(scope="module")
 def running(environment: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    with gateway("--config", configure(tmp_path_factory.mktemp("gateway"), SERVERS)) as started:
+    with gateway("--config", configure(tmp_path_factory.mktemp("gateway"), servers())) as started:
         until(lambda: httpx2.get(f"{started.url}/ready").status_code == 200)
         yield started
 
@@ -160,7 +165,8 @@ def test_logout_forgets_what_a_login_gave_and_nothing_else(tmp_path: Path) -> No
 
 
 def test_no_server_outlives_one_that_is_killed(tmp_path: Path) -> None:
-    with gateway("--config", configure(tmp_path, {"every": stdio("everything")})) as started:
+    server = {"command": sys.executable, "args": [everything.__file__]}
+    with gateway("--config", configure(tmp_path, {"every": server})) as started:
         until(lambda: httpx2.get(f"{started.url}/ready").status_code == 200)
         assert httpx2.post(f"{started.url}/tools/every__spawn").status_code == 200
         assert len(descendants(started.process.pid)) >= 4

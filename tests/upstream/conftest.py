@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.forked import lent
 from tests.mcp_servers import everything
 from tests.mcp_servers.serving import serving
 
@@ -24,11 +25,14 @@ QUICK = Bounds(connect_seconds=20, call_seconds=20, alive_seconds=0.3, retry_sec
 
 
 def program(name: str, *arguments: str, **options: Any) -> ServerConfig:
-    """One of our own stdio servers."""
-    file = "everything.py" if name == "everything" else "hostile.py"
+    """One of our own stdio servers; with `lent=False` a child of who starts it, though it takes a second."""
     fields = {key: options.pop(key) for key in ("env", "cwd") if key in options}
-    args = (str(SERVERS / file), *(() if file == "everything.py" else (name,)), *arguments)
-    reach = Program(command=sys.executable, args=args, **fields)
+    if name == "everything":
+        file = SERVERS / "everything.py"
+        server = lent(file) if options.pop("lent", True) else [str(file)]
+    else:
+        server = [str(SERVERS / "hostile.py"), name]
+    reach = Program(command=sys.executable, args=(*server, *arguments), **fields)
     return ServerConfig(name=options.pop("called", name), reach=reach, **options)
 
 

@@ -94,7 +94,7 @@ def parent(pid: int) -> int:
 
 
 async def test_closing_ends_the_server_and_all_that_it_started(start: Started) -> None:
-    upstreams = await start(program("everything"))
+    upstreams = await start(program("everything", lent=False))
     found = handles(await spawned(upstreams))
     await upstreams.close()
     assert remaining(found, 0) == []
@@ -158,7 +158,7 @@ from hutch.settings import Settings
 from hutch.upstream.servers import Upstreams
 
 async def main():
-    upstreams = Upstreams(config(program("everything"), program("Stubborn")), Settings())
+    upstreams = Upstreams(config(program("everything", lent=False), program("Stubborn")), Settings())
     await upstreams.start()
     pids = await spawned(upstreams) + await upstreams.call("Stubborn", "act", {})
     print(*pids, flush=True)

@@ -20,6 +20,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.types import ToolListChangedNotification
 from tests.doors.mcp.houses import ERAS, IMPORT, ran, text_of
 from tests.doors.mcp.watching import Scripts
+from tests.forked import lent
 from tests.mcp_servers import everything
 from tests.processes import HUTCH, PATIENCE, Traces, hutch, serving, started, until
 
@@ -30,7 +31,7 @@ MCP = ("mcp", "--pass-through")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One with a configuration, as a project has."""
     folder = tmp_path_factory.mktemp("project")
-    server = {"command": sys.executable, "args": [everything.__file__]}
+    server = {"command": sys.executable, "args": lent(Path(everything.__file__))}
     broken = {"command": "no-such-program"}
     config = {"mcpServers": {"everything": server, "broken": broken}}
     (folder / ".toolscript.json").write_text(json.dumps(config))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.doors.toolscript.scripted import Deno, Door, listening
+from tests.forked import lent
 from tests.mcp_servers import everything
 from tests.processes import PATIENCE
 
@@ -26,7 +27,7 @@ class Connected(Upstreams):
 
 @pytest.fixture
 async def door() -> AsyncIterator[Door]:
-    here = Program(command=sys.executable, args=(everything.__file__,))
+    here = Program(command=sys.executable, args=tuple(lent(Path(everything.__file__))))
     gone = Program(command="no-such-program")
     servers = [ServerConfig(name="every-thing", reach=here), ServerConfig(name="gone", reach=gone)]
     async with Connected(Config({each.name: each for each in servers}), Settings()) as upstreams:
