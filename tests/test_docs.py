@@ -163,7 +163,7 @@ STOREYS = (
     {"vault"},
     {"sandbox"},
     {"npm", "upstream"},
-    {"kernel", "runs", "metrics", "logs"},
+    {"kernel", "programs", "runs", "metrics", "logs"},
     {"doors"},
     {"app", "api", "keeping", "remote", "ways"},
     {"cli", "__init__", "__main__"},

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import AsyncIterator
 
 import pytest
 
 import hutch
-from hutch.kernel import MAX_PROGRAMS, PREPARER, UNPREPARED, Kernel, _Run
+from hutch.kernel import Kernel, _Run
+from hutch.programs import MAX_PROGRAMS, PREPARER, UNPREPARED
+from hutch.sandbox.meter import process_tree
+from hutch.sandbox.process import RunnerProcess
+from hutch.sandbox.profile import Profile
+from hutch.sandbox.runner import Runner
 from hutch.session.host import Outcome, Session
 from hutch.session.messages import WireError
 
@@ -75,19 +82,27 @@ async def test_one_who_prepares_is_started_once_it_is_worth_it(alone: hutch.Hutc
     assert len(kernel_of(alone)._programs) == 1
 
 
-async def test_code_that_is_no_program_uses_no_process_up(alone: hutch.Hutch) -> None:
+async def test_code_that_is_no_program_uses_no_process_up(
+    alone: hutch.Hutch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert (await alone.run("1")).ok
     assert (await alone.run("1", engine="deno")).ok
     pool = kernel_of(alone).pool
-    used: list[str] = []
+    used: list[Runner] = []
     take = pool._take_single
-    pool._take_single = lambda profile: used.append(profile.engine) or take(profile)  # type: ignore[method-assign, func-returns-value]
+
+    def taken(profile: Profile) -> Runner | None:
+        runner = take(profile)
+        used.extend([] if runner is None else [runner])
+        return runner
+
+    monkeypatch.setattr(pool, "_take_single", taken)
     r = await alone.run("let a = ;", engine="deno")
     assert r.error is not None
     assert r.error.name == "SyntaxError"
     assert not used
     assert (await alone.run("2", engine="deno")).ok
-    assert used == ["deno"]
+    assert len(used) == 1
 
 
 async def test_process_of_its_own_prepares_what_another_could_not(
@@ -110,15 +125,32 @@ async def test_process_of_its_own_prepares_what_another_could_not(
     assert (kernel.pool.stats().in_flight.get("quickjs", 0)) == 0
 
 
+async def test_one_who_is_too_busy_to_prepare_is_passed_over_and_not_ended_for_it(alone: hutch.Hutch) -> None:
+    assert (await alone.run("1")).ok
+    [runner] = kernel_of(alone).pool._shared[PREPARER, "default"]
+    assert isinstance(runner, RunnerProcess)
+    guest = process_tree(runner.pid)[-1]
+    os.kill(guest, signal.SIGSTOP)
+    try:
+        r = await alone.run("const busy: number = 6; busy", engine="deno")
+    finally:
+        os.kill(guest, signal.SIGCONT)
+    assert (r.result, r.error) == (6, None)
+    assert (await alone.run("7")).result == 7
+    assert kernel_of(alone).pool._shared[PREPARER, "default"] == [runner]
+
+
 async def test_programs_are_kept_for_their_owner_alone_and_in_bounds(sandbox: hutch.Hutch) -> None:
-    kernel = kernel_of(sandbox)
-    kernel._programs.clear()
+    programs = kernel_of(sandbox)._programs
+    programs.clear()
     for owner in ("default", "somebody"):
         await sandbox.run("1", owner=owner)
+        assert programs.get(owner, "1 + 40") is None
         assert (await sandbox.run("1 + 40", engine="deno", owner=owner)).result == 41
-    assert list(kernel._programs) == [("default", "1 + 40"), ("somebody", "1 + 40")]
-    program = kernel._programs["default", "1 + 40"]
+    program = programs.get("default", "1 + 40")
+    assert program is not None
     for number in range(MAX_PROGRAMS - 1):
-        kernel._remember(("default", f"{number}"), program)
-    assert len(kernel._programs) == MAX_PROGRAMS
-    assert next(iter(kernel._programs)) == ("somebody", "1 + 40")
+        programs.keep("default", f"{number}", program)
+    assert len(programs) == MAX_PROGRAMS
+    assert programs.get("default", "1 + 40") is not None
+    assert programs.get("somebody", "1 + 40") is None

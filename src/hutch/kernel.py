@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
 from hutch.errors import InvalidExecution
+from hutch.programs import PREPARE, PREPARE_LIMITS, PREPARE_SECONDS, PREPARER, Programs
 from hutch.sandbox.pool import Pool
-from hutch.sandbox.profile import Profile, profile_for
+from hutch.sandbox.profile import Profile
 from hutch.sandbox.runner import OnOutput, Runner
 from hutch.session.host import Limits, Outcome, Session
 from hutch.session.messages import Job, WireError
@@ -30,14 +30,6 @@ _CEILINGS = {
 
 # How often an execution is begun again whose runner was lost through a neighbour's fault.
 MORE_ATTEMPTS = 2
-# Who makes programs of code for processes that are used once: it has made many before, they never have.
-PREPARER = profile_for("quickjs")
-PREPARE = Job("prepare", "")
-# One is started for that alone once so many executions in a row had to do without.
-UNPREPARED = 3
-# Programs that are kept, and the longest.
-MAX_PROGRAMS = 128
-MAX_PROGRAM_CHARS = 16 * 1024
 
 
 class Execution(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,12 +130,14 @@ class _Run:
         self.on_started = on_started
         self.code = execution.code
         self.job = execution.job
+        self.limits = execution.limits
         self.providers = execution.providers
 
     def to_be_prepared(self) -> _Run:
         """It cannot be watched: it takes no longer than a moment, and what is watched comes after it."""
         other = _Run(self.execution, self.id, self.began, None, None)
         other.job, other.providers = PREPARE, ()
+        other.limits = PREPARE_LIMITS
         return other
 
 
@@ -159,8 +153,7 @@ class Kernel:
         self.pool = pool
         self._record = record
         self._running: dict[str, Session] = {}
-        self._unprepared = 0
-        self._programs: OrderedDict[tuple[str, str], Job] = OrderedDict()
+        self._programs = Programs()
 
     def limits(self, asked: dict[str, Any], *, clamp: bool = False) -> Limits:
         """The limits of an execution from what its caller asked for; defaults for what it did not.
@@ -197,34 +190,25 @@ class Kernel:
 
     async def _prepare(self, run: _Run) -> Outcome | None:
         """Has the code made into a program, if somebody is at hand who can; its end, if it makes none."""
-        key = run.execution.owner, run.code
-        if (known := self._programs.get(key)) is not None:
-            self._programs.move_to_end(key)
+        owner, code = run.execution.owner, run.code
+        if (known := self._programs.get(owner, code)) is not None:
             run.job, run.code = known, ""
             return None
-        runner = self.pool.at_hand(PREPARER, run.execution.owner)
+        runner = self.pool.at_hand(PREPARER, owner)
         if runner is None:
-            self._unprepared += 1
-            if self._unprepared == UNPREPARED:
+            if self._programs.do_without(owner) and not self.pool.is_starting(PREPARER):
                 self.pool.prepare(PREPARER)
             return None
-        self._unprepared = 0
+        self._programs.do_with(owner)
         _, outcome = await self._attempt(runner, run.to_be_prepared())
         if outcome.ok and outcome.result_json is not None:
             run.job, run.code = Job("program", outcome.result_json.decode()), ""
-            self._remember(key, run.job)
+            self._programs.keep(owner, code, run.job)
         # Whatever else went wrong was not the code's fault: then its own process shall see.
         is_its_end = outcome.error is not None and outcome.error.name == "SyntaxError"
         if is_its_end and run.on_started is not None:
             run.on_started()
         return outcome if is_its_end else None
-
-    def _remember(self, key: tuple[str, str], program: Job) -> None:
-        """For its owner alone: another's could be what that one made of its process."""
-        if len(program.input) <= MAX_PROGRAM_CHARS:
-            self._programs[key] = program
-        if len(self._programs) > MAX_PROGRAMS:
-            self._programs.popitem(last=False)
 
     async def _attempts(self, run: _Run) -> Outcome:
         profile, owner = run.execution.profile, run.execution.owner
@@ -243,14 +227,14 @@ class Kernel:
         session: Session | None = None
         outcome: Outcome | None = None
         try:
-            session = runner.link.open(
-                run_id, run.code, execution.limits, run.providers, run.on_started, run.job
-            )
+            session = runner.link.open(run_id, run.code, run.limits, run.providers, run.on_started, run.job)
             self._running[run_id] = session
             runner.on_output = execution.on_output
             runner.began(session)
             if run.watch is not None:
                 run.watch.on_running(session.cancel)
+            if run.job is PREPARE:
+                asyncio.get_running_loop().call_later(PREPARE_SECONDS, session.cancel)
             outcome = await session.wait()
             runner.ended(outcome, session)
             return session, outcome
@@ -265,7 +249,8 @@ class Kernel:
             self._running.pop(run_id, None)
             if session is not None:
                 runner.link.forget(session)
-            self.pool.release(runner, outcome, session)
+            # Who is too busy to prepare something is not to be ended for it.
+            self.pool.release(runner, None if run.job is PREPARE else outcome, session)
 
     def hold(self, run_id: str) -> None:
         """Until `go_on`, a script's time does not count. Nothing happens if it does not run."""

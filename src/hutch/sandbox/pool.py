@@ -169,6 +169,9 @@ class Pool:
         """Starts one runner ahead of need, and none in its place."""
         self._start(profile)
 
+    def is_starting(self, profile: Profile) -> bool:
+        return self._starting[profile] > 0
+
     async def warmed(self, profile: Profile) -> None:
         """Waits until a runner of a profile is ready."""
         while not self._warm.get(profile) and self._starting[profile] > 0:
