@@ -168,10 +168,12 @@ async def test_two_jails_do_not_hear_each_other(tools: Executor, meet: Meeting) 
             BEFORE,
         )
     )
+    # Both are installed beforehand: who listens has not long.
+    await asyncio.gather(tools.execute(caller), tools.execute(listener, "-"))
     listening = asyncio.create_task(tools.execute(listener, params={"meet": meet.url}))
     await meet.said("listening")
     answer = await tools.execute(caller)
     meet.let_go("called")
-    assert (await listening)["output"] == "listened"
+    assert (await listening).get("output") == "listened", listening.result()
     assert answer["error"]["code"] == "TOOL_EXECUTION_ERROR"
     assert "refused" in answer["error"]["message"].lower()
