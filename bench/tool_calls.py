@@ -17,7 +17,7 @@ async def next_number(n: int) -> int:
 
 
 async def tool_calls(scale: Scale) -> list[Row]:
-    """With checked inputs and outputs, in both engines; an echo is as fast as two processes can be."""
+    """With checked inputs and outputs, in both engines; beside what the way there and back takes alone."""
     tools = [hutch.tool(next_number, name="next")]
     times: dict[str, list[float]] = {"quickjs": [], "deno": [], "baseline": [], "echo": []}
     async with hutch.Hutch() as h, FreshVms() as fresh:

@@ -153,51 +153,51 @@ def _serve(orders: socket.socket, lending: socket.socket) -> dict[str, Any] | No
     ready.register(orders, selectors.EVENT_READ)
     ready.register(lending, selectors.EVENT_READ)
     while True:
-        for key, _ in ready.select():
-            if key.fd in running:
-                ready.unregister(key.fd)
-                pid, news = running.pop(key.fd)
-                if borrowers.pop(news, None):
-                    ready.unregister(news)
-                _tell_end(key.fd, pid, news)
-                continue
-            if key.fd in borrowers:
-                # It says no more than that it has ended.
-                ready.unregister(key.fd)
-                os.kill(borrowers.pop(key.fd), signal.SIGKILL)
-                continue
-            borrower = lending.accept()[0] if key.fileobj is lending else None
-            asked = borrower or orders
-            head, fds, _, _ = socket.recv_fds(asked, _LENGTH.size, 4)
-            if not head:
-                if borrower is None:
-                    return None
-                borrower.close()
-                continue
-            order: dict[str, Any] = json.loads(_exactly(asked, _LENGTH.unpack(head)[0]))
-            if borrower is not None:
-                fds.append(borrower.detach())
-            if (pid := os.fork()) == 0:
-                ready.close()
-                for fd in (
-                    orders.detach(),
-                    lending.detach(),
-                    *running,
-                    *(news for _, news in running.values()),
-                ):
-                    os.close(fd)
-                return _become(order, fds)
-            *streams, news = fds
-            for fd in streams:
-                os.close(fd)
+        # One at a time: what the first brings about may be the end of the second.
+        key, _ = ready.select()[0]
+        if key.fd in running:
+            ready.unregister(key.fd)
+            pid, news = running.pop(key.fd)
+            if borrowers.pop(news, None):
+                ready.unregister(news)
+            _tell_end(key.fd, pid, news)
+            continue
+        if key.fd in borrowers:
+            # It says no more than that it has ended.
+            ready.unregister(key.fd)
+            os.kill(borrowers.pop(key.fd), signal.SIGKILL)
+            continue
+        borrower = lending.accept()[0] if key.fileobj is lending else None
+        order, fds = _ordered(borrower or orders)
+        if order is None:
             if borrower is None:
-                _tell(news, pid)
-            else:
-                borrowers[news] = pid
-                ready.register(news, selectors.EVENT_READ)
-            handle = os.pidfd_open(pid)
-            running[handle] = pid, news
-            ready.register(handle, selectors.EVENT_READ)
+                return None
+            borrower.close()
+            continue
+        if borrower is not None:
+            fds.append(borrower.detach())
+        if (pid := os.fork()) == 0:
+            ready.close()
+            for fd in (orders.detach(), lending.detach(), *running, *(news for _, news in running.values())):
+                os.close(fd)
+            return _become(order, fds)
+        *streams, news = fds
+        for fd in streams:
+            os.close(fd)
+        if borrower is None:
+            _tell(news, pid)
+        else:
+            borrowers[news] = pid
+            ready.register(news, selectors.EVENT_READ)
+        handle = os.pidfd_open(pid)
+        running[handle] = pid, news
+        ready.register(handle, selectors.EVENT_READ)
+
+
+def _ordered(asked: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+    """What somebody wants, and the streams for it; None if they are gone."""
+    head, fds, _, _ = socket.recv_fds(asked, _LENGTH.size, 4)
+    return (json.loads(_exactly(asked, _LENGTH.unpack(head)[0])) if head else None), fds
 
 
 def _tell_end(handle: int, pid: int, news: int) -> None:

@@ -21,6 +21,8 @@ from tests.forked import Forked
 HUTCH = (sys.executable, "-m", "hutch")
 # What a slow machine may take for anything; what hangs fails, it does not sleep.
 PATIENCE = 60.0
+# Without processes that nobody may ask for.
+COLD = {"HUTCH_QUICKJS_WARM": "0", "HUTCH_DENO_WARM": "0"}
 
 
 def hutch(
@@ -163,7 +165,7 @@ class Server:
 @contextlib.contextmanager
 def serving(*arguments: str, **env: str) -> Iterator[Server]:
     """A server on a free port, with nothing warm; ended at the end if the test did not do so."""
-    env = {"HUTCH_QUICKJS_WARM": "0", "HUTCH_DENO_WARM": "0", **env}
+    env = {**COLD, **env}
     with started(["serve", "--port", "0", *arguments], env=env, text=True) as process:
         try:
             server = Server(process)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -9,13 +10,13 @@ from collections.abc import AsyncIterator
 import pytest
 
 import hutch
-from hutch.kernel import Kernel, _Run
-from hutch.programs import MAX_PROGRAMS, PREPARER, UNPREPARED
+from hutch.kernel import Kernel
+from hutch.programs import MAX_KEPT_CHARS, MAX_PROGRAMS, PREPARER, UNPREPARED, Programs
 from hutch.sandbox.meter import process_tree
 from hutch.sandbox.process import RunnerProcess
 from hutch.sandbox.profile import Profile
 from hutch.sandbox.runner import Runner
-from hutch.session.host import Outcome, Session
+from hutch.session.host import Outcome
 from hutch.session.messages import WireError
 
 FORMS = [
@@ -34,13 +35,16 @@ FAILURES = [
 
 
 @pytest.fixture(params=["at hand", "by itself"])
-def kernel(sandbox: hutch.Hutch, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernel:
+async def kept(sandbox: hutch.Hutch, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many programs are kept of one that was prepared this way."""
     kernel = kernel_of(sandbox)
     kernel._programs.clear()
-    if request.param == "by itself":
-        monkeypatch.setattr(kernel.pool, "at_hand", lambda *_: None)
-        monkeypatch.setattr(kernel.pool, "prepare", lambda *_: None)
-    return kernel
+    await sandbox.run("1")
+    if request.param == "at hand":
+        return 1
+    monkeypatch.setattr(kernel.pool, "at_hand", lambda *_: None)
+    monkeypatch.setattr(kernel.pool, "prepare", lambda *_: None)
+    return 0
 
 
 @pytest.fixture
@@ -56,20 +60,22 @@ def kernel_of(h: hutch.Hutch) -> Kernel:
 
 @pytest.mark.parametrize(("code", "expected"), FORMS)
 async def test_every_form_has_its_value_whoever_prepared_it(
-    kernel: Kernel, sandbox: hutch.Hutch, code: str, expected: object
+    kept: int, sandbox: hutch.Hutch, code: str, expected: object
 ) -> None:
     r = await sandbox.run(code, engine="deno")
     assert (r.error, r.result) == (None, expected)
+    assert len(kernel_of(sandbox)._programs) == kept
 
 
 @pytest.mark.parametrize(("code", "name", "line", "column"), FAILURES)
 async def test_every_failure_names_its_place_whoever_prepared_it(
-    kernel: Kernel, sandbox: hutch.Hutch, code: str, name: str, line: int, column: int
+    kept: int, sandbox: hutch.Hutch, code: str, name: str, line: int, column: int
 ) -> None:
     r = await sandbox.run(code, engine="deno")
     assert r.error is not None
     assert (r.error.code, r.error.name) == ("runtime_error", name)
     assert (r.error.line, r.error.column) == (line, column)
+    assert r.error.message.count(f"({line}:{column})") == (name == "SyntaxError")
 
 
 async def test_one_who_prepares_is_started_once_it_is_worth_it(alone: hutch.Hutch) -> None:
@@ -108,21 +114,36 @@ async def test_code_that_is_no_program_uses_no_process_up(
 async def test_process_of_its_own_prepares_what_another_could_not(
     sandbox: hutch.Hutch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernel, attempt, lost = kernel_of(sandbox), Kernel._attempt, []
+    made, lost = Programs._made, []
     await sandbox.run("1")
 
-    async def failing(self: Kernel, runner: object, run: _Run) -> tuple[Session, Outcome]:
-        session, outcome = await attempt(self, runner, run)  # type: ignore[arg-type]
-        if run.job is not None and run.job.form == "prepare":
-            lost.append(run.id)
-            error = WireError(code="internal_error", message="The runner was lost")
-            return session, Outcome(ok=False, error=error, lost=True)
-        return session, outcome
+    async def failing(self: Programs, runner: Runner, code: str, id: str) -> Outcome:
+        await made(self, runner, code, id)
+        lost.append(id)
+        return Outcome(ok=False, error=WireError(code="internal_error", message="lost"), lost=True)
 
-    monkeypatch.setattr(Kernel, "_attempt", failing)
+    monkeypatch.setattr(Programs, "_made", failing)
     r = await sandbox.run("const lost: number = 3; lost", engine="deno")
     assert (r.result, lost) == (3, [r.run_id])
-    assert (kernel.pool.stats().in_flight.get("quickjs", 0)) == 0
+    assert kernel_of(sandbox).pool.stats().in_flight.get("quickjs", 0) == 0
+
+
+async def test_program_that_is_too_large_harms_no_neighbour(alone: hutch.Hutch) -> None:
+    called, answer = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> str:
+        called.set()
+        await answer.wait()
+        return "answered"
+
+    neighbour = asyncio.create_task(alone.run("return await tools.wait()", tools=[wait], timeout_ms=60_000))
+    await called.wait()
+    # Control characters take six times their length as JSON.
+    text = "\x01" * 3_000_000
+    r = await alone.run(f"const a: number = `{text}`.length; a", engine="deno", timeout_ms=30_000)
+    assert (r.result, r.error) == (len(text), None)
+    answer.set()
+    assert (await neighbour).result == "answered"
 
 
 async def test_one_who_is_too_busy_to_prepare_is_passed_over_and_not_ended_for_it(alone: hutch.Hutch) -> None:
@@ -132,7 +153,8 @@ async def test_one_who_is_too_busy_to_prepare_is_passed_over_and_not_ended_for_i
     guest = process_tree(runner.pid)[-1]
     os.kill(guest, signal.SIGSTOP)
     try:
-        r = await alone.run("const busy: number = 6; busy", engine="deno")
+        async with asyncio.timeout(20):
+            r = await alone.run("const busy: number = 6; busy", engine="deno")
     finally:
         os.kill(guest, signal.SIGCONT)
     assert (r.result, r.error) == (6, None)
@@ -145,12 +167,21 @@ async def test_programs_are_kept_for_their_owner_alone_and_in_bounds(sandbox: hu
     programs.clear()
     for owner in ("default", "somebody"):
         await sandbox.run("1", owner=owner)
-        assert programs.get(owner, "1 + 40") is None
+        assert programs.kept(owner, "1 + 40") is None
         assert (await sandbox.run("1 + 40", engine="deno", owner=owner)).result == 41
-    program = programs.get("default", "1 + 40")
+    program = programs.kept("default", "1 + 40")
     assert program is not None
+    programs.keep("default", "x" * MAX_KEPT_CHARS, program)
     for number in range(MAX_PROGRAMS - 1):
         programs.keep("default", f"{number}", program)
     assert len(programs) == MAX_PROGRAMS
-    assert programs.get("default", "1 + 40") is not None
-    assert programs.get("somebody", "1 + 40") is None
+    assert programs.kept("default", "1 + 40") is not None
+    assert programs.kept("somebody", "1 + 40") is None
+    assert programs.kept("default", "x" * MAX_KEPT_CHARS) is None
+
+
+async def test_where_owners_share_processes_none_prepares_for_another() -> None:
+    async with hutch.Hutch(owners_share=True) as h:
+        await h.run("1", owner="somebody")
+        assert (await h.run("1 + 41", engine="deno")).result == 42
+        assert len(kernel_of(h)._programs) == 0

@@ -28,8 +28,6 @@ from hutch.doors.toolscript.problems import ScriptRefused
 SERVERS = Path(__file__).parent / "mcp_servers"
 IMPORT = 'import { tools, ToolError } from "toolscript";\n'
 TOKEN = "a token that no script may have"
-# `hutch exec` by itself, without what the shell of the tester says.
-ALONE = {"HUTCH_QUICKJS_WARM": "0", "HUTCH_DENO_WARM": "0"}
 
 
 def stdio(name: str, **more: Any) -> dict[str, Any]:

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import msgspec
 
 from hutch.errors import InvalidExecution
-from hutch.programs import PREPARE, PREPARE_LIMITS, PREPARE_SECONDS, PREPARER, Programs
+from hutch.programs import Programs
 from hutch.sandbox.pool import Pool
 from hutch.sandbox.profile import Profile
-from hutch.sandbox.runner import OnOutput, Runner
+from hutch.sandbox.runner import OnOutput
 from hutch.session.host import Limits, Outcome, Session
 from hutch.session.messages import Job, WireError
 from hutch.session.providers import Provider, check_providers
@@ -47,7 +47,7 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     on_output: OnOutput | None = None
     """Gets what a guest that is a program prints, as it comes."""
     job: Job | None = None
-    """What else is to be done with the code than running it; in engine `quickjs`."""
+    """What else is to be done with the code than running it, or what to run instead of it."""
     requests: Sequence[Any] = ()
     """What it asks of others' servers, for the record: filled while it runs."""
     failure_in: Callable[[Any], str | None] | None = None
@@ -112,35 +112,6 @@ class _Once:
             action()
 
 
-class _Run:
-    """One execution on its way: what a runner is told of it may differ from what was asked."""
-
-    def __init__(
-        self,
-        execution: Execution,
-        id: str,
-        began: float,
-        watch: Watch | None,
-        on_started: Callable[[], None] | None,
-    ) -> None:
-        self.execution = execution
-        self.id = id
-        self.began = began
-        self.watch = watch
-        self.on_started = on_started
-        self.code = execution.code
-        self.job = execution.job
-        self.limits = execution.limits
-        self.providers = execution.providers
-
-    def to_be_prepared(self) -> _Run:
-        """It cannot be watched: it takes no longer than a moment, and what is watched comes after it."""
-        other = _Run(self.execution, self.id, self.began, None, None)
-        other.job, other.providers = PREPARE, ()
-        other.limits = PREPARE_LIMITS
-        return other
-
-
 Recorder = Callable[[str, Execution, Outcome, float], None]
 """Gets the run's id, what was run, how it ended, and when it began."""
 
@@ -153,7 +124,7 @@ class Kernel:
         self.pool = pool
         self._record = record
         self._running: dict[str, Session] = {}
-        self._programs = Programs()
+        self._programs = Programs(pool, owners_share=settings.owners_share)
 
     def limits(self, asked: dict[str, Any], *, clamp: bool = False) -> Limits:
         """The limits of an execution from what its caller asked for; defaults for what it did not.
@@ -181,60 +152,56 @@ class Kernel:
         run_id = execution.run_id or new_run_id()
         began = time.time()
         told = None if watch is None else _Once(watch.on_started)
-        run = _Run(execution, run_id, began, watch, told)
-        outcome = await self._prepare(run) if execution.profile.details.takes_programs else None
-        if outcome is None:
-            outcome = await self._attempts(run)
+        outcome = await self._outcome(execution, run_id, began, watch, told)
         self._record(run_id, execution, outcome, began)
         return Result.of(run_id, outcome)
 
-    async def _prepare(self, run: _Run) -> Outcome | None:
-        """Has the code made into a program, if somebody is at hand who can; its end, if it makes none."""
-        owner, code = run.execution.owner, run.code
-        if (known := self._programs.get(owner, code)) is not None:
-            run.job, run.code = known, ""
-            return None
-        runner = self.pool.at_hand(PREPARER, owner)
-        if runner is None:
-            if self._programs.do_without(owner) and not self.pool.is_starting(PREPARER):
-                self.pool.prepare(PREPARER)
-            return None
-        self._programs.do_with(owner)
-        _, outcome = await self._attempt(runner, run.to_be_prepared())
-        if outcome.ok and outcome.result_json is not None:
-            run.job, run.code = Job("program", outcome.result_json.decode()), ""
-            self._programs.keep(owner, code, run.job)
-        # Whatever else went wrong was not the code's fault: then its own process shall see.
-        is_its_end = outcome.error is not None and outcome.error.name == "SyntaxError"
-        if is_its_end and run.on_started is not None:
-            run.on_started()
-        return outcome if is_its_end else None
-
-    async def _attempts(self, run: _Run) -> Outcome:
-        profile, owner = run.execution.profile, run.execution.owner
-        session, outcome = await self._attempt(await self.pool.acquire(profile, owner), run)
-        for _ in range(0 if profile.details.own_process else MORE_ATTEMPTS):
+    async def _outcome(
+        self,
+        execution: Execution,
+        run_id: str,
+        began: float,
+        watch: Watch | None,
+        told: Callable[[], None] | None,
+    ) -> Outcome:
+        if execution.profile.details.takes_programs:
+            prepared = await self._programs.prepare(execution.owner, execution.code, run_id)
+            if isinstance(prepared, Outcome):
+                if told is not None:
+                    told()
+                return prepared
+            if prepared is not None:
+                execution = msgspec.structs.replace(execution, code="", job=prepared)
+        session, outcome = await self._attempt(execution, run_id, began, watch, told)
+        for _ in range(0 if execution.profile.details.own_process else MORE_ATTEMPTS):
             if not outcome.lost or session.called_tools or self.pool.closed:
                 break
             # A neighbour's fault, and nothing has happened yet: once more.
-            if run.watch is not None:
-                run.watch.on_running(None)
-            session, outcome = await self._attempt(await self.pool.acquire(profile, owner), run)
+            if watch is not None:
+                watch.on_running(None)
+            session, outcome = await self._attempt(execution, run_id, began, watch, told)
         return outcome
 
-    async def _attempt(self, runner: Runner, run: _Run) -> tuple[Session, Outcome]:
-        execution, run_id = run.execution, run.id
+    async def _attempt(
+        self,
+        execution: Execution,
+        run_id: str,
+        began: float,
+        watch: Watch | None,
+        on_started: Callable[[], None] | None,
+    ) -> tuple[Session, Outcome]:
+        runner = await self.pool.acquire(execution.profile, execution.owner)
         session: Session | None = None
         outcome: Outcome | None = None
         try:
-            session = runner.link.open(run_id, run.code, run.limits, run.providers, run.on_started, run.job)
+            session = runner.link.open(
+                run_id, execution.code, execution.limits, execution.providers, on_started, execution.job
+            )
             self._running[run_id] = session
             runner.on_output = execution.on_output
             runner.began(session)
-            if run.watch is not None:
-                run.watch.on_running(session.cancel)
-            if run.job is PREPARE:
-                asyncio.get_running_loop().call_later(PREPARE_SECONDS, session.cancel)
+            if watch is not None:
+                watch.on_running(session.cancel)
             outcome = await session.wait()
             runner.ended(outcome, session)
             return session, outcome
@@ -243,14 +210,13 @@ class Kernel:
                 session.cancel()
                 # No longer than the grace, so it is not to be cancelled in its turn.
                 outcome = await asyncio.shield(session.wait())
-                self._record(run_id, execution, outcome, run.began)
+                self._record(run_id, execution, outcome, began)
             raise
         finally:
             self._running.pop(run_id, None)
             if session is not None:
                 runner.link.forget(session)
-            # Who is too busy to prepare something is not to be ended for it.
-            self.pool.release(runner, None if run.job is PREPARE else outcome, session)
+            self.pool.release(runner, outcome, session)
 
     def hold(self, run_id: str) -> None:
         """Until `go_on`, a script's time does not count. Nothing happens if it does not run."""

@@ -1,45 +1,91 @@
-"""What guest code was made into for processes that are used once; see `guest/preparing`."""
+"""What guest code is made into for processes that are used once, by one that has made many before."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter, OrderedDict
 
+from hutch.sandbox.pool import Pool
 from hutch.sandbox.profile import profile_for
-from hutch.session.host import Limits
+from hutch.sandbox.runner import Runner
+from hutch.session.host import Limits, Outcome
 from hutch.session.messages import Job
 
 PREPARER = profile_for("quickjs")
-"""Who makes programs: it has made many before, a process that is used once never has."""
 PREPARE = Job("prepare", "")
 PREPARE_SECONDS = 0.5
 """No longer than this: it may be busy with something else of the same owner."""
-PREPARE_LIMITS = Limits(max_result_bytes=64 * 1024 * 1024)
+PREPARE_LIMITS = Limits(max_result_bytes=1024 * 1024)
+"""What makes a larger program takes its own process longer anyway."""
 UNPREPARED = 3
 """One is started for that alone once so many executions of an owner had to do without."""
 
 MAX_PROGRAMS = 128
-MAX_PROGRAM_CHARS = 16 * 1024
+MAX_KEPT_CHARS = 32 * 1024
+"""Of a program and the code that it was made of."""
 _MAX_OWNERS = 1_000
 
 
 class Programs:
-    """The last ones, for each owner alone: another's could be what that one made of its process."""
+    """Has them made, and keeps the last ones: for each owner alone, because whoever took over a process of an
+    owner can say what comes out of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, pool: Pool, *, owners_share: bool) -> None:
+        self._pool = pool
+        self._owners_share = owners_share
         self._kept: OrderedDict[tuple[str, str], Job] = OrderedDict()
         self._unprepared: Counter[str] = Counter()
 
-    def __len__(self) -> int:
-        return len(self._kept)
+    async def prepare(self, owner: str, code: str, id: str) -> Job | Outcome | None:
+        """The program, or how the execution ended if the code makes none; None: its own process shall see."""
+        if self._owners_share:
+            return None
+        if (kept := self.kept(owner, code)) is not None:
+            return kept
+        runner = self._pool.at_hand(PREPARER, owner)
+        if runner is None:
+            self._do_without(owner)
+            return None
+        del self._unprepared[owner]
+        outcome = await self._made(runner, code, id)
+        if outcome.ok and outcome.result_json is not None:
+            program = Job("program", outcome.result_json.decode())
+            self.keep(owner, code, program)
+            return program
+        # Whatever else went wrong need not be the code's fault.
+        return outcome if outcome.error is not None and outcome.error.name == "SyntaxError" else None
 
-    def get(self, owner: str, code: str) -> Job | None:
+    async def _made(self, runner: Runner, code: str, id: str) -> Outcome:
+        session = runner.link.open(id, code, PREPARE_LIMITS, (), None, PREPARE)
+        runner.began(session)
+        giving_up = asyncio.get_running_loop().call_later(PREPARE_SECONDS, session.cancel)
+        try:
+            outcome = await session.wait()
+            runner.ended(outcome, session)
+            return outcome
+        finally:
+            giving_up.cancel()
+            session.cancel()
+            runner.link.forget(session)
+            # Who is busy with something else is not to be ended for it; who hangs in this is.
+            self._pool.release(runner, session.outcome if session.started else None, session)
+
+    def _do_without(self, owner: str) -> None:
+        if len(self._unprepared) >= _MAX_OWNERS:
+            self._unprepared.clear()
+        self._unprepared[owner] += 1
+        is_worth_it = self._unprepared[owner] % UNPREPARED == 0
+        if is_worth_it and self._pool.has_room and not self._pool.has_coming(PREPARER):
+            self._pool.prepare(PREPARER)
+
+    def kept(self, owner: str, code: str) -> Job | None:
         found = self._kept.get((owner, code))
         if found is not None:
             self._kept.move_to_end((owner, code))
         return found
 
     def keep(self, owner: str, code: str, program: Job) -> None:
-        if len(program.input) <= MAX_PROGRAM_CHARS:
+        if len(code) + len(program.input) <= MAX_KEPT_CHARS:
             self._kept[owner, code] = program
         if len(self._kept) > MAX_PROGRAMS:
             self._kept.popitem(last=False)
@@ -47,13 +93,5 @@ class Programs:
     def clear(self) -> None:
         self._kept.clear()
 
-    def do_with(self, owner: str) -> None:
-        """Somebody was at hand who makes them."""
-        del self._unprepared[owner]
-
-    def do_without(self, owner: str) -> bool:
-        """Nobody was; whether that has been so often enough."""
-        if len(self._unprepared) >= _MAX_OWNERS:
-            self._unprepared.clear()
-        self._unprepared[owner] += 1
-        return self._unprepared[owner] % UNPREPARED == 0
+    def __len__(self) -> int:
+        return len(self._kept)

@@ -247,9 +247,9 @@ def test_killed_run_leaves_nothing_to_read_and_is_resumed_after_a_rotation(
         process.wait(PATIENCE)
     assert (home / "master.key").stat().st_mode & 0o777 == 0o600
     # Also in the log that SQLite writes ahead, which is there until the runtime has closed the file too.
-    for each in home.glob("hutch.db*"):
-        with contextlib.suppress(FileNotFoundError):
-            assert b"S3CRET" not in each.read_bytes()
+    assert b"S3CRET" not in (home / "hutch.db").read_bytes()
+    with contextlib.suppress(FileNotFoundError):
+        assert b"S3CRET" not in (home / "hutch.db-wal").read_bytes()
     upstream.let_go("/held")
     rotated = hutch("vault", "rotate", "--master", env=place.env)
     assert rotated.returncode == 0, rotated.stderr

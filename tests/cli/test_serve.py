@@ -15,8 +15,10 @@ import pytest
 from tests.doors.clients import host
 from tests.messages import execute, tool_result
 from tests.npm.registry import Registry
-from tests.processes import PATIENCE, Server, Traces, hutch, serving, temporary_files
+from tests.processes import PATIENCE, Server, Traces, hutch, serving, temporary_files, until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from hutch.settings import Settings
 
 TEMPLATES = """export const templateRenderTool = {
     execute: ({template, data}) => template.replace("{{name}}", data.name),
@@ -35,6 +37,14 @@ def test_announced_curl_line_runs_a_tool(npm: Registry, key: dict[str, str]) -> 
 def test_announced_curl_line_works_offline() -> None:
     with serving(HUTCH_OFFLINE="true") as server:
         assert json.loads(shell(announced(server)))["status"] == "ok"
+
+
+def test_processes_are_warm_as_the_settings_say_by_default() -> None:
+    warm = Settings()
+    with serving(HUTCH_QUICKJS_WARM=f"{warm.quickjs_warm}", HUTCH_DENO_WARM=f"{warm.deno_warm}") as server:
+        for engine, count in (("quickjs", warm.quickjs_warm), ("deno", warm.deno_warm)):
+            line = f'hutch_processes_warm{{engine="{engine}"}} {count}.0'
+            until(lambda line=line: line in httpx2.get(f"{server.url}/metrics").text)
 
 
 def announced(server: Server) -> str:

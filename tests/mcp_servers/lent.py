@@ -1,7 +1,7 @@
 """Stands for a server that is forked from a process with all libraries loaded: see `tests/forked.py`.
 
 `python -I -S lent.py WHERE SCRIPT …` is to who starts it what `python SCRIPT …` is, and is there at once.
-What is forked has its streams, and ends with it; but it is no child of it.
+What is forked has its streams, and is killed when it ends; but it is no child of it, and hears no signals.
 """
 
 import json

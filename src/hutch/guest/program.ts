@@ -14,7 +14,7 @@ export class GuestSyntaxError extends Error {
 /** What was inserted into a line of the source behind a column, counted from 0: so many characters. */
 export type Moved = [line: number, behind: number, by: number];
 
-/** For every line the columns, from 0, at which something begins, and what they were in the original. */
+/** For every line the columns, from 0, at which something was moved, and what they were in the original. */
 export type Columns = [at: number, was: number][][];
 
 /** A program as JSON, for another process to run. */
@@ -36,17 +36,17 @@ export class Program {
     readonly code: string,
     readonly opening: number,
     readonly lines: number,
-    readonly moved: readonly Moved[],
+    readonly moved: () => Moved[],
     readonly columns: () => Columns | undefined,
   ) {}
 
   static of({ code, opening, lines, moved, columns }: ProgramData): Program {
-    return new Program(code, opening, lines, moved, () => columns);
+    return new Program(code, opening, lines, () => moved, () => columns);
   }
 
   data(): ProgramData {
     const { code, opening, lines } = this;
-    return { code, opening, lines, moved: [...this.moved], columns: this.columns() };
+    return { code, opening, lines, moved: this.moved(), columns: this.columns() };
   }
 
   /** The innermost of the guest's own lines in a stack. */
@@ -60,7 +60,7 @@ export class Program {
     // A guest can write any number into a stack.
     if (line > this.lines) return { line: this.lines, column: 1 };
     if (line === 1) column -= this.opening;
-    for (const [on, behind, by] of this.moved) {
+    for (const [on, behind, by] of this.moved()) {
       if (on === line && column - 1 > behind) column -= by;
     }
     return { line, column: Math.max(1, original(this.columns(), line, column)) };

@@ -98,11 +98,26 @@ export function assemble(
   close: string,
   columns: Stripped["columns"],
 ): Program {
-  const moved = edits.map(({ from, to, text: inserted }): Moved => {
-    const { line, column } = position(text, from);
-    return [line, column - 1, inserted.length - (to - from)];
+  const lines = lineCount(text);
+  return new Program(
+    open + apply(text, edits) + close,
+    open.length,
+    lines,
+    () => moved(text, edits),
+    columns,
+  );
+}
+
+/** Edits come in the order of the text. */
+function moved(text: string, edits: Edit[]): Moved[] {
+  let line = 1, start = 0;
+  return edits.map(({ from, to, text: inserted }) => {
+    for (let end = text.indexOf("\n", start); end >= 0 && end < from; end = text.indexOf("\n", start)) {
+      line++;
+      start = end + 1;
+    }
+    return [line, from - start, inserted.length - (to - from)];
   });
-  return new Program(open + apply(text, edits) + close, open.length, lineCount(text), moved, columns);
 }
 
 function lineCount(text: string): number {

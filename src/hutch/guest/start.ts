@@ -12,7 +12,11 @@ export function part(name: string): () => string {
     // Even to look at what is open, `stat` needs a permission.
     const bytes = new Uint8Array(file.seekSync(0, Deno.SeekMode.End));
     file.seekSync(0, Deno.SeekMode.Start);
-    for (let at = 0; at < bytes.length;) at += file.readSync(bytes.subarray(at))!;
+    for (let at = 0; at < bytes.length;) {
+      const count = file.readSync(bytes.subarray(at));
+      if (count === null) throw new Error(`${name} is shorter than it was`);
+      at += count;
+    }
     return new TextDecoder().decode(bytes);
   };
 }

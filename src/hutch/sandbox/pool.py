@@ -116,6 +116,7 @@ class Pool:
 
     def at_hand(self, profile: Profile, owner: str) -> Runner | None:
         """As `acquire`, but only one that can be had at once."""
+        self._keep_house()
         return None if self._closed or self._is_wanted(profile, owner) else self._take(profile, owner)
 
     def _is_wanted(self, profile: Profile, owner: str) -> bool:
@@ -169,8 +170,9 @@ class Pool:
         """Starts one runner ahead of need, and none in its place."""
         self._start(profile)
 
-    def is_starting(self, profile: Profile) -> bool:
-        return self._starting[profile] > 0
+    def has_coming(self, profile: Profile) -> bool:
+        """Whether one is there that nobody has, or soon will be."""
+        return bool(self._warm.get(profile)) or self._starting[profile] > 0
 
     async def warmed(self, profile: Profile) -> None:
         """Waits until a runner of a profile is ready."""

@@ -17,8 +17,9 @@ ENGINES: tuple[EngineName, ...] = ("quickjs", "deno")
 _DENO_FLAGS = ("run", "--no-prompt", "--quiet", "--no-lock", "--no-check")
 # Nothing is loaded from anywhere but what is mounted.
 _MOUNTED_ALONE = ("--no-remote", "--cached-only")
-_NOTHING_KEPT = ("--no-config", "--no-npm", "--no-code-cache")
-_BUNDLE_ALONE = (*_MOUNTED_ALONE, *_NOTHING_KEPT)
+# No part of Deno that only costs time where it finds nothing to do.
+_BARE = ("--no-config", "--no-npm", "--no-code-cache")
+_BUNDLE_ALONE = (*_MOUNTED_ALONE, *_BARE)
 
 
 DOOR_PORT = 3128
@@ -38,7 +39,7 @@ class Engine(msgspec.Struct, frozen=True):
     streams: bool = False
     """Whether what guests print, and their exit code, is to be had as it is: they are programs."""
     takes_programs: bool = False
-    """Whether its processes, used once, are spared to make a program of the code themselves."""
+    """Whether its processes can get a program instead of making one of the code."""
     all_files: bool = False
     """Whether guests may touch all that is in their container; else, and without one, their mounts alone."""
 
@@ -86,7 +87,7 @@ _ENGINES: dict[str, Engine] = {
             "--max-old-space-size=16384",
             "--enable-experimental-regexp-engine-on-excessive-backtracks",
         ),
-        flags=_NOTHING_KEPT,
+        flags=_BARE,
         streams=True,
     ),
     # A runner that somebody else brought.

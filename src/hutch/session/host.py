@@ -158,6 +158,10 @@ class Session:
         self._cancelled: anyio.Event | None = None
 
     @property
+    def started(self) -> bool:
+        return self._started_at is not None
+
+    @property
     def called_tools(self) -> bool:
         return bool(self._seen)
 

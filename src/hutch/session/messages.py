@@ -57,15 +57,15 @@ class Execute(msgspec.Struct, frozen=True, kw_only=True, tag="execute", tag_fiel
 class Job(msgspec.Struct, frozen=True):
     """What else than running it is to be done with the code of an execution; see `guest/quickjs/prelude/web`.
 
-    `prepare` has a quickjs runner answer with the program that the code makes, which a deno runner gets as
-    `program`, in place of the code.
+    `prepare` has a quickjs runner answer with the program that the code makes; a deno runner gets that as
+    `program`, to run in place of the code.
 
     Ours, and only from the host's own code: `Execute` has no such field for others to send.
     """
 
     form: Literal["wrapper", "transform", "headers", "prepare", "program"]
     input: str
-    """JSON text."""
+    """JSON text; nothing for `prepare`."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel", tag_field="type"):

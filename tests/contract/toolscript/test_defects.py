@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from pathlib import Path
 
+from tests.mcp_servers import everything
 from tests.processes import PATIENCE, Traces, hutch
 from tests.toolscripts import IMPORT, Place, configure, place, starts, stdio
 
@@ -99,7 +101,7 @@ async def test_7_all_pages_are_listed_and_a_server_that_crashed_comes_back(tmp_p
 
 
 def test_7_no_server_outlives_the_command_not_even_when_that_is_killed(tmp_path: Path) -> None:
-    config = configure(tmp_path, {"every": stdio("everything")})
+    config = configure(tmp_path, {"every": {"command": sys.executable, "args": [everything.__file__]}})
     code = (
         IMPORT + "await tools.every.spawn(); console.log('there'); await tools.every.slow({ seconds: 600 });"
     )

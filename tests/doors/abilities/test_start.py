@@ -38,7 +38,7 @@ async def test_a_wrong_master_key_keeps_a_server_from_starting_and_changes_nothi
 
 
 async def test_a_server_without_users_needs_no_master_key_and_keeps_its_runs(tmp_path: Path) -> None:
-    with serving(HUTCH_HOME=str(tmp_path), HUTCH_DENO_WARM="0") as server:
+    with serving(HUTCH_HOME=str(tmp_path)) as server:
         assert httpx2.get(f"{server.url}/my/abilities").status_code == 401
         async with host(server.execbox) as h:
             await h.say(execute("in", "1"))

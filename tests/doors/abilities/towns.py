@@ -154,7 +154,7 @@ async def town(home: Path, *arguments: str, **env: str) -> AsyncIterator[Town]:
         async with await Store.open(settings) as store, httpx2.AsyncClient(timeout=PATIENCE) as client:
             vault = await Vault.open(store, home, {})
             allowed = ("--egress-allow", f"127.0.0.1:{upstream.port}")
-            with serving(*allowed, *arguments, HUTCH_DENO_WARM="0", **variables) as server:
+            with serving(*allowed, *arguments, **variables) as server:
                 yield Town(server, vault, upstream, client)
 
 

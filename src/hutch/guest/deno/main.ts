@@ -102,7 +102,7 @@ function programOf({ code, job }: Execute): Program {
   const prepared: (source: string, typeScript: () => string) => Prepared = evaluate(preparing());
   const made = prepared(code, typeScript);
   if ("program" in made) return Program.of(made.program);
-  throw new GuestSyntaxError(made.message, made.at);
+  throw new GuestSyntaxError(made.reason, made.at);
 }
 
 let run: Run | undefined;
@@ -153,6 +153,7 @@ after(IDLE_MS, () => {
   if (!run) rehearse();
 });
 after(LONG_IDLE_MS, () => {
+  // Loads Node's timers, which many a guest uses.
   if (!run) setTimeout(() => {}, 0);
 });
 await wire.listen(receive);

@@ -7,7 +7,7 @@ import { GuestSyntaxError, type Position, type ProgramData } from "../program.ts
 import { prepare, provideTypeScript } from "../source.ts";
 
 /** Classes of this script are not those of who loads it: errors come as data too. */
-export type Prepared = { program: ProgramData } | { message: string; at?: Position };
+export type Prepared = { program: ProgramData } | { reason: string; at?: Position };
 
 function prepared(source: string, typeScript: () => string): Prepared {
   provideTypeScript(typeScript);
@@ -15,7 +15,7 @@ function prepared(source: string, typeScript: () => string): Prepared {
     return { program: prepare(source).data() };
   } catch (error) {
     if (!(error instanceof GuestSyntaxError)) throw error;
-    return { message: error.message, at: error.at };
+    return { reason: error.reason, at: error.at };
   }
 }
 

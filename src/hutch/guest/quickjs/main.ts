@@ -7,7 +7,9 @@ import { Wire } from "../wire.ts";
 import { Runner } from "./runner.ts";
 
 /** For how long nobody must want this process before it does what is slow the first time. */
-const IDLE_MS = 5, LONG_IDLE_MS = 3_000;
+const IDLE_MS = 5;
+/** When TypeScript's part is loaded, if it was not needed before: not for who is there for a moment. */
+const TYPESCRIPT_MS = 3_000;
 
 const module = await WebAssembly.compile(Deno.readFileSync(`${folder}/quickjs.wasm`));
 // Guests are inside QuickJS and have no stdout; unlike a socket it can be written to without waiting.
@@ -28,7 +30,7 @@ let used = false;
 after(IDLE_MS, () => {
   if (!used) rehearse();
 });
-after(LONG_IDLE_MS, loadTypeScript);
+after(TYPESCRIPT_MS, loadTypeScript);
 await wire.listen((message) => {
   used = true;
   runner.receive(message);

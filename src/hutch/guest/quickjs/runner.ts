@@ -12,6 +12,7 @@ import {
   type HostMessage,
   isJson,
   lendable,
+  type Outcome,
   startedLine,
   targets,
   toolCallLine,
@@ -43,6 +44,9 @@ type Timer = ReturnType<typeof setTimeout>;
 
 /** What every execution starts from; `web` has what the wrappers of abilities need besides. */
 export type Images = Record<keyof typeof PRELUDES, Image>;
+
+/** How an execution ended. */
+type End = Pick<Outcome, "ok" | "result" | "error">;
 
 interface Call {
   run: Run;
@@ -160,9 +164,8 @@ export class Runner {
     this.#wire.flush();
     try {
       const program = programOf(request);
-      if (request.job?.form === "prepare") {
-        this.#answer(id, { ok: true, result: JSON.stringify(program.data()) }, at);
-      } else this.#start(request, program);
+      if (request.job?.form === "prepare") this.#answer(id, prepared(request, program), at);
+      else this.#start(request, program);
     } catch (error) {
       const { message } = error as Error;
       const failure = error instanceof GuestSyntaxError
@@ -190,7 +193,7 @@ export class Runner {
   }
 
   /** For what never was in a VM. */
-  #answer(id: string, end: { ok: boolean; result?: string; error?: Failure }, at: number): void {
+  #answer(id: string, end: End, at: number): void {
     this.#wire.send(doneLine(id, { ...end, logs: [], logsTruncated: false, durationMs: elapsed(at) }));
   }
 
@@ -309,11 +312,14 @@ export class Runner {
     }
   }
 
-  /** One timer for all deadlines: most executions end long before theirs, and timers cost. */
+  /** One alarm for all deadlines: most executions end long before theirs, and timers cost. */
   #watch(deadline: number): void {
     if (deadline >= this.#alarmAt) return;
     this.#alarmAt = deadline;
-    after(Math.max(0, deadline - performance.now()), () => this.#ring());
+    // An earlier one that was set for later cannot be taken back.
+    after(Math.ceil(Math.max(0, deadline - performance.now())), () => {
+      if (this.#alarmAt === deadline) this.#ring();
+    });
   }
 
   #ring(): void {
@@ -410,6 +416,13 @@ export class Runner {
 function programOf({ code, job }: Execute): Program {
   if (job?.form === "wrapper") return prepareWrapper(code);
   return job?.form === "transform" ? prepareTransform(code) : prepare(code);
+}
+
+function prepared({ options }: Execute, program: Program): End {
+  const result = JSON.stringify(program.data()), most = options.maxResultBytes ?? DEFAULT_MAX_RESULT;
+  if (byteLength(result, most) <= most) return { ok: true, result };
+  const message = `The program is too large: its JSON text has more than ${most} bytes`;
+  return { ok: false, error: { code: "result_too_large", message } };
 }
 
 /** The bytes of a text in UTF-8; exact only where it can matter. */

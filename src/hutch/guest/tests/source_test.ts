@@ -85,16 +85,31 @@ Deno.test("a position on the first line does not count the wrapper", () => {
 });
 
 Deno.test("a program that went to another process as JSON tells the same places", () => {
-  for (
-    const source of ["let a = 1;\n  a.b.c", 'import x from "y"; const a: number = 1;\n/* c */ x.y as any']
-  ) {
-    const program = prepare(source), sent = Program.of(JSON.parse(JSON.stringify(program.data())));
-    assert.strictEqual(sent.code, program.code);
-    const places = (of: Program) =>
-      sent.code.split("\n").flatMap((text, line) => [...text].map((_, at) => of.locate(line + 1, at + 1)));
-    assert.deepStrictEqual(places(sent), places(program));
-    assert.notDeepStrictEqual(places(sent)[20], { line: 1, column: 21 });
+  const sources: [source: string, what: string][] = [
+    ["let a = 1;\n  a.b.c", "a.b"],
+    ['import x from "y"; const a: number = 1; x.z;\n/* c */ x.y as any', "x.z"],
+    ['import x from "y"; const a: number = 1; x.z;\n/* c */ x.y as any', "x.y"],
+  ];
+  for (const [source, what] of sources) {
+    const sent = Program.of(JSON.parse(JSON.stringify(prepare(source).data())));
+    const place = (text: string) => {
+      const before = text.slice(0, text.indexOf(what)).split("\n");
+      return [before.length, before.at(-1)!.length + 1] as const;
+    };
+    const [line, column] = place(source);
+    assert.deepStrictEqual(sent.locate(...place(sent.code)), { line, column });
+    assert.notDeepStrictEqual(place(sent.code), place(source));
   }
+});
+
+Deno.test("many imports and many types take no longer than their length", () => {
+  const started = performance.now();
+  const program = prepare('import"a";\n'.repeat(50_000));
+  assert.strictEqual(program.data().moved.length, 50_000);
+  assert.deepStrictEqual(program.locate(50_000, 19), { line: 50_000, column: 11 });
+  const numbers = prepare(`const a: number[] = [${"1, ".repeat(100_000)}];`).data();
+  assert(JSON.stringify(numbers.columns).length < 1000);
+  assert(performance.now() - started < 20_000);
 });
 
 Deno.test("source that breaks out of the wrapper is refused", () => {

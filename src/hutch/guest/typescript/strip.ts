@@ -3,7 +3,7 @@
  * the parser inside Deno.
  */
 
-import { decode } from "@jridgewell/sourcemap-codec";
+import { decode, type SourceMapSegment } from "@jridgewell/sourcemap-codec";
 import { transform } from "sucrase";
 import type { Columns } from "../program.ts";
 
@@ -34,11 +34,16 @@ export function strip(source: string): Stripped {
     sourceMapOptions: { compiledFilename: FILE },
   });
   let columns: Columns | undefined;
-  return {
-    text: code,
-    columns: () =>
-      columns ??= decode(sourceMap!.mappings).map((line) =>
-        line.map((token) => [token[0], token[3] ?? token[0]])
-      ),
-  };
+  return { text: code, columns: () => columns ??= decode(sourceMap!.mappings).map(shifts) };
+}
+
+/** Of what begins on a line, all that is not as far from where it was as what is before it. */
+function shifts(tokens: SourceMapSegment[]): Columns[number] {
+  let by = 0;
+  return tokens.flatMap((token): Columns[number] => {
+    const [at, , , was = at] = token as [number, number?, number?, number?];
+    if (was - at === by) return [];
+    by = was - at;
+    return [[at, was]];
+  });
 }
