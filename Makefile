@@ -32,7 +32,7 @@ test: install .venv/.postgres style ## lint, types, the Python tests and the gue
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going pytest beside
 
 pytest:
-	.venv/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
+	.venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # The rest goes on beside the Python tests, and is told in one piece.
 beside:
