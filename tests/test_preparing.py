@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from hutch.sandbox.meter import process_tree
 from hutch.sandbox.process import RunnerProcess
 from hutch.sandbox.profile import Profile
 from hutch.sandbox.runner import Runner
-from hutch.session.host import Outcome
+from hutch.session.host import Outcome, Session
 from hutch.session.messages import WireError
 
 FORMS = [
@@ -128,7 +129,7 @@ async def test_process_of_its_own_prepares_what_another_could_not(
     assert kernel_of(sandbox).pool.stats().in_flight.get("quickjs", 0) == 0
 
 
-async def test_program_that_is_too_large_harms_no_neighbour(alone: hutch.Hutch) -> None:
+async def test_code_that_is_too_large_to_be_prepared_elsewhere_harms_no_neighbour(alone: hutch.Hutch) -> None:
     called, answer = asyncio.Event(), asyncio.Event()
 
     async def wait() -> str:
@@ -160,6 +161,44 @@ async def test_one_who_is_too_busy_to_prepare_is_passed_over_and_not_ended_for_i
     assert (r.result, r.error) == (6, None)
     assert (await alone.run("7")).result == 7
     assert kernel_of(alone).pool._shared[PREPARER, "default"] == [runner]
+
+
+async def test_one_who_hangs_in_a_preparation_that_nobody_waits_for_is_ended(alone: hutch.Hutch) -> None:
+    assert (await alone.run("1")).ok
+    [runner] = kernel_of(alone).pool._shared[PREPARER, "default"]
+    assert isinstance(runner, RunnerProcess)
+    began = asyncio.Event()
+    open_session, guest = runner.link.open, process_tree(runner.pid)[-1]
+
+    def opened(*arguments: Any) -> Session:
+        def started() -> None:
+            os.kill(guest, signal.SIGSTOP)
+            began.set()
+
+        return open_session(*arguments[:4], started, *arguments[5:])
+
+    runner.link.open = opened  # type: ignore[method-assign]
+    running = asyncio.create_task(alone.run("'nobody waits'", engine="deno"))
+    await began.wait()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    async with asyncio.timeout(20):
+        assert (await alone.run("2")).result == 2
+        await runner.wait()
+
+
+async def test_preparations_that_nobody_waited_for_are_no_nonsense(alone: hutch.Hutch) -> None:
+    assert (await alone.run("1")).ok
+    [runner] = kernel_of(alone).pool._shared[PREPARER, "default"]
+    for number in range(100):
+        running = asyncio.create_task(alone.run(f"{number}", engine="deno"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert (await alone.run("2")).result == 2
+    assert runner.executions > 100
+    assert runner.link.dropped == 0
 
 
 async def test_programs_are_kept_for_their_owner_alone_and_in_bounds(sandbox: hutch.Hutch) -> None:

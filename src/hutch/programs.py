@@ -16,7 +16,10 @@ PREPARE = Job("prepare", "")
 PREPARE_SECONDS = 0.5
 """No longer than this: it may be busy with something else of the same owner."""
 PREPARE_LIMITS = Limits(max_result_bytes=1024 * 1024)
-"""What makes a larger program takes its own process longer anyway."""
+MAX_CODE_CHARS = 32 * 1024
+"""Of longer code its own process makes the program: others of its owner shall not have to wait for it."""
+MAX_OPEN = 16
+"""Of one owner at once."""
 UNPREPARED = 3
 """One is started for that alone once so many executions of an owner had to do without."""
 
@@ -35,10 +38,11 @@ class Programs:
         self._owners_share = owners_share
         self._kept: OrderedDict[tuple[str, str], Job] = OrderedDict()
         self._unprepared: Counter[str] = Counter()
+        self._open: Counter[str] = Counter()
 
     async def prepare(self, owner: str, code: str, id: str) -> Job | Outcome | None:
         """The program, or how the execution ended if the code makes none; None: its own process shall see."""
-        if self._owners_share:
+        if self._owners_share or len(code) > MAX_CODE_CHARS or self._open[owner] >= MAX_OPEN:
             return None
         if (kept := self.kept(owner, code)) is not None:
             return kept
@@ -47,25 +51,36 @@ class Programs:
             self._do_without(owner)
             return None
         del self._unprepared[owner]
-        outcome = await self._made(runner, code, id)
+        self._open[owner] += 1
+        try:
+            outcome = await self._made(runner, code, id)
+        finally:
+            self._open[owner] -= 1
+            if not self._open[owner]:
+                del self._open[owner]
         if outcome.ok and outcome.result_json is not None:
             program = Job("program", outcome.result_json.decode())
             self.keep(owner, code, program)
             return program
-        # Whatever else went wrong need not be the code's fault.
-        return outcome if outcome.error is not None and outcome.error.name == "SyntaxError" else None
+        # Whatever else went wrong need not be the code's fault; too little stack, say, has no place in it.
+        error = outcome.error
+        return outcome if error is not None and error.name == "SyntaxError" and error.line else None
 
     async def _made(self, runner: Runner, code: str, id: str) -> Outcome:
         session = runner.link.open(id, code, PREPARE_LIMITS, (), None, PREPARE)
         runner.began(session)
         giving_up = asyncio.get_running_loop().call_later(PREPARE_SECONDS, session.cancel)
         try:
-            outcome = await session.wait()
-            runner.ended(outcome, session)
-            return outcome
+            return await session.wait()
+        except asyncio.CancelledError:
+            session.cancel()
+            # No longer than the grace: who hangs must be known.
+            await asyncio.shield(session.wait())
+            raise
         finally:
             giving_up.cancel()
-            session.cancel()
+            if session.outcome is not None:
+                runner.ended(session.outcome, session)
             runner.link.forget(session)
             # Who is busy with something else is not to be ended for it; who hangs in this is.
             self._pool.release(runner, session.outcome if session.started else None, session)

@@ -14,7 +14,7 @@ from tests.processes import PATIENCE
 from hutch import tool
 from hutch.session.channel import MemoryChannel
 from hutch.session.host import GUEST_CODES, Limits
-from hutch.session.link import Link
+from hutch.session.link import MAX_LATE, Link
 from hutch.session.providers import Provider
 
 
@@ -168,3 +168,23 @@ async def test_logs_and_messages_are_bounded_here_too() -> None:
     assert outcome.error is not None
     assert len(outcome.error.message) < 10_000
     assert len(outcome.error.name or "") < 10_000
+
+
+async def test_last_words_that_nobody_waited_for_are_no_nonsense_but_more_of_them_is() -> None:
+    runner = Runner()
+    abandoned, over = (runner.link.open(id, "1", Limits(), []) for id in ("abandoned", "over"))
+    runner.say(done("over"))
+    for session in (abandoned, over):
+        runner.link.forget(session)
+    runner.say({"type": "started", "id": "abandoned"}, done("abandoned"), done("abandoned"))
+    assert runner.link.dropped == 0
+    runner.say(done("abandoned"), done("over"))
+    assert runner.link.dropped == 2
+
+
+async def test_only_so_many_of_whom_a_word_may_come_are_remembered() -> None:
+    runner = Runner()
+    for number in range(MAX_LATE + 1):
+        runner.link.forget(runner.link.open(f"{number}", "1", Limits(), []))
+    runner.say(done("0"), done("1"))
+    assert runner.link.dropped == 1

@@ -162,6 +162,11 @@ class Session:
         return self._started_at is not None
 
     @property
+    def may_be_answered(self) -> bool:
+        """Whether the runner may still say something of it: its last word, or that to a cancel."""
+        return not self.answered or self._cancelling
+
+    @property
     def called_tools(self) -> bool:
         return bool(self._seen)
 
@@ -183,8 +188,8 @@ class Session:
         return self.outcome
 
     def receive(self, message: RunnerMessage) -> None:
+        self.answered = self.answered or (isinstance(message, Done) and message.id == self.id)
         if self.outcome is not None:
-            self.answered = self.answered or isinstance(message, Done)
             return
         if isinstance(message, ToolCall):
             self._tool_call(message)

@@ -17,6 +17,9 @@ logger = logging.getLogger("hutch.session")
 
 # Reading nonsense takes time too: whoever keeps talking it is cut off.
 MAX_DROPPED = 10_000
+# Sessions of which the last word may still come, and with it `started` and the answer to a cancel.
+MAX_LATE = 1_000
+LATE_LINES = 3
 
 
 class Link:
@@ -42,6 +45,7 @@ class Link:
         self._codes = codes
         self._start_seconds = start_seconds
         self.sessions: dict[str, Session] = {}
+        self._late: dict[str, int] = {}
         self.closed: str | None = None
         self.dropped = 0
         self.on_late: Callable[[str], None] = lambda _: None
@@ -82,6 +86,10 @@ class Link:
 
     def forget(self, session: Session) -> None:
         self.sessions.pop(session.id, None)
+        if session.may_be_answered:
+            self._late[session.id] = LATE_LINES
+            if len(self._late) > MAX_LATE:
+                del self._late[next(iter(self._late))]
 
     def lose(self, reason: str) -> None:
         """The channel ended: so did every session on it."""
@@ -103,11 +111,19 @@ class Link:
             return
         session = self._session_of(message)
         if session is None:
-            self._drop()
-            if isinstance(message, Done):
-                self.on_late(message.id)
+            self._miss(message)
         else:
             session.receive(message)
+
+    def _miss(self, message: RunnerMessage) -> None:
+        """What is said to nobody: nonsense, unless somebody was there who did not wait for it."""
+        left = 0 if message.id is UNSET else self._late.pop(message.id, 0)
+        if left > 1 and message.id is not UNSET:
+            self._late[message.id] = left - 1
+        if not left:
+            self._drop()
+        if isinstance(message, Done):
+            self.on_late(message.id)
 
     def _drop(self) -> None:
         self.dropped += 1
