@@ -89,6 +89,7 @@ export class Runner {
   readonly #free: Vm[] = [];
   #callCount = 0;
   #alarmAt = Infinity;
+  #hasTimers = false;
   #dropped = 0;
 
   constructor(wire: Wire, module: WebAssembly.Module, images: Images) {
@@ -399,6 +400,12 @@ export class Runner {
 
   #arm(run: Run, id: number, delay: number, repeat: boolean): void {
     if (run.over) return;
+    if (!this.#hasTimers) {
+      // The first one loads Node's timers: that shall not be the guest's time, between this timer and the next.
+      this.#hasTimers = true;
+      clearTimeout(setTimeout(() => {}, 0));
+      run.vm.renewSlice();
+    }
     const due = () => {
       if (!repeat) run.timers.delete(id);
       // A guest that is slower than its interval gets no backlog of ticks.

@@ -304,7 +304,7 @@ export class Vm {
     const view = new DataView(e.memory.buffer);
     for (let i = 0; i < args.length; i++) view.setUint32(scratch + 4 * i, args[i], true);
     this.#overdue = overdue;
-    this.#sliceEnd = performance.now() + SLICE_MS;
+    this.renewSlice();
     e.qjs_set_interrupt_handler(1);
     try {
       if (await this.#drive(fn, undefinedBox, args.length, scratch) !== 0) return false;
@@ -316,14 +316,18 @@ export class Vm {
     }
   }
 
+  /** From now on the guest has the time of a whole slice again. */
+  renewSlice(): void {
+    this.#sliceEnd = performance.now() + SLICE_MS;
+  }
+
   #interrupt(): number | Promise<number> {
     const now = performance.now();
     if (this.#overdue(now)) return 1;
     if (now < this.#sliceEnd) return 0;
     return nextTurn().then(() => {
-      const now = performance.now();
-      this.#sliceEnd = now + SLICE_MS;
-      return this.#overdue(now) ? 1 : 0;
+      this.renewSlice();
+      return this.#overdue(performance.now()) ? 1 : 0;
     });
   }
 }
