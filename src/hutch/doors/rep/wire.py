@@ -16,7 +16,7 @@ COMPLAINT_BYTES = 8 * 1024
 # After its input ended: more than our own runtime takes to leave, and a warden to end everything.
 END_SECONDS = 4.0
 # Between the end of its output or input and its own, so that we can say how it ended.
-_LAST_SECONDS = 0.5
+_LAST_SECONDS = 2.0
 _READ_BYTES = 65_536
 _READS_AT_ONCE = 16
 
