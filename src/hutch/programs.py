@@ -42,10 +42,10 @@ class Programs:
 
     async def prepare(self, owner: str, code: str, id: str) -> Job | Outcome | None:
         """The program, or how the execution ended if the code makes none; None: its own process shall see."""
-        if self._owners_share or len(code) > MAX_CODE_CHARS or self._open[owner] >= MAX_OPEN:
-            return None
         if (kept := self.kept(owner, code)) is not None:
             return kept
+        if self._owners_share or len(code) > MAX_CODE_CHARS or self._open[owner] >= MAX_OPEN:
+            return None
         runner = self._pool.at_hand(PREPARER, owner)
         if runner is None:
             self._do_without(owner)

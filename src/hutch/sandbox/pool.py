@@ -17,6 +17,7 @@ from hutch.errors import Busy, HutchError, SandboxUnavailable
 from hutch.sandbox.profile import Profile
 from hutch.sandbox.runner import Runner
 from hutch.sandbox.spares import Spares
+from hutch.sandbox.stats import PoolStats
 from hutch.session.host import Outcome, Session
 from hutch.settings import Settings
 
@@ -42,19 +43,6 @@ class Waiter(msgspec.Struct, eq=False):
     profile: Profile
     owner: str
     future: asyncio.Future[Runner]
-
-
-class PoolStats(msgspec.Struct, frozen=True):
-    """What the pool has and does, for metrics."""
-
-    processes: dict[str, int]
-    in_flight: dict[str, int]
-    warm: dict[str, int]
-    starting: int
-    waiting: int
-    started: int
-    evicted: int
-    timeouts_waiting: int
 
 
 class Pool:

@@ -17,7 +17,7 @@ ENGINES: tuple[EngineName, ...] = ("quickjs", "deno")
 _DENO_FLAGS = ("run", "--no-prompt", "--quiet", "--no-lock", "--no-check")
 # Nothing is loaded from anywhere but what is mounted.
 _MOUNTED_ALONE = ("--no-remote", "--cached-only")
-# No part of Deno that only costs time where it finds nothing to do.
+# Nor a configuration, npm's packages, or a cache of compiled code, which takes time even where there is none.
 _BARE = ("--no-config", "--no-npm", "--no-code-cache")
 _BUNDLE_ALONE = (*_MOUNTED_ALONE, *_BARE)
 
