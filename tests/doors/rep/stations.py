@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx2
 from tests.counting import Counting
-from tests.flows import chain, flow, node
-from tests.processes import PATIENCE, Server, serving
+from tests.flows import SERVE, chain, flow, node
+from tests.processes import PATIENCE, Server, arguments_of, descendants, serving
 
 from hutch.settings import Settings
 from hutch.store.store import Store
@@ -122,3 +122,8 @@ async def station(settings: Settings, **env: str) -> AsyncIterator[Station]:
         async with await open_store(settings) as store:
             vault = await Vault.open(store, home, {})
             yield Station(home, upstream, store, vault, env)
+
+
+def runtimes(pid: int) -> list[int]:
+    """The processes below one that are runtimes of flows."""
+    return [each for each in descendants(pid) if arguments_of(each)[-2:] == SERVE[-2:]]
