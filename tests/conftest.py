@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import signal
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from functools import partial
@@ -26,6 +27,9 @@ BINARIES = ("HUTCH_DENO", "HUTCH_BWRAP")
 ALIASES = ("EXECUTOR_API_KEY", "PROXY_URL")
 
 Run = Callable[..., Awaitable[hutch.Result]]
+
+# Whoever is started in the background by a shell ignores it, and so would all that is started here.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:

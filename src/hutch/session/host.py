@@ -255,13 +255,7 @@ class Session:
         else:
             self._open_bytes += memoryview(call.input).nbytes
             self._seen.add(call.call_id)
-            task = self._loop.create_task(self._dispatch(call))
-            self._tasks[call.call_id] = task
-            task.add_done_callback(lambda _: self._call_over(call))
-
-    def _call_over(self, call: ToolCall) -> None:
-        self._tasks.pop(call.call_id, None)
-        self._open_bytes -= memoryview(call.input).nbytes
+            self._tasks[call.call_id] = self._loop.create_task(self._dispatch(call))
 
     def _refuse(self, call: ToolCall, message: str) -> None:
         self._refused += 1
@@ -292,6 +286,9 @@ class Session:
             self._answer_error(call.call_id, "tool_error", f"Tool {call.safe_tool_name} was cancelled")
             raise
         finally:
+            # Not by a callback of the task: that would be another turn of the loop for every call.
+            del self._tasks[call.call_id]
+            self._open_bytes -= memoryview(call.input).nbytes
             if len(self._calls) < MAX_RECORDED_CALLS:
                 elapsed = round((monotonic() - began) * 1000, 3)
                 self._calls.append(CallRecord(call.provider_name, call.safe_tool_name, ok, elapsed))

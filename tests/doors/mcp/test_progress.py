@@ -83,7 +83,7 @@ async def test_a_script_that_is_cancelled_is_stopped(house: House, client: Clien
         with anyio.CancelScope(shield=True):
             async with ended(house):
                 tasks.cancel_scope.cancel()
-    assert house.upstream.cancelled.is_set()
+    await until(house.upstream.cancelled.is_set)
     house.upstream.go.set()
     assert (await ran(client, WAIT["toolscript"]))["result"] == 1
 
