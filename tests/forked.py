@@ -1,7 +1,7 @@
-"""`hutch` forked from a process that has Python and libraries loaded, which is most of what a command takes.
+"""`hutch` forked from a process that has it loaded, and its libraries, which is most of what a command takes.
 
-Each is a process of its own all the same. Of Hutch itself nothing is loaded beforehand: a command still has
-to import what it needs. MCP servers of the tests are forked from it too: see `tests/mcp_servers/lent.py`.
+Each is a process of its own all the same. MCP servers of the tests are forked from it too: see
+`tests/mcp_servers/lent.py`. How long a command takes from nothing is for `make bench`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import runpy
 import secrets
 import select
@@ -236,8 +237,14 @@ def _become(order: dict[str, Any], fds: list[int]) -> dict[str, Any]:
     return order
 
 
+def _modules(package: str) -> list[str]:
+    """All of them but what is only run."""
+    found = pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}.")
+    return [each.name for each in found if not each.name.endswith(".__main__")]
+
+
 if __name__ == "__main__":
-    for library in LIBRARIES:
+    for library in (*LIBRARIES, *_modules("hutch")):
         importlib.import_module(library)
     gc.collect()
     gc.freeze()
