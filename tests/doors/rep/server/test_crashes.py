@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.doors.rep.server.answers import approvals
 from tests.doors.rep.stations import Caller, Station, runtimes, station
-from tests.doors.rep.test_server import approvals
 from tests.flows import chain, flow, node
 from tests.hostile.processes import gone
 from tests.processes import PATIENCE, Traces, hutch, started, until
