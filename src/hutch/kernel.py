@@ -195,7 +195,13 @@ class Kernel:
         outcome: Outcome | None = None
         try:
             session = runner.link.open(
-                run_id, execution.code, execution.limits, execution.providers, on_started, execution.job
+                run_id,
+                execution.code,
+                execution.limits,
+                execution.providers,
+                on_started,
+                execution.job,
+                self._has_core_to_spare,
             )
             self._running[run_id] = session
             runner.on_output = execution.on_output
@@ -217,6 +223,10 @@ class Kernel:
             if session is not None:
                 runner.link.forget(session)
             self.pool.release(runner, outcome, session)
+
+    def _has_core_to_spare(self) -> bool:
+        """Whether a runner that watches for an answer rather than sleep takes no core from another."""
+        return len(self._running) < self.settings.quickjs_processes
 
     def hold(self, run_id: str) -> None:
         """Until `go_on`, a script's time does not count. Nothing happens if it does not run."""

@@ -158,6 +158,8 @@ export class Wire {
   #writing = false;
   #encode = encoder.encode.bind(encoder);
   #drained: (() => void)[] = [];
+  /** Lines that came, of whatever kind. */
+  heard = 0;
 
   constructor(pipe: Pipe) {
     this.#pipe = pipe;
@@ -204,6 +206,7 @@ export class Wire {
       if (count === null) return;
       const lines = decoder.decode(buffer.subarray(0, count), { stream: true }).split("\n");
       for (const line of lines.slice(0, -1)) {
+        this.heard++;
         parts.push(line);
         const message = understood(parts.join(""));
         parts = [];

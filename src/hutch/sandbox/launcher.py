@@ -23,6 +23,7 @@ from hutch.sandbox.meter import Meter
 from hutch.sandbox.network import Doorkeeper
 from hutch.sandbox.process import OVERHEAD_BYTES, READY_SECONDS, Greeting, RunnerProcess, Way
 from hutch.sandbox.profile import Profile
+from hutch.session.bell import Bell
 from hutch.session.channel import StreamChannel, connect_pipes
 from hutch.settings import MIB, Settings
 
@@ -58,12 +59,13 @@ class Launcher:
             # Of a server that runs for weeks, somebody may tidy it away.
             self._make_folder()
         path = self._folder / str(next(self._numbers))
-        channel = StreamChannel(self._settings.max_line_bytes)
+        bell = Bell() if profile.details.speaks_on_stdout else None
+        channel = StreamChannel(self._settings.max_line_bytes, bell)
         greeting = Greeting(channel)
         server = await asyncio.get_running_loop().create_unix_server(lambda: channel, str(path), backlog=1)
         process: RunnerProcess | None = None
         try:
-            process = await self._spawn(profile, path)
+            process = await self._spawn(profile, path, bell)
             if process.stdout is not None:
                 await connect_pipes(channel, process.stdout)
             await process.ready(greeting)
@@ -90,9 +92,9 @@ class Launcher:
         # Also for a program that ends without closing us.
         self._remove = weakref.finalize(self, _remove, self._folder, os.getpid())
 
-    async def _spawn(self, profile: Profile, path: Path) -> RunnerProcess:
+    async def _spawn(self, profile: Profile, path: Path, bell: Bell | None) -> RunnerProcess:
         if profile.egress is None or self._network is None or self._jail.isolation != "container":
-            return self._start(profile, path)
+            return self._start(profile, path, bell)
         # It starts at the same time as the jail that it is to open a door in.
         self._doorkeeper.start()
         info, told = os.pipe()
@@ -101,7 +103,7 @@ class Launcher:
         child = 0
         try:
             try:
-                process = self._start(profile, path, info_fd=told, block_fd=wait)
+                process = self._start(profile, path, bell, info_fd=told, block_fd=wait)
             except BaseException:
                 os.close(info)
                 raise
@@ -128,7 +130,13 @@ class Launcher:
             os.close(go)
 
     def _start(
-        self, profile: Profile, path: Path, *, info_fd: int | None = None, block_fd: int | None = None
+        self,
+        profile: Profile,
+        path: Path,
+        bell: Bell | None,
+        *,
+        info_fd: int | None = None,
+        block_fd: int | None = None,
     ) -> RunnerProcess:
         runners = Mount(str(self._bundle), BUNDLE_TARGET)
         control = Mount(str(path), SOCKET_TARGET, writable=True)
@@ -145,7 +153,7 @@ class Launcher:
         group = self._group(profile)
         try:
             command = self._jail.command(launch, group=group, info_fd=info_fd, block_fd=block_fd)
-            return RunnerProcess(profile, command, group, self._meter)
+            return RunnerProcess(profile, command, group, self._meter, bell)
         except BaseException:
             if group is not None:
                 group.remove()

@@ -19,6 +19,7 @@ from hutch.sandbox.meter import Meter, Watch, process_tree
 from hutch.sandbox.outlet import Outlet
 from hutch.sandbox.profile import Profile
 from hutch.sandbox.runner import Runner
+from hutch.session.bell import Bell
 from hutch.session.channel import StreamChannel
 from hutch.session.host import GUEST_CODES, RUNNER_CODES, Outcome, Session, clip_logs
 from hutch.session.link import Link
@@ -67,7 +68,15 @@ class Greeting:
 class RunnerProcess(Runner):
     """A runner and the process that holds it."""
 
-    def __init__(self, profile: Profile, command: Command, group: Group | None, meter: Meter | None) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        command: Command,
+        group: Group | None,
+        meter: Meter | None,
+        bell: Bell | None = None,
+    ) -> None:
+        """`bell`: what it finds on its stdin, if it is to watch it."""
         super().__init__(profile)
         self._link: Link | None = None
         self._loop = asyncio.get_running_loop()
@@ -88,6 +97,8 @@ class RunnerProcess(Runner):
             with command:
                 if profile.told:
                     told = memory_file(profile.told)
+                elif bell is not None:
+                    told = bell.for_process()
                 self._process = subprocess.Popen(
                     command.argv,
                     stdin=told,
@@ -164,7 +175,7 @@ class RunnerProcess(Runner):
         codes = GUEST_CODES if self.profile.details.own_process else RUNNER_CODES
         # Who loads something first may be at that for ever.
         start = 0.0 if self.profile.is_prepared else None
-        self._link = Link(channel, codes=codes, start_seconds=start)
+        self._link = Link(channel, codes=codes, start_seconds=start, send_now=channel.send_now)
         channel.on_close = self._channel_closed
         self.idle_since = self._loop.time()
         if self.profile.is_prepared:

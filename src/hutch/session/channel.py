@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable
 from typing import IO, Any, Protocol, cast
 
+from hutch.session.bell import Bell
+
 LineHandler = Callable[[bytes], None]
 CloseHandler = Callable[[str], None]
 
@@ -61,10 +63,14 @@ class StreamChannel(asyncio.Protocol):
     hold more than it is willing to take.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, bell: Bell | None = None) -> None:
+        """`bell`: for an end of a socket that watches it; from now on it is the channel's own."""
         self.on_line: LineHandler = nobody
         self.on_close: CloseHandler = nobody
         self._lines = Lines(limit)
+        self._bell = bell
+        self._said = 0
+        self._socket_file = -1
         self._transports: list[asyncio.BaseTransport] = []
         self._writer: asyncio.WriteTransport | None = None
         self._clear = asyncio.Event()
@@ -75,6 +81,9 @@ class StreamChannel(asyncio.Protocol):
         self._transports.append(transport)
         if _can_write(transport):
             self._writer = cast(asyncio.WriteTransport, transport)
+            if self._bell is not None and not self._ended:
+                # Of our own: the transport's may be closed, and its number another's, before we hear of it.
+                self._socket_file = os.dup(transport.get_extra_info("socket").fileno())
         if self._ended:
             transport.close()
 
@@ -110,7 +119,23 @@ class StreamChannel(asyncio.Protocol):
 
     def send(self, line: bytes) -> None:
         if self._writer is not None and not self._ended:
+            self._said += line.count(b"\n")
             self._writer.write(line)
+
+    def send_now(self, line: bytes) -> None:
+        """As `send`, but before the loop turns, and told to whoever watches the bell."""
+        if self._writer is None or self._ended or self._bell is None or self._writer.get_write_buffer_size():
+            self.send(line)
+            return
+        self._said += line.count(b"\n")
+        try:
+            sent = os.write(self._socket_file, line)
+        except OSError:
+            # It takes nothing at the moment, or never again: the transport finds out.
+            sent = 0
+        if sent < len(line):
+            self._writer.write(line[sent:])
+        self._bell.ring(self._said)
 
     async def writable(self) -> None:
         await self._clear.wait()
@@ -126,6 +151,10 @@ class StreamChannel(asyncio.Protocol):
         self._clear.set()
         for transport in self._transports:
             transport.close()
+        if self._bell is not None:
+            self._bell.close()
+        if self._socket_file >= 0:
+            os.close(self._socket_file)
         self.on_close(reason)
 
 

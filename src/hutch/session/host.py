@@ -115,6 +115,7 @@ class Session:
         providers: Sequence[Provider],
         send: Callable[[bytes], None],
         *,
+        prompt: Callable[[bytes], None] | None = None,
         writable: Callable[[], Any] | None = None,
         full_manifests: bool = True,
         trusted: bool = False,
@@ -123,7 +124,9 @@ class Session:
         on_started: Callable[[], None] | None = None,
         job: Job | None = None,
     ) -> None:
-        """`trusted`: the other side is a host itself, which has judged its runner as we would.
+        """`prompt`: says what the guest waits for, if there is a quicker way than `send`.
+
+        `trusted`: the other side is a host itself, which has judged its runner as we would.
 
         `start_seconds`: how long the runner may take to start, beyond the execution's own time; with 0,
         one that does not start it has used up that time.
@@ -136,6 +139,7 @@ class Session:
         self._code = code
         self._providers: Mapping[str, Provider] = {each.name: each for each in providers}
         self._send = send
+        self._prompt = prompt or send
         self._writable = writable
         self._full_manifests = full_manifests
         self._trusted = trusted
@@ -320,7 +324,7 @@ class Session:
 
     def _send_answer(self, line: bytes) -> None:
         if not self._cancelling and self.outcome is None:
-            self._send(line)
+            self._prompt(line)
 
     def _abandon_tools(self) -> None:
         if self._cancelled is not None:

@@ -33,17 +33,20 @@ class Link:
         trusted: bool = False,
         codes: frozenset[str] = RUNNER_CODES,
         start_seconds: float | None = None,
+        send_now: Callable[[bytes], None] | None = None,
     ) -> None:
         """`full_manifests`: whether the runner gets the tools' type declarations, which ours do not read.
 
         `trusted`: whether the other side is a host itself, which has judged its runner as we would.
         `codes`: of which errors we take the runner's word for it.
         `start_seconds`: how long a runner may take to start an execution beyond the execution's own time.
+        `send_now`: how to say something to a runner that may be watching for it.
         """
         self._full_manifests = full_manifests
         self._trusted = trusted
         self._codes = codes
         self._start_seconds = start_seconds
+        self._send_now = send_now or channel.send
         self.sessions: dict[str, Session] = {}
         self._late: dict[str, int] = {}
         self.closed: str | None = None
@@ -61,14 +64,23 @@ class Link:
         providers: Sequence[Provider],
         on_started: Callable[[], None] | None = None,
         job: Job | None = None,
+        worth_watching: Callable[[], bool] = lambda: False,
     ) -> Session:
-        """A session that has begun; its `outcome` is awaited by the caller, who then calls `forget`."""
+        """A session that has begun; its `outcome` is awaited by the caller, who then calls `forget`.
+
+        `worth_watching`: whether the runner may use a core to watch for what it is told next.
+        """
+
+        def prompt(line: bytes) -> None:
+            (self._send_now if worth_watching() else self._channel.send)(line)
+
         session = Session(
             id,
             code,
             limits,
             providers,
             self._channel.send,
+            prompt=prompt,
             writable=self._channel.writable,
             full_manifests=self._full_manifests,
             trusted=self._trusted,

@@ -4,6 +4,7 @@ import { after } from "../clock.ts";
 import { connect, folder, part, renounce } from "../start.ts";
 import { loadTypeScript, provideTypeScript } from "../source.ts";
 import { Wire } from "../wire.ts";
+import { Bell } from "./bell.ts";
 import { Runner } from "./runner.ts";
 
 /** For how long nobody must want this process before it does what is slow the first time. */
@@ -23,7 +24,7 @@ const heaps = Deno.readFileSync(`${folder}/image.bin`);
 const images = JSON.parse(Deno.readTextFileSync(`${folder}/image.json`));
 for (const image of Object.values<any>(images)) image.heap = heaps.subarray(image.from, image.to);
 provideTypeScript(part("typescript.js"));
-const runner = new Runner(wire, module, images);
+const runner = new Runner(wire, module, images, new Bell((buffer) => Deno.stdin.readSync(buffer)));
 renounce();
 wire.send('{"type":"ready"}\n');
 let used = false;
@@ -46,6 +47,6 @@ function rehearse(): void {
     writeSync: (bytes) => bytes.length,
   });
   const options = { timeoutMs: 1_000, memoryLimitBytes: 1 << 20, maxLogLines: 0, maxLogChars: 0 };
-  const runner = new Runner(nowhere, module, images);
+  const runner = new Runner(nowhere, module, images, new Bell(() => null));
   runner.receive({ type: "execute", id: "", code: "1", options, providers: [] });
 }

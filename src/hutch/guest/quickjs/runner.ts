@@ -19,6 +19,7 @@ import {
   type ToolResult,
   type Wire,
 } from "../wire.ts";
+import { Bell } from "./bell.ts";
 import { decodeText, encodingOf, urlParts } from "./platform.ts";
 import { Broken, type HostFunctions, type Image, Vm } from "./vm.ts";
 
@@ -82,6 +83,7 @@ export class Runner {
   readonly #wire: Wire;
   readonly #module: WebAssembly.Module;
   readonly #images: Images;
+  readonly #bell: Bell;
   readonly #functions: HostFunctions;
   readonly #runs = new Map<string, Run>();
   readonly #byVm = new Map<Vm, Run>();
@@ -92,8 +94,9 @@ export class Runner {
   #hasTimers = false;
   #dropped = 0;
 
-  constructor(wire: Wire, module: WebAssembly.Module, images: Images) {
+  constructor(wire: Wire, module: WebAssembly.Module, images: Images, bell: Bell) {
     this.#wire = wire;
+    this.#bell = bell;
     this.#module = module;
     this.#images = images;
     const run = (vm: Vm) => this.#byVm.get(vm)!;
@@ -220,6 +223,7 @@ export class Runner {
     }
     run.busy = false;
     if (run.over) this.#release(run, sound);
+    else if (run.calls.size > 0 && this.#runs.size === 1) this.#bell.watch(this.#wire.heard);
   }
 
   /** QuickJS ended with an exception that guest code could not catch. */

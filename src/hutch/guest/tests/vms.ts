@@ -1,5 +1,6 @@
 /** The quickjs runner in this process, on the bundle that the build made. */
 
+import { Bell } from "../quickjs/bell.ts";
 import { Runner } from "../quickjs/runner.ts";
 import { Wire } from "../wire.ts";
 
@@ -39,7 +40,7 @@ export async function execute(code: string, job?: object, answer: Answer = () =>
       return bytes.length;
     },
   });
-  const runner = new Runner(wire, module, images);
+  const runner = new Runner(wire, module, images, new Bell(() => null));
   const providers = [{ name: "upstream", tools: TOOLS, types: "" }];
   runner.receive({ type: "execute", id: "1", code, options: OPTIONS, providers, job } as any);
   return await promise;
