@@ -31,7 +31,7 @@ serve: install ## the server; its own options in ARGS
 test: install .venv/.postgres style ## lint, types, the Python tests and the guest's own
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going pytest beside
 
-# Twice as many at once as there are cores: a good part of their time, tests wait.
+# Twice as many at once as there are cores, 8 at most: a good part of their time, tests wait.
 pytest:
 	.venv/bin/python -m pytest -n $$(n=$$(nproc); echo $$((n < 4 ? 2 * n : 8))) --dist loadfile --no-loadscope-reorder $(ARGS)
 

@@ -237,14 +237,14 @@ def _become(order: dict[str, Any], fds: list[int]) -> dict[str, Any]:
     return order
 
 
-def _modules(package: str) -> list[str]:
+def modules_of(package: str) -> list[str]:
     """All of them but what is only run."""
     found = pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}.")
     return [each.name for each in found if not each.name.endswith(".__main__")]
 
 
 if __name__ == "__main__":
-    for library in (*LIBRARIES, *_modules("hutch")):
+    for library in (*LIBRARIES, *modules_of("hutch")):
         importlib.import_module(library)
     gc.collect()
     gc.freeze()

@@ -167,11 +167,17 @@ async def test_one_who_hangs_in_a_preparation_that_nobody_waits_for_is_ended(alo
     assert (await alone.run("1")).ok
     [runner] = kernel_of(alone).pool._shared[PREPARER, "default"]
     assert isinstance(runner, RunnerProcess)
+    guest = process_tree(runner.pid)[-1]
     began = asyncio.Event()
     open_session = runner.link.open
 
+    def hang() -> None:
+        os.kill(guest, signal.SIGSTOP)
+        began.set()
+
     def opened(*arguments: Any) -> Session:
-        session = open_session(*arguments[:4], began.set, *arguments[5:])
+        session = open_session(*arguments[:4], hang, *arguments[5:])
+        # What it may have said already.
         receive = session.receive
         session.receive = lambda said: None if isinstance(said, Done) else receive(said)  # type: ignore[method-assign]
         return session

@@ -18,7 +18,7 @@ from hutch.sandbox.runner import OnOutput
 from hutch.session.host import Limits, Outcome, Session
 from hutch.session.messages import Job, WireError
 from hutch.session.providers import Provider, check_providers
-from hutch.settings import Settings
+from hutch.settings import Settings, cores
 
 _CEILINGS = {
     "timeout_ms": "most_timeout_ms",
@@ -124,6 +124,7 @@ class Kernel:
         self.pool = pool
         self._record = record
         self._running: dict[str, Session] = {}
+        self._watchers = min(settings.quickjs_processes, cores())
         self._programs = Programs(pool, owners_share=settings.owners_share)
 
     def limits(self, asked: dict[str, Any], *, clamp: bool = False) -> Limits:
@@ -201,7 +202,7 @@ class Kernel:
                 execution.providers,
                 on_started,
                 execution.job,
-                self._has_core_to_spare,
+                may_watch=self._has_core_to_spare,
             )
             self._running[run_id] = session
             runner.on_output = execution.on_output
@@ -216,6 +217,7 @@ class Kernel:
                 session.cancel()
                 # No longer than the grace, so it is not to be cancelled in its turn.
                 outcome = await asyncio.shield(session.wait())
+                runner.ended(outcome, session)
                 self._record(run_id, execution, outcome, began)
             raise
         finally:
@@ -226,7 +228,7 @@ class Kernel:
 
     def _has_core_to_spare(self) -> bool:
         """Whether a runner that watches for an answer rather than sleep takes no core from another."""
-        return len(self._running) < self.settings.quickjs_processes
+        return len(self._running) < self._watchers
 
     def hold(self, run_id: str) -> None:
         """Until `go_on`, a script's time does not count. Nothing happens if it does not run."""

@@ -28,8 +28,9 @@ Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0)]
 
 
-def _cores() -> int:
-    return os.cpu_count() or 1
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,8 +74,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # The pool.
     quickjs_warm: Count = 1
     """Runner processes without an owner kept ready."""
-    quickjs_processes: Positive = _cores()
-    """The most runner processes of one owner; none gets a second one while so many are busy, whoever's."""
+    quickjs_processes: Positive = cores()
+    """The most runner processes of one owner; none gets a second one while so many are busy, whoever's.
+    While fewer executions run, and a core is free, a runner watches for an answer before it sleeps."""
     quickjs_vms: Positive = 2_048
     """The most executions in flight in one runner process."""
     quickjs_process_bytes: Positive = 4_096 * MIB

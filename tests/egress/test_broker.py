@@ -4,7 +4,6 @@ import asyncio
 import gzip
 
 import pytest
-from tests.egress.servers import SECONDS
 from tests.egress.upstreams import (
     Asked,
     Credentials,
@@ -24,13 +23,6 @@ from hutch.errors import SettingError
 from hutch.settings import Settings
 
 SECRET = "Bearer sk-abcdefghijklmnop"
-
-
-async def until(condition: object) -> None:
-    assert callable(condition)
-    async with asyncio.timeout(SECONDS):
-        while not condition():  # noqa: ASYNC110 - nobody says when
-            await asyncio.sleep(0.001)
 
 
 # --- requests and answers ---

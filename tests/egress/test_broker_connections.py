@@ -18,6 +18,7 @@ from tests.egress.upstreams import (
     upstream,
     whole,
 )
+from tests.waiting import eventually
 
 from hutch.egress import resolver
 from hutch.egress.broker import Broker
@@ -25,13 +26,6 @@ from hutch.egress.fetch import FetchError
 from hutch.settings import Settings
 
 SECRET = "Bearer sk-abcdefghijklmnop"
-
-
-async def until(condition: object) -> None:
-    assert callable(condition)
-    async with asyncio.timeout(SECONDS):
-        while not condition():  # noqa: ASYNC110 - nobody says when
-            await asyncio.sleep(0.001)
 
 
 async def test_a_connection_is_used_again_without_asking_the_resolver(
@@ -69,10 +63,10 @@ async def test_a_kept_connection_that_the_server_closed_is_replaced(server: Upst
     fetching = opened(broker)
     for method in ("GET", "POST"):
         await whole(await fetching.send(get(server.url("/last"))))
-        await until(lambda: broker.connections.open == 0)
+        await eventually(lambda: broker.connections.open == 0)
         reply = await fetching.send(get(server.url("/last"), method=method))
         assert await whole(reply) == b"x"
-        await until(lambda: broker.connections.open == 0)
+        await eventually(lambda: broker.connections.open == 0)
 
 
 async def test_a_request_that_may_have_been_seen_is_not_sent_twice(server: Upstream, broker: Broker) -> None:
@@ -115,7 +109,7 @@ async def test_a_late_answer_on_a_kept_connection_ends_it(server: Upstream, brok
     assert await whole(await fetching.send(get(server.url("/a")))) == b"one"
     assert broker.connections.idle == 1
     late.set()
-    await until(lambda: broker.connections.idle == 0)
+    await eventually(lambda: broker.connections.idle == 0)
     assert b"evil" not in await whole(await fetching.send(get(server.url("/b"))))
 
 
@@ -136,7 +130,7 @@ async def test_what_is_not_read_to_its_end_is_cut_off(server: Upstream, broker: 
     with pytest.raises(FetchError, match="no longer read"):
         await replies[0].read()
     await fetching.close()
-    await until(lambda: broker.connections.open == 0)
+    await eventually(lambda: broker.connections.open == 0)
     with pytest.raises(FetchError, match="no longer read"):
         await replies[1].read()
     with pytest.raises(FetchError, match="The run is over"):
@@ -155,10 +149,10 @@ async def test_a_cancelled_request_or_read_leaves_no_connection(
         await whole(await fetching.send(get(server.url(path))))
 
     task = asyncio.create_task(fetch())
-    await until(lambda: server.asked)
+    await eventually(lambda: server.asked)
     task.cancel()
     await asyncio.wait((task,))
-    await until(lambda: broker.connections.open == 0)
+    await eventually(lambda: broker.connections.open == 0)
 
 
 async def test_a_server_is_not_read_faster_than_the_guest_reads(server: Upstream, broker: Broker) -> None:

@@ -4,14 +4,13 @@ import asyncio
 import contextlib
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import websockets
 from tests.egress.servers import (
     LOCAL,
-    SECONDS,
     connected,
     echo,
     exchange,
@@ -20,6 +19,7 @@ from tests.egress.servers import (
     serving,
     tunnelled,
 )
+from tests.waiting import eventually
 
 from hutch.egress import proxy as module
 from hutch.egress import resolver
@@ -39,13 +39,7 @@ def silent(*_: object) -> asyncio.Future[None]:
 
 
 async def settled(proxy: Proxy, connections: int = 0) -> None:
-    await until(lambda: proxy.connections == connections)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(SECONDS):
-        while not condition():  # noqa: ASYNC110 - nobody says when
-            await asyncio.sleep(0.001)
+    await eventually(lambda: proxy.connections == connections)
 
 
 # --- tunnels ---
@@ -373,7 +367,7 @@ async def test_closing_cuts_everything_and_leaves_no_socket() -> None:
                 assert await reader.read() == b""
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection("127.0.0.1", port)
-    await until(lambda: sockets() == before)
+    await eventually(lambda: sockets() == before)
 
 
 async def test_closing_ends_what_is_still_being_connected(monkeypatch: pytest.MonkeyPatch) -> None:

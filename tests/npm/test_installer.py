@@ -16,7 +16,8 @@ import pytest
 from tests.npm import registry
 from tests.npm.conftest import NewShelf
 from tests.npm.trees import contents, exports
-from tests.processes import PATIENCE, until
+from tests.processes import until
+from tests.waiting import eventually
 
 from hutch.errors import PackageNotFound
 from hutch.npm import fence
@@ -180,9 +181,7 @@ async def test_what_one_package_has_brought_is_not_downloaded_for_the_next(
         )
     await shelf.get(parse("one"))
     # Documents are kept when the answer is under way already.
-    async with asyncio.timeout(PATIENCE):
-        while not [*shelf._store.documents._folder.rglob("parts/registry.json")]:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    await eventually(lambda: [*shelf._store.documents._folder.rglob("parts/registry.json")])
     two = (await shelf.get(parse("two"))).tree
     assert npm.requests.count("@base/parts@1.0.0") == 1
     # Nor is its document asked for again so soon.

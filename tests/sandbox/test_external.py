@@ -7,13 +7,12 @@ import errno
 import os
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
-from tests.processes import PATIENCE, descendants
+from tests.processes import descendants
+from tests.waiting import eventually
 
 import hutch
 
@@ -49,13 +48,6 @@ def command(tmp_path: Path) -> list[str]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hutch.sandbox.external.LEAVE_SECONDS", 0.3)
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    """Waits for what a process outside does."""
-    with anyio.fail_after(PATIENCE):
-        while not condition():  # noqa: ASYNC110 - no event tells of it
-            await anyio.sleep(0.005)
 
 
 async def test_one_that_cannot_be_watched_is_ended_at_once(
@@ -128,7 +120,7 @@ async def test_after_a_timeout_or_a_fault_there_is_a_new_process(command: list[s
         assert not (await sandbox.run(code, timeout_ms=200)).ok
         second = (await sandbox.run("pass")).result
         assert second not in (None, first)
-        await until(lambda: first not in descendants(os.getpid()))
+        await eventually(lambda: first not in descendants(os.getpid()))
 
 
 async def test_it_may_tidy_up_when_its_stdin_ends(command: list[str], tmp_path: Path) -> None:
@@ -149,7 +141,7 @@ async def test_one_that_does_not_leave_is_killed_with_its_children(command: list
         pids = (await sandbox.run(f"exec({stubborn!r}, globals()); result = globals()['result']")).result
         assert len(pids) == 2
         assert all(map(_runs, pids))
-    await until(lambda: not any(_runs(pid) for pid in pids))
+    await eventually(lambda: not any(_runs(pid) for pid in pids))
 
 
 def _runs(pid: int) -> bool:

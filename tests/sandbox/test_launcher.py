@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.processes import descendants
 from tests.sandbox.places import place
+from tests.waiting import eventually
 
 from hutch.errors import SandboxUnavailable
 from hutch.sandbox import identity
@@ -46,6 +49,41 @@ async def test_sockets_are_in_a_folder_for_us_alone_and_gone_once_used(runtime_d
         process.kill()
         await process.wait()
     assert files(runtime_dir) == []
+
+
+def open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+@pytest.mark.parametrize("engine", ["quickjs", "deno"])
+async def test_launches_that_cannot_listen_or_are_cancelled_leave_nothing_open(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with place() as here:
+        profile, loop = profile_for(engine), asyncio.get_running_loop()
+        process = await here.launcher.launch(profile)
+        process.kill()
+        await process.wait()
+        gc.collect()
+        before = open_files()
+
+        async def refused(*_: Any, **__: Any) -> asyncio.Server:
+            raise OSError("no room")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("hutch.sandbox.launcher._listening", refused)
+            for _ in range(3):
+                with pytest.raises(OSError, match="no room"):
+                    await here.launcher.launch(profile)
+        assert open_files() == before
+        for turns in range(6):
+            launching = loop.create_task(here.launcher.launch(profile))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            launching.cancel()
+            await asyncio.wait((launching,))
+            assert launching.cancelled()
+        await eventually(lambda: open_files() <= before)
 
 
 async def test_a_runtime_folder_that_cannot_be_written_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

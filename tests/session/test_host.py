@@ -100,6 +100,31 @@ async def test_a_runner_cannot_claim_to_have_taken_longer_than_we_waited() -> No
     assert 0 < (await ended(session)).duration_ms < 100_000
 
 
+async def test_calls_whose_tasks_are_over_when_they_are_made_are_not_open() -> None:
+    """As with `asyncio.eager_task_factory`."""
+
+    def eager(loop: asyncio.AbstractEventLoop, coroutine: Any, **_: Any) -> Any:
+        with pytest.raises(StopIteration):
+            coroutine.send(None)
+        over = loop.create_future()
+        over.set_result(None)
+        return over
+
+    script = Script()
+    session = script.begin(Limits(max_outstanding_calls=2), echo)
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(eager)
+    try:
+        for number in range(1, 6):
+            script.call(number, value=number)
+    finally:
+        loop.set_task_factory(None)
+    answers = [message["result"] for message in script.heard if message["type"] == "tool_result"]
+    assert answers == [1, 2, 3, 4, 5]
+    script.done()
+    assert (await ended(session)).call_count == 5
+
+
 async def test_a_tool_call_is_answered_under_its_own_id() -> None:
     script = Script()
     session = script.begin(None, echo)

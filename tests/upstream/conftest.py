@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -43,13 +42,6 @@ def endpoint(name: str, url: str, **options: Any) -> ServerConfig:
 
 def config(*servers: ServerConfig) -> Config:
     return Config({each.name: each for each in servers})
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Waits for what no event tells of."""
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
 
 
 @pytest.fixture

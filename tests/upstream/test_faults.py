@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tests.upstream.conftest import QUICK, Started, program, until
+from tests.upstream.conftest import QUICK, Started, program
+from tests.waiting import eventually
 
 from hutch.errors import UpstreamError
 from hutch.upstream.servers import Upstreams
@@ -202,7 +203,7 @@ async def test_flood_of_complaints_blocks_nobody_and_is_not_kept(start: Started)
 async def test_server_that_hangs_is_left_and_the_next_call_finds_a_new_one(start: Started) -> None:
     upstreams = await start(program("Hangs", call_seconds=0.2))
     assert (await failure(upstreams, "Hangs")).kind == "timeout"
-    await until(lambda: state(upstreams, "Hangs").error == "it hangs")
+    await eventually(lambda: state(upstreams, "Hangs").error == "it hangs")
     assert state(upstreams, "Hangs").state == "failed"
     assert (await failure(upstreams, "Hangs")).kind == "timeout"
 
@@ -279,9 +280,9 @@ async def test_server_that_asks_but_does_not_read_the_answers_is_left(start: Sta
 async def test_server_that_closed_its_input_is_left_and_the_next_call_finds_a_new_one(start: Started) -> None:
     upstreams = await start(program("ClosesInput", call_seconds=5))
     before = await upstreams.call("ClosesInput", "act", {"answer": True})
-    await until(lambda: state(upstreams, "ClosesInput").state == "failed")
+    await eventually(lambda: state(upstreams, "ClosesInput").state == "failed")
     assert await upstreams.call("ClosesInput", "act", {"answer": True}) != before
-    await until(lambda: state(upstreams, "ClosesInput").state == "failed")
+    await eventually(lambda: state(upstreams, "ClosesInput").state == "failed")
     error = await failure(upstreams, "ClosesInput")
     assert (error.kind, error.message) == (
         "lost",

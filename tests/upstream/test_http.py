@@ -15,7 +15,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from tests.mcp_servers.everything import Everything, app, sse_app
 from tests.mcp_servers.serving import Serving, serving
-from tests.upstream.conftest import QUICK, Started, endpoint, program, until
+from tests.upstream.conftest import QUICK, Started, endpoint, program
+from tests.waiting import eventually
 
 from hutch.errors import UpstreamError
 from hutch.upstream.servers import Upstreams
@@ -299,7 +300,7 @@ async def test_session_is_ended_at_the_server_when_we_leave(start: Started, serv
     served.start(watching)
     upstreams = await start(endpoint("web", f"{served.url}/mcp"))
     await upstreams.close()
-    await until(lambda: ended == ["/mcp"])
+    await eventually(lambda: ended == ["/mcp"])
 
 
 async def test_server_that_hangs_does_not_keep_us_from_leaving(start: Started, served: Serving) -> None:

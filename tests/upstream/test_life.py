@@ -12,7 +12,8 @@ import pytest
 from msgspec.structs import replace
 from tests.mcp_servers.everything import Everything, app, sse_app
 from tests.mcp_servers.serving import serving
-from tests.upstream.conftest import QUICK, Started, endpoint, program, until
+from tests.upstream.conftest import QUICK, Started, endpoint, program
+from tests.waiting import eventually
 
 from hutch.errors import UpstreamError
 from hutch.upstream.bounds import Bounds
@@ -52,9 +53,9 @@ async def test_first_calls_at_the_same_time_start_one_server(start: Started) -> 
 async def test_caller_who_gives_up_does_not_stop_the_connecting(start: Started) -> None:
     upstreams = await start(program("Server"), eager=False)
     impatient = asyncio.ensure_future(upstreams.call("Server", "act", {}))
-    await until(lambda: only(upstreams).state == "connecting")
+    await eventually(lambda: only(upstreams).state == "connecting")
     impatient.cancel()
-    await until(lambda: only(upstreams).state == "connected")
+    await eventually(lambda: only(upstreams).state == "connected")
 
 
 async def test_timeout_includes_connecting_and_says_so(start: Started) -> None:
@@ -69,7 +70,7 @@ async def test_server_that_was_killed_is_had_back_at_the_next_call(start: Starte
     revision = upstreams.revision
     first = (await upstreams.call("Tells", "act", {}))["pid"]
     os.kill(first, signal.SIGKILL)
-    await until(lambda: only(upstreams).error == "it ended (signal 9)")
+    await eventually(lambda: only(upstreams).error == "it ended (signal 9)")
     assert only(upstreams).state == "failed"
     assert len(await upstreams.tools()) == 1
     second = (await upstreams.call("Tells", "act", {}))["pid"]
@@ -82,8 +83,8 @@ async def test_server_that_was_lost_is_had_back_by_itself(start: Started) -> Non
     upstreams = await start(program("Tells"), bounds=replace(QUICK, retries=3))
     pid = (await upstreams.call("Tells", "act", {}))["pid"]
     os.kill(pid, signal.SIGKILL)
-    await until(lambda: only(upstreams).state == "failed")
-    await until(lambda: only(upstreams).state == "connected")
+    await eventually(lambda: only(upstreams).state == "failed")
+    await eventually(lambda: only(upstreams).state == "connected")
     assert (await upstreams.call("Tells", "act", {}))["pid"] != pid
 
 
@@ -97,7 +98,7 @@ async def test_attempts_to_have_a_server_back_have_an_end(start: Started, tmp_pa
     def attempts() -> int:
         return len(count.read_text().splitlines())
 
-    await until(lambda: attempts() == 4)
+    await eventually(lambda: attempts() == 4)
     await asyncio.sleep(0.3)
     assert attempts() == 4
     with pytest.raises(UpstreamError, match="not connected: it ended"):
@@ -131,7 +132,7 @@ async def grows(upstreams: Upstreams) -> None:
     upstreams.on_change.append(lambda: told.append(upstreams.revision))
     before = upstreams.revision
     name = await upstreams.call("everything", "grow", {})
-    await until(lambda: told)
+    await eventually(lambda: told)
     assert told == [upstreams.revision]
     assert upstreams.revision != before
     assert name in {tool.name for tool in await upstreams.tools()}
@@ -157,7 +158,7 @@ async def test_servers_of_the_newest_protocol_are_spoken_with_and_tell_of_change
     assert only(upstreams).state == "connected", only(upstreams).error
     before = upstreams.revision
     assert await upstreams.call("Modern", "act", {}) == "acted"
-    await until(lambda: upstreams.revision != before)
+    await eventually(lambda: upstreams.revision != before)
     assert [tool.name for tool in await upstreams.tools()] == ["act", "new_1"]
 
 

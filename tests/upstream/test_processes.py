@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.processes import descendants, until
 from tests.upstream.conftest import Started, program
-from tests.upstream.conftest import until as settled
+from tests.waiting import eventually as settled
 
 from hutch.upstream.process import minimal
 

@@ -17,13 +17,13 @@ from pathlib import Path
 import msgspec
 
 from hutch.sandbox import bundle, identity
+from hutch.sandbox.bell import Bell
 from hutch.sandbox.cgroup import Group
 from hutch.sandbox.jail import Jail, Launch, Mount
 from hutch.sandbox.meter import Meter
 from hutch.sandbox.network import Doorkeeper
 from hutch.sandbox.process import OVERHEAD_BYTES, READY_SECONDS, Greeting, RunnerProcess, Way
 from hutch.sandbox.profile import Profile
-from hutch.session.bell import Bell
 from hutch.session.channel import StreamChannel, connect_pipes
 from hutch.settings import MIB, Settings
 
@@ -59,12 +59,13 @@ class Launcher:
             # Of a server that runs for weeks, somebody may tidy it away.
             self._make_folder()
         path = self._folder / str(next(self._numbers))
-        bell = Bell() if profile.details.speaks_on_stdout else None
+        bell = Bell() if profile.details.watches_bell else None
         channel = StreamChannel(self._settings.max_line_bytes, bell)
         greeting = Greeting(channel)
-        server = await asyncio.get_running_loop().create_unix_server(lambda: channel, str(path), backlog=1)
+        server: asyncio.Server | None = None
         process: RunnerProcess | None = None
         try:
+            server = await _listening(channel, path)
             process = await self._spawn(profile, path, bell)
             if process.stdout is not None:
                 await connect_pipes(channel, process.stdout)
@@ -77,7 +78,8 @@ class Launcher:
                 await process.wait()
             raise
         finally:
-            server.close()
+            if server is not None:
+                server.close()
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
 
@@ -176,6 +178,19 @@ class Launcher:
         if self._meter is not None:
             self._meter.close()
         self._remove()
+
+
+async def _listening(channel: StreamChannel, path: Path) -> asyncio.Server:
+    """Goes through even if it is cancelled: half-way, nobody would know what to close."""
+    loop = asyncio.get_running_loop()
+    beginning = loop.create_task(loop.create_unix_server(lambda: channel, str(path), backlog=1))
+    try:
+        return await asyncio.shield(beginning)
+    except asyncio.CancelledError:
+        await asyncio.wait((beginning,))
+        if not beginning.cancelled() and beginning.exception() is None:
+            beginning.result().close()
+        raise
 
 
 async def _child_pid(info: int) -> int:

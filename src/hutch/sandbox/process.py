@@ -13,13 +13,13 @@ from typing import IO, Literal, Protocol
 import msgspec
 
 from hutch.errors import SandboxUnavailable
+from hutch.sandbox.bell import Bell
 from hutch.sandbox.cgroup import Group
 from hutch.sandbox.jail import Command, memory_file
 from hutch.sandbox.meter import Meter, Watch, process_tree
 from hutch.sandbox.outlet import Outlet
 from hutch.sandbox.profile import Profile
 from hutch.sandbox.runner import Runner
-from hutch.session.bell import Bell
 from hutch.session.channel import StreamChannel
 from hutch.session.host import GUEST_CODES, RUNNER_CODES, Outcome, Session, clip_logs
 from hutch.session.link import Link
@@ -92,16 +92,13 @@ class RunnerProcess(Runner):
         out = Outlet(partial(self._print, "stdout") if streams else self._keep)
         err = Outlet(partial(self._print, "stderr")) if streams else out
         self._outlets = {out, err}
-        told = subprocess.DEVNULL
+        stdin = subprocess.DEVNULL
         try:
             with command:
-                if profile.told:
-                    told = memory_file(profile.told)
-                elif bell is not None:
-                    told = bell.for_process()
+                stdin = _stdin(profile, bell)
                 self._process = subprocess.Popen(
                     command.argv,
-                    stdin=told,
+                    stdin=stdin,
                     stdout=subprocess.PIPE if profile.details.speaks_on_stdout else out.for_process,
                     stderr=err.for_process,
                     **command.options(),
@@ -112,8 +109,8 @@ class RunnerProcess(Runner):
                 outlet.close()
             raise SandboxUnavailable(f"The sandbox cannot be started: {error}") from None
         finally:
-            if told >= 0:
-                os.close(told)
+            if stdin >= 0:
+                os.close(stdin)
         for outlet in self._outlets:
             outlet.begin()
         try:
@@ -384,3 +381,10 @@ class RunnerProcess(Runner):
         else:
             # Nobody runs in it yet: it tells why it does not start.
             self._keep(data)
+
+
+def _stdin(profile: Profile, bell: Bell | None) -> int:
+    """What the runner finds there: what it is told, what it may watch, or nothing."""
+    if bell is not None:
+        return bell.for_process()
+    return memory_file(profile.told) if profile.told else subprocess.DEVNULL

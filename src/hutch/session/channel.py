@@ -7,8 +7,6 @@ import os
 from collections.abc import Callable
 from typing import IO, Any, Protocol, cast
 
-from hutch.session.bell import Bell
-
 LineHandler = Callable[[bytes], None]
 CloseHandler = Callable[[str], None]
 
@@ -27,6 +25,16 @@ class Channel(Protocol):
 
     def close(self) -> None:
         """Ends the channel; `on_close` is not called for an end of our own making."""
+
+
+class Bell(Protocol):
+    """Tells who is awake at the other end that it was spoken to: `hutch.sandbox.bell`."""
+
+    def ring(self, lines: int) -> None:
+        """As many lines were said by now."""
+
+    def close(self) -> None:
+        """Nothing is said any more."""
 
 
 def nobody(_: Any) -> None:

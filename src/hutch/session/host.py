@@ -115,7 +115,7 @@ class Session:
         providers: Sequence[Provider],
         send: Callable[[bytes], None],
         *,
-        prompt: Callable[[bytes], None] | None = None,
+        send_answer: Callable[[bytes], None] | None = None,
         writable: Callable[[], Any] | None = None,
         full_manifests: bool = True,
         trusted: bool = False,
@@ -124,7 +124,7 @@ class Session:
         on_started: Callable[[], None] | None = None,
         job: Job | None = None,
     ) -> None:
-        """`prompt`: says what the guest waits for, if there is a quicker way than `send`.
+        """`send_answer`: says what a guest waits for, if there is a quicker way than `send`.
 
         `trusted`: the other side is a host itself, which has judged its runner as we would.
 
@@ -139,7 +139,7 @@ class Session:
         self._code = code
         self._providers: Mapping[str, Provider] = {each.name: each for each in providers}
         self._send = send
-        self._prompt = prompt or send
+        self._answer = send_answer or send
         self._writable = writable
         self._full_manifests = full_manifests
         self._trusted = trusted
@@ -259,7 +259,10 @@ class Session:
         else:
             self._open_bytes += memoryview(call.input).nbytes
             self._seen.add(call.call_id)
-            self._tasks[call.call_id] = self._loop.create_task(self._dispatch(call))
+            task = self._loop.create_task(self._dispatch(call))
+            # In a loop whose tasks begin at once it may be over by now.
+            if not task.done():
+                self._tasks[call.call_id] = task
 
     def _refuse(self, call: ToolCall, message: str) -> None:
         self._refused += 1
@@ -291,7 +294,7 @@ class Session:
             raise
         finally:
             # Not by a callback of the task: that would be another turn of the loop for every call.
-            del self._tasks[call.call_id]
+            self._tasks.pop(call.call_id, None)
             self._open_bytes -= memoryview(call.input).nbytes
             if len(self._calls) < MAX_RECORDED_CALLS:
                 elapsed = round((monotonic() - began) * 1000, 3)
@@ -324,7 +327,7 @@ class Session:
 
     def _send_answer(self, line: bytes) -> None:
         if not self._cancelling and self.outcome is None:
-            self._prompt(line)
+            self._answer(line)
 
     def _abandon_tools(self) -> None:
         if self._cancelled is not None:

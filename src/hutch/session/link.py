@@ -64,15 +64,15 @@ class Link:
         providers: Sequence[Provider],
         on_started: Callable[[], None] | None = None,
         job: Job | None = None,
-        worth_watching: Callable[[], bool] = lambda: False,
+        may_watch: Callable[[], bool] = lambda: False,
     ) -> Session:
         """A session that has begun; its `outcome` is awaited by the caller, who then calls `forget`.
 
-        `worth_watching`: whether the runner may use a core to watch for what it is told next.
+        `may_watch`: whether the runner may use a core to watch for the next answer to a tool call.
         """
 
-        def prompt(line: bytes) -> None:
-            (self._send_now if worth_watching() else self._channel.send)(line)
+        def send_answer(line: bytes) -> None:
+            (self._send_now if may_watch() else self._channel.send)(line)
 
         session = Session(
             id,
@@ -80,7 +80,7 @@ class Link:
             limits,
             providers,
             self._channel.send,
-            prompt=prompt,
+            send_answer=send_answer,
             writable=self._channel.writable,
             full_manifests=self._full_manifests,
             trusted=self._trusted,

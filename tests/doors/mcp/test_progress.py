@@ -10,7 +10,8 @@ import anyio
 import pytest
 from mcp import Client
 from tests.doors.mcp.houses import IMPORT, House, listening, ran, run
-from tests.doors.mcp.watching import WAIT, Heard, ended, in_flight, until
+from tests.doors.mcp.watching import WAIT, Heard, ended, in_flight
+from tests.waiting import eventually
 
 from hutch.app import App
 from hutch.doors.gate import Gate
@@ -83,7 +84,7 @@ async def test_a_script_that_is_cancelled_is_stopped(house: House, client: Clien
         with anyio.CancelScope(shield=True):
             async with ended(house):
                 tasks.cancel_scope.cancel()
-    await until(house.upstream.cancelled.is_set)
+    await eventually(house.upstream.cancelled.is_set)
     house.upstream.go.set()
     assert (await ran(client, WAIT["toolscript"]))["result"] == 1
 
@@ -94,7 +95,7 @@ async def test_javascript_that_is_cancelled_is_stopped(house: House, client: Cli
         await house.upstream.called.wait()
         assert in_flight(house, "quickjs") == 1
         tasks.cancel_scope.cancel()
-    await until(lambda: house.upstream.cancelled.is_set() and not in_flight(house, "quickjs"))
+    await eventually(lambda: house.upstream.cancelled.is_set() and not in_flight(house, "quickjs"))
     house.upstream.go.set()
     assert (await ran(client, WAIT["javascript"], "javascript"))["result"] == 1
 

@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import os
 import select
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 from tests.doors.mcp.houses import IMPORT, House
 from tests.processes import PATIENCE, arguments_of, descendants
+from tests.waiting import eventually
 
 WAIT = {
     "toolscript": f"{IMPORT}await tools.github.wait(); return 1;",
@@ -63,15 +64,8 @@ async def ended(house: House) -> AsyncIterator[None]:
     assert in_flight(house, "script") == 1
     with Scripts(os.getpid()) as scripts:
         yield
-        await until(lambda: scripts.one_ended() and not in_flight(house, "script"))
+        await eventually(lambda: scripts.one_ended() and not in_flight(house, "script"))
 
 
 def in_flight(house: House, engine: str) -> int:
     return house.kernel.pool.stats().in_flight.get(engine, 0)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Waits for what no event tells of."""
-    async with asyncio.timeout(PATIENCE):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)

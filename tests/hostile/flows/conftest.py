@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
+from tests.doors.rep.server.answers import OPERATOR
 from tests.doors.rep.stations import Caller, Station, station
 from tests.hostile.conftest import peak_bytes
-from tests.hostile.flows.harm import MARK, OPERATOR, PLACES
+from tests.hostile.flows.harm import MARK, PLACES
 
 from hutch.settings import Settings
 

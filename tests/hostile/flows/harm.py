@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import httpx2
+from tests.doors.rep.server import answers
 from tests.doors.rep.stations import Caller
 from tests.flows import edge, flow, node
 
-OPERATOR = "operator"
 PLACES = 4
 MARK = "do-not-write-this-down"
 
 
 def failed(answer: httpx2.Response, status: int, code: str) -> str:
-    body = answer.json()
-    assert (answer.status_code, body["error"]["code"]) == (status, code), body
-    message: str = body["error"]["message"]
+    """What is said of it."""
+    message: str = answers.failed(answer, status, code)["message"]
     return message
 
 

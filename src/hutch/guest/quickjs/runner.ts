@@ -19,7 +19,7 @@ import {
   type ToolResult,
   type Wire,
 } from "../wire.ts";
-import { Bell } from "./bell.ts";
+import { type Bell } from "./bell.ts";
 import { decodeText, encodingOf, urlParts } from "./platform.ts";
 import { Broken, type HostFunctions, type Image, Vm } from "./vm.ts";
 
@@ -186,7 +186,7 @@ export class Runner {
     this.#runs.set(id, run);
     this.#byVm.set(vm, run);
     vm.limit(options.memoryLimitBytes);
-    this.#watch(run.deadline);
+    this.#setAlarm(run.deadline);
     const lent = JSON.stringify(lendable(providers));
     this.#enter(run, job ? "job" : "run", () => {
       const fn = vm.evaluate(program.code, FILE);
@@ -318,22 +318,22 @@ export class Runner {
   }
 
   /** One alarm for all deadlines: most executions end long before theirs, and timers cost. */
-  #watch(deadline: number): void {
+  #setAlarm(deadline: number): void {
     if (deadline >= this.#alarmAt) return;
     this.#alarmAt = deadline;
     // An earlier one that was set for later cannot be taken back.
     after(Math.ceil(Math.max(0, deadline - performance.now())), () => {
-      if (this.#alarmAt === deadline) this.#ring();
+      if (this.#alarmAt === deadline) this.#alarm();
     });
   }
 
-  #ring(): void {
+  #alarm(): void {
     this.#alarmAt = Infinity;
     const now = performance.now();
     for (const run of [...this.#runs.values()]) if (run.deadline <= now) this.#stop(run);
     let next = Infinity;
     for (const run of this.#runs.values()) next = Math.min(next, run.deadline);
-    if (next < Infinity) this.#watch(next);
+    if (next < Infinity) this.#setAlarm(next);
   }
 
   /** The time is over, or the host asked. A suspended guest learns it at its next interrupt. */

@@ -38,6 +38,13 @@ Deno.test("lines arrive whole however the stream is cut", async () => {
   assert.deepStrictEqual(heard.map((m) => (m as { id: string }).id), ["é1", "2"]);
 });
 
+Deno.test("every line counts as heard once, however it is cut and whatever it is", async () => {
+  const wire = new Wire(pipe(['{"type":"can', 'cel","id":"1"}\n{}\n', "no JSON\n\nhalf a li"]));
+  const counts: number[] = [];
+  await wire.listen(() => counts.push(wire.heard));
+  assert.deepStrictEqual([counts, wire.heard], [[1, 2], 4]);
+});
+
 Deno.test("what is said in one turn leaves in order, also through short writes", async () => {
   const sink = pipe([]);
   const wire = new Wire(sink);

@@ -1,0 +1,95 @@
+"""The kernel: who may watch for answers, and that whatever ends an execution, its runner is told."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+import pytest
+
+import hutch
+from hutch.sandbox.bell import Bell
+from hutch.sandbox.process import RunnerProcess
+from hutch.session.host import Outcome, Session
+
+CALLS = "let n = 0;\nwhile (n < 5) n = await tools.next_number({ n });\nreturn n"
+
+
+async def next_number(n: int) -> int:
+    """The number after n."""
+    return n + 1
+
+
+@pytest.fixture
+def rings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What bells were rung for."""
+    rung: list[int] = []
+    ring = Bell.ring
+
+    def heard(bell: Bell, lines: int) -> None:
+        rung.append(lines)
+        ring(bell, lines)
+
+    monkeypatch.setattr(Bell, "ring", heard)
+    return rung
+
+
+@pytest.fixture
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+
+
+@pytest.mark.usefixtures("two_cores")
+async def test_answers_are_rung_for_only_while_fewer_executions_run_than_there_are_cores(
+    rings: list[int],
+) -> None:
+    there, leave = asyncio.Event(), asyncio.Event()
+
+    async def stay() -> None:
+        """Stays until it is told to leave."""
+        there.set()
+        await leave.wait()
+
+    async with hutch.Hutch(quickjs_processes=8) as h:
+        alone = await h.run(CALLS, tools=[next_number])
+        assert (alone.result, len(rings)) == (5, 5)
+        other = asyncio.create_task(h.run("await tools.stay()", tools=[stay], owner="other"))
+        await there.wait()
+        rings.clear()
+        beside = await h.run(CALLS, tools=[next_number])
+        assert (beside.result, rings) == (5, [])
+        leave.set()
+        assert (await other).ok
+
+
+@pytest.mark.usefixtures("two_cores")
+async def test_nobody_watches_where_the_operator_gives_one_core(rings: list[int]) -> None:
+    async with hutch.Hutch(quickjs_processes=1) as h:
+        assert (await h.run(CALLS, tools=[next_number])).result == 5
+    assert rings == []
+
+
+async def test_runner_of_a_cancelled_execution_is_told_of_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends: list[str] = []
+    ended = RunnerProcess.ended
+
+    def told(runner: RunnerProcess, outcome: Outcome, session: Session) -> None:
+        assert outcome.error is not None
+        ends.append(outcome.error.code)
+        ended(runner, outcome, session)
+
+    monkeypatch.setattr(RunnerProcess, "ended", told)
+    there = asyncio.Event()
+
+    async def stay() -> Any:
+        """Never comes back."""
+        there.set()
+        await asyncio.Event().wait()
+
+    async with hutch.Hutch() as h:
+        running = asyncio.create_task(h.run("await tools.stay()", tools=[stay]))
+        await there.wait()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert ends == ["timeout"]
