@@ -95,6 +95,8 @@ async def test_limits_are_of_the_call(sandbox: hutch.Hutch) -> None:
         ({"timeout_ms": "5"}, "timeout_ms", "expected a number of at least 1, got '5'"),
         ({"timeout_ms": True}, "timeout_ms", "expected a number of at least 1, got True"),
         ({"timeout_ms": 300_001}, "timeout_ms", "is 300001; the most is 300000 (setting most_timeout_ms)"),
+        ({"timeout_ms": 1e9}, "timeout_ms", "is 1000000000; the most is 300000"),
+        ({"timeout_ms": 300_000.5}, "timeout_ms", "is 300000.5; the most is 300000"),
         ({"memory_limit_bytes": 0}, "memory_limit_bytes", "expected a number of at least 1, got 0"),
         ({"max_log_lines": -1}, "max_log_lines", "expected a number of at least 0, got -1"),
         ({"max_log_chars": 4_000_001}, "max_log_chars", "the most is 4000000 (setting most_log_chars)"),
@@ -114,6 +116,11 @@ async def test_namespaces_that_cannot_be_are_refused(sandbox: hutch.Hutch) -> No
         await sandbox.run("1", tools={"no-name": [add]})
     with pytest.raises(hutch.HutchError, match="Two providers are called tools"):
         await sandbox.run("1", tools=[add, hutch.Provider.of(add)])
+
+
+async def test_names_of_functions_are_no_tools(sandbox: hutch.Hutch) -> None:
+    with pytest.raises(hutch.HutchError, match=r"'add' cannot be a tool\. Pass functions"):
+        await sandbox.run("1", tools="add")
 
 
 async def test_code_that_is_too_long_is_refused() -> None:

@@ -11,8 +11,10 @@ from functools import lru_cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+import msgspec
+
 from hutch import settings as settings_module
-from hutch.errors import HutchError, InvalidExecution, SettingError
+from hutch.errors import HutchError, InvalidExecution, InvalidTool, SettingError
 from hutch.kernel import Execution, Kernel, Result
 from hutch.runs import log_run
 from hutch.session.providers import Provider
@@ -43,6 +45,8 @@ def providers_of(tools: Tools) -> list[Provider]:
 
 
 def _several(tools: Any) -> list[Any]:
+    if isinstance(tools, str | bytes):
+        raise InvalidTool(f"{tools!r} cannot be a tool.", remedy="Pass functions, not their names.")
     return [tools] if isinstance(tools, Provider | Tool) or callable(tools) else list(tools)
 
 
@@ -146,7 +150,7 @@ class Hutch:
         code: str,
         *,
         tools: Tools = None,
-        engine: str = "quickjs",
+        engine: str | None = None,
         owner: str = "default",
         timeout_ms: float | None = None,
         memory_limit_bytes: int | None = None,
@@ -155,6 +159,7 @@ class Hutch:
     ) -> Result:
         """Runs guest code to its end and returns how it ended; a guest's failure is a Result, no exception.
 
+        `engine` is `quickjs` if nothing else is said, or with a `runner` of your own whichever that prefers.
         Raises HutchError when it could not be begun: Busy, InvalidExecution, InvalidTool, SandboxUnavailable.
         Cancelling the call stops the guest and its tools.
         """
@@ -172,9 +177,12 @@ class Hutch:
                 "max_log_chars": max_log_chars,
             }
         )
+        profile = profile_for(engine or "quickjs")
+        if self._runner is not None:
+            profile, limits = EXTERNAL, msgspec.structs.replace(limits, engine=engine)
         execution = Execution(
             code=code,
-            profile=EXTERNAL if self._runner is not None else profile_for(engine),
+            profile=profile,
             limits=limits,
             providers=providers_of(tools),
             owner=owner,

@@ -13,6 +13,7 @@ from hutch.keeping import Keeping
 from hutch.kernel import Execution, Kernel
 from hutch.metrics import RunCounters
 from hutch.runs import RunRecord, is_logged, log_record
+from hutch.sandbox import jail as jails
 from hutch.sandbox import selftest
 from hutch.sandbox.jail import Jail
 from hutch.sandbox.launcher import Launcher
@@ -64,8 +65,9 @@ class App:
         if verdict.isolation != "container":
             logger.warning(
                 "the isolation is weak (%s): only Deno's permissions keep guests from this machine's files"
-                " and network; `hutch doctor` says how to get containers",
+                " and network; %s`hutch doctor` says how to get containers",
                 verdict.isolation,
+                await asyncio.to_thread(_misnamed),
             )
         return cls(settings, jail, verdict)
 
@@ -220,3 +222,10 @@ class App:
             record = RunRecord.of(run_id, execution, outcome, began)
             log_record(record)
             self.keeping.record(record)
+
+
+def _misnamed() -> str:
+    """What is wrong with the bubblewrap that the environment names, if anything is."""
+    if not os.environ.get("HUTCH_BWRAP") or jails.bubblewrap() is not None:
+        return ""
+    return f"{jails.no_bubblewrap()[0].rstrip('.')}; "

@@ -54,6 +54,7 @@ class InvalidExecution(HutchError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
         self.field = field
+        self.detail = message
 
 
 class InvalidTool(HutchError):

@@ -143,7 +143,8 @@ class Kernel:
             value, most = asked.get(name), getattr(settings, ceiling)
             number = getattr(settings, name) if value is None else check_limit(name, value)
             if number > most and value is not None and not clamp:
-                raise InvalidExecution(name, f"is {number:g}; the most is {most} (setting {ceiling})")
+                shown = int(number) if number == int(number) else number
+                raise InvalidExecution(name, f"is {shown}; the most is {most} (setting {ceiling})")
             chosen[name] = min(number, most) if name == "timeout_ms" else int(min(number, most))
         return Limits(**chosen)
 
@@ -255,5 +256,6 @@ def check_limit(name: str, value: Any) -> float:
     """A limit as a caller gave it. Raises InvalidExecution when it is no number or too small."""
     least = 0 if name.startswith("max_log") else 1
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < float("inf"):
-        raise InvalidExecution(name, f"expected a number of at least {least}, got {value!r}")
+        shown = f"{value:g}" if isinstance(value, float) else repr(value)
+        raise InvalidExecution(name, f"expected a number of at least {least}, got {shown}")
     return value

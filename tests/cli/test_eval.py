@@ -139,6 +139,9 @@ def test_weak_isolation_is_told() -> None:
     done = hutch("eval", "1 + 1", env={"HUTCH_ISOLATION": "process"})
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (0, "2\n", 1)
     assert done.stderr.startswith("hutch: the isolation is weak (process)")
+    assert "HUTCH_BWRAP" not in done.stderr
+    done = hutch("eval", "1", env={"HUTCH_BWRAP": "/no/bwrap"})
+    assert "HUTCH_BWRAP is '/no/bwrap', which is no bwrap program that runs; `hutch doctor`" in done.stderr
 
 
 def test_bubblewrap_that_was_chosen_and_does_not_run_is_named() -> None:

@@ -242,6 +242,26 @@ async def test_a_model_s_usual_answer_runs(run: Run) -> None:
     assert (result.result, result.logs) == ({"total": 3.5}, ["total 3.5"])
 
 
+@pytest.mark.parametrize("engine", ["quickjs"])
+@pytest.mark.parametrize(
+    "code", ['import { join } from "node:path";\njoin("a", "b")', 'await import("node:path")']
+)
+async def test_imports_in_quickjs_fail_with_a_word_of_the_engine_that_has_them(run: Run, code: str) -> None:
+    result = await run(code)
+    assert result.error is not None
+    assert result.error.message.startswith("could not load module 'node:path': ")
+    assert result.error.message.endswith("the deno engine has those of node:")
+
+
+@pytest.mark.parametrize("engine", ["deno"])
+async def test_what_deno_advises_who_starts_it_is_not_told_to_guests(run: Run) -> None:
+    result = await run("await fetch('http://example.com')")
+    assert result.error is not None
+    assert result.error.message == (
+        'Requires net access to "example.com:80"; guests have no permissions, only tools'
+    )
+
+
 @pytest.mark.parametrize("engine", ["deno"])
 async def test_static_imports_of_node_modules_work_in_deno(run: Run) -> None:
     code = (

@@ -50,6 +50,22 @@ async def test_an_uncaught_tool_error_becomes_the_execution_s_error(run: Run, co
     assert (result.error.code, result.error.message) == (code, "it broke")
 
 
+async def test_a_call_of_a_tool_that_is_not_there_names_it_and_in_quickjs_those_that_are(
+    run: Run, engine: str
+) -> None:
+    result = await run("const text = 'tools.fail()';\nawait tools.missing(text)", tools=[echo, fail])
+    assert result.error is not None
+    assert (result.error.code, result.error.name, result.error.line) == ("runtime_error", "TypeError", 2)
+    hint = "; tools has echo, fail" if engine == "quickjs" else ""
+    assert result.error.message == f"tools.missing is not a function{hint}"
+
+
+async def test_what_else_is_no_function_is_not_taken_for_a_tool(run: Run) -> None:
+    result = await run("const other = { tools: {} };\nother.tools.missing(await tools.echo(1))", tools=[echo])
+    assert result.error is not None
+    assert "tools has" not in result.error.message
+
+
 RECLASSIFIED = {
     "wrapped in a new error": "try { await tools.fail({}) } catch (e) { throw new Error(e.message) }",
     "wrapped as a cause": (

@@ -117,8 +117,8 @@ async def test_engine_can_be_chosen(server: Server) -> None:
 @pytest.mark.parametrize(
     ("message", "expected"),
     [
-        (execute("bad", "1", timeoutMs=0), "timeout_ms: expected a number of at least 1, got 0"),
-        (execute("bad", "1", maxLogLines=-1), "max_log_lines: expected a number of at least 0, got -1"),
+        (execute("bad", "1", timeoutMs=0), "options.timeoutMs: expected a number of at least 1, got 0"),
+        (execute("bad", "1", maxLogLines=-1), "options.maxLogLines: expected a number of at least 0, got -1"),
         (execute("bad", "1", engine="v8"), "engine: unknown engine 'v8'; expected one of quickjs, deno"),
         (execute("bad", "1", tools=("a",), namespace="class"), "Invalid provider namespace: class"),
         (execute("bad", "1", tools=("no-name",)), "`manifest.tools.no-name` must be a JavaScript identifier"),

@@ -160,17 +160,28 @@ async def test_a_runner_that_leaves_early_is_told_with_the_reason(with_runner: W
     assert "The runner was lost: " in result.error.message
 
 
-async def test_a_runner_that_never_starts_does_not_hang_its_caller(
-    with_runner: WithRunner, monkeypatch: pytest.MonkeyPatch
+async def test_a_runner_that_never_starts_is_told_once_and_replaced(
+    with_runner: WithRunner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("hutch.session.host.START_TIMEOUT", 0.3)
-    sandbox = with_runner("hear()")
-    result = await sandbox.run("x", timeout_ms=100)
-    assert result.error is not None
-    assert (result.error.code, result.error.message) == (
-        "internal_error",
-        "The runner was lost: the runner did not start the execution",
+    monkeypatch.setattr("hutch.sandbox.external.READY_SECONDS", 0.3)
+    asked = tmp_path / "asked"
+    sandbox = with_runner(
+        f"""
+        with open({str(asked)!r}, "a") as file:
+            file.write(message["code"] + " ")
+        if message["code"] == "never":
+            while True:
+                hear()
+        say(type="started", id=id)
+        done(id, result=message["code"])
+        """
     )
+    result = await sandbox.run("never", timeout_ms=100)
+    assert result.error is not None
+    assert result.error.code == "internal_error"
+    assert result.error.message.startswith("The runner did not start the execution within 0.3")
+    assert (await sandbox.run("next")).result == "next"
+    assert asked.read_text() == "never next "
 
 
 async def test_a_runner_that_ignores_cancel_is_a_timeout_and_is_replaced(with_runner: WithRunner) -> None:

@@ -15,6 +15,7 @@ from tests.processes import descendants
 from tests.waiting import eventually
 
 import hutch
+from hutch.errors import InvalidExecution
 
 RUNNER = """
 import json, os, subprocess, sys, time
@@ -48,6 +49,14 @@ def command(tmp_path: Path) -> list[str]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hutch.sandbox.external.LEAVE_SECONDS", 0.3)
+
+
+async def test_the_engine_that_is_asked_for_is_asked_of_the_runner() -> None:
+    async with hutch.Hutch(runner=[sys.executable, "-m", "hutch", "runner"]) as h:
+        assert (await h.run("typeof Deno")).result == "undefined"
+        assert (await h.run("typeof Deno", engine="deno")).result == "object"
+        with pytest.raises(InvalidExecution, match="unknown engine 'v9'; expected one of quickjs, deno"):
+            await h.run("1", engine="v9")
 
 
 async def test_one_that_cannot_be_watched_is_ended_at_once(

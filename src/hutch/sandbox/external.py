@@ -13,6 +13,7 @@ import msgspec
 
 from hutch.errors import SandboxUnavailable
 from hutch.sandbox.pool import Pool
+from hutch.sandbox.process import READY_SECONDS
 from hutch.sandbox.profile import EXTERNAL, Profile
 from hutch.sandbox.runner import Runner
 from hutch.session.channel import StreamChannel, connect_pipes
@@ -88,7 +89,7 @@ def external_pool(settings: Settings, command: Sequence[str]) -> Pool:
 
     async def launch(_: Profile) -> Runner:
         channel = StreamChannel(settings.max_line_bytes)
-        link = Link(channel, full_manifests=True)
+        link = Link(channel, full_manifests=True, start_seconds=READY_SECONDS)
         stdin, write = os.pipe()
         read, stdout = os.pipe()
         try:

@@ -128,10 +128,12 @@ def bubblewrap_path() -> str | None:
 def no_bubblewrap() -> tuple[str, str]:
     """What is to be said where there is no bubblewrap that runs, and what to do."""
     chosen = os.environ.get("HUTCH_BWRAP")
-    install = "Install it with `apt-get install bubblewrap`"
+    install = "`apt-get install bubblewrap` installs it."
     if chosen:
-        return f"HUTCH_BWRAP is {chosen!r}, which is no bwrap program that runs.", f"Unset it. {install}."
-    return "there is no bwrap program that runs.", f"{install}."
+        return f"HUTCH_BWRAP is {chosen!r}, which is no bwrap program that runs.", (
+            f"Unset it, so that the machine's own bubblewrap is used; {install}"
+        )
+    return "there is no bwrap program that runs.", f"{install}"
 
 
 def bubblewrap() -> Bubblewrap | None:

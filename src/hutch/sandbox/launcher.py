@@ -9,14 +9,13 @@ import os
 import shutil
 import signal
 import socket
-import tempfile
 import weakref
 from collections.abc import Awaitable, Callable, Hashable
 from pathlib import Path
 
 import msgspec
 
-from hutch.sandbox import bundle, identity
+from hutch.sandbox import bundle, temporary
 from hutch.sandbox.bell import Bell
 from hutch.sandbox.cgroup import Group
 from hutch.sandbox.jail import Jail, Launch, Mount
@@ -30,8 +29,6 @@ from hutch.settings import MIB, Settings
 BUNDLE_TARGET = "/hutch"
 SOCKET_TARGET = "/hutch.sock"
 MAX_TASKS = 128
-_PREFIX = "hutch-run-"
-
 
 Network = Callable[[socket.socket, Hashable], Awaitable[Way]]
 """Opens a way out behind a listener in a jail, as far as a profile's `egress` says."""
@@ -48,7 +45,7 @@ class Launcher:
         self._bundle = bundle.check()
         self._meter = None if jail.controller else Meter()
         self._numbers = itertools.count(1)
-        _sweep()
+        temporary.sweep()
         if jail.controller is not None:
             jail.controller.sweep()
         self._make_folder()
@@ -89,8 +86,7 @@ class Launcher:
             self._doorkeeper.start()
 
     def _make_folder(self) -> None:
-        prefix = f"{_PREFIX}{identity.of_this_host()}-"
-        self._folder = Path(tempfile.mkdtemp(prefix=prefix, dir=_runtime_dir()))
+        self._folder = temporary.make_folder()
         # Also for a program that ends without closing us.
         self._remove = weakref.finalize(self, _remove, self._folder, os.getpid())
 
@@ -233,16 +229,3 @@ def _is_ours(folder: Path) -> bool:
         return folder.lstat().st_uid == os.geteuid()
     except OSError:
         return False
-
-
-def _runtime_dir() -> str:
-    """A socket's path must be short, so not below HUTCH_HOME."""
-    preferred = os.environ.get("XDG_RUNTIME_DIR", "")
-    return preferred if preferred and os.access(preferred, os.W_OK) else tempfile.gettempdir()
-
-
-def _sweep() -> None:
-    """Removes the folders that hosts which were killed left behind."""
-    for folder in Path(_runtime_dir()).glob(f"{_PREFIX}*"):
-        if identity.is_gone(folder.name.removeprefix(_PREFIX).rpartition("-")[0]):
-            shutil.rmtree(folder, ignore_errors=True)

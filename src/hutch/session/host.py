@@ -422,9 +422,16 @@ class Session:
         if left > 0:
             self._timer = self._loop.call_later(left, self._watch)
         elif self._started_at is None and self._start_seconds:
-            self.lose("the runner did not start the execution")
+            self._miss_start()
         else:
             self.cancel()
+
+    def _miss_start(self) -> None:
+        """Another one of its kind would do no better: this is no loss by somebody else's fault."""
+        message = f"The runner did not start the execution within {monotonic() - self._sent_at:.3g} s"
+        error = WireError(code="internal_error", message=message)
+        self._send(encode(Cancel(self.id)))
+        self._settle(Outcome(ok=False, error=error, unresponsive=True))
 
 
 def clip_logs(lines: list[str], limits: Limits) -> tuple[list[str], bool]:

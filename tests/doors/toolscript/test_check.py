@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.doors.toolscript.checking import DECLARATIONS, IMPORT, checking, prepared, problems
+from tests.doors.toolscript.checking import DECLARATIONS, IMPORT, by_deno, checking, prepared, problems
 from tests.sandbox import jails
 
 from hutch.doors.toolscript import check
@@ -408,6 +408,19 @@ async def test_where_the_compiler_does_not_run_deno_checks(
         assert (await prepared(checker, "return 1; // again", check=False)).returns
     assert len(said) == 1
     assert "`deno check`" in said[0]
+
+
+async def test_where_the_home_cannot_be_written_deno_checks_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, elsewhere = tmp_path / "a file", tmp_path / "elsewhere"
+    home.write_text("")
+    elsewhere.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(elsewhere))
+    async with by_deno(home) as checker:
+        assert [each.code for each in await problems(checker, "const n: number = 'x';")] == [2322]
+        assert (await prepared(checker, "return 1;")).returns
+    assert not [*elsewhere.iterdir()]
 
 
 async def _does_not_start(_: object) -> None:

@@ -6,10 +6,19 @@ from collections.abc import Callable
 
 from msgspec import UNSET
 
+from hutch.errors import InvalidExecution
 from hutch.kernel import Execution, Kernel
 from hutch.sandbox.profile import profile_for
 from hutch.session.channel import Channel
 from hutch.session.serving import Answer, Request, Serving
+
+# What options are called there.
+_ON_THE_WIRE = {
+    "timeout_ms": "timeoutMs",
+    "memory_limit_bytes": "memoryLimitBytes",
+    "max_log_lines": "maxLogLines",
+    "max_log_chars": "maxLogChars",
+}
 
 
 def serve(
@@ -29,15 +38,10 @@ def serve(
     async def run(request: Request) -> Answer:
         admit()
         options = request.options
-        limits = kernel.limits(
-            {
-                "timeout_ms": options.timeout_ms,
-                "memory_limit_bytes": options.memory_limit_bytes,
-                "max_log_lines": options.max_log_lines,
-                "max_log_chars": options.max_log_chars,
-            },
-            clamp=True,
-        )
+        try:
+            limits = kernel.limits({name: getattr(options, name) for name in _ON_THE_WIRE}, clamp=True)
+        except InvalidExecution as error:
+            raise InvalidExecution(f"options.{_ON_THE_WIRE[error.field]}", error.detail) from None
         execution = Execution(
             code=request.code,
             profile=profile_for(engine if options.engine is UNSET else options.engine),

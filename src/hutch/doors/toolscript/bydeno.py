@@ -116,7 +116,7 @@ class ByDeno:
     @asynccontextmanager
     async def _folder(self, files: Mapping[str, str]) -> AsyncIterator[Path]:
         async with self._one:
-            folder = self._shed.stage()
+            folder = self._shed.stage_anywhere()
             try:
                 (folder / "cache").mkdir()
                 for name, text in files.items():

@@ -17,7 +17,7 @@ from hutch.doors.toolscript import ambient
 from hutch.errors import PackageNotFound
 from hutch.npm import tree
 from hutch.npm.turns import Turns
-from hutch.sandbox import identity, runtime
+from hutch.sandbox import identity, runtime, temporary
 from hutch.settings import MIB, Settings
 
 if TYPE_CHECKING:
@@ -77,10 +77,17 @@ class Shed:
         return Compiler(folder, (*ambient.of_language(folder), deno))
 
     def stage(self) -> Path:
-        """A new folder, whose name says which process to ask about it."""
+        """A new folder, whose name says which process to ask about it. Raises OSError."""
         folder = self._root / "staging" / f"{identity.of_this_host()}-{next(_numbers)}"
         folder.mkdir(parents=True, mode=0o700)
         return folder
+
+    def stage_anywhere(self) -> Path:
+        """The same for what is needed for a moment, also where the home cannot be written."""
+        try:
+            return self.stage()
+        except OSError:
+            return temporary.make_folder()
 
     def _sweep(self) -> None:
         """Removes what processes that were killed left behind."""

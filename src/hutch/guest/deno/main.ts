@@ -22,6 +22,9 @@ import {
 
 const evaluate = eval;
 const { parse, stringify } = JSON;
+const { apply } = Reflect;
+const { replace } = String.prototype;
+const FLAG_ADVICE = /, run again with the --allow-[a-z-]+ flag$/;
 /** For how long nobody must want this process before it does what is slow the first time. */
 const IDLE_MS = 5, LONG_IDLE_MS = 100;
 
@@ -84,7 +87,9 @@ class Run {
   }
 
   fail({ stack, ...error }: Fault): void {
-    this.#finish(false, undefined, { ...error, ...this.#program?.lineOf(stack) });
+    // Nobody who could be told so starts Deno.
+    const message = apply(replace, error.message, [FLAG_ADVICE, "; guests have no permissions, only tools"]);
+    this.#finish(false, undefined, { ...error, message, ...this.#program?.lineOf(stack) });
   }
 
   #finish(ok: boolean, result?: string, error?: Fault): void {

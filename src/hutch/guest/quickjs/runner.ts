@@ -39,6 +39,8 @@ const GUEST_CODES = new Set(["runtime_error", "serialization_error", "result_too
 const MAX_MESSAGE = 8_000;
 /** Bytes of input in the open calls of one execution. */
 const MAX_OPEN_BYTES = 32 * 1024 * 1024;
+/** How many of the tools that there are one is told of who called another. */
+const MOST_NAMED = 20;
 const EXHAUSTED = /^(out of memory|string too long)$/;
 
 type Timer = ReturnType<typeof setTimeout>;
@@ -267,7 +269,7 @@ export class Runner {
     const text = (value: unknown, most: number) => typeof value === "string" ? value.slice(0, most) : "";
     const said = text(fault?.code, 100);
     const code = GUEST_CODES.has(said) || run.delivered.has(said) ? said : "runtime_error";
-    const message = text(fault?.message, MAX_MESSAGE), name = text(fault?.name, 100);
+    const name = text(fault?.name, 100), message = hinted(name, text(fault?.message, MAX_MESSAGE));
     this.#fail(run, { code, message, ...(name ? { name } : {}), stack: text(fault?.stack, MAX_MESSAGE) });
   }
 
@@ -276,7 +278,8 @@ export class Runner {
     const engineSaid = name === "InternalError" ? EXHAUSTED.test(message) : message === "null";
     if (engineSaid && run.vm.faults > 0) return this.#exhausted(run);
     const at = run.program.lineOf(stack);
-    this.#finish(run, false, undefined, { code, message, ...(name ? { name } : {}), ...at });
+    const named = message === "not a function" ? unknownTool(run.request, at.line) ?? message : message;
+    this.#finish(run, false, undefined, { code, message: named, ...(name ? { name } : {}), ...at });
   }
 
   #exhausted(run: Run): void {
@@ -434,6 +437,27 @@ function prepared({ options }: Execute, program: Program): End {
   if (byteLength(result, most) <= most) return { ok: true, result };
   const message = `The program is too large: its JSON text has more than ${most} bytes`;
   return { ok: false, error: { code: "result_too_large", message } };
+}
+
+/** QuickJS says what it cannot do, and not who can. */
+function hinted(name: string, message: string): string {
+  if (name !== "ReferenceError" || !message.startsWith("could not load module ")) return message;
+  return `${message}: this engine has no modules; the deno engine has those of node:`;
+}
+
+/** QuickJS does not say what is no function. Where the line calls a tool that is not there, that is what. */
+function unknownTool({ code, providers }: Execute, line = 0): string | undefined {
+  const text = code.split("\n", line)[line - 1] ?? "";
+  for (const { name, tools } of providers) {
+    const calls = text.matchAll(
+      new RegExp(`(?<![\\w$.])${name.replaceAll("$", "\\$")}\\.([\\w$]+)\\s*\\(`, "g"),
+    );
+    for (const [, tool] of calls) {
+      if (Object.hasOwn(tools, tool)) continue;
+      const known = Object.keys(tools), more = known.length > MOST_NAMED ? ", …" : "";
+      return `${name}.${tool} is not a function; ${name} has ${known.slice(0, MOST_NAMED).join(", ")}${more}`;
+    }
+  }
 }
 
 /** The bytes of a text in UTF-8; exact only where it can matter. */
