@@ -41,7 +41,7 @@ class Tools:
         """Waits for so many spares, and until nothing starts or ends. Gives how many were ever started."""
         pool = self.app.pool
         await eventually(lambda: self.warm == warm and not pool.stats().starting and not pool._leaving)
-        return pool.stats().started
+        return pool.stats().tally.started
 
 
 @contextlib.asynccontextmanager

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
+from tests.processes import PATIENCE
 
 import hutch
 from hutch.sandbox.bell import Bell
@@ -93,3 +96,51 @@ async def test_runner_of_a_cancelled_execution_is_told_of_its_end(monkeypatch: p
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
     assert ends == ["timeout"]
+
+
+ABANDONED = """
+import asyncio, gc, hutch, os, uvloop
+from tests.processes import arguments_of, descendants, until
+
+async def main():
+    h = hutch.Hutch(quickjs_warm=0, deno_warm=0)
+    assert (await h.run("1")).ok
+
+def runners():
+    return [pid for pid in descendants(os.getpid()) if "quickjs.js" in arguments_of(pid)]
+
+for run in (uvloop.run, asyncio.run):
+    run(main())
+    gc.collect()
+    until(lambda: not runners())
+print("all gone")
+"""
+
+
+def test_runners_of_a_sandbox_that_is_left_with_its_loop_are_gone() -> None:
+    # Python warns of what was left open.
+    command = [sys.executable, "-W", "ignore", "-c", ABANDONED]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE)
+    assert done.stdout == "all gone\n", done.stderr
+
+
+FORKED = """
+import hutch, os, sys
+
+def plain(n: int) -> int:
+    return n + 1
+
+def called() -> object:
+    return hutch.run_sync("await tools.plain({ n: 1 })", tools=[plain]).result
+
+assert called() == 2
+pid = os.fork()
+if pid == 0:
+    os._exit(0 if called() == 2 else 1)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_tools_that_run_in_threads_run_in_a_forked_process_too() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr

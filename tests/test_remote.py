@@ -231,6 +231,26 @@ async def test_execution_that_cannot_be_is_refused_here(options: dict[str, Any],
         await hutch.connect("ws://127.0.0.1:1").run(**{"code": "1", **options})
 
 
+async def test_server_without_a_place_is_busy_here_too() -> None:
+    one = {"HUTCH_MAX_PROCESSES": "1", "HUTCH_QUICKJS_VMS": "1", "HUTCH_QUICKJS_PROCESSES": "1"}
+    there = asyncio.Event()
+
+    async def hold() -> None:
+        there.set()
+        await asyncio.Event().wait()
+
+    # Long enough for a process to start.
+    with serving(HUTCH_QUEUE_SECONDS="3", **one) as full:
+        async with hutch.connect(full.execbox) as h:
+            holding = asyncio.create_task(h.run("await tools.hold()", tools=[hold], timeout_ms=60_000))
+            await there.wait()
+            with pytest.raises(hutch.Busy, match="no place free") as refused:
+                await h.run("1")
+            assert refused.value.retry_after >= 1
+            holding.cancel()
+            await asyncio.gather(holding, return_exceptions=True)
+
+
 async def test_what_only_the_server_knows_to_be_too_much_is_refused_there(remote: Remote) -> None:
     async with remote as h:
         r = await h.run(" " * 5_000_000)

@@ -45,9 +45,11 @@ def providers_of(tools: Tools) -> list[Provider]:
 
 
 def _several(tools: Any) -> list[Any]:
-    if isinstance(tools, str | bytes):
+    if isinstance(tools, Provider | Tool) or callable(tools):
+        return [tools]
+    if isinstance(tools, str | bytes) or not isinstance(tools, Iterable):
         raise InvalidTool(f"{tools!r} cannot be a tool.", remedy="Pass functions, not their names.")
-    return [tools] if isinstance(tools, Provider | Tool) or callable(tools) else list(tools)
+    return list(tools)
 
 
 def check_code(code: object) -> None:

@@ -175,13 +175,14 @@ class Kernel:
             if prepared is not None:
                 execution = msgspec.structs.replace(execution, code="", job=prepared)
         session, outcome = await self._attempt(execution, run_id, began, watch, told)
-        for _ in range(0 if execution.profile.details.own_process else MORE_ATTEMPTS):
+        for attempt in range(MORE_ATTEMPTS if execution.profile.details.has_neighbours else 0):
             if not outcome.lost or session.called_tools or self.pool.closed:
                 break
             # A neighbour's fault, and nothing has happened yet: once more.
             if watch is not None:
                 watch.on_running(None)
             session, outcome = await self._attempt(execution, run_id, began, watch, told)
+            outcome.begun_again = attempt + 1
         return outcome
 
     async def _attempt(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from hutch.sandbox.pool import Pool
+from hutch.sandbox.stats import Tally, Why
 from hutch.session.host import Outcome
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class RunCounters:
     def __init__(self) -> None:
         self.outcomes: Counter[tuple[str, str, str]] = Counter()
         self.tool_calls: Counter[str] = Counter()
+        self.begun_again: Counter[str] = Counter()
         self.buckets: dict[str, list[int]] = {}
         self.seconds: dict[str, float] = {}
 
@@ -32,6 +34,7 @@ class RunCounters:
         engine, seconds = execution.profile.engine, outcome.duration_ms / 1000
         self.outcomes[execution.door, engine, execution.code_of(outcome)] += 1
         self.tool_calls[engine] += outcome.call_count
+        self.begun_again[engine] += outcome.begun_again
         self.seconds[engine] = self.seconds.get(engine, 0.0) + seconds
         self.buckets.setdefault(engine, [0] * (len(BUCKETS) + 1))[bisect_left(BUCKETS, seconds)] += 1
 
@@ -58,6 +61,12 @@ class _Collector:
         for engine, value in self._runs.tool_calls.items():
             calls.add_metric([engine], value)
         yield calls
+        again = CounterMetricFamily(
+            "hutch_runs_begun_again", "Runs whose runner was lost by a neighbour's fault.", labels=["engine"]
+        )
+        for engine, value in self._runs.begun_again.items():
+            again.add_metric([engine], value)
+        yield again
         durations = HistogramMetricFamily("hutch_run_seconds", "Duration of runs.", labels=["engine"])
         for engine, filled in self._runs.buckets.items():
             total, cumulative = 0, []
@@ -68,7 +77,7 @@ class _Collector:
         yield durations
 
     def _of_pool(self) -> Iterator[Metric]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+        from prometheus_client.core import GaugeMetricFamily
 
         stats = self._pool.stats()
         by_engine = {
@@ -83,14 +92,24 @@ class _Collector:
             yield gauge
         yield GaugeMetricFamily("hutch_processes_starting", "Runner processes being started.", stats.starting)
         yield GaugeMetricFamily("hutch_executions_waiting", "Executions waiting for a place.", stats.waiting)
-        yield CounterMetricFamily("hutch_processes_started", "Runner processes started.", stats.started)
+        yield from self._of_tally(stats.tally)
+
+    def _of_tally(self, tally: Tally) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily, SummaryMetricFamily
+
+        yield CounterMetricFamily("hutch_processes_started", "Runner processes started.", tally.started)
+        ended = CounterMetricFamily("hutch_processes_ended", "Runner processes that ended.", labels=["why"])
+        for why in get_args(Why):
+            ended.add_metric([why], tally.ended[why])
+        yield ended
         yield CounterMetricFamily(
-            "hutch_processes_ended", "Runner processes ended by the pool.", stats.evicted
+            "hutch_executions_refused", "Executions for which no place came free in time.", tally.refused
         )
-        yield CounterMetricFamily(
-            "hutch_executions_refused",
-            "Executions for which no place came free in time.",
-            stats.timeouts_waiting,
+        yield SummaryMetricFamily(
+            "hutch_wait_seconds",
+            "Waiting for a place, of those that had to.",
+            tally.waited,
+            tally.waited_seconds,
         )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
 
-from hutch.errors import HutchError, InvalidExecution, SandboxUnavailable
+from hutch.errors import Busy, HutchError, InvalidExecution, SandboxUnavailable
 from hutch.kernel import Result, check_limit
 from hutch.sandbox.profile import profile_for
 from hutch.session.host import Limits, Outcome, Session
@@ -87,6 +87,8 @@ class Remote:
             # The connection had gone unnoticed, or the server went; nothing has happened yet: once more.
             with contextlib.suppress(SandboxUnavailable):
                 session, outcome = await self._attempt(code, limits, providers)
+        if outcome.error is not None and outcome.error.retry_after is not None and not session.started:
+            raise Busy("The server has no place free.", retry_after=outcome.error.retry_after)
         return Result.of(session.id, outcome)
 
     async def close(self) -> None:

@@ -34,6 +34,10 @@ STATES = {
 }
 
 
+async def echo(value: Any, /) -> Any:
+    return value
+
+
 class Tools:
     """A tool that says that the guest is there, and one that never answers."""
 
@@ -159,6 +163,37 @@ async def test_a_timeout_shorter_than_anything_is_a_timeout(run: Run) -> None:
     result = await run("for (;;);", timeout_ms=1)
     assert result.error is not None
     assert result.error.code == "timeout"
+
+
+LATE = {
+    "a result that took too long": "const end = Date.now() + 330; while (Date.now() < end); return 'late'",
+    "an error that took too long": "const end = Date.now() + 330; while (Date.now() < end); throw 'late'",
+    "an end that a promise caught": "new Promise(() => { for (;;); }).catch(() => {}); 'late'",
+    "an end that a getter's caller caught": (
+        "await tools.echo({ get value() { for (;;); } }).catch(() => {}); 'late'"
+    ),
+}
+
+
+@pytest.mark.parametrize("code", LATE.values(), ids=LATE)
+async def test_what_comes_after_the_time_is_over_is_a_timeout_whoever_caught_its_end(
+    run: Run, code: str
+) -> None:
+    result = await run(code, tools=[echo], timeout_ms=300)
+    assert result.error is not None
+    assert (result.error.code, result.error.message) == ("timeout", "Execution timed out")
+
+
+@pytest.mark.parametrize("engine", ["quickjs"])
+async def test_nothing_that_a_stopped_guest_does_is_seen(run: Run) -> None:
+    called: list[Any] = []
+
+    async def call(value: Any, /) -> None:
+        called.append(value)
+
+    code = "new Promise(() => { for (;;); }).catch(() => {}); console.log('after'); tools.call(1); 'late'"
+    result = await run(code, tools=[call], timeout_ms=300)
+    assert (result.ok, result.logs, called) == (False, [], [])
 
 
 async def test_an_execution_that_ends_in_time_is_no_timeout(run: Run) -> None:

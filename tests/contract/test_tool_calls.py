@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from typing import Any
@@ -39,6 +40,19 @@ async def test_an_exception_of_a_tool_is_a_tool_error_with_its_message(run: Run)
     assert result.error is not None
     assert result.error.code == "tool_error"
     assert "missing thing" in result.error.message
+
+
+async def test_a_tool_that_would_end_the_process_ends_its_call(run: Run) -> None:
+    def leave() -> None:
+        sys.exit(3)
+
+    async def leave_too() -> None:
+        raise SystemExit(4)
+
+    for name in ("leave", "leave_too"):
+        result = await run(f"await tools.{name}()", tools=[leave, leave_too])
+        assert result.error is not None
+        assert result.error.code == "tool_error"
 
 
 @pytest.mark.parametrize(

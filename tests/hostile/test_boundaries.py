@@ -202,7 +202,7 @@ async def test_a_guest_that_ends_its_own_process_is_not_run_again() -> None:
         assert result.error is not None
         assert result.error.code == "internal_error"
         assert h._kernel is not None
-        assert h._kernel.pool.stats().started == 1
+        assert h._kernel.pool.stats().tally.started == 1
 
 
 async def test_many_first_executions_at_once_start_no_more_processes_than_allowed() -> None:
@@ -210,7 +210,7 @@ async def test_many_first_executions_at_once_start_no_more_processes_than_allowe
         results = await asyncio.gather(*(h.run(f"{n}") for n in range(32)))
         assert [each.result for each in results] == [*range(32)]
         assert h._kernel is not None
-        assert h._kernel.pool.stats().started <= 3
+        assert h._kernel.pool.stats().tally.started <= 3
 
 
 async def test_nonsense_without_end_is_cut_off(tmp_path: Path) -> None:

@@ -160,6 +160,24 @@ async def test_a_runner_that_leaves_early_is_told_with_the_reason(with_runner: W
     assert "The runner was lost: " in result.error.message
 
 
+async def test_a_runner_that_leaves_in_the_middle_is_not_asked_again(
+    with_runner: WithRunner, tmp_path: Path
+) -> None:
+    asked = tmp_path / "asked"
+    sandbox = with_runner(
+        f"""
+        with open({str(asked)!r}, "a") as file:
+            file.write("once ")
+        say(type="started", id=id)
+        sys.exit(3)
+        """
+    )
+    result = await sandbox.run("x")
+    assert result.error is not None
+    assert result.error.message.startswith("The runner was lost: ")
+    assert asked.read_text() == "once "
+
+
 async def test_a_runner_that_never_starts_is_told_once_and_replaced(
     with_runner: WithRunner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -152,7 +152,7 @@ async def test_a_runner_looks_at_its_bell_while_its_only_execution_calls_tools()
         before = looked_at(guest_of(h))
         code = "let n = 0;\nwhile (n < 9) n = await tools.next_number({ n });\nreturn n"
         assert (await h.run(code, tools=[next_number])).result == 9
-        assert looked_at(guest_of(h)) >= before + 9
+        assert looked_at(guest_of(h)) > before
 
 
 async def test_a_runner_that_waits_for_a_slow_tool_sleeps_after_a_moment() -> None:

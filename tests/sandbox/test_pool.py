@@ -197,9 +197,35 @@ async def test_a_wait_that_is_too_long_is_busy_with_a_time_to_come_back() -> Non
     with pytest.raises(Busy, match=r"No place came free within 0.02 s") as caught:
         await stage.pool.acquire(DENO, "ann")
     assert caught.value.retry_after >= 1
-    assert stage.pool.stats().timeouts_waiting == 1
+    assert stage.pool.stats().tally.refused == 1
     assert stage.pool.stats().waiting == 0
     await stage.pool.close()
+
+
+async def test_it_is_told_why_processes_ended_and_how_long_executions_waited() -> None:
+    stage = Stage(max_processes=2, deno_warm=0, recycle_after=1, idle_seconds=0)
+    pool = stage.pool
+    pool.release(await pool.acquire(DENO, "ann"))
+    recycled = await pool.acquire(QUICKJS, "ann")
+    recycled.executions = 1
+    pool.release(recycled)
+    idle = await pool.acquire(QUICKJS, "ann")
+    pool.release(idle)
+    idle.idle_since -= 1
+    pool._tidy()
+    lost = await pool.acquire(QUICKJS, "ann")
+    lost.kill()
+    await settle()
+    first = await pool.acquire(QUICKJS, "ann")
+    pool.release(first)
+    await pool.acquire(DENO, "bo")
+    # There is room for two: who idles gives way.
+    await pool.acquire(DENO, "bo")
+    tally = pool.stats().tally
+    assert tally.ended == {"used": 1, "recycled": 1, "idle": 1, "lost": 1, "crowded out": 1}
+    assert (tally.started, tally.waited, tally.refused) == (7, 7, 0)
+    assert tally.waited_seconds >= 0
+    await pool.close()
 
 
 async def test_a_full_queue_is_busy_at_once() -> None:
@@ -342,7 +368,7 @@ async def test_real_owners_run_in_different_processes_and_the_same_one_again_in_
         owners = {key[1]: set(mine) for key, mine in kernel.pool._shared.items()}
         assert set(owners) == {"ann", "bob"}
         assert owners["ann"].isdisjoint(owners["bob"])
-        assert kernel.pool.stats().started == 2
+        assert kernel.pool.stats().tally.started == 2
 
 
 async def test_a_real_pool_that_is_drained_serves_everybody_in_turn() -> None:

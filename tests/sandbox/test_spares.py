@@ -200,7 +200,7 @@ async def test_spares_that_wait_too_long_end(tmp_path: Path) -> None:
 async def test_spares_that_take_too_much_memory_end(tmp_path: Path) -> None:
     async with tools(tmp_path, max_spares=4, spare_bytes=1) as made:
         await made.execute("count")
-        await eventually(lambda: made.app.pool.stats().started == 2)
+        await eventually(lambda: made.app.pool.stats().tally.started == 2)
         await made.settled(0)
 
 

@@ -125,6 +125,32 @@ async def test_calls_whose_tasks_are_over_when_they_are_made_are_not_open() -> N
     assert (await ended(session)).call_count == 5
 
 
+async def test_input_beyond_the_limit_is_refused_unread() -> None:
+    script = Script()
+    session = script.begin(Limits(max_result_bytes=10), echo)
+    script.call(1, value="x" * 9)
+    answer = await script.hear("tool_result")
+    assert answer["error"] == {
+        "code": "serialization_error",
+        "message": "The input has 11 bytes of JSON; the limit is 10",
+    }
+    script.done()
+    assert (await ended(session)).call_count == 0
+
+
+async def test_who_sends_megabytes_of_inputs_that_no_runner_would_send_is_lost() -> None:
+    script = Script()
+    session = script.begin(Limits(), echo)
+    many = "0," * 1_000_001
+    for number in range(17):
+        target = f'"callId":"c{number}","providerName":"tools","safeToolName":"echo"'
+        script.channel.send(f'{{"type":"tool_call",{target},"input":[{many}0]}}\n'.encode())
+        await asyncio.sleep(0)
+    outcome = await ended(session)
+    assert outcome.error is not None
+    assert outcome.error.message == "The runner was lost: it sends inputs that are not JSON"
+
+
 async def test_a_tool_call_is_answered_under_its_own_id() -> None:
     script = Script()
     session = script.begin(None, echo)

@@ -14,7 +14,7 @@ from tests.processes import PATIENCE
 from hutch import tool
 from hutch.session.channel import MemoryChannel
 from hutch.session.host import GUEST_CODES, Limits
-from hutch.session.link import MAX_LATE, Link
+from hutch.session.link import BYTES_A_DROP, MAX_LATE, Link
 from hutch.session.providers import Provider
 
 
@@ -98,7 +98,7 @@ async def test_malformed_lines_are_counted_and_dropped(line: bytes) -> None:
     runner = Runner()
     session = runner.link.open("e", "1", Limits(), [])
     runner.say(line)
-    assert runner.link.dropped == 1
+    assert runner.link.dropped == 1 + len(line) // BYTES_A_DROP
     runner.say(done("e", result="fine"))
     assert (await session.wait()).result == "fine"
 
@@ -188,3 +188,37 @@ async def test_only_so_many_of_whom_a_word_may_come_are_remembered() -> None:
         runner.link.forget(runner.link.open(f"{number}", "1", Limits(), []))
     runner.say(done("0"), done("1"))
     assert runner.link.dropped == 1
+
+
+CALL = {"type": "tool_call", "callId": "c1", "providerName": "tools", "safeToolName": "echo"}
+LONG = "x" * 1_000_000
+EXPENSIVE = {
+    "what is no message": json.dumps({"type": "done", "logs": 1, "id": LONG}),
+    "what is for nobody": done("another", result=LONG),
+    "a call that was made before": {**CALL, "input": LONG},
+    "a second start": {"type": "started", "id": "e", "more": LONG},
+}
+
+
+@pytest.mark.parametrize("line", EXPENSIVE.values(), ids=EXPENSIVE)
+async def test_who_says_much_that_is_of_no_use_is_cut_off_after_some_megabytes(
+    line: dict[str, Any] | str,
+) -> None:
+    runner = Runner()
+    session = runner.link.open("e", "code", Limits(), [Provider.of(echo)])
+    runner.say({"type": "started", "id": "e"}, {**CALL, "input": 1})
+    for _ in range(10):
+        runner.say(line)
+    assert runner.link.closed is None
+    for _ in range(15):
+        runner.say(line)
+    assert runner.link.closed == "it says too much that is not of the protocol"
+    assert session.outcome is not None
+
+
+async def test_calls_that_come_a_moment_too_late_are_nothing_to_anybody() -> None:
+    runner = Runner()
+    runner.link.open("e", "code", Limits(), [Provider.of(echo)]).cancel()
+    for number in range(20_000):
+        runner.say({**CALL, "callId": f"c{number}", "input": number})
+    assert (runner.link.closed, runner.link.dropped) == (None, 0)

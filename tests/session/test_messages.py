@@ -109,6 +109,16 @@ def test_nesting_that_could_exhaust_a_reader_is_refused() -> None:
         decode_from_runner(deep)
 
 
+def test_lone_surrogates_are_not_replaced_in_more_values_than_any_message_has() -> None:
+    many = b",".join([b'"\\ud800"'] * 100_001)
+    line = b'{"type":"done","id":"1","ok":true,"durationMs":0,"logs":[%s],"result":[%s]}'
+    with pytest.raises(ProtocolError, match="lone surrogates has more than 100000 values"):
+        decode_from_runner(line % (many, b""))
+    done = decode_from_runner(line % (b"", many))
+    assert isinstance(done, Done)
+    assert bytes(done.result).count(b"ud800") == 100_001
+
+
 def test_lone_surrogates_survive_in_payloads_and_are_replaced_elsewhere() -> None:
     line = rb'{"type":"done","id":"a","ok":true,"durationMs":1,"logs":["x\ud800"],'
     line += rb'"result":["\udc00\u2028\u0000"]}'

@@ -254,9 +254,13 @@ def test_a_hint_that_cannot_be_a_schema_is_refused_with_function_parameter_and_r
         returned_schema(hint, "Tool t")
 
 
-@pytest.mark.parametrize("hint", [None, type(None), Any, object])
+@pytest.mark.parametrize("hint", [None, Any, object])
 def test_a_return_hint_that_says_nothing_gives_no_schema(hint: Any) -> None:
     assert returned_schema(hint, "Tool t") is None
+
+
+def test_a_function_that_returns_nothing_gives_null() -> None:
+    assert returned_schema(type(None), "Tool t") == {"type": "null"}
 
 
 def test_a_returned_model_has_the_schema_of_what_is_sent() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from tests.mcp_servers.everything import Everything, app, sse_app
 from tests.mcp_servers.serving import Serving, serving
+from tests.processes import PATIENCE
 from tests.upstream.conftest import QUICK, Started, endpoint, program
 from tests.waiting import eventually
 
@@ -304,8 +306,11 @@ async def test_session_is_ended_at_the_server_when_we_leave(start: Started, serv
 
 
 async def test_server_that_hangs_does_not_keep_us_from_leaving(start: Started, served: Serving) -> None:
+    asked = threading.Event()
+
     def act(message: dict[str, Any]) -> Response:
         async def never() -> AsyncIterator[bytes]:
+            asked.set()
             await asyncio.sleep(60)
             yield b""
 
@@ -314,7 +319,7 @@ async def test_server_that_hangs_does_not_keep_us_from_leaving(start: Started, s
     served.start(raw(act))
     upstreams = await start(endpoint("odd", f"{served.url}/mcp"))
     call = asyncio.ensure_future(upstreams.call("odd", "act", {}))
-    await asyncio.sleep(0.05)
+    await asyncio.to_thread(asked.wait, PATIENCE)
     async with asyncio.timeout(10):
         await upstreams.close()
     with pytest.raises(UpstreamError):

@@ -7,6 +7,7 @@ a hint and no more: what is said comes over the channel, and whoever misses the 
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 
@@ -14,16 +15,18 @@ class Bell:
     """The host's end; the runner gets one that it can only read."""
 
     def __init__(self) -> None:
-        # It has a length and no content, so it takes no memory however long it is.
-        self._file = os.memfd_create("hutch-bell")
+        # It has a length and no content, so it takes no memory however long it is. As an object it is also
+        # closed when nobody has it any more.
+        self._file = open(os.memfd_create("hutch-bell"), "r+b", buffering=0)  # noqa: SIM115
 
     def for_process(self) -> int:
         """A descriptor for the runner, to be closed by the caller once it has it."""
-        return os.open(f"/proc/self/fd/{self._file}", os.O_RDONLY | os.O_CLOEXEC)
+        return os.open(f"/proc/self/fd/{self._file.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
 
     def ring(self, lines: int) -> None:
         """As many lines were said by now."""
-        os.ftruncate(self._file, lines)
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._file.fileno(), lines)
 
     def close(self) -> None:
-        os.close(self._file)
+        self._file.close()

@@ -17,7 +17,7 @@ from hutch.errors import Busy, HutchError, SandboxUnavailable
 from hutch.sandbox.profile import Profile
 from hutch.sandbox.runner import Runner
 from hutch.sandbox.spares import Spares
-from hutch.sandbox.stats import PoolStats
+from hutch.sandbox.stats import PoolStats, Tally, Why
 from hutch.session.host import Outcome, Session
 from hutch.settings import Settings
 
@@ -62,7 +62,7 @@ class Pool:
         self._leaving: set[Runner] = set()
         self._failures: Counter[Profile] = Counter()
         self._closed = False
-        self._started = self._evicted = self._late = 0
+        self._tally = Tally()
         self._housekeeper: asyncio.TimerHandle | None = None
 
     @property
@@ -81,17 +81,20 @@ class Pool:
             if runner is not None:
                 return runner
         if len(self._waiters) >= self._settings.max_queue:
+            self._tally.refused += 1
             raise Busy(
                 f"{len(self._waiters)} executions are waiting already.", retry_after=self._wait_guess()
             )
-        waiter = Waiter(profile, owner, asyncio.get_running_loop().create_future())
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        waiter = Waiter(profile, owner, loop.create_future())
         self._waiters.append(waiter)
         self._fill()
         try:
             async with asyncio.timeout(self._settings.queue_seconds):
                 return await waiter.future
         except TimeoutError:
-            self._late += 1
+            self._tally.refused += 1
             self._give_back(waiter)
             seconds = self._settings.queue_seconds
             raise Busy(f"No place came free within {seconds:g} s.", retry_after=self._wait_guess()) from None
@@ -99,6 +102,8 @@ class Pool:
             self._give_back(waiter)
             raise
         finally:
+            self._tally.waited += 1
+            self._tally.waited_seconds += loop.time() - began
             with contextlib.suppress(ValueError):
                 self._waiters.remove(waiter)
 
@@ -128,11 +133,11 @@ class Pool:
         if runner.spent(outcome):
             # Ending a process takes as long as many an execution: whoever waits for the result goes first.
             runner.suspects.add("")
-            self._soon(lambda: self._end(runner))
+            self._soon(lambda: self._end(runner, "used"))
         elif outcome is not None and outcome.unresponsive and session is not None and not session.answered:
             self._suspect(runner, session.id)
         elif runner.executions >= self._settings.recycle_after and runner.in_flight == 0:
-            self._end(runner)
+            self._end(runner, "recycled")
         elif runner in self._busy:
             self._busy.discard(runner)
             self._warm.setdefault(runner.profile, deque()).appendleft(runner)
@@ -142,7 +147,7 @@ class Pool:
         """What it loads did not load in a whole execution: its spares would be at it for ever."""
         self._spares.forget(profile)
         for spare in [*self._warm.get(profile, ())]:
-            self._end(spare)
+            self._end(spare, "idle")
 
     @property
     def has_room(self) -> bool:
@@ -274,7 +279,7 @@ class Pool:
         if self._waiters and not self._leaving:
             victim = self._least_needed(profile)
             if victim is not None:
-                self._end(victim)
+                self._end(victim, "crowded out")
         return False
 
     def _count(self) -> int:
@@ -308,7 +313,7 @@ class Pool:
             raise
         self._over(profile)
         del self._failures[profile]
-        self._started += 1
+        self._tally.started += 1
         runner.on_exit = self._gone
         if self._closed:
             runner.kill()
@@ -355,7 +360,7 @@ class Pool:
 
         def decide() -> None:
             if id in runner.suspects:
-                self._end(runner)
+                self._end(runner, "silent")
 
         asyncio.get_running_loop().call_later(SUSPECT_SECONDS, decide)
 
@@ -363,11 +368,11 @@ class Pool:
         runner.suspects.discard(id)
         self._serve()
 
-    def _end(self, runner: Runner) -> None:
+    def _end(self, runner: Runner, why: Why) -> None:
         self._forget(runner)
         if runner.exited:
             return
-        self._evicted += 1
+        self._tally.ended[why] += 1
         self._leaving.add(runner)
         runner.kill()
 
@@ -388,6 +393,8 @@ class Pool:
         if runner.profile.is_prepared and runner.executions == 0 and runner not in self._leaving:
             # It ended by itself before it was used: the next one would too.
             self._spares.forget(runner.profile)
+        if runner not in self._leaving:
+            self._tally.ended["lost"] += 1
         self._leaving.discard(runner)
         self._forget(runner)
         self._serve()
@@ -431,13 +438,13 @@ class Pool:
         for mine in list(self._shared.values()):
             for runner in list(mine):
                 if runner.in_flight == 0 and runner.idle_since < before:
-                    self._end(runner)
+                    self._end(runner, "idle")
         for profile, ready in [*self._warm.items()]:
             surplus = len(ready) - self._target(profile)
             # Of prepared ones the first has served already and can again.
             for runner in list(reversed(ready) if profile.is_prepared else ready)[: max(0, surplus)]:
                 if profile.is_prepared or runner.idle_since < before:
-                    self._end(runner)
+                    self._end(runner, "idle")
         if self._count() > 0:
             self._keep_house()
 
@@ -446,7 +453,7 @@ class Pool:
         for profile, ready in [*self._warm.items()]:
             if profile.is_prepared and not self._target(profile):
                 for runner in [*ready]:
-                    self._end(runner)
+                    self._end(runner, "crowded out")
 
     def _bound_spares(self) -> None:
         """Forgets the spares used longest ago until the memory of the rest is within its bound."""
@@ -456,7 +463,7 @@ class Pool:
             left -= runner.memory_used()
             if left < 0:
                 self._spares.forget(runner.profile)
-                self._end(runner)
+                self._end(runner, "crowded out")
 
     def _soon(self, action: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(action)
@@ -483,7 +490,5 @@ class Pool:
             warm=dict(warm),
             starting=self._starting.total(),
             waiting=len(self._waiters),
-            started=self._started,
-            evicted=self._evicted,
-            timeouts_waiting=self._late,
+            tally=self._tally,
         )

@@ -88,26 +88,22 @@ class RunnerProcess(Runner):
         self._frozen: list[int] = []
         self.way: Way | None = None
         """Its only one to the network, if it has any."""
-        streams = profile.details.streams
-        out = Outlet(partial(self._print, "stdout") if streams else self._keep)
-        err = Outlet(partial(self._print, "stderr")) if streams else out
-        self._outlets = {out, err}
+        self._outlets: set[Outlet] = set()
         stdin = subprocess.DEVNULL
         try:
             with command:
                 stdin = _stdin(profile, bell)
+                stdout, stderr = self._open_outlets()
                 self._process = subprocess.Popen(
-                    command.argv,
-                    stdin=stdin,
-                    stdout=subprocess.PIPE if profile.details.speaks_on_stdout else out.for_process,
-                    stderr=err.for_process,
-                    **command.options(),
+                    command.argv, stdin=stdin, stdout=stdout, stderr=stderr, **command.options()
                 )
-        except OSError as error:
+        except BaseException as error:
             for outlet in self._outlets:
                 outlet.begin()
                 outlet.close()
-            raise SandboxUnavailable(f"The sandbox cannot be started: {error}") from None
+            if isinstance(error, OSError):
+                raise SandboxUnavailable(f"The sandbox cannot be started: {error}") from None
+            raise
         finally:
             if stdin >= 0:
                 os.close(stdin)
@@ -121,6 +117,19 @@ class RunnerProcess(Runner):
         self._loop.add_reader(self._pidfd, self._reap)
         if profile.memory_bytes and meter is not None:
             self._watch = meter.watch(self.pid, profile.memory_bytes + OVERHEAD_BYTES, self._exceeded)
+
+    def _open_outlets(self) -> tuple[int, int]:
+        """What the process gets as stdout and stderr."""
+        streams = self.profile.details.streams
+        out = Outlet(partial(self._print, "stdout") if streams else self._keep)
+        self._outlets.add(out)
+        if streams:
+            err = Outlet(partial(self._print, "stderr"))
+            self._outlets.add(err)
+            return out.for_process, err.for_process
+        # What speaks there has no guests that print.
+        speaks = self.profile.details.speaks_on_stdout
+        return subprocess.PIPE if speaks else out.for_process, out.for_process
 
     @property
     def pid(self) -> int:

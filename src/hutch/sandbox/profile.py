@@ -34,6 +34,8 @@ class Engine(msgspec.Struct, frozen=True):
     """Whether an execution has its process for itself, which as a rule ends with it."""
     speaks_on_stdout: bool
     """Whether the runner answers there, because its guests have no stdout, rather than on its socket."""
+    has_neighbours: bool = False
+    """Whether several executions are in one process, and one may be lost by another's fault."""
     watches_bell: bool = False
     """Whether the runner has a bell for its stdin: no guest of its can read that."""
     v8_flags: tuple[str, ...] = ()
@@ -52,6 +54,7 @@ _ENGINES: dict[str, Engine] = {
         "quickjs.js",
         own_process=False,
         speaks_on_stdout=True,
+        has_neighbours=True,
         watches_bell=True,
         # Guests recurse on JSPI's stacks; V8's default holds about half of what QuickJS allows.
         # The young generation is bounded, or the process grows by tens of MB before it is collected.

@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Literal
+
 import msgspec
+
+Why = Literal["used", "recycled", "idle", "silent", "crowded out", "lost"]
+"""Used once; after many executions; for want of any; because it did not answer; for another; by itself."""
+
+
+class Tally(msgspec.Struct):
+    """What has happened since the pool was made."""
+
+    started: int = 0
+    ended: Counter[Why] = msgspec.field(default_factory=Counter)
+    refused: int = 0
+    """Executions that got no place."""
+    waited: int = 0
+    """Executions that had to wait for one, with or without success."""
+    waited_seconds: float = 0.0
 
 
 class PoolStats(msgspec.Struct, frozen=True):
@@ -13,6 +31,4 @@ class PoolStats(msgspec.Struct, frozen=True):
     warm: dict[str, int]
     starting: int
     waiting: int
-    started: int
-    evicted: int
-    timeouts_waiting: int
+    tally: Tally

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import Callable
 from typing import IO, Any, Protocol, cast
 
@@ -60,7 +61,7 @@ class Lines:
             self._parts.append(rest)
             self._held += len(rest)
         if self._held > self._limit or any(len(line) > self._limit for line in lines):
-            raise ValueError(f"a line is longer than {self._limit} bytes")
+            raise ValueError(f"a line is longer than {self._limit} bytes (setting max_line_bytes)")
         return lines
 
 
@@ -78,7 +79,7 @@ class StreamChannel(asyncio.Protocol):
         self._lines = Lines(limit)
         self._bell = bell
         self._said = 0
-        self._socket_file = -1
+        self._direct: socket.socket | None = None
         self._transports: list[asyncio.BaseTransport] = []
         self._writer: asyncio.WriteTransport | None = None
         self._clear = asyncio.Event()
@@ -91,7 +92,8 @@ class StreamChannel(asyncio.Protocol):
             self._writer = cast(asyncio.WriteTransport, transport)
             if self._bell is not None and not self._ended:
                 # Of our own: the transport's may be closed, and its number another's, before we hear of it.
-                self._socket_file = os.dup(transport.get_extra_info("socket").fileno())
+                handle = os.dup(transport.get_extra_info("socket").fileno())
+                self._direct = socket.socket(fileno=handle)
         if self._ended:
             transport.close()
 
@@ -132,17 +134,18 @@ class StreamChannel(asyncio.Protocol):
 
     def send_now(self, line: bytes) -> None:
         """As `send`, but before the loop turns, and told to whoever watches the bell."""
-        if self._writer is None or self._ended or self._bell is None or self._writer.get_write_buffer_size():
+        direct, writer = self._direct, self._writer
+        if direct is None or self._bell is None or writer is None or writer.get_write_buffer_size():
             self.send(line)
             return
         self._said += line.count(b"\n")
         try:
-            sent = os.write(self._socket_file, line)
+            sent = direct.send(line)
         except OSError:
             # It takes nothing at the moment, or never again: the transport finds out.
             sent = 0
         if sent < len(line):
-            self._writer.write(line[sent:])
+            writer.write(line[sent:])
         self._bell.ring(self._said)
 
     async def writable(self) -> None:
@@ -161,8 +164,9 @@ class StreamChannel(asyncio.Protocol):
             transport.close()
         if self._bell is not None:
             self._bell.close()
-        if self._socket_file >= 0:
-            os.close(self._socket_file)
+        if self._direct is not None:
+            self._direct.close()
+            self._direct = None
         self.on_close(reason)
 
 

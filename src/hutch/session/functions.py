@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import os
 import typing
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -101,7 +102,7 @@ def _tool_of(
     output_schema: Schema | None = None,
 ) -> Tool:
     target, bound = _target(fn)
-    name = name or _name_of(fn)
+    name = _name_of(fn) if name is None else name
     where = f"Tool {name}"
     hints = _hints(target, where)
     parameters = _parameters(fn, bound, where)
@@ -290,6 +291,10 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="hutch-tool")
 
 
+# The threads of a process are not those of its children.
+os.register_at_fork(after_in_child=_threads.cache_clear)
+
+
 async def _in_thread(work: Callable[[], Any]) -> Any:
     """`work` in one of MAX_THREADS threads.
 
@@ -305,3 +310,5 @@ def _settle(work: Callable[[], Any]) -> Any:
         return work()
     except StopIteration as error:  # which no future can carry
         raise RuntimeError("the tool raised StopIteration") from error
+    except SystemExit as error:  # which would end the loop that waits for it
+        raise RuntimeError(f"the tool ended with exit code {error.code}") from error

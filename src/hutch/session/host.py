@@ -24,7 +24,6 @@ from hutch.session.messages import (
     Job,
     Options,
     RunnerMessage,
-    Started,
     ToolCall,
     ToolResult,
     WireError,
@@ -39,6 +38,7 @@ BACKSTOP = 0.1
 START_TIMEOUT = 60.0
 MAX_RECORDED_CALLS = 1_000
 MAX_OPEN_BYTES = 64 * 1024 * 1024
+MAX_WASTED = 32 * 1024 * 1024
 # What a guest that forges calls could make us keep for as long as it runs.
 MAX_CALL_ID = 128
 MAX_NAME = 1_024
@@ -98,6 +98,8 @@ class Outcome(msgspec.Struct, kw_only=True):
     duration_ms: float = 0.0
     calls: list[CallRecord] = []
     call_count: int = 0
+    begun_again: int = 0
+    """How often it was tried before, on runners that were lost."""
     lost: bool = False
     """The runner went away through no known fault of this execution."""
     unresponsive: bool = False
@@ -149,7 +151,7 @@ class Session:
         self._job = job
         self.answered = False
         self._began_at, self._sent_at = self._loop.time(), monotonic()
-        self._open_bytes = 0
+        self._open_bytes = self._wasted = 0
         self._started_at: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._holds, self._held, self._held_since = 0, 0.0, 0.0
@@ -191,22 +193,25 @@ class Session:
             await self._waiting
         return self.outcome
 
-    def receive(self, message: RunnerMessage) -> None:
+    def receive(self, message: RunnerMessage) -> bool:
+        """Whether it was of use."""
         self.answered = self.answered or (isinstance(message, Done) and message.id == self.id)
         if self.outcome is not None:
-            return
+            return False
         if isinstance(message, ToolCall):
-            self._tool_call(message)
-        elif message.id != self.id:
-            return
-        elif isinstance(message, Started):
-            # Only the first counts: whoever could say it again could put off its own end.
-            if self._started_at is None:
-                self._started_at = monotonic()
-                if self._on_started is not None:
-                    self._on_started()
-        else:
+            return self._tool_call(message)
+        if message.id != self.id:
+            return False
+        if isinstance(message, Done):
             self._done(message)
+            return True
+        # Only the first counts: whoever could say it again could put off its own end.
+        if self._started_at is not None:
+            return False
+        self._started_at = monotonic()
+        if self._on_started is not None:
+            self._on_started()
+        return True
 
     def cancel(self) -> None:
         """Asks the runner to stop, stops our own tools now, and waits no longer than the grace."""
@@ -247,22 +252,28 @@ class Session:
 
     # --- tool calls ---
 
-    def _tool_call(self, call: ToolCall) -> None:
+    def _tool_call(self, call: ToolCall) -> bool:
         if self._cancelling or call.call_id in self._seen or _oversized(call):
-            return
+            return False
+        size = memoryview(call.input).nbytes
+        if size > self.limits.max_result_bytes:
+            message = f"The input has {size} bytes of JSON; the limit is {self.limits.max_result_bytes}"
+            self._answer_error(call.call_id, "serialization_error", message)
+            return False
         if len(self._seen) >= self.limits.max_calls:
             self._refuse(call, f"More than {self.limits.max_calls} tool calls in one execution")
         elif len(self._tasks) >= self.limits.max_outstanding_calls:
             self._refuse(call, f"More than {self.limits.max_outstanding_calls} tool calls at once")
-        elif self._open_bytes + memoryview(call.input).nbytes > MAX_OPEN_BYTES:
+        elif self._open_bytes + size > MAX_OPEN_BYTES:
             self._refuse(call, f"More than {MAX_OPEN_BYTES} bytes of input in open tool calls")
         else:
-            self._open_bytes += memoryview(call.input).nbytes
+            self._open_bytes += size
             self._seen.add(call.call_id)
             task = self._loop.create_task(self._dispatch(call))
             # In a loop whose tasks begin at once it may be over by now.
             if not task.done():
                 self._tasks[call.call_id] = task
+        return True
 
     def _refuse(self, call: ToolCall, message: str) -> None:
         self._refused += 1
@@ -307,6 +318,7 @@ class Session:
         try:
             value = decode_value(bytes(call.input))
         except NotJsonSafe as error:
+            self._waste(len(bytes(call.input)))
             raise ToolError(f"The input is not JSON: {error}", "serialization_error") from None
         if self._cancelled is None:
             self._cancelled = anyio.Event()
@@ -318,6 +330,12 @@ class Session:
             cancelled=self._cancelled,
         )
         return await provider.dispatch(call.safe_tool_name, value, context)
+
+    def _waste(self, size: int) -> None:
+        """Our runners look at inputs before they send them: whoever sends such as these is none any more."""
+        self._wasted += size
+        if self._wasted > MAX_WASTED:
+            self.lose("it sends inputs that are not JSON")
 
     def _answer_error(self, call_id: str, code: str, message: str) -> None:
         if len(self._reported) < MAX_RECORDED_CALLS:
@@ -370,6 +388,8 @@ class Session:
         """Accepts a code that we can bear out; anything else is the guest's own error."""
         if self._trusted or (error.code, error.message) in self._reported:
             return error
+        # Only a host knows when it has a place.
+        error = msgspec.structs.replace(error, retry_after=None)
         if len(error.message) > MAX_MESSAGE or len(error.name or "") > MAX_NAME:
             name, message = error.name and error.name[:MAX_NAME], f"{error.message[:MAX_MESSAGE]}…"
             error = msgspec.structs.replace(error, name=name, message=message)

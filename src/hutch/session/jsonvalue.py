@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import re
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -42,7 +41,7 @@ def encode_value(value: object) -> bytes:
         raise NotJsonSafe(_diagnose(value) or f"$ cannot be written as JSON: {_one_line(error)}") from None
     if too_deep(raw):
         raise NotJsonSafe(_diagnose(value) or f"$ is nested deeper than {MAX_DEPTH} levels")
-    if len(raw) > _LONGEST_INTEGER and _LONG_INTEGER.search(raw):
+    if len(raw) > _LONGEST_INTEGER and _LONG_INTEGER in raw.translate(_ONE_DIGIT):
         fault = _diagnose(value)
         if fault:
             raise NotJsonSafe(fault)
@@ -172,7 +171,8 @@ _encoder = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=_con
 
 # JavaScript reads an integer of more digits as Infinity. Rare enough to look closer when there may be one.
 _LONGEST_INTEGER = 308
-_LONG_INTEGER = re.compile(rb"(?<![0-9])[0-9]{309}")
+_ONE_DIGIT = bytes.maketrans(b"123456789", b"000000000")
+_LONG_INTEGER = b"0" * (_LONGEST_INTEGER + 1)
 
 
 def _diagnose(value: object) -> str | None:

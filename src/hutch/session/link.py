@@ -15,8 +15,9 @@ from hutch.session.providers import Provider
 
 logger = logging.getLogger("hutch.session")
 
-# Reading nonsense takes time too: whoever keeps talking it is cut off.
+# Reading nonsense takes time too: whoever keeps talking it is cut off, the sooner the longer it is.
 MAX_DROPPED = 10_000
+BYTES_A_DROP = 2_048
 # Sessions of which the last word may still come, and with it `started` and the answer to a cancel.
 MAX_LATE = 1_000
 LATE_LINES = 3
@@ -118,27 +119,27 @@ class Link:
         try:
             message = decode_from_runner(line)
         except ProtocolError as error:
-            self._drop()
+            self._drop(1 + len(line) // BYTES_A_DROP)
             logger.debug("dropped a message of a runner: %s", error)
             return
         session = self._session_of(message)
         if session is None:
-            self._miss(message)
-        else:
-            session.receive(message)
+            self._miss(message, len(line))
+        elif not session.receive(message):
+            # It may have been said in good faith, a moment too late; but not at this length.
+            self._drop(len(line) // BYTES_A_DROP)
 
-    def _miss(self, message: RunnerMessage) -> None:
+    def _miss(self, message: RunnerMessage, size: int) -> None:
         """What is said to nobody: nonsense, unless somebody was there who did not wait for it."""
         left = 0 if message.id is UNSET else self._late.pop(message.id, 0)
         if left > 1 and message.id is not UNSET:
             self._late[message.id] = left - 1
-        if not left:
-            self._drop()
+        self._drop(size // BYTES_A_DROP + (not left))
         if isinstance(message, Done):
             self.on_late(message.id)
 
-    def _drop(self) -> None:
-        self.dropped += 1
+    def _drop(self, cost: int) -> None:
+        self.dropped += cost
         if self.dropped > MAX_DROPPED:
             self._channel.close()
             self.lose("it says too much that is not of the protocol")

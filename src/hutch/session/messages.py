@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from hutch.errors import ProtocolError
-from hutch.session.jsonvalue import encode_value, too_deep
+from hutch.session.jsonvalue import encode_value, too_deep, well_formed
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -24,13 +24,15 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class WireError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An error on the wire; name, line and column are ours, and only where they are known."""
+    """An error on the wire; what is not code or message is ours, and only there where it is known."""
 
     code: str
     message: str
     name: str | None = None
     line: int | None = None
     column: int | None = None
+    retry_after: float | None = msgspec.field(name="retryAfter", default=None)
+    """Seconds, where every place is taken."""
 
 
 class ManifestTool(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -185,21 +187,35 @@ def _with_lone_surrogates(line: bytes) -> Any:
     message = json.loads(line)
     if not isinstance(message, dict):
         raise ProtocolError("a message must be an object")
-    return {key: _raw(value) if key in _PAYLOADS else _well_formed(value) for key, value in message.items()}
+    rest = {key: value for key, value in message.items() if key not in _PAYLOADS}
+    payloads = {key: _raw(value) for key, value in message.items() if key in _PAYLOADS}
+    mended = _Mended()
+    return {**payloads, **{key: mended.of(value) for key, value in rest.items()}}
 
 
 _PAYLOADS = ("result", "input")
+# Beyond the payload: more than any honest message has, and few enough not to hold others up.
+_MOST_MENDED = 100_000
 
 
 def _raw(value: Any) -> Raw:
     return Raw(json.dumps(value).encode())
 
 
-def _well_formed(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    if isinstance(value, list):
-        return [_well_formed(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _well_formed(item) for key, item in value.items()}
-    return value
+class _Mended:
+    """Values with U+FFFD for lone surrogates, so many of them and no more."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_MENDED
+
+    def of(self, value: Any) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            raise ProtocolError(f"a message with lone surrogates has more than {_MOST_MENDED} values")
+        if isinstance(value, str):
+            return well_formed(value)
+        if isinstance(value, list):
+            return [self.of(item) for item in value]
+        if isinstance(value, dict):
+            return {key: self.of(item) for key, item in value.items()}
+        return value

@@ -97,7 +97,7 @@ class Provider:
             raise ToolError(f"Unknown tool {self.name}.{safe_name}", "internal_error")
         try:
             return await called.call(input, context)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if not isinstance(error, ToolError):
                 # The guest gets the text alone; whoever wrote the tool wants to know where.
                 logger.warning("the tool %s.%s failed", self.name, called.name, exc_info=error)
@@ -124,7 +124,7 @@ def check_providers(providers: Iterable[Provider]) -> dict[str, Provider]:
     return by_name
 
 
-def _as_tool_error(error: Exception) -> ToolError:
+def _as_tool_error(error: BaseException) -> ToolError:
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     code = error.tool_code if isinstance(error, ToolError) else "tool_error"

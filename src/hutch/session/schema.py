@@ -157,7 +157,7 @@ def whole_shape(field: Field, where: str) -> Shape:
 
 def returned_schema(hint: Any, where: str) -> Schema | None:
     """The schema of what a function returns; None where the hint says nothing. Raises InvalidTool."""
-    if hint in (None, type(None), Any, object, typing.NoReturn, typing.Never):
+    if hint in (None, Any, object, typing.NoReturn, typing.Never):
         return None
     if typing.get_origin(hint) in (Awaitable, Coroutine):
         return returned_schema(typing.get_args(hint)[-1], where)

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Raw
 
-from hutch.errors import HutchError, ProtocolError, ToolError, wire_code
+from hutch.errors import Busy, HutchError, ProtocolError, ToolError, wire_code
 from hutch.session.channel import Channel
 from hutch.session.host import TIMED_OUT
 from hutch.session.jsonvalue import decode_value, encode_value, is_broken
@@ -125,7 +125,7 @@ class Serving:
         else:
             waiting = self._calls.pop(message.call_id, None)
             if waiting is None:
-                self.dropped += 1
+                self._drop("a tool_result for no open call", message.call_id)
             elif not waiting.done():
                 waiting.set_result(message)
 
@@ -140,10 +140,16 @@ class Serving:
             watch.stop()
         elif id in self._tasks:
             self._tasks[id].cancel()
+        else:
+            self._drop("a cancel of what does not run", id)
+
+    def _drop(self, what: str, id: str) -> None:
+        self.dropped += 1
+        logger.debug("dropped %s: %.100r", what, id)
 
     def _execute(self, message: Execute) -> None:
         if message.id in self._tasks:
-            self.dropped += 1
+            self._drop("an execute with the id of one that runs", message.id)
         elif self._tasks and not self._multiplexed:
             busy = WireError(code="internal_error", message="The runner is busy with another execution")
             self._done(message.id, Answer(ok=False, duration_ms=0, logs=[], error=busy))
@@ -169,7 +175,8 @@ class Serving:
             return answer
         except HutchError as error:
             code = "validation_error" if error.code in ("invalid_tool", "invalid_request") else error.code
-            failure = WireError(code=wire_code(code), message=str(error))
+            retry_after = error.retry_after if isinstance(error, Busy) else None
+            failure = WireError(code=wire_code(code), message=str(error), retry_after=retry_after)
         except Exception:
             logger.exception("an execution failed through a fault of ours")
             failure = WireError(code="internal_error", message="The runner failed; its log says why")

@@ -16,6 +16,7 @@ from tests.processes import PATIENCE, hutch
 from tests.toolscripts import IMPORT, Place, arguments_of, configure, gateway, place, scripts_below, stdio
 
 from hutch.doors.toolscript.execute import ImportMaps
+from hutch.sandbox import identity
 
 
 @asynccontextmanager
@@ -86,6 +87,8 @@ async def test_ensure_fresh_types_on_gateway_restart(
 async def test_write_import_map_to_temp_file() -> None:
     maps = ImportMaps()
     file = maps.file("http://127.0.0.1:4111/runtime/tools.ts?_t=1")
+    # As what a killed host leaves is found by the next.
+    assert file.parent.name.startswith(f"hutch-run-{identity.of_this_host()}-")
     assert file.is_relative_to(tempfile.gettempdir())
     assert json.loads(file.read_text()) == {
         "imports": {"toolscript": "http://127.0.0.1:4111/runtime/tools.ts?_t=1"}

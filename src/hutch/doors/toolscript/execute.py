@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import tempfile
+import shutil
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ from hutch.doors.toolscript.check import Checker, Script
 from hutch.doors.toolscript.relay import Relay
 from hutch.errors import SandboxUnavailable
 from hutch.kernel import Execution, Kernel, Result
+from hutch.sandbox import temporary
 from hutch.sandbox.jail import Isolation, Mount
 from hutch.sandbox.profile import Profile
 from hutch.sandbox.runner import OnOutput
@@ -142,16 +143,16 @@ class ImportMaps:
     """The files that tell Deno what `toolscript` is, one for every state of a gateway."""
 
     def __init__(self) -> None:
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: Path | None = None
         self._files: dict[str, Path] = {}
         self._numbers = itertools.count()
 
     def file(self, url: str) -> Path:
         if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="hutch-maps-")
+            self._folder = temporary.make_folder()
         known = self._files.get(url)
         if known is None:
-            known = self._files[url] = Path(self._folder.name) / f"{next(self._numbers)}.json"
+            known = self._files[url] = self._folder / f"{next(self._numbers)}.json"
             known.write_bytes(msgspec.json.encode({"imports": {"toolscript": url}}))
             while len(self._files) > _MOST_MAPS:
                 self._files.pop(next(iter(self._files))).unlink()
@@ -159,7 +160,7 @@ class ImportMaps:
 
     def close(self) -> None:
         if self._folder is not None:
-            self._folder.cleanup()
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _exit_code(said: Any) -> int:

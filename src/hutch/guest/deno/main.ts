@@ -28,6 +28,8 @@ const FLAG_ADVICE = /, run again with the --allow-[a-z-]+ flag$/;
 /** For how long nobody must want this process before it does what is slow the first time. */
 const IDLE_MS = 5, LONG_IDLE_MS = 100;
 
+const TIMED_OUT = { code: "timeout", message: "Execution timed out" };
+
 class Run {
   readonly #wire: Wire;
   readonly #request: Execute;
@@ -73,7 +75,7 @@ class Run {
   }
 
   timeOut(): void {
-    this.#finish(false, undefined, { code: "timeout", message: "Execution timed out" });
+    this.#finish(false, undefined, TIMED_OUT);
   }
 
   #adoptConsole(): void {
@@ -97,6 +99,8 @@ class Run {
     this.#over = true;
     const { lines: logs, truncated: logsTruncated } = this.#logs;
     const durationMs = Math.round((clock() - this.#startedAt) * 1000) / 1000;
+    // A guest that never yields keeps the alarm from ringing.
+    if (durationMs >= this.#request.options.timeoutMs) [ok, result, error] = [false, undefined, TIMED_OUT];
     this.#wire.send(doneLine(this.#request.id, { ok, result, error, logs, logsTruncated, durationMs }));
   }
 }

@@ -125,11 +125,14 @@ export class Runner {
         return vm.string(how < 0 ? encodingOf(name) : decodeText(vm.toBytes(bytes), name, how));
       },
       o: (vm, args) => {
-        this.#succeed(run(vm), args.length && !vm.isUndefined(args[0]) ? vm.toText(args[0]) : undefined);
+        // A built-in that takes long asks for no time.
+        if (run(vm).overdue(performance.now())) this.#timeOut(run(vm));
+        else this.#succeed(run(vm), args.length && !vm.isUndefined(args[0]) ? vm.toText(args[0]) : undefined);
         return vm.undefined();
       },
       x: (vm, [failure]) => {
-        this.#report(run(vm), JSON.parse(vm.toText(failure)));
+        if (run(vm).overdue(performance.now())) this.#timeOut(run(vm));
+        else this.#report(run(vm), JSON.parse(vm.toText(failure)));
         return vm.undefined();
       },
       h: (vm, [call, algorithm, bytes]) => {

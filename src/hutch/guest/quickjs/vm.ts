@@ -83,6 +83,8 @@ export class Vm {
   readonly #drive: (fn: number, self: number, argc: number, argv: number) => Promise<number>;
   #overdue: Overdue = never;
   #sliceEnd = 0;
+  /** Its time is over. Built-ins that call the guest back can turn that into an error which it may catch. */
+  #stopped = false;
 
   constructor(module: WebAssembly.Module, image: Image, functions: HostFunctions) {
     this.#image = image;
@@ -91,6 +93,7 @@ export class Vm {
       env: {
         host_interrupt: new Suspending(() => this.#interrupt()),
         host_call: (name: number, _length: number, _self: number, argc: number, argv: number) => {
+          if (this.#stopped) return this.undefined();
           const view = new DataView(this.#exports.memory.buffer);
           const args = Array.from({ length: argc }, (_, i) => view.getUint32(argv + 4 * i, true));
           return names[view.getUint8(name)](this, args);
@@ -304,10 +307,11 @@ export class Vm {
     const view = new DataView(e.memory.buffer);
     for (let i = 0; i < args.length; i++) view.setUint32(scratch + 4 * i, args[i], true);
     this.#overdue = overdue;
+    this.#stopped = false;
     this.renewSlice();
     e.qjs_set_interrupt_handler(1);
     try {
-      if (await this.#drive(fn, undefinedBox, args.length, scratch) !== 0) return false;
+      if (await this.#drive(fn, undefinedBox, args.length, scratch) !== 0 || this.#stopped) return false;
       for (const box of args) e.qjs_free_value(box);
       return true;
     } finally {
@@ -323,12 +327,17 @@ export class Vm {
 
   #interrupt(): number | Promise<number> {
     const now = performance.now();
-    if (this.#overdue(now)) return 1;
+    if (this.#stopped || this.#overdue(now)) return this.#stop();
     if (now < this.#sliceEnd) return 0;
     return nextTurn().then(() => {
       this.renewSlice();
-      return this.#overdue(performance.now()) ? 1 : 0;
+      return this.#overdue(performance.now()) ? this.#stop() : 0;
     });
+  }
+
+  #stop(): number {
+    this.#stopped = true;
+    return 1;
   }
 }
 
