@@ -158,7 +158,7 @@ def test_architecture_names_every_module_of_every_room() -> None:
 
 # From the ground up: what stands on a line may import what stands on it or above, as architecture.md says.
 STOREYS = (
-    {"errors", "settings", "_version"},
+    {"errors", "settings", "home", "_version"},
     {"session", "egress", "store"},
     {"vault"},
     {"sandbox"},

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -93,6 +95,37 @@ def test_a_home_that_cannot_be_written_is_told(npm: registry.Registry, home: Pat
     (home / "npm").write_text("in the way")
     with pytest.raises(HutchError, match="The shelf cannot be used"):
         remove_packages(["made-up"])
+
+
+@pytest.mark.parametrize("place", [".", "npm", "npm/packages"])
+def test_a_shelf_that_is_no_folder_is_not_called_empty(home: Path, place: str) -> None:
+    (home / place).parent.mkdir(parents=True, exist_ok=True)
+    (home / place).write_text("in the way")
+    for action in (lambda: list_packages(json=True), lambda: prune_packages(days=30)):
+        with pytest.raises(HutchError, match=r"is a file, where a folder should be.*Set HUTCH_HOME"):
+            action()
+
+
+@pytest.mark.parametrize("place", [".", "npm/packages", "npm/packages/made-up/1.0.0.json"])
+def test_a_shelf_of_another_user_is_not_called_empty(npm: registry.Registry, home: Path, place: str) -> None:
+    npm.publish("made-up")
+    add_packages(["made-up"])
+    with forbidden(home / place), pytest.raises(HutchError, match=r"is not for this user.*Set HUTCH_HOME"):
+        list_packages(json=False)
+
+
+@contextlib.contextmanager
+def forbidden(path: Path) -> Iterator[None]:
+    """Not even the superuser may read it, by being somebody else meanwhile."""
+    user, mode = os.geteuid(), path.stat().st_mode
+    path.chmod(0)
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+        path.chmod(mode)
 
 
 def test_progress_is_one_line_on_a_terminal(

@@ -1,4 +1,4 @@
-"""uvicorn's WebSockets, but one who is refused with an answer is no fault: nobody without a key fills the log."""
+"""uvicorn's WebSockets, where a refusal that was answered is no fault: it leaves nothing in the log."""
 
 from __future__ import annotations
 
