@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.forbidden import forbidden
 from tests.npm import registry
 
 from hutch.cli.packages import add_packages, list_packages, prune_packages, remove_packages
@@ -114,18 +113,13 @@ def test_a_shelf_of_another_user_is_not_called_empty(npm: registry.Registry, hom
         list_packages(json=False)
 
 
-@contextlib.contextmanager
-def forbidden(path: Path) -> Iterator[None]:
-    """Not even the superuser may read it, by being somebody else meanwhile."""
-    user, mode = os.geteuid(), path.stat().st_mode
-    path.chmod(0)
-    if user == 0:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(user)
-        path.chmod(mode)
+def test_a_package_for_the_shelf_of_another_user_is_told_what_is_in_the_way(
+    npm: registry.Registry, home: Path
+) -> None:
+    npm.publish("made-up")
+    add_packages(["made-up"])
+    with forbidden(home), pytest.raises(HutchError, match=r"cannot be installed: .* is not for this user"):
+        add_packages(["made-up"])
 
 
 def test_progress_is_one_line_on_a_terminal(
