@@ -25,4 +25,7 @@ async def main(url: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "ws://127.0.0.1:4111"))
+    try:
+        asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "ws://127.0.0.1:4111"))
+    except hutch.HutchError as error:
+        sys.exit(str(error))

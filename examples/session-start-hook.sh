@@ -5,6 +5,8 @@
 # Agents that have such hooks name a file whose lines every later shell reads: give it as the argument, or in
 # CLAUDE_ENV_FILE. Without one, what is to be evaluated is printed:  eval "$(examples/session-start-hook.sh)"
 set -eu
+command -v hutch >/dev/null || PATH=$(cd "$(dirname "$0")/.." && pwd)/.venv/bin:$PATH
+command -v hutch >/dev/null || { echo "hutch is not on the PATH: run make install in the checkout, or pip install it" >&2; exit 1; }
 
 file=${1:-${CLAUDE_ENV_FILE:-}}
 log=${XDG_STATE_HOME:-$HOME/.local/state}/hutch-gateway.log

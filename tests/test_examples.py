@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -77,6 +78,39 @@ def test_remote_example_runs_on_a_server_with_its_tools_here(
     with serving() as server:
         out = run(EXAMPLES / "remote.py", server.url.replace("http", "ws"), cwd=tmp_path)
     assert out == "WATER THE PLANTS\nCALL THE BANK\n"
+
+
+def test_remote_example_without_a_server_says_so_in_one_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"ws://127.0.0.1:{free.getsockname()[1]}"
+    script = [sys.executable, str(EXAMPLES / "remote.py"), url]
+    done = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    [line] = done.stderr.splitlines()
+    assert line.startswith(f"{url}/execbox cannot be reached: ")
+    assert line.endswith("Is `hutch serve` running there?")
+
+
+@pytest.mark.parametrize(
+    "name", ["session-start-hook.sh", "abilities/first-run.sh", "flows/first-run.sh"], ids=str
+)
+def test_shell_example_finds_the_hutch_of_its_checkout_or_says_what_to_do(name: str, tmp_path: Path) -> None:
+    shutil.copytree(EXAMPLES, tmp_path / "examples")
+    script = [str(tmp_path / "examples" / name)]
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    if name.endswith("first-run.sh"):
+        script.append("0")
+    without = subprocess.run(script, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (without.returncode, without.stdout) == (1, "")
+    [line] = without.stderr.splitlines()
+    assert line.startswith("hutch is not on the PATH: run make install in the checkout")
+    found = tmp_path / ".venv" / "bin" / "hutch"
+    found.parent.mkdir(parents=True)
+    found.write_text('#!/bin/sh\necho "the checkout\'s own: $*"\nexit 7\n')
+    found.chmod(0o755)
+    done = subprocess.run(script, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 7, done.stderr
+    assert done.stdout.startswith("the checkout's own: ")
 
 
 def test_any_language_example_drives_a_runner_with_json_lines_alone(tmp_path: Path) -> None:
@@ -184,6 +218,8 @@ def test_the_page_on_flows_shows_the_examples_as_they_are_and_they_run(tmp_path:
     asked = [*HUTCH, "flow", "run", str(greet), "--inputs", '{"name": "world"}']
     done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, json.loads(done.stdout)) == (0, {"greeting": "WORLD"})
+    shown = "".join(f"# {line}\n" for line in done.stdout.splitlines())
+    assert shown in (ROOT / "README.md").read_text()
 
 
 def gateways(port: int) -> list[int]:

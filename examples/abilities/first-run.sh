@@ -3,6 +3,8 @@
 # Everything is in a folder of its own, which goes when this ends:  examples/abilities/first-run.sh [PORT]
 set -eu
 cd "$(dirname "$0")"
+command -v hutch >/dev/null || PATH=$(cd ../.. && pwd)/.venv/bin:$PATH
+command -v hutch >/dev/null || { echo "hutch is not on the PATH: run make install in the checkout, or pip install it" >&2; exit 1; }
 
 port=${1:-8099}
 HUTCH_HOME=$(mktemp -d)

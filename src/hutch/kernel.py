@@ -15,7 +15,7 @@ from hutch.programs import Programs
 from hutch.sandbox.pool import Pool
 from hutch.sandbox.profile import Profile
 from hutch.sandbox.runner import OnOutput
-from hutch.session.host import Limits, Outcome, Session
+from hutch.session.host import Calls, Limits, Outcome, Session
 from hutch.session.messages import Job, WireError
 from hutch.session.providers import Provider, check_providers
 from hutch.settings import Settings, cores
@@ -50,6 +50,8 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     """What else is to be done with the code than running it, or what to run instead of it."""
     requests: Sequence[Any] = ()
     """What it asks of others' servers, for the record: filled while it runs."""
+    calls: Calls | None = None
+    """Where its calls go past its session: what they are, filled while it runs."""
     failure_in: Callable[[Any], str | None] | None = None
     """Where guests tell of failures in their result: the code of the one that a result tells of, if any."""
 
@@ -155,7 +157,7 @@ class Kernel:
         began = time.time()
         told = None if watch is None else _Once(watch.on_started)
         outcome = await self._outcome(execution, run_id, began, watch, told)
-        self._record(run_id, execution, outcome, began)
+        self._ended(run_id, execution, outcome, began)
         return Result.of(run_id, outcome)
 
     async def _outcome(
@@ -220,13 +222,18 @@ class Kernel:
                 # No longer than the grace, so it is not to be cancelled in its turn.
                 outcome = await asyncio.shield(session.wait())
                 runner.ended(outcome, session)
-                self._record(run_id, execution, outcome, began)
+                self._ended(run_id, execution, outcome, began)
             raise
         finally:
             self._running.pop(run_id, None)
             if session is not None:
                 runner.link.forget(session)
             self.pool.release(runner, outcome, session)
+
+    def _ended(self, run_id: str, execution: Execution, outcome: Outcome, began: float) -> None:
+        if execution.calls is not None:
+            outcome.calls, outcome.call_count = execution.calls.first, execution.calls.count
+        self._record(run_id, execution, outcome, began)
 
     def _has_core_to_spare(self) -> bool:
         """Whether a runner that watches for an answer rather than sleep takes no core from another."""

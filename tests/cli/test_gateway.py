@@ -88,6 +88,7 @@ def test_tools_are_listed_found_and_described(env: str) -> None:
     assert found.split()[1] == "github__create_issue"
     nothing = hutch("tools", "search", "qqqqqqqq")
     assert (nothing.returncode, nothing.stdout) == (1, "")
+    assert nothing.stderr == "hutch: nothing found; try other words\n"
     full = hutch("tools", "types", "--filter", "github__get_issue").stdout
     assert "getIssue(" in full
     assert "/** Reads an issue." in full
@@ -122,6 +123,17 @@ def test_a_list_without_tools_says_why(env: str, tmp_path: Path) -> None:
     other = hutch("tools", "list", "--json", "--filter", "gitlab", cwd=tmp_path)
     assert (other.returncode, other.stdout) == (0, "[]\n")
     assert other.stderr == "hutch: no tool is named by --filter gitlab; the servers are github, every\n"
+
+
+def test_a_search_without_tools_says_why_and_advises_no_other_words(tmp_path: Path) -> None:
+    nobody = hutch("tools", "search", "issue", cwd=tmp_path)
+    assert (nobody.returncode, nobody.stdout) == (1, "")
+    assert nobody.stderr == hutch("tools", "list", cwd=tmp_path).stderr
+    config = configure(tmp_path, {"gone": {"command": str(tmp_path / "gone")}})
+    broken = hutch("tools", "search", "issue", env={"HUTCH_MCP_CONFIG": config}, cwd=tmp_path)
+    assert (broken.returncode, broken.stdout) == (1, "")
+    assert "none of the servers has any tools: gone; a gateway's `hutch gateway status`" in broken.stderr
+    assert "other words" not in broken.stderr
 
 
 def test_a_second_gateway_on_a_port_is_refused_and_the_first_unharmed(env: str) -> None:

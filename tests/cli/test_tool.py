@@ -73,6 +73,21 @@ def test_failure_is_told_with_its_code_and_exits_1(tools: Registry, arguments: l
     assert done.stderr.startswith(said)
 
 
+def test_home_that_is_no_folder_is_told_with_the_remedy_and_is_no_missing_package(
+    npm: Registry, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    home.write_text("in the way")
+    done = hutch("tool", "cli-homeless", "x", env={"HUTCH_HOME": str(home)})
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[-1] == (
+        f"hutch: cli-homeless@latest cannot be installed: {home} is a file, where a folder should be."
+        " Set HUTCH_HOME to a folder that you may write."
+    )
+    assert "PACKAGE_NOT_FOUND" not in done.stderr
+    assert "Errno" not in done.stderr
+
+
 def test_package_that_there_is_not_is_told_and_exits_1(npm: Registry) -> None:
     done = hutch("tool", "cli-nowhere", "x")
     assert (done.returncode, done.stdout) == (1, "")

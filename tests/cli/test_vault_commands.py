@@ -18,6 +18,7 @@ from subprocess import CompletedProcess
 
 import pytest
 from tests.flows import flow, node
+from tests.forbidden import forbidden
 from tests.processes import HUTCH, PATIENCE, hutch
 
 from hutch import cli
@@ -134,6 +135,16 @@ def test_a_taken_name_and_one_that_is_none_are_refused(command: Command, bo: str
 
 
 # --- keys ---
+
+
+def test_a_home_of_another_user_is_told_with_the_remedy(command: Command, bo: str, home: Path) -> None:
+    with forbidden(home):
+        done = command("user", "add", "ada")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"{home / 'hutch.db'}: cannot be opened: " in done.stderr
+    assert done.stderr.endswith(
+        " is not for this user to read and write. Set HUTCH_HOME to a folder that you may write.\n"
+    )
 
 
 def test_a_key_is_alone_on_stdout_and_shown_this_once(command: Command, bo: str, home: Path) -> None:

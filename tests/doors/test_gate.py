@@ -57,6 +57,18 @@ async def test_wrong_or_missing_key_is_refused_before_the_upgrade(
     assert body == '{"success":false,"error":{"code":"UNAUTHORIZED","message":"Invalid or missing API key"}}'
 
 
+async def test_who_is_refused_an_upgrade_leaves_nothing_in_the_log() -> None:
+    with serving(HUTCH_API_KEY="a key") as server:
+        assert (await refused(server))[0] == 401
+        assert (await refused(server, Authorization="Bearer wrong"))[0] == 401
+        with pytest.raises(InvalidStatus, match="404"):
+            async with host(server.url.replace("http", "ws") + "/nowhere"):
+                pass
+        server.process.terminate()
+        server.wait()
+    assert [line for line in server.seen if "uvicorn" in line] == []
+
+
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
 async def test_right_key_opens_whatever_the_case_of_the_scheme(guarded: Server, scheme: str) -> None:
     assert await accepted(guarded, Authorization=as_header(f"{scheme} {KEY}"))

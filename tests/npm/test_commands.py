@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.forbidden import forbidden
 from tests.npm import registry
 
 from hutch.cli.packages import add_packages, list_packages, prune_packages, remove_packages
@@ -93,6 +94,32 @@ def test_a_home_that_cannot_be_written_is_told(npm: registry.Registry, home: Pat
     (home / "npm").write_text("in the way")
     with pytest.raises(HutchError, match="The shelf cannot be used"):
         remove_packages(["made-up"])
+
+
+@pytest.mark.parametrize("place", [".", "npm", "npm/packages"])
+def test_a_shelf_that_is_no_folder_is_not_called_empty(home: Path, place: str) -> None:
+    (home / place).parent.mkdir(parents=True, exist_ok=True)
+    (home / place).write_text("in the way")
+    for action in (lambda: list_packages(json=True), lambda: prune_packages(days=30)):
+        with pytest.raises(HutchError, match=r"is a file, where a folder should be.*Set HUTCH_HOME"):
+            action()
+
+
+@pytest.mark.parametrize("place", [".", "npm/packages", "npm/packages/made-up/1.0.0.json"])
+def test_a_shelf_of_another_user_is_not_called_empty(npm: registry.Registry, home: Path, place: str) -> None:
+    npm.publish("made-up")
+    add_packages(["made-up"])
+    with forbidden(home / place), pytest.raises(HutchError, match=r"is not for this user.*Set HUTCH_HOME"):
+        list_packages(json=False)
+
+
+def test_a_package_for_the_shelf_of_another_user_is_told_what_is_in_the_way(
+    npm: registry.Registry, home: Path
+) -> None:
+    npm.publish("made-up")
+    add_packages(["made-up"])
+    with forbidden(home), pytest.raises(HutchError, match=r"cannot be installed: .* is not for this user"):
+        add_packages(["made-up"])
 
 
 def test_progress_is_one_line_on_a_terminal(

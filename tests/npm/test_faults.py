@@ -13,7 +13,7 @@ import pytest
 from tests.npm import registry
 from tests.npm.conftest import NewShelf
 
-from hutch.errors import PackageNotFound
+from hutch.errors import PackageNotFound, StoreError
 from hutch.npm import tree
 from hutch.npm.names import parse
 from hutch.npm.shelf import Shelf
@@ -249,6 +249,38 @@ async def test_a_full_disk_is_this_servers_fault(
     error = await failure(shelf, "made-up")
     assert "a fault of this server" in error.message
     assert error.retryable
+
+
+async def test_a_home_that_is_no_folder_is_no_fault_of_the_packages(
+    npm: registry.Registry, new_shelf: NewShelf, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    npm.publish("made-up")
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StoreError) as caught:
+        await new_shelf(home=str(tmp_path / "file")).get(parse("made-up"))
+    assert str(caught.value) == (
+        f"made-up@latest cannot be installed: {tmp_path / 'file'} is a file, where a folder should be."
+        " Set HUTCH_HOME to a folder that you may write."
+    )
+    assert caplog.text == ""
+
+
+async def test_a_shelf_that_cannot_be_written_any_more_gives_what_it_has(
+    npm: registry.Registry,
+    new_shelf: NewShelf,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    def forbidden(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "/somewhere/in/home")
+
+    request.node.expected_trees = 1
+    npm.publish("made-up")
+    shelf = new_shelf(latest_seconds=0)
+    await shelf.get(parse("made-up"))
+    monkeypatch.setattr("hutch.npm.turns._take", forbidden)
+    monkeypatch.setattr("hutch.npm.records._save", forbidden)
+    assert (await shelf.get(parse("made-up"))).version == "1.0.0"
 
 
 async def test_whoever_gives_up_does_not_stop_the_others(

@@ -212,8 +212,10 @@ async def test_what_is_no_database_is_refused_and_left_as_it_is(tmp_path: Path, 
 
 async def test_home_that_is_no_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("")
-    with pytest.raises(StoreError, match=r"home/hutch\.db: cannot be opened"):
+    with pytest.raises(StoreError, match=r"home/hutch\.db: cannot be opened") as caught:
         await Store.open(Settings(home=str(tmp_path / "home")))
+    assert f"{tmp_path / 'home'} is a file, where a folder should be." in caught.value.message
+    assert caught.value.remedy == "Set HUTCH_HOME to a folder that you may write."
 
 
 @pytest.mark.parametrize(

@@ -66,14 +66,14 @@ def list_tools(url: str | None, only: str | None, *, json: bool) -> int:
 
 def search_tools(url: str | None, query: str, limit: int, *, json: bool) -> int:
     """Exit code 1 when nothing is found."""
-    found = loop.run(_get(url, "/search", q=query, limit=limit))
+    found, why_none = loop.run(_search(url, query, limit))
     if json:
         print_json(msgspec.json.encode(found))
     for each in () if json else found:
         tool = each["tool"]
         print(f"{each['score']:.2f}  {tool['qualifiedName']}   {each['reason']}")
     if not found:
-        print("hutch: nothing found; try other words", file=sys.stderr)
+        print(f"hutch: {why_none}", file=sys.stderr)
     return 0 if found else 1
 
 
@@ -83,15 +83,24 @@ def show_types(url: str | None, only: str | None, *, compact: bool) -> int:
     return 0
 
 
-async def _get(url: str | None, path: str, **query: Any) -> Any:
+async def _search(url: str | None, query: str, limit: int) -> tuple[Any, str]:
+    """What is found, and why nothing is."""
     async with _client(url) as client:
-        return _checked(await client.get(path, params=_given(query))).json()
+        found = _checked(await client.get("/search", params=_given({"q": query, "limit": limit}))).json()
+        if found:
+            return found, ""
+        tools, servers = await _listed(client, None)
+        return found, "nothing found; try other words" if tools else _why_none(servers, None)
 
 
 async def _tools_and_servers(url: str | None, only: str | None) -> tuple[Any, Any]:
     async with _client(url) as client:
-        tools = _checked(await client.get("/tools", params=_given({"filter": only}))).json()
-        return tools, _checked(await client.get("/servers")).json()
+        return await _listed(client, only)
+
+
+async def _listed(client: httpx2.AsyncClient, only: str | None) -> tuple[Any, Any]:
+    tools = _checked(await client.get("/tools", params=_given({"filter": only}))).json()
+    return tools, _checked(await client.get("/servers")).json()
 
 
 def _why_none(servers: list[dict[str, Any]], only: str | None) -> str:

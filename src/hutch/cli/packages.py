@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
+from hutch import home
 from hutch import settings as settings_module
 from hutch.cli import loop, table
 from hutch.errors import HutchError, PackageNotFound, SettingError
@@ -121,7 +122,10 @@ def _with_shelf(action: Callable[[Shelf], Awaitable[T]]) -> T:
     try:
         return loop.run(run())
     except OSError as error:
-        raise HutchError(f"The shelf cannot be used: {error.strerror}: {error.filename}.") from None
+        obstacle = home.obstacle(error)
+        why = obstacle or f"{error.strerror}: {error.filename}"
+        remedy = home.REMEDY if obstacle else None
+        raise HutchError(f"The shelf cannot be used: {why}.", remedy=remedy) from None
 
 
 def _print_table(found: list[Entry]) -> None:

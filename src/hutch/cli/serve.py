@@ -20,6 +20,7 @@ from hutch import settings as settings_module
 from hutch.app import App
 from hutch.doors.bounded import BoundedHttp
 from hutch.doors.gate import Gate, is_loopback
+from hutch.doors.refusing import RefusingWebSockets
 from hutch.egress import policy
 from hutch.errors import HutchError
 from hutch.settings import Settings
@@ -98,7 +99,7 @@ async def _serve(settings: Settings, listener: socket.socket, gateway_alone: boo
             access_log=False,
             server_header=False,
             http=BoundedHttp,
-            ws="websockets-sansio",
+            ws=RefusingWebSockets,
             ws_max_size=settings.max_line_bytes,
             ws_per_message_deflate=False,
             timeout_graceful_shutdown=5,

@@ -70,7 +70,7 @@ class Console:
 
 
 async def fetched(app: App, spec: PackageSpec) -> Package:
-    """The package, with a word about its installation if it has to be installed. Raises PackageNotFound."""
+    """The package, with a word about its installation if it has to be installed. Raises as the shelf does."""
     progress = Progress(str(spec))
     try:
         return await app.shelf.get(spec, progress)

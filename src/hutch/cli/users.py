@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import click
@@ -38,7 +39,8 @@ def add_user(name: str) -> int:
         return await vault.add_user(name)
 
     file = settings_module.load().home_path / keys.FILE
-    there = file.exists()
+    # A path's own raises where it may not look: then the store says what is wrong.
+    there = os.access(file, os.F_OK)
     user = with_vault(add)
     print(user.id)
     if not there and file.exists():

@@ -74,6 +74,13 @@ class Records:
         with contextlib.suppress(OSError):
             os.utime(self._file(name, version))
 
+    def check_readable(self) -> None:
+        """Raises OSError where we may not see what is there; nobody else tells that from nothing."""
+        with contextlib.suppress(FileNotFoundError):
+            for folder in self._folder.iterdir():
+                for file in folder.glob(f"*{_SUFFIX}"):
+                    file.open("rb").close()
+
     def all(self) -> Iterator[Record]:
         for file in sorted(self._folder.glob(f"*/*{_SUFFIX}")):
             record = _load(file, Record)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from hutch.errors import PackageNotFound
+from hutch import home
+from hutch.errors import PackageNotFound, StoreError
 from hutch.npm import fence, versions
 from hutch.npm.installer import Installer, Staging
 from hutch.npm.names import LATEST, PackageSpec
@@ -80,8 +81,9 @@ class Shelf:
     async def get(self, spec: PackageSpec, progress: Progress | None = None) -> Package:
         """The package, installed if it is not on the shelf yet.
 
-        Raises PackageNotFound, whose message is safe to show. Who gives up waiting does not stop the
-        installation: others may wait for it, and it ends by itself.
+        Raises PackageNotFound, whose message is safe to show, and StoreError, whose message is the
+        operator's. Who gives up waiting does not stop the installation: others may wait for it, and it ends
+        by itself.
         """
         ready = self._ready(spec)
         if ready is None:
@@ -190,13 +192,17 @@ class Shelf:
         except PackageNotFound as error:
             failure = error
         except OSError as error:
+            if known is None and (obstacle := home.obstacle(error)) is not None:
+                raise StoreError(f"{spec} cannot be installed: {obstacle}.", remedy=home.REMEDY) from None
             logger.error("installing %s: %s", spec, error)
             message = f"{spec} could not be installed because of a fault of this server."
             failure = PackageNotFound(message, retryable=True)
         if known is None or not failure.retryable:
             raise failure
         logger.warning("%s stays %s for now: %s", spec, known.version, failure.message)
-        self._store.records.hold(spec.name, spec.version, time.time() + HOLD_SECONDS)
+        # On a shelf that cannot be written the next one asks again.
+        with contextlib.suppress(OSError):
+            self._store.records.hold(spec.name, spec.version, time.time() + HOLD_SECONDS)
         return known
 
     async def _install(self, spec: PackageSpec, say: Progress, known: Package | None) -> Package:
@@ -264,7 +270,8 @@ class Shelf:
     # --- keeping order ---
 
     def list(self) -> builtins.list[Entry]:
-        """All that is on the shelf, by name and version."""
+        """All that is on the shelf, by name and version. Raises OSError where that cannot be seen."""
+        self._store.records.check_readable()
         return self._store.entries()
 
     async def remove(self, name: str, version: str | None = None) -> builtins.list[Entry]:
@@ -282,6 +289,7 @@ class Shelf:
 
     async def prune(self, days: float = 30.0) -> Pruned:
         """Removes what was not used for so many days, and whatever was left half-done or damaged."""
+        self._store.records.check_readable()
         oldest = time.time() - days * DAY
         records = self._store.records
         removed: builtins.list[Entry] = []

@@ -67,8 +67,10 @@ class Store:
         self._seeds: dict[Locked, Path] | None = None
         # Throwing away may take seconds, and nobody waits for it.
         self._sweeper = ThreadPoolExecutor(1, "hutch-npm-sweeper")
-        if self._staging.exists():
-            self._sweeper.submit(self._sweep)
+        # Where we may not look, there is nothing of ours.
+        with contextlib.suppress(PermissionError):
+            if self._staging.exists():
+                self._sweeper.submit(self._sweep)
 
     def find(self, name: str, version: str) -> Package | None:
         """A package that is there, by its exact version. It counts as used."""

@@ -86,6 +86,19 @@ class CallRecord(msgspec.Struct, frozen=True):
     duration_ms: float
 
 
+class Calls:
+    """The calls of a run that go past its session, for its record: all are counted, the first are kept."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first: list[CallRecord] = []
+
+    def add(self, call: CallRecord) -> None:
+        self.count += 1
+        if len(self.first) < MAX_RECORDED_CALLS:
+            self.first.append(call)
+
+
 class Outcome(msgspec.Struct, kw_only=True):
     """How a session ended."""
 

@@ -33,7 +33,8 @@ def of_sqlite(error: sqlite3.Error, file: Path) -> HutchError:
             return StoreError(f"{file}: cannot be written: the disk is full.", remedy="Make room on it.")
         case lite.SQLITE_READONLY | lite.SQLITE_PERM | lite.SQLITE_CANTOPEN:
             return StoreError(
-                f"{file}: cannot be opened or written.", remedy="See that its folder is yours and there."
+                f"{file}: cannot be opened or written.",
+                remedy="See that its folder is yours and there, or set HUTCH_HOME to one that you may write.",
             )
         case lite.SQLITE_NOTADB | lite.SQLITE_CORRUPT:
             return StoreError(

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hutch import home
 from hutch.errors import StoreError
 from hutch.store import migrating
 from hutch.store.database import Changed, Parameters, Statement, Values, asked, bind, told
@@ -151,7 +152,11 @@ class Sqlite:
             os.close(os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             self._inode = self._file.stat().st_ino
         except OSError as error:
-            raise StoreError(f"{self._file}: cannot be opened: {error.strerror}.") from None
+            obstacle = home.obstacle(error)
+            raise StoreError(
+                f"{self._file}: cannot be opened: {obstacle or error.strerror}.",
+                remedy=home.REMEDY if obstacle else None,
+            ) from None
 
     def _connect(self, wait_seconds: float) -> sqlite3.Connection:
         made = sqlite3.connect(

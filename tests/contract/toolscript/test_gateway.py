@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+
+import pytest
 from tests.toolscripts import IMPORT, Place
 
 
@@ -99,3 +103,33 @@ async def test_multiple_tool_calls(scripts: Place) -> None:
     )
     assert (await scripts.run(code)).value == [[*range(20)], [2, 4, 6]]
     assert scripts.calls().count("every__echo") == 20
+
+
+async def test_record_of_a_run_has_its_own_calls_and_how_each_went(
+    scripts: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "hutch.runs")
+    code = (
+        f"{IMPORT}await tools.github.createIssue({{ title: 'x' }}); await tools.every.fail({{ city: 'x' }});"
+    )
+    other = f"{IMPORT}await tools.every.add({{ a: 1, b: 2 }});"
+    await asyncio.gather(scripts.run(code, run_id="one"), scripts.run(other, run_id="other"))
+    fields = [each.fields for each in caplog.records if each.name == "hutch.runs"]
+    records = {each["run_id"]: each for each in fields}
+    assert [(each["provider"], each["tool"], each["ok"]) for each in records["one"]["calls"]] == [
+        ("github", "create_issue", True),
+        ("every", "fail", False),
+    ]
+    assert all(each["duration_ms"] > 0 for each in records["one"]["calls"])
+    assert (records["one"]["tool_calls"], records["other"]["tool_calls"]) == (2, 1)
+    assert [each["tool"] for each in records["other"]["calls"]] == ["add"]
+
+
+async def test_record_of_many_calls_counts_all_and_keeps_the_first(
+    scripts: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "hutch.runs")
+    monkeypatch.setattr("hutch.session.host.MAX_RECORDED_CALLS", 2)
+    await scripts.run(f"{IMPORT}for (let n = 0; n < 5; n++) await tools.every.add({{ a: n, b: 1 }});")
+    [record] = [each.fields for each in caplog.records if each.name == "hutch.runs"]
+    assert (record["tool_calls"], len(record["calls"])) == (5, 2)

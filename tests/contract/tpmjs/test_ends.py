@@ -187,6 +187,23 @@ async def test_longest_request_is_a_timeout_too(meet: Meeting, tmp_path: Path) -
             await asyncio.to_thread(until, lambda: not runners(server.pid))
 
 
+async def test_home_that_cannot_be_written_is_a_fault_of_the_server_and_only_its_log_names_it(
+    tmp_path: Path,
+) -> None:
+    home = tmp_path / "home"
+    home.write_text("in the way")
+    with registry.serving() as npm:
+        async with executor(npm, home=home, max_spares=0) as server:
+            wanted = {"packageName": server.publish(tool("return 1")), "name": "tool"}
+            for path in ("/execute-tool", "/load-and-describe"):
+                answer = await server.post(path, wanted)
+                assert answer.status_code == 500
+                told = {"code": "INTERNAL_ERROR", "message": "The server failed; its log says why"}
+                assert answer.json()["error"] == told
+                logged = await asyncio.to_thread(server.server.logged, "cannot be installed")
+                assert f"{home} is a file, where a folder should be. Set HUTCH_HOME to" in logged
+
+
 # --- by its caller ---
 
 

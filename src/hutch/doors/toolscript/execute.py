@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,11 +13,12 @@ import msgspec
 from hutch.doors.toolscript.check import Checker, Script
 from hutch.doors.toolscript.relay import Relay
 from hutch.errors import SandboxUnavailable
-from hutch.kernel import Execution, Kernel, Result
+from hutch.kernel import Execution, Kernel, Result, new_run_id
 from hutch.sandbox import temporary
 from hutch.sandbox.jail import Isolation, Mount
 from hutch.sandbox.profile import Profile
 from hutch.sandbox.runner import OnOutput
+from hutch.session.host import Calls
 
 VARIABLE = "TOOLSCRIPT_GATEWAY_URL"
 TIMED_OUT = 124
@@ -41,6 +43,9 @@ class World(Protocol):
 
     async def declarations(self) -> str:
         """The types of all tools."""
+
+    def calls_of(self, run_id: str) -> AbstractContextManager[Calls]:
+        """What a run calls meanwhile, as far as that is seen from here."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,18 +97,21 @@ class Scripts:
             "shift": prepared.shift,
             "args": request.args,
         }
-        execution = Execution(
-            code=msgspec.json.encode(code).decode(),
-            profile=await self._profile(request, world),
-            limits=self._kernel.limits(asked),
-            owner=request.owner,
-            door="toolscript",
-            label=script.name,
-            run_id=request.run_id,
-            on_output=request.on_output,
-            failure_in=_failure_in,
-        )
-        return _ending(await self._kernel.run(execution))
+        run_id = request.run_id or new_run_id()
+        with world.calls_of(run_id) as calls:
+            execution = Execution(
+                code=msgspec.json.encode(code).decode(),
+                profile=await self._profile(request, world),
+                limits=self._kernel.limits(asked),
+                owner=request.owner,
+                door="toolscript",
+                label=script.name,
+                run_id=run_id,
+                on_output=request.on_output,
+                calls=calls,
+                failure_in=_failure_in,
+            )
+            return _ending(await self._kernel.run(execution))
 
     async def warm(self, world: World, *, cwd: str = "/") -> None:
         """Has a process ready for the next script."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from starlette.types import ASGIApp
 
-from hutch.doors.toolscript.gateway import Gateway
+from hutch.doors.toolscript.gateway import Called, Gateway
 from hutch.doors.toolscript.relay import Relay
+from hutch.session.host import CallRecord, Calls
 from hutch.settings import DEFAULT_PORT
 
 
@@ -24,3 +28,17 @@ class Here:
 
     async def declarations(self) -> str:
         return str(await self._gateway.declarations())
+
+    @contextmanager
+    def calls_of(self, run_id: str) -> Iterator[Calls]:
+        calls = Calls()
+
+        def note(call: Called) -> None:
+            if call.run == run_id:
+                calls.add(CallRecord(call.server, call.tool, call.ok, round(call.seconds * 1000, 3)))
+
+        self._gateway.on_call.append(note)
+        try:
+            yield calls
+        finally:
+            self._gateway.on_call.remove(note)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal
@@ -18,7 +19,7 @@ from hutch.doors.tpmjs.calls import (
     ToolOutcome,
 )
 from hutch.egress.policy import Policy, policy_for
-from hutch.errors import PackageNotFound
+from hutch.errors import PackageNotFound, StoreError
 from hutch.kernel import Execution, Kernel, Result
 from hutch.npm.shelf import Package, Shelf
 from hutch.sandbox.jail import Isolation, Mount
@@ -28,6 +29,8 @@ from hutch.session.jsonvalue import encode_value
 from hutch.session.messages import WireError
 from hutch.session.providers import Provider
 from hutch.session.tools import Tool, ToolContext
+
+logger = logging.getLogger("hutch.tpmjs")
 
 TREE = "/pkg"
 PROXY = f"http://127.0.0.1:{DOOR_PORT}"
@@ -61,8 +64,8 @@ class Executor:
         """Runs a tool to its end. Raises Busy."""
         try:
             package = await self._shelf.get(call.spec)
-        except PackageNotFound as error:
-            return ToolOutcome(failure=_not_found(error))
+        except (PackageNotFound, StoreError) as error:
+            return ToolOutcome(failure=_not_had(error))
         result, output, failure = await self._run("execute", package, call, events)
         return ToolOutcome(
             output_json=output,
@@ -77,8 +80,8 @@ class Executor:
         """Loads a tool without executing it. Raises Busy."""
         try:
             package = await self._shelf.get(call.spec)
-        except PackageNotFound as error:
-            return None, _not_found(error), None
+        except (PackageNotFound, StoreError) as error:
+            return None, _not_had(error), None
         _, output, failure = await self._run("describe", package, call, None)
         if output is None:
             return None, failure, package.version
@@ -217,8 +220,12 @@ def _ended(error: WireError) -> ToolFailure:
     return ToolFailure("execution_error", error.message)
 
 
-def _not_found(error: PackageNotFound) -> ToolFailure:
-    return ToolFailure("package_not_found", error.message, error.retryable)
+def _not_had(error: PackageNotFound | StoreError) -> ToolFailure:
+    if isinstance(error, PackageNotFound):
+        return ToolFailure("package_not_found", error.message, error.retryable)
+    # It names folders of ours.
+    logger.error("%s", error)
+    return ToolFailure("internal", "The server failed; its log says why")
 
 
 def _checked(text: str) -> bytes | None:
