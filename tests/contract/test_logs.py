@@ -44,6 +44,63 @@ async def test_an_error_is_shown_with_its_name_and_message(run: Run) -> None:
     assert result.logs[0].startswith("TypeError: why")
 
 
+ERRORS = {
+    "an error": ("new Error('err')", "Error: err"),
+    "with lines that look like frames": (
+        "new RangeError('a\\n    at b (prelude.js:1:2)')",
+        "RangeError: a\n    at b (prelude.js:1:2)",
+    ),
+    "renamed after its stack was seen": (
+        "((e) => (e.stack, Object.assign(e, { name: 'B', message: 'c' })))(new Error('a'))",
+        "B: c",
+    ),
+    "of the platform's": (
+        "(() => { try { new URL('::') } catch (e) { return e } })()",
+        "TypeError: Invalid URL: '::'",
+    ),
+    "through a built-in": ("[1].map(() => new Error('err'))[0]", "Error: err"),
+    "of a timer": ("await new Promise((r) => setTimeout(() => r(new Error('late')), 1))", "Error: late"),
+}
+
+
+@pytest.mark.parametrize(("error", "text"), ERRORS.values(), ids=ERRORS.keys())
+async def test_an_error_is_shown_once_and_with_frames_of_the_guests_own(
+    run: Run, error: str, text: str
+) -> None:
+    [line] = (await run(f"console.log({error})")).logs
+    assert line.startswith(f"{text}\n")
+    frames = line.removeprefix(f"{text}\n").split("\n")
+    assert frames
+    assert all(frame.startswith("    at ") and "guest.js" in frame for frame in frames)
+
+
+async def test_an_error_is_shown_with_its_frames_also_when_built_ins_were_replaced(run: Run) -> None:
+    code = """
+        const no = () => { throw 1 };
+        const error = new Error('still');
+        Object.assign(String.prototype, { slice: no, indexOf: no, startsWith: no });
+        Object.assign(RegExp.prototype, { exec: no, test: no });
+        Reflect.apply = no;
+        console.log(error);
+    """
+    [line] = (await run(code)).logs
+    assert line.startswith("Error: still\n    at ")
+
+
+STACKS = {
+    "a getter that throws": "{ get() { throw 1 } }",
+    "no text": "{ value: 5 }",
+    "nothing": "{ value: undefined }",
+    "a text without frames": "{ value: 'own' }",
+}
+
+
+@pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS.keys())
+async def test_an_error_whose_stack_is_none_is_shown_without(run: Run, stack: str) -> None:
+    result = await run(f"console.log(Object.defineProperty(new Error('q'), 'stack', {stack}))")
+    assert result.logs == ["Error: q"]
+
+
 async def test_all_methods_log_in_order(run: Run) -> None:
     code = "for (const m of ['log', 'info', 'warn', 'error', 'debug']) console[m](m)"
     assert (await run(code)).logs == ["log", "info", "warn", "error", "debug"]
