@@ -153,6 +153,39 @@ async def test_logs_are_kept_when_the_execution_fails(run: Run, end: str, code: 
     assert result.logs == ["before"]
 
 
+MORE = {
+    "a line": ({"max_log_lines": 2}, ["abc", "def"]),
+    "a part of a line": ({"max_log_chars": 5}, ["abc", "de"]),
+    "all": ({"max_log_lines": 0}, []),
+}
+
+
+@pytest.mark.parametrize(("limits", "logs"), MORE.values(), ids=MORE.keys())
+async def test_what_was_left_out_is_known_also_of_a_guest_that_has_to_be_killed(
+    run: Run, limits: dict[str, int], logs: list[str]
+) -> None:
+    code = "for (const line of ['abc', 'def', 'ghi']) console.log(line); for (;;);"
+    result = await run(code, timeout_ms=300, **limits)
+    assert (result.logs, result.logs_truncated) == (logs, True)
+
+
+async def test_nothing_was_left_out_of_a_killed_guests_logs_that_are_as_long_as_they_may_be(run: Run) -> None:
+    result = await run("console.log('abc'); for (;;);", timeout_ms=300, max_log_lines=1, max_log_chars=3)
+    assert (result.logs, result.logs_truncated) == (["abc"], False)
+
+
+@pytest.mark.parametrize("engine", ["deno"])
+@pytest.mark.parametrize(
+    ("end", "logs"), [("", ["a", "b", "part", "line"]), ("for (;;);", ["part", "a", "b", "line"])]
+)
+async def test_how_the_console_is_told_twice_never_shows(run: Run, end: str, logs: list[str]) -> None:
+    code = f"""
+        const print = (text) => Deno.stdout.writeSync(new TextEncoder().encode(text));
+        print('part'); console.log('a'); console.log('b'); print('line\\n'); {end}
+    """
+    assert (await run(code, timeout_ms=300)).logs == logs
+
+
 def _body(end: str) -> str:
     return f"(async () => {{ {end if end.startswith(('throw', 'for')) else 'return ' + end} }})()"
 

@@ -79,9 +79,10 @@ class Run {
   #adoptConsole(): void {
     const { lines } = this.#logs;
     const log = (...values: unknown[]) => {
-      const before = lines.length;
+      const before = lines.length, { truncated } = this.#logs;
       this.#logs.add(values.map(toLog).join(" "));
       if (lines.length > before) echo(lines[before]);
+      if (this.#logs.truncated && !truncated) echo(null);
     };
     for (const name of ["log", "info", "warn", "error", "debug", "trace"] as const) console[name] = log;
   }
