@@ -133,6 +133,21 @@ async def test_a_syntax_error_names_line_and_column(run: Run, code: str, line: i
     assert f"({line}:{column})" in result.error.message
 
 
+@pytest.mark.parametrize("engine", ["quickjs"])
+@pytest.mark.parametrize(
+    ("code", "line", "column"),
+    [("import.meta", 1, 8), ("const a: number = 1;\n  return a + import.meta.url", 2, 21)],
+)
+async def test_a_syntax_error_that_only_the_engine_sees_is_told_like_others(
+    run: Run, code: str, line: int, column: int
+) -> None:
+    result = await run(code)
+    assert result.error is not None
+    assert (result.error.code, result.error.name) == ("runtime_error", "SyntaxError")
+    assert result.error.message == "import.meta only valid in module code"
+    assert (result.error.line, result.error.column) == (line, column)
+
+
 async def test_an_export_is_explained(run: Run) -> None:
     result = await run("const a = 1;\nexport default a;")
     assert result.error is not None
