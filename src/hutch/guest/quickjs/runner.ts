@@ -4,7 +4,7 @@ import { after } from "../clock.ts";
 import { Logs } from "../logs.ts";
 import { prepareTransform, prepareWrapper } from "../forms.ts";
 import { FILE, GuestSyntaxError, type Program } from "../program.ts";
-import { prepare } from "../source.ts";
+import { prepare, prepareForDeno } from "../source.ts";
 import {
   doneLine,
   type Execute,
@@ -429,6 +429,7 @@ export class Runner {
 }
 
 function programOf({ code, job }: Execute): Program {
+  if (job?.form === "prepare") return prepareForDeno(code);
   if (job?.form === "wrapper") return prepareWrapper(code);
   return job?.form === "transform" ? prepareTransform(code) : prepare(code);
 }
