@@ -26,12 +26,15 @@ FORMS = [
     ("```ts\nasync () => ({ b: 5 as number })\n```", {"b": 5}),
     ("return '\ud800'.length", 1),
     ('import { join } from "node:path";\njoin("a", "b")', "a/b"),
+    ("namespace N { export const a = 3 }\nreturn N.a", 3),
 ]
 FAILURES = [
     ("let a = 1;\nlet b = ;", "SyntaxError", 2, 9),
     ("const a: number = 1;\nlet b: string = ;", "SyntaxError", 2, 17),
     ("const a: Array<number> = [1];  a.b.c", "TypeError", 1, 36),
     ("let a = 1;\n  a.b.c", "TypeError", 2, 7),
+    ("namespace N { export const a = 1 }\n  N.a.b.c", "TypeError", 2, 9),
+    ("namespace N { export const a = ; }", "SyntaxError", 1, 11),
 ]
 
 
@@ -89,8 +92,9 @@ async def test_one_who_prepares_is_started_once_it_is_worth_it(alone: hutch.Hutc
     assert len(kernel_of(alone)._programs) == 1
 
 
+@pytest.mark.parametrize("code", ["let a = ;", "const a: = 1", "class A {}\nnew A() @ 1"])
 async def test_code_that_is_no_program_uses_no_process_up(
-    alone: hutch.Hutch, monkeypatch: pytest.MonkeyPatch
+    alone: hutch.Hutch, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
     assert (await alone.run("1")).ok
     assert (await alone.run("1", engine="deno")).ok
@@ -104,7 +108,7 @@ async def test_code_that_is_no_program_uses_no_process_up(
         return runner
 
     monkeypatch.setattr(pool, "_take_single", taken)
-    r = await alone.run("let a = ;", engine="deno")
+    r = await alone.run(code, engine="deno")
     assert r.error is not None
     assert r.error.name == "SyntaxError"
     assert not used

@@ -44,6 +44,63 @@ async def test_an_error_is_shown_with_its_name_and_message(run: Run) -> None:
     assert result.logs[0].startswith("TypeError: why")
 
 
+ERRORS = {
+    "an error": ("new Error('err')", "Error: err"),
+    "with lines that look like frames": (
+        "new RangeError('a\\n    at b (prelude.js:1:2)')",
+        "RangeError: a\n    at b (prelude.js:1:2)",
+    ),
+    "renamed after its stack was seen": (
+        "((e) => (e.stack, Object.assign(e, { name: 'B', message: 'c' })))(new Error('a'))",
+        "B: c",
+    ),
+    "of the platform's": (
+        "(() => { try { new URL('::') } catch (e) { return e } })()",
+        "TypeError: Invalid URL: '::'",
+    ),
+    "through a built-in": ("[1].map(() => new Error('err'))[0]", "Error: err"),
+    "of a timer": ("await new Promise((r) => setTimeout(() => r(new Error('late')), 1))", "Error: late"),
+}
+
+
+@pytest.mark.parametrize(("error", "text"), ERRORS.values(), ids=ERRORS.keys())
+async def test_an_error_is_shown_once_and_with_frames_of_the_guests_own(
+    run: Run, error: str, text: str
+) -> None:
+    [line] = (await run(f"console.log({error})")).logs
+    assert line.startswith(f"{text}\n")
+    frames = line.removeprefix(f"{text}\n").split("\n")
+    assert frames
+    assert all(frame.startswith("    at ") and "guest.js" in frame for frame in frames)
+
+
+async def test_an_error_is_shown_with_its_frames_also_when_built_ins_were_replaced(run: Run) -> None:
+    code = """
+        const no = () => { throw 1 };
+        const error = new Error('still');
+        Object.assign(String.prototype, { slice: no, indexOf: no, startsWith: no });
+        Object.assign(RegExp.prototype, { exec: no, test: no });
+        Reflect.apply = no;
+        console.log(error);
+    """
+    [line] = (await run(code)).logs
+    assert line.startswith("Error: still\n    at ")
+
+
+STACKS = {
+    "a getter that throws": "{ get() { throw 1 } }",
+    "no text": "{ value: 5 }",
+    "nothing": "{ value: undefined }",
+    "a text without frames": "{ value: 'own' }",
+}
+
+
+@pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS.keys())
+async def test_an_error_whose_stack_is_none_is_shown_without(run: Run, stack: str) -> None:
+    result = await run(f"console.log(Object.defineProperty(new Error('q'), 'stack', {stack}))")
+    assert result.logs == ["Error: q"]
+
+
 async def test_all_methods_log_in_order(run: Run) -> None:
     code = "for (const m of ['log', 'info', 'warn', 'error', 'debug']) console[m](m)"
     assert (await run(code)).logs == ["log", "info", "warn", "error", "debug"]
@@ -94,6 +151,39 @@ async def test_logs_are_kept_when_the_execution_fails(run: Run, end: str, code: 
     assert result.error is not None
     assert result.error.code == code
     assert result.logs == ["before"]
+
+
+MORE = {
+    "a line": ({"max_log_lines": 2}, ["abc", "def"]),
+    "a part of a line": ({"max_log_chars": 5}, ["abc", "de"]),
+    "all": ({"max_log_lines": 0}, []),
+}
+
+
+@pytest.mark.parametrize(("limits", "logs"), MORE.values(), ids=MORE.keys())
+async def test_what_was_left_out_is_known_also_of_a_guest_that_has_to_be_killed(
+    run: Run, limits: dict[str, int], logs: list[str]
+) -> None:
+    code = "for (const line of ['abc', 'def', 'ghi']) console.log(line); for (;;);"
+    result = await run(code, timeout_ms=300, **limits)
+    assert (result.logs, result.logs_truncated) == (logs, True)
+
+
+async def test_nothing_was_left_out_of_a_killed_guests_logs_that_are_as_long_as_they_may_be(run: Run) -> None:
+    result = await run("console.log('abc'); for (;;);", timeout_ms=300, max_log_lines=1, max_log_chars=3)
+    assert (result.logs, result.logs_truncated) == (["abc"], False)
+
+
+@pytest.mark.parametrize("engine", ["deno"])
+@pytest.mark.parametrize(
+    ("end", "logs"), [("", ["a", "b", "part", "line"]), ("for (;;);", ["part", "a", "b", "line"])]
+)
+async def test_how_the_console_is_told_twice_never_shows(run: Run, end: str, logs: list[str]) -> None:
+    code = f"""
+        const print = (text) => Deno.stdout.writeSync(new TextEncoder().encode(text));
+        print('part'); console.log('a'); console.log('b'); print('line\\n'); {end}
+    """
+    assert (await run(code, timeout_ms=300)).logs == logs
 
 
 def _body(end: str) -> str:

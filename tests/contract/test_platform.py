@@ -6,7 +6,32 @@ import pytest
 from tests.conftest import Run
 from tests.contract.platform import Topic, expected, program
 
+CLASSES = "[URL, URLSearchParams, TextEncoder, TextDecoder, AbortController, AbortSignal, Event, EventTarget]"
+
 PLATFORM: dict[str, Topic] = {
+    "names": {
+        "classes have theirs": (
+            f"{CLASSES}.map((c) => c.name).join()",
+            "URL,URLSearchParams,TextEncoder,TextDecoder,AbortController,AbortSignal,Event,EventTarget",
+        ),
+        "their instances say them": (
+            f"return {CLASSES}.map((c) => Object.prototype.toString.call(c.prototype)).join('')",
+            (
+                "[object URL][object URLSearchParams][object TextEncoder][object TextDecoder]"
+                "[object AbortController][object AbortSignal][object Event][object EventTarget]"
+            ),
+        ),
+        "functions have theirs": (
+            (
+                "[setTimeout, setInterval, clearTimeout, clearInterval, queueMicrotask, structuredClone,"
+                " crypto.getRandomValues, crypto.randomUUID].map((f) => f.name).join()"
+            ),
+            (
+                "setTimeout,setInterval,clearTimeout,clearInterval,queueMicrotask,structuredClone,"
+                "getRandomValues,randomUUID"
+            ),
+        ),
+    },
     "timers": {
         "a timeout fires once": (
             "let n = 0; setTimeout(() => n++, 1); await new Promise((r) => setTimeout(r, 30)); return n",

@@ -142,6 +142,7 @@ UNSAFE = {
     "an Error": ("new TypeError('x')", "an instance of TypeError"),
     "a typed array": ("new Uint8Array(3)", "an instance of Uint8Array"),
     "an ArrayBuffer": ("new ArrayBuffer(3)", "an instance of ArrayBuffer"),
+    "a URL": ("new URL('http://a')", "an instance of URL"),
     "a class instance": ("class Point { x = 1 }\nreturn new Point()", "an instance of Point"),
     "a boxed number": ("Object(1)", "an instance of Number"),
     "a cycle": ("const a = { b: {} }; a.b.c = a; return a", "a cycle at .b.c"),

@@ -114,6 +114,69 @@ async def test_typescript_runs_without_being_checked(run: Run, code: str, expect
     assert result.result == expected
 
 
+NATIVE = {
+    "a namespace": ("namespace N {\n  export const x: number = 1;\n}\nreturn N.x", 1),
+    "a namespace that an enum is merged with": (
+        "enum E { A = 2 }\nnamespace E { export const twice = E.A * 2 }\nreturn E.twice",
+        4,
+    ),
+    "a decorated class": (
+        (
+            "function twice(_: unknown, context: ClassDecoratorContext) {\n"
+            "  context.addInitializer(function (this: any) { this.seen = context.kind });\n}\n"
+            "@twice class A {}\nreturn (A as any).seen"
+        ),
+        "class",
+    ),
+    "a decorated method": (
+        (
+            "const shout = (method: () => string, _: unknown) => function () { return method() + '!' };\n"
+            "class A { @shout hello(): string { return 'hello' } }\nreturn new A().hello()"
+        ),
+        "hello!",
+    ),
+    "in a fence, with awaits": (
+        "```ts\nnamespace N { export const x = '\u00fc\U0001f407' }\nreturn await Promise.resolve(N.x)\n```",
+        "\u00fc\U0001f407",
+    ),
+    "without a return": ("namespace N { export const x = 1 }\nN.x", None),
+}
+
+
+@pytest.mark.parametrize("engine", ["deno"])
+@pytest.mark.parametrize(("code", "expected"), NATIVE.values(), ids=NATIVE.keys())
+async def test_typescript_that_takes_a_compiler_runs_in_deno_as_a_body(
+    run: Run, code: str, expected: object
+) -> None:
+    result = await run(code)
+    assert result.error is None
+    assert result.result == expected
+
+
+@pytest.mark.parametrize("engine", ["quickjs"])
+async def test_typescript_that_takes_a_compiler_is_a_syntax_error_in_quickjs(run: Run) -> None:
+    result = await run("const a = 1;\nnamespace N { export const x = a }\nreturn N.x")
+    assert result.error is not None
+    assert (result.error.name, result.error.line) == ("SyntaxError", 2)
+
+
+@pytest.mark.parametrize("engine", ["deno"])
+@pytest.mark.parametrize(
+    ("code", "line", "column"),
+    [
+        ("namespace N { export const x = 1 } N.x.y.z", 1, 42),
+        ("namespace N {\n  export function f(): never { throw new Error('here') }\n}\nreturn N.f()", 2, 38),
+        ("namespace N { export const x = 1 }\nawait 0;\nthrow new Error('here')", 3, 7),
+    ],
+)
+async def test_an_error_in_such_typescript_names_its_place_as_written(
+    run: Run, code: str, line: int, column: int
+) -> None:
+    result = await run(code)
+    assert result.error is not None
+    assert (result.error.line, result.error.column) == (line, column)
+
+
 SYNTAX_ERRORS = {
     "on the first line": ("const = 1", 1, 7),
     "on a later line": ("const a = 1;\nreturn a +;\n", 2, 11),
@@ -131,6 +194,21 @@ async def test_a_syntax_error_names_line_and_column(run: Run, code: str, line: i
     assert (result.error.code, result.error.name) == ("runtime_error", "SyntaxError")
     assert (result.error.line, result.error.column) == (line, column)
     assert f"({line}:{column})" in result.error.message
+
+
+@pytest.mark.parametrize("engine", ["quickjs"])
+@pytest.mark.parametrize(
+    ("code", "line", "column"),
+    [("import.meta", 1, 8), ("const a: number = 1;\n  return a + import.meta.url", 2, 21)],
+)
+async def test_a_syntax_error_that_only_the_engine_sees_is_told_like_others(
+    run: Run, code: str, line: int, column: int
+) -> None:
+    result = await run(code)
+    assert result.error is not None
+    assert (result.error.code, result.error.name) == ("runtime_error", "SyntaxError")
+    assert result.error.message == "import.meta only valid in module code"
+    assert (result.error.line, result.error.column) == (line, column)
 
 
 async def test_an_export_is_explained(run: Run) -> None:

@@ -9,9 +9,11 @@ const { isArray } = Array;
 const { isFinite: isFiniteNumber } = Number;
 const { stringify } = JSON;
 const { apply } = Reflect;
-const { charCodeAt } = String.prototype;
-const { test } = RegExp.prototype;
+const { charCodeAt, indexOf, slice, startsWith } = String.prototype;
+const { exec, test } = RegExp.prototype;
 const NOT_ASCII = /[^\0-\x7f]/;
+/** A frame of a stack as both engines write it; one of ours, of Deno's or of a built-in. */
+const FRAME = /^ +at /, FOREIGN = /[ (](?:(?:prelude|deno)\.js[:,]|(?:ext|node):|native\)|<anonymous>\)$)/;
 
 /** One less than what the host takes for a whole message, which wraps the value. */
 const MAX_DEPTH = 120;
@@ -125,7 +127,7 @@ function describe(value: unknown): string {
 export function toLog(value: unknown): string {
   if (typeof value === "string") return value;
   try {
-    if (value instanceof Error) return value.stack ? `${value}\n${value.stack}`.trimEnd() : `${value}`;
+    if (value instanceof Error) return withFrames(value);
     if (typeof value === "function") return `[Function: ${value.name || "anonymous"}]`;
     if (typeof value === "bigint") return `${value}n`;
     if (value instanceof Map) return `Map(${value.size}) ${toLog([...value])}`;
@@ -138,4 +140,20 @@ export function toLog(value: unknown): string {
       return "[unprintable]";
     }
   }
+}
+
+/** An error, then the guest's own frames of its stack; what V8 has above these is the error once more. */
+function withFrames(error: Error): string {
+  const text = `${error}`, { stack } = error;
+  if (typeof stack !== "string") return text;
+  let shown = text, begun = false;
+  for (let at = apply(startsWith, stack, [text]) ? text.length : 0, end; at < stack.length; at = end + 1) {
+    end = apply(indexOf, stack, ["\n", at]);
+    if (end < 0) end = stack.length;
+    const line: string = apply(slice, stack, [at, end]);
+    const isFrame = apply(exec, FRAME, [line]) !== null;
+    begun ||= isFrame;
+    if (begun && line && !(isFrame && apply(exec, FOREIGN, [line]))) shown += `\n${line}`;
+  }
+  return shown;
 }

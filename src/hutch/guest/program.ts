@@ -6,9 +6,16 @@ export interface Position {
 }
 
 export class GuestSyntaxError extends Error {
-  constructor(readonly reason: string, readonly at?: Position) {
+  /** `isBeyond`: it may be TypeScript that takes a compiler. */
+  constructor(readonly reason: string, readonly at?: Position, readonly isBeyond = false) {
     super(at ? `${reason} (${at.line}:${at.column})` : reason);
   }
+}
+
+/** What there is to say against a source. */
+export interface Refusal {
+  reason: string;
+  at?: Position;
 }
 
 /** What was inserted into a line of the source behind a column, counted from 0: so many characters. */
@@ -24,34 +31,41 @@ export interface ProgramData {
   lines: number;
   moved: Moved[];
   columns?: Columns;
+  refusal?: Refusal;
 }
 
 /** Guest code is evaluated under this name; V8 and QuickJS write its frames differently. */
 export const FILE = "guest.js";
 const FRAME = /guest\.js(?:, <anonymous>)?:(\d+):(\d+)/;
+/** A module has the address that Deno made for it. */
+const MODULE_FRAME = /blob:null\/[\w-]+:(\d+):(\d+)/;
 
 export class Program {
-  /** `code` evaluates to the function to call. It begins with `opening` characters that are ours. */
+  /**
+   * `code` evaluates to the function to call. It begins with `opening` characters that are ours. With a `refusal`
+   * it is a TypeScript module that has the function by default; that holds if it is none for Deno either.
+   */
   constructor(
     readonly code: string,
     readonly opening: number,
     readonly lines: number,
     readonly moved: () => Moved[],
     readonly columns: () => Columns | undefined,
+    readonly refusal?: Refusal,
   ) {}
 
-  static of({ code, opening, lines, moved, columns }: ProgramData): Program {
-    return new Program(code, opening, lines, () => moved, () => columns);
+  static of({ code, opening, lines, moved, columns, refusal }: ProgramData): Program {
+    return new Program(code, opening, lines, () => moved, () => columns, refusal);
   }
 
   data(): ProgramData {
-    const { code, opening, lines } = this;
-    return { code, opening, lines, moved: this.moved(), columns: this.columns() };
+    const { code, opening, lines, refusal } = this;
+    return { code, opening, lines, moved: this.moved(), columns: this.columns(), refusal };
   }
 
   /** The innermost of the guest's own lines in a stack. */
   lineOf(stack: string | undefined): Partial<Position> {
-    const frame = FRAME.exec(stack ?? "");
+    const frame = (this.refusal ? MODULE_FRAME : FRAME).exec(stack ?? "");
     return frame ? this.locate(Number(frame[1]), Number(frame[2])) : {};
   }
 

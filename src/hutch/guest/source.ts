@@ -17,6 +17,9 @@ export interface Edit {
 
 const OPEN = "(async () => {";
 const CLOSE = "\n})";
+const OPEN_MODULE = "export default async () => {";
+const CLOSE_MODULE = "\n}";
+const DECORATOR = /(?:^|[\s({};,])@[\w$(]$/;
 const CACHE_SIZE = 64;
 const CACHEABLE = 64 * 1024;
 
@@ -40,6 +43,17 @@ const cache = new Map<string, Program>();
 
 export function prepare(source: string): Program {
   return remembered(source, source, build);
+}
+
+/** The same for Deno, whose own TypeScript may take as the body of a function what ours does not. */
+export function prepareForDeno(source: string): Program {
+  try {
+    return prepare(source);
+  } catch (error) {
+    if (!(error instanceof GuestSyntaxError) || !error.isBeyond) throw error;
+    const module = assemble(OPEN_MODULE, unfence(source), [], CLOSE_MODULE, () => undefined);
+    return Program.of({ ...module.data(), refusal: { reason: error.reason, at: error.at } });
+  }
 }
 
 /** What `build` makes of a source, or made of it when `key` came before. */
@@ -158,22 +172,35 @@ function parseTypeScript(source: string, asJavaScript: GuestSyntaxError): Stripp
   } catch (error) {
     const asTypeScript = error instanceof GuestSyntaxError ? relocated(error, stripped!) : syntaxError(error);
     // Of two complaints about a source, the one that got further is about what is really wrong.
-    throw asTypeScript.at && !after(asTypeScript.at, asJavaScript.at) ? asJavaScript : asTypeScript;
+    const { reason, at } = asTypeScript.at && !after(asTypeScript.at, asJavaScript.at)
+      ? asJavaScript
+      : asTypeScript;
+    throw new GuestSyntaxError(reason, at, asTypeScript.isBeyond);
   }
 }
 
 function relocated(error: GuestSyntaxError, stripped: Stripped): GuestSyntaxError {
   if (!error.at) return error;
   const { line, column } = error.at;
-  return new GuestSyntaxError(error.reason, { line, column: original(stripped.columns(), line, column) });
+  const at = { line, column: original(stripped.columns(), line, column) };
+  return new GuestSyntaxError(error.reason, at, isDecorator(stripped.text, line, column));
+}
+
+/** Whether a decorator may begin there: Sucrase leaves them as they are. */
+function isDecorator(text: string, line: number, column: number): boolean {
+  return text.includes("class") && DECORATOR.test(text.split("\n", line).at(-1)!.slice(0, column + 1));
 }
 
 /** What a parser threw; anything but a SyntaxError means that it ran out of stack. */
 function syntaxError(error: unknown, firstColumn = 1): GuestSyntaxError {
   if (!(error instanceof SyntaxError)) return new GuestSyntaxError("The source is nested too deeply");
-  const at = (error as SyntaxError & { loc?: Position }).loc;
+  const { loc: at, isBeyond } = error as SyntaxError & { loc?: Position; isBeyond?: boolean };
   const message = error.message.replace(/^Error transforming [^:]*: | \(\d+:\d+\)$/g, "");
-  return new GuestSyntaxError(message, at && { line: at.line, column: at.column + 1 - firstColumn });
+  return new GuestSyntaxError(
+    message,
+    at && { line: at.line, column: at.column + 1 - firstColumn },
+    isBeyond,
+  );
 }
 
 function after(one: Position, other: Position): boolean {

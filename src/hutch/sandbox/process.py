@@ -33,7 +33,7 @@ MAX_EARLY_LINES = 16
 IMPORT_SECONDS = 30.0
 # For a program to end that has closed its channel.
 LEAVE_SECONDS = 1.0
-# Before a line that the guest printed on its console, which follows as JSON.
+# Before a line that the guest printed on its console, which follows as JSON; null: something was left out.
 CONSOLE_MARK = "\x1e"
 # What a Deno process may take beyond the guest's limit before it counts as the guest's.
 OVERHEAD_BYTES = 32 * 1024 * 1024
@@ -257,11 +257,11 @@ class RunnerProcess(Runner):
         reported = bool(outcome.logs)
         logs = list(outcome.logs)
         for line in self.output().removesuffix("\n").split("\n") if self._output else ():
-            if not line.startswith(CONSOLE_MARK):
-                logs.append(line)
-            elif not reported:
-                with contextlib.suppress(ValueError):
-                    logs.append(msgspec.json.decode(line.removeprefix(CONSOLE_MARK), type=str))
+            printed, told = _parted(line)
+            logs += printed
+            outcome.logs_truncated |= told is None
+            if told and not reported:
+                logs += told
         outcome.logs, clipped = clip_logs(logs, session.limits)
         outcome.logs_truncated |= clipped or len(self._output) >= OUTPUT_KEPT
         if not self.spent(outcome):
@@ -397,3 +397,18 @@ def _stdin(profile: Profile, bell: Bell | None) -> int:
     if bell is not None:
         return bell.for_process()
     return memory_file(profile.told) if profile.told else subprocess.DEVNULL
+
+
+def _parted(line: str) -> tuple[list[str], list[str] | None]:
+    """What was printed past the console, which need not have ended its line, and what was printed there.
+
+    None: that something was left out.
+    """
+    printed, mark, said = line.rpartition(CONSOLE_MARK)
+    if not mark:
+        return [line], []
+    try:
+        told = msgspec.json.decode(said, type=str | None)
+    except ValueError:
+        return [line] if printed else [], []
+    return [printed] if printed else [], None if told is None else [told]

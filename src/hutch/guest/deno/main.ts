@@ -58,7 +58,7 @@ class Run {
     lend(lendable(providers), emit, options.maxResultBytes);
     try {
       this.#program = programOf(this.#request);
-      const fn = evaluate(`${this.#program.code}\n//# sourceURL=${FILE}`);
+      const fn = await functionOf(this.#program);
       this.#succeed(toJson(await fn(), "The result", options.maxResultBytes));
     } catch (error) {
       if (error instanceof GuestSyntaxError) {
@@ -81,9 +81,10 @@ class Run {
   #adoptConsole(): void {
     const { lines } = this.#logs;
     const log = (...values: unknown[]) => {
-      const before = lines.length;
+      const before = lines.length, { truncated } = this.#logs;
       this.#logs.add(values.map(toLog).join(" "));
       if (lines.length > before) echo(lines[before]);
+      if (this.#logs.truncated && !truncated) echo(null);
     };
     for (const name of ["log", "info", "warn", "error", "debug", "trace"] as const) console[name] = log;
   }
@@ -112,6 +113,16 @@ function programOf({ code, job }: Execute): Program {
   const made = prepared(code, typeScript);
   if ("program" in made) return Program.of(made.program);
   throw new GuestSyntaxError(made.reason, made.at);
+}
+
+/** What the program evaluates to, or has by default if it is TypeScript for Deno. */
+async function functionOf({ code, refusal }: Program): Promise<() => unknown> {
+  if (!refusal) return evaluate(`${code}\n//# sourceURL=${FILE}`);
+  try {
+    return (await import(URL.createObjectURL(new Blob([code], { type: "application/typescript" })))).default;
+  } catch {
+    throw new GuestSyntaxError(refusal.reason, refusal.at);
+  }
 }
 
 let run: Run | undefined;

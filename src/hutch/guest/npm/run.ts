@@ -125,8 +125,10 @@ export class Run {
   }
 
   print(line: string): void {
+    const { truncated } = this.#logs;
     const kept = this.#keep(line);
     if (kept !== undefined) echo(kept);
+    if (this.#logs.truncated && !truncated) echo(null);
   }
 
   /** The line as it is kept; undefined when it is not. */

@@ -3,16 +3,16 @@
  * runner that seldom needs it. Its value is `prepared`.
  */
 
-import { GuestSyntaxError, type Position, type ProgramData } from "../program.ts";
-import { prepare, provideTypeScript } from "../source.ts";
+import { GuestSyntaxError, type ProgramData, type Refusal } from "../program.ts";
+import { prepareForDeno, provideTypeScript } from "../source.ts";
 
 /** Classes of this script are not those of who loads it: errors come as data too. */
-export type Prepared = { program: ProgramData } | { reason: string; at?: Position };
+export type Prepared = { program: ProgramData } | Refusal;
 
 function prepared(source: string, typeScript: () => string): Prepared {
   provideTypeScript(typeScript);
   try {
-    return { program: prepare(source).data() };
+    return { program: prepareForDeno(source).data() };
   } catch (error) {
     if (!(error instanceof GuestSyntaxError)) throw error;
     return { reason: error.reason, at: error.at };

@@ -4,7 +4,7 @@ import { after } from "../clock.ts";
 import { Logs } from "../logs.ts";
 import { prepareTransform, prepareWrapper } from "../forms.ts";
 import { FILE, GuestSyntaxError, type Program } from "../program.ts";
-import { prepare } from "../source.ts";
+import { prepare, prepareForDeno } from "../source.ts";
 import {
   doneLine,
   type Execute,
@@ -42,6 +42,8 @@ const MAX_OPEN_BYTES = 32 * 1024 * 1024;
 /** How many of the tools that there are one is told of who called another. */
 const MOST_NAMED = 20;
 const EXHAUSTED = /^(out of memory|string too long)$/;
+/** An error as text. */
+const NAMED = /^(\w*Error): ([^]*)$/;
 
 type Timer = ReturnType<typeof setTimeout>;
 
@@ -195,7 +197,7 @@ export class Runner {
     const lent = JSON.stringify(lendable(providers));
     this.#enter(run, job ? "job" : "run", () => {
       const fn = vm.evaluate(program.code, FILE);
-      if (vm.isException(fn)) throw new Broken(vm.toText(vm.exception()));
+      if (vm.isException(fn)) throw refusal(vm, vm.exception());
       const tools = vm.string(lent), most = vm.number(options.maxResultBytes ?? DEFAULT_MAX_RESULT);
       return job ? [vm.string(job.form), fn, tools, vm.string(job.input), most] : [fn, tools, most];
     });
@@ -245,10 +247,9 @@ export class Runner {
       return this.#fail(run, { code: "runtime_error", message: error.message, name: "RangeError" });
     }
     if (error instanceof Broken) {
-      const exhausted = EXHAUSTED.test(error.message);
-      return exhausted
-        ? this.#exhausted(run)
-        : this.#fail(run, { code: "runtime_error", message: error.message });
+      if (EXHAUSTED.test(error.message)) return this.#exhausted(run);
+      const [, name, message = error.message] = NAMED.exec(error.message) ?? [];
+      return this.#fail(run, { code: "runtime_error", message, name, stack: error.stack });
     }
     this.#fail(run, { code: "internal_error", message: `QuickJS broke off: ${error.message}` });
   }
@@ -431,6 +432,7 @@ export class Runner {
 }
 
 function programOf({ code, job }: Execute): Program {
+  if (job?.form === "prepare") return prepareForDeno(code);
   if (job?.form === "wrapper") return prepareWrapper(code);
   return job?.form === "transform" ? prepareTransform(code) : prepare(code);
 }
@@ -461,6 +463,11 @@ function unknownTool({ code, providers }: Execute, line = 0): string | undefined
       return `${name}.${tool} is not a function; ${name} has ${known.slice(0, MOST_NAMED).join(", ")}${more}`;
     }
   }
+}
+
+/** What QuickJS says against source that acorn has taken; no guest code has run yet. */
+function refusal(vm: Vm, error: number): Broken {
+  return Object.assign(new Broken(vm.toText(error)), { stack: vm.toText(vm.property(error, "stack")) });
 }
 
 /** The bytes of a text in UTF-8; exact only where it can matter. */

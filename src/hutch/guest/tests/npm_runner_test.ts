@@ -233,6 +233,8 @@ test("logs keep their limits", () =>
     async (host) => {
       const { logs, logsTruncated } = await host.done("t", { maxLogLines: 3 } as object);
       assert.deepStrictEqual([logs, logsTruncated], [["line 0", "line 1", "line 2"], true]);
+      const echoed = (await host.printed()).split("\n").filter((line) => line.startsWith("\x1e"));
+      assert.deepStrictEqual(echoed.map((line) => JSON.parse(line.slice(1))), [...logs, null]);
     },
   ));
 

@@ -11,6 +11,21 @@ function answering(parts: object[]): Answer {
 }
 
 const VALUES: Record<string, [code: string, expected: unknown]> = {
+  "classes and functions have their names": [
+    "[Headers, Request, Response, Buffer, fetch, crypto.subtle.digest].map((f) => f.name)",
+    ["Headers", "Request", "Response", "Buffer", "fetch", "digest"],
+  ],
+  "instances say what they are": [
+    "[new Headers(), new Request('https://a.example'), new Response(), Buffer.from('')].map((each) => Object.prototype.toString.call(each))",
+    ["[object Headers]", "[object Request]", "[object Response]", "[object Uint8Array]"],
+  ],
+  "a stream and its reader say what they are": [
+    "const { body } = new Response('x'); return [body, body.getReader()].map((each) => [`${each}`, each.constructor.name])",
+    [
+      ["[object ReadableStream]", "ReadableStream"],
+      ["[object ReadableStreamDefaultReader]", "ReadableStreamDefaultReader"],
+    ],
+  ],
   "headers have names without case": ["new Headers({ 'X-A': 1 }).get('x-a')", "1"],
   "headers join": ["const h = new Headers([['a', '1']]); h.append('A', '2'); return h.get('a')", "1, 2"],
   "headers are listed in order": ["[...new Headers({ b: 1, a: 2 })]", [["a", "2"], ["b", "1"]]],

@@ -18,14 +18,14 @@ const FILE = "guest.ts";
 /** Sucrase drops a namespace, also one with values in it, without a word. */
 const NAMESPACE = /^[ \t]*(?:export[ \t]+)?namespace[ \t]+[\w$.]+\s*\{/m;
 
-/** Throws a SyntaxError with `loc`, counted from 1, or a RangeError for what nests too deeply. */
+/** Throws a SyntaxError with `loc`, counted from 1, or a RangeError for what nests too deeply. Decorators stay. */
 export function strip(source: string): Stripped {
   const found = NAMESPACE.exec(source);
   if (found) {
     const line = source.slice(0, found.index).split("\n").length;
     const column = found[0].length - found[0].trimStart().length + 1;
     const message = "A namespace cannot be run; use an object or a module's own scope instead";
-    throw Object.assign(new SyntaxError(message), { loc: { line, column } });
+    throw Object.assign(new SyntaxError(message), { loc: { line, column }, isBeyond: true });
   }
   const { code, sourceMap } = transform(source, {
     transforms: ["typescript"],

@@ -1,6 +1,6 @@
 /** `Event`, `EventTarget`, `AbortSignal` and `AbortController`. */
 
-import { hide } from "./hide.ts";
+import { hideClass } from "./hide.ts";
 
 type Listener = ((event: Event) => void) | { handleEvent(event: Event): void };
 
@@ -123,7 +123,7 @@ class AbortController {
   }
 }
 
-hide("Event", Event);
-hide("EventTarget", EventTarget);
-hide("AbortSignal", AbortSignal);
-hide("AbortController", AbortController);
+hideClass("Event", Event);
+hideClass("EventTarget", EventTarget);
+hideClass("AbortSignal", AbortSignal);
+hideClass("AbortController", AbortController);

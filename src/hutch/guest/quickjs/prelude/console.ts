@@ -1,16 +1,19 @@
 /** `console`, whose lines become the execution's logs. */
 
 import { toLog } from "../../json.ts";
-import { hide } from "./hide.ts";
+import { hide, rename } from "./hide.ts";
 import { log as keep } from "./host.ts";
 
 let full = false;
 
-function log(...values: unknown[]): void {
+function log(values: unknown[]): void {
   if (full) return;
   let line = "";
   for (let i = 0; i < values.length; i++) line += (i ? " " : "") + toLog(values[i]);
   full = keep(line.toWellFormed()) === 0;
 }
 
-hide("console", { log, info: log, warn: log, error: log, debug: log, trace: log });
+const methods = ["log", "info", "warn", "error", "debug", "trace"].map(
+  (name) => [name, rename(name, (...values: unknown[]) => log(values))],
+);
+hide("console", Object.fromEntries(methods));

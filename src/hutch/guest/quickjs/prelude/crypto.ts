@@ -1,6 +1,6 @@
 /** `crypto`: random bytes from the runner, fresh for every execution. */
 
-import { hide } from "./hide.ts";
+import { hide, rename } from "./hide.ts";
 import { randomBytes } from "./host.ts";
 
 const QUOTA = 65536;
@@ -31,4 +31,7 @@ function randomUUID(): string {
   return text;
 }
 
-hide("crypto", { getRandomValues, randomUUID });
+hide("crypto", {
+  getRandomValues: rename("getRandomValues", getRandomValues),
+  randomUUID: rename("randomUUID", randomUUID),
+});

@@ -1,6 +1,6 @@
 /** `TextEncoder` and `TextDecoder`: the runner's own, over the message-free boundary of shared memory. */
 
-import { hide } from "./hide.ts";
+import { hideClass } from "./hide.ts";
 import { decodeText as decode, encodeUtf8 } from "./host.ts";
 
 const FATAL = 1, IGNORE_BOM = 2;
@@ -78,5 +78,5 @@ function unfinished(bytes: Uint8Array): number {
   return 0;
 }
 
-hide("TextEncoder", TextEncoder);
-hide("TextDecoder", TextDecoder);
+hideClass("TextEncoder", TextEncoder);
+hideClass("TextDecoder", TextDecoder);

@@ -50,5 +50,5 @@ hide(
   "setInterval",
   (callback: unknown, delay?: unknown, ...args: unknown[]) => set(callback, delay, args, true),
 );
-hide("clearTimeout", clear);
-hide("clearInterval", clear);
+hide("clearTimeout", (id: unknown) => clear(id));
+hide("clearInterval", (id: unknown) => clear(id));

@@ -1,6 +1,6 @@
 /** `URL`, parsed by the runner's own, and `URLSearchParams`. */
 
-import { hide } from "./hide.ts";
+import { hideClass } from "./hide.ts";
 import { url } from "./host.ts";
 
 const { parse } = JSON;
@@ -195,5 +195,5 @@ class URL {
   }
 }
 
-hide("URL", URL);
-hide("URLSearchParams", URLSearchParams);
+hideClass("URL", URL);
+hideClass("URLSearchParams", URLSearchParams);

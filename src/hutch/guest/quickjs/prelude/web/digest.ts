@@ -1,6 +1,7 @@
 /** `crypto.subtle.digest`, by the runner's own. */
 
 import { queue } from "../../../tools.ts";
+import { rename } from "../hide.ts";
 import { take } from "../host.ts";
 
 const ALGORITHMS = ["SHA-1", "SHA-256", "SHA-384", "SHA-512"];
@@ -30,7 +31,7 @@ function copied(data: unknown): ArrayBuffer {
 }
 
 Object.defineProperty(crypto, "subtle", {
-  value: { digest },
+  value: { digest: rename("digest", digest) },
   writable: true,
   configurable: true,
   enumerable: true,

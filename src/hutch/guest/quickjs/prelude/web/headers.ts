@@ -1,6 +1,6 @@
 /** `Headers`: names without case, values checked, several `set-cookie` kept apart. */
 
-import { hide } from "../hide.ts";
+import { hideClass } from "../hide.ts";
 
 const TOKEN = /^[!#$%&'*+\-.^_`|~0-9A-Za-z]+$/;
 const NO_VALUE = /[\0\r\n]|[^\0-\xff]/;
@@ -134,10 +134,6 @@ export class Headers {
     return this.entries();
   }
 
-  get [Symbol.toStringTag](): string {
-    return "Headers";
-  }
-
   /** For `console` and for who returns them as they are. */
   toJSON(): Record<string, string> {
     return Object.fromEntries(this.#sorted());
@@ -157,4 +153,4 @@ function checked(name: string, value: unknown): string {
 export const { fixed: fixedHeaders, pairs: headerPairs } = Headers;
 delete (Headers as any).fixed;
 delete (Headers as any).pairs;
-hide("Headers", Headers);
+hideClass("Headers", Headers);

@@ -1,6 +1,6 @@
 /** `Request`. What has no meaning here, such as `mode` and `cache`, is kept and not looked at. */
 
-import { hide } from "../hide.ts";
+import { hideClass } from "../hide.ts";
 import { Body, copy, given } from "./body.ts";
 import { Headers, type HeadersInit } from "./headers.ts";
 
@@ -72,10 +72,6 @@ export class Request extends Body {
   clone(): Request {
     return new Request(this);
   }
-
-  get [Symbol.toStringTag](): string {
-    return "Request";
-  }
 }
 
 function address(input: unknown): string {
@@ -90,4 +86,4 @@ function address(input: unknown): string {
 
 export const { given: givenSignal } = Request;
 delete (Request as any).given;
-hide("Request", Request);
+hideClass("Request", Request);

@@ -1,6 +1,6 @@
 /** `Response`: what upstream answered, or what a wrapper makes itself. */
 
-import { hide } from "../hide.ts";
+import { hideClass } from "../hide.ts";
 import { Body, copy, given, untouched } from "./body.ts";
 import { fixedHeaders, type HeaderPair, Headers, type HeadersInit } from "./headers.ts";
 import type { Source } from "./source.ts";
@@ -98,10 +98,6 @@ class Response extends Body {
   clone(): Response {
     return made(this.#facts, copy(this));
   }
-
-  get [Symbol.toStringTag](): string {
-    return "Response";
-  }
 }
 
 function own(status: number, statusText: string, headers: Headers, type = "default"): Facts {
@@ -135,4 +131,4 @@ const { made, held } = Response;
 delete (Response as any).made;
 delete (Response as any).held;
 export type { Response };
-hide("Response", Response);
+hideClass("Response", Response);

@@ -1,5 +1,6 @@
 /** A body as a stream: `getReader()` and `for await`. There is no other way to make one. */
 
+import { entitle } from "../hide.ts";
 import { bytesOf, type Source, tee } from "./source.ts";
 
 const SECRET = Symbol("only a body makes a stream");
@@ -131,3 +132,5 @@ export const { make, disturbed, take } = ReadableStream;
 delete (ReadableStream as any).make;
 delete (ReadableStream as any).disturbed;
 delete (ReadableStream as any).take;
+entitle("ReadableStream", ReadableStream);
+entitle("ReadableStreamDefaultReader", Reader);
