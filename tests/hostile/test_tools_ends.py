@@ -152,7 +152,8 @@ async def test_output_of_a_million_keys_is_told_or_refused(tools: Executor) -> N
     source = "return Object.fromEntries(Array.from({ length: 1e6 }, (_, i) => ['key' + i, i]))"
     answer = await tools.run(tool(source))
     assert answer["success"] is False
-    assert answer["error"]["code"] == FAILURE
+    # A machine that is busy may not have the time.
+    assert answer["error"]["code"] in (FAILURE, TIMEOUT)
 
 
 async def test_params_that_nest_or_are_large_arrive_or_are_refused(tools: Executor) -> None:
