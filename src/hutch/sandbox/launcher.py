@@ -24,6 +24,7 @@ from hutch.sandbox.network import Doorkeeper
 from hutch.sandbox.process import OVERHEAD_BYTES, READY_SECONDS, Greeting, RunnerProcess, Way
 from hutch.sandbox.profile import Profile
 from hutch.session.channel import StreamChannel, connect_pipes
+from hutch.session.prompt import PromptChannel
 from hutch.settings import MIB, Settings
 
 BUNDLE_TARGET = "/hutch"
@@ -57,7 +58,8 @@ class Launcher:
             self._make_folder()
         path = self._folder / str(next(self._numbers))
         bell = Bell() if profile.details.watches_bell else None
-        channel = StreamChannel(self._settings.max_line_bytes, bell)
+        most = self._settings.max_line_bytes
+        channel = StreamChannel(most) if bell is None else PromptChannel(most, bell)
         greeting = Greeting(channel)
         server: asyncio.Server | None = None
         process: RunnerProcess | None = None

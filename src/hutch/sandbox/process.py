@@ -24,6 +24,7 @@ from hutch.session.channel import StreamChannel
 from hutch.session.host import GUEST_CODES, RUNNER_CODES, Outcome, Session, clip_logs
 from hutch.session.link import Link
 from hutch.session.messages import WireError
+from hutch.session.prompt import PromptChannel
 
 READY_SECONDS = 20.0
 OUTPUT_KEPT = 64 * 1024
@@ -181,7 +182,8 @@ class RunnerProcess(Runner):
         codes = GUEST_CODES if self.profile.details.own_process else RUNNER_CODES
         # Who loads something first may be at that for ever.
         start = 0.0 if self.profile.is_prepared else None
-        self._link = Link(channel, codes=codes, start_seconds=start, send_now=channel.send_now)
+        now = channel.send_now if isinstance(channel, PromptChannel) else None
+        self._link = Link(channel, codes=codes, start_seconds=start, send_now=now)
         channel.on_close = self._channel_closed
         self.idle_since = self._loop.time()
         if self.profile.is_prepared:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 from collections.abc import Callable
 from typing import IO, Any, Protocol, cast
 
@@ -26,16 +25,6 @@ class Channel(Protocol):
 
     def close(self) -> None:
         """Ends the channel; `on_close` is not called for an end of our own making."""
-
-
-class Bell(Protocol):
-    """Tells who is awake at the other end that it was spoken to: `hutch.sandbox.bell`."""
-
-    def ring(self, lines: int) -> None:
-        """As many lines were said by now."""
-
-    def close(self) -> None:
-        """Nothing is said any more."""
 
 
 def nobody(_: Any) -> None:
@@ -72,14 +61,10 @@ class StreamChannel(asyncio.Protocol):
     hold more than it is willing to take.
     """
 
-    def __init__(self, limit: int, bell: Bell | None = None) -> None:
-        """`bell`: for an end of a socket that watches it; from now on it is the channel's own."""
+    def __init__(self, limit: int) -> None:
         self.on_line: LineHandler = nobody
         self.on_close: CloseHandler = nobody
         self._lines = Lines(limit)
-        self._bell = bell
-        self._said = 0
-        self._direct: socket.socket | None = None
         self._transports: list[asyncio.BaseTransport] = []
         self._writer: asyncio.WriteTransport | None = None
         self._clear = asyncio.Event()
@@ -90,10 +75,6 @@ class StreamChannel(asyncio.Protocol):
         self._transports.append(transport)
         if _can_write(transport):
             self._writer = cast(asyncio.WriteTransport, transport)
-            if self._bell is not None and not self._ended:
-                # Of our own: the transport's may be closed, and its number another's, before we hear of it.
-                handle = os.dup(transport.get_extra_info("socket").fileno())
-                self._direct = socket.socket(fileno=handle)
         if self._ended:
             transport.close()
 
@@ -129,24 +110,7 @@ class StreamChannel(asyncio.Protocol):
 
     def send(self, line: bytes) -> None:
         if self._writer is not None and not self._ended:
-            self._said += line.count(b"\n")
             self._writer.write(line)
-
-    def send_now(self, line: bytes) -> None:
-        """As `send`, but before the loop turns, and told to whoever watches the bell."""
-        direct, writer = self._direct, self._writer
-        if direct is None or self._bell is None or writer is None or writer.get_write_buffer_size():
-            self.send(line)
-            return
-        self._said += line.count(b"\n")
-        try:
-            sent = direct.send(line)
-        except OSError:
-            # It takes nothing at the moment, or never again: the transport finds out.
-            sent = 0
-        if sent < len(line):
-            writer.write(line[sent:])
-        self._bell.ring(self._said)
 
     async def writable(self) -> None:
         await self._clear.wait()
@@ -162,11 +126,6 @@ class StreamChannel(asyncio.Protocol):
         self._clear.set()
         for transport in self._transports:
             transport.close()
-        if self._bell is not None:
-            self._bell.close()
-        if self._direct is not None:
-            self._direct.close()
-            self._direct = None
         self.on_close(reason)
 
 
