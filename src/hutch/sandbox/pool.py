@@ -76,6 +76,9 @@ class Pool:
         if self._closed:
             raise Busy("The sandbox is shutting down.")
         self._keep_house()
+        if profile.details.own_process:
+            self._spares.use(profile, asyncio.get_running_loop().time())
+            self._soon(self._end_crowded_out)
         if not self._is_wanted(profile, owner):
             runner = self._take(profile, owner)
             if runner is not None:
@@ -182,8 +185,6 @@ class Pool:
 
     def _take_single(self, profile: Profile) -> Runner | None:
         runner = self._pop_warm(profile)
-        self._spares.use(profile, asyncio.get_running_loop().time())
-        self._soon(self._end_crowded_out)
         if runner is not None:
             self._busy.add(runner)
             # Starting the next one takes a core: not in the very milliseconds that most executions take.
