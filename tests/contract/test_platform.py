@@ -39,10 +39,11 @@ PLATFORM: dict[str, Topic] = {
         ),
         "in the order of their delays": (
             (
-                "const o = []; await Promise.all([30, 10, 20].map((d) => new Promise((r) =>"
+                # Far apart: a machine may do something else between two calls.
+                "const o = []; await Promise.all([200, 10, 100].map((d) => new Promise((r) =>"
                 " setTimeout(() => { o.push(d); r() }, d)))); return o"
             ),
-            [10, 20, 30],
+            [10, 100, 200],
         ),
         "equal delays in the order of their calls": (
             (
