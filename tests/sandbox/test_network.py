@@ -149,12 +149,13 @@ def helper_of(doorkeeper: Doorkeeper) -> int:
 
 async def test_one_process_opens_all_doors_and_is_replaced_when_it_is_killed(doorkeeper: Doorkeeper) -> None:
     with jailed() as (_, pid):
+        # Another door each time: who opened the last may still be closing its end of it.
         (await doorkeeper.listen(pid, PORT)).close()
         first = helper_of(doorkeeper)
-        (await doorkeeper.listen(pid, PORT)).close()
+        (await doorkeeper.listen(pid, PORT + 1)).close()
         assert helper_of(doorkeeper) == first
         os.kill(first, signal.SIGKILL)
-        (await doorkeeper.listen(pid, PORT)).close()
+        (await doorkeeper.listen(pid, PORT + 2)).close()
         assert helper_of(doorkeeper) != first
 
 
@@ -169,7 +170,7 @@ async def test_process_that_hangs_is_replaced(
             patch.setattr(network, "ANSWER_SECONDS", 0.1)
             with pytest.raises(SandboxUnavailable, match="no answer within"):
                 await doorkeeper.listen(pid, PORT)
-        (await doorkeeper.listen(pid, PORT)).close()
+        (await doorkeeper.listen(pid, PORT + 1)).close()
         assert helper_of(doorkeeper) != first
 
 
