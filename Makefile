@@ -31,9 +31,10 @@ serve: install ## the server; its own options in ARGS
 test: install .venv/.postgres style ## lint, types, the Python tests and the guest's own
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going pytest beside
 
-# Twice as many at once as there are cores, 8 at most: a good part of their time, tests wait.
+# One more at once than there are cores, 8 at most: a good part of their time tests wait, but what is timed
+# needs some room.
 pytest:
-	.venv/bin/python -m pytest -n $$(n=$$(nproc); echo $$((n < 4 ? 2 * n : 8))) --dist loadfile --no-loadscope-reorder $(ARGS)
+	.venv/bin/python -m pytest -n $$(n=$$(nproc); echo $$((n < 7 ? n + 1 : 8))) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # The rest goes on beside the Python tests, and is told in one piece.
 beside:
