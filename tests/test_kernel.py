@@ -107,7 +107,7 @@ async def main():
     assert (await h.run("1")).ok
 
 def runners():
-    return [pid for pid in descendants(os.getpid()) if "quickjs.js" in arguments_of(pid)]
+    return [pid for pid in descendants(os.getpid()) if "/hutch/quickjs.js" in arguments_of(pid)]
 
 for run in (uvloop.run, asyncio.run):
     run(main())

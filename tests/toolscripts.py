@@ -154,7 +154,7 @@ def scripts_below(pid: int) -> list[int]:
     return [
         each
         for each in descendants(pid)
-        if "script.js" in (arguments := arguments_of(each)) and "run" in arguments[:2]
+        if "/hutch/script.js" in (arguments := arguments_of(each)) and "run" in arguments[:2]
     ]
 
 

@@ -17,6 +17,7 @@ from tests.hostile.processes import gone, groups
 from tests.processes import PATIENCE, children, descendants
 from tests.sandbox import jails
 from tests.sandbox.places import place
+from tests.waiting import eventually
 
 import hutch
 from hutch.errors import SandboxUnavailable
@@ -24,7 +25,7 @@ from hutch.sandbox import cgroup
 from hutch.sandbox.jail import Mount
 from hutch.sandbox.launcher import Launcher
 from hutch.sandbox.meter import process_tree
-from hutch.sandbox.process import IMPORTED, OUTPUT_KEPT
+from hutch.sandbox.process import IMPORTED, OUTPUT_KEPT, REHEARSE
 from hutch.sandbox.profile import Profile, profile_for
 from hutch.session.channel import StreamChannel
 from hutch.session.host import Limits
@@ -88,6 +89,27 @@ async def test_what_a_runner_says_right_after_its_greeting_is_heard(
         profile = Profile("npm", mounts=(tree,), permissions=("--allow-env",), told=msgspec.json.encode(told))
         process = await here.launcher.launch(profile)
         assert process.imported
+        process.kill()
+        await process.wait()
+
+
+async def test_a_spare_deno_process_is_told_to_rehearse_and_runs_code_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[bytes] = []
+    send = StreamChannel.send
+
+    def record(channel: StreamChannel, line: bytes) -> None:
+        said.append(line)
+        send(channel, line)
+
+    monkeypatch.setattr(StreamChannel, "send", record)
+    async with place() as here:
+        process = await here.launcher.launch(profile_for("deno"))
+        await eventually(lambda: REHEARSE in said)
+        session = process.link.open("e", "1 + 1", Limits(), [])
+        with anyio.fail_after(PATIENCE):
+            assert (await session.wait()).result == 2
         process.kill()
         await process.wait()
 

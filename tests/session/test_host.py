@@ -19,9 +19,9 @@ from hutch.session.tools import ToolContext
 class Script:
     """A runner's end of a channel: hears the host, and says what the test says."""
 
-    def __init__(self) -> None:
+    def __init__(self, **link: Any) -> None:
         host, self.channel = MemoryChannel.pair()
-        self.link = Link(host, full_manifests=True)
+        self.link = Link(host, full_manifests=True, **link)
         self.heard: list[dict[str, Any]] = []
         self._news = asyncio.Event()
         self.channel.on_line = self._hear
@@ -250,6 +250,20 @@ async def test_a_silent_runner_is_cancelled_after_the_timeout_and_given_up_after
     assert outcome.unresponsive
     assert outcome.error is not None
     assert (outcome.error.code, outcome.error.message) == ("timeout", "Execution timed out")
+
+
+async def test_a_runner_that_leaves_the_time_to_us_gets_no_more_than_the_execution_has() -> None:
+    patient, strict = Script(backstop_seconds=3600), Script(backstop_seconds=0)
+    first = patient.begin(Limits(timeout_ms=20))
+    second = strict.begin(Limits(timeout_ms=20))
+    outcome = await ended(second)
+    assert outcome.error is not None
+    assert outcome.error.code == "timeout"
+    assert (await strict.hear("cancel"))["id"] == "e"
+    assert first.outcome is None
+    assert [message["type"] for message in patient.heard] == ["execute"]
+    patient.done()
+    await ended(first)
 
 
 async def test_a_done_after_cancel_is_a_timeout_that_keeps_its_logs() -> None:

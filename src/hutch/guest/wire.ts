@@ -48,6 +48,11 @@ export interface ToolResult {
   error?: { code: string; message: string };
 }
 
+/** Ours: nobody has wanted this process for a moment, so that it may do what is slow the first time. */
+export interface Rehearse {
+  type: "rehearse";
+}
+
 export type HostMessage = Execute | Cancel | ToolResult;
 
 /** An execution's error; name, line and column are ours, and only where they are known. */

@@ -21,7 +21,7 @@ from hutch.sandbox.outlet import Outlet
 from hutch.sandbox.profile import Profile
 from hutch.sandbox.runner import Runner
 from hutch.session.channel import StreamChannel
-from hutch.session.host import GUEST_CODES, RUNNER_CODES, Outcome, Session, clip_logs
+from hutch.session.host import BACKSTOP, GUEST_CODES, RUNNER_CODES, Outcome, Session, clip_logs
 from hutch.session.link import Link
 from hutch.session.messages import WireError
 from hutch.session.prompt import PromptChannel
@@ -31,6 +31,9 @@ OUTPUT_KEPT = 64 * 1024
 # What a runner says once it has loaded what it was told to, and how long it may take to while nobody waits.
 IMPORTED = b'{"type":"imported"}'
 MAX_EARLY_LINES = 16
+# What a runner is told that nobody has wanted for a moment.
+REHEARSE = b'{"type":"rehearse"}\n'
+REHEARSE_SECONDS = 0.005
 IMPORT_SECONDS = 30.0
 # For a program to end that has closed its channel.
 LEAVE_SECONDS = 1.0
@@ -183,7 +186,10 @@ class RunnerProcess(Runner):
         # Who loads something first may be at that for ever.
         start = 0.0 if self.profile.is_prepared else None
         now = channel.send_now if isinstance(channel, PromptChannel) else None
-        self._link = Link(channel, codes=codes, start_seconds=start, send_now=now)
+        backstop = BACKSTOP if self.profile.details.keeps_time else 0.0
+        self._link = Link(channel, codes=codes, start_seconds=start, backstop_seconds=backstop, send_now=now)
+        if self.profile.details.rehearses:
+            self._loop.call_later(REHEARSE_SECONDS, self._rehearse, channel)
         channel.on_close = self._channel_closed
         self.idle_since = self._loop.time()
         if self.profile.is_prepared:
@@ -192,6 +198,10 @@ class RunnerProcess(Runner):
             self._loop.call_later(IMPORT_SECONDS, self._give_up)
 
     # --- while nobody uses it ---
+
+    def _rehearse(self, channel: StreamChannel) -> None:
+        if self.in_flight == 0 and self.executions == 0 and self.alive:
+            channel.send(REHEARSE)
 
     def _settle(self) -> None:
         """It has loaded what it was told to."""

@@ -42,6 +42,10 @@ class Engine(msgspec.Struct, frozen=True):
     flags: tuple[str, ...] = _BUNDLE_ALONE
     streams: bool = False
     """Whether what guests print, and their exit code, is to be had as it is: they are programs."""
+    rehearses: bool = False
+    """Whether a process does what is slow the first time when it is told that nobody wants it yet."""
+    keeps_time: bool = True
+    """Whether the runner ends what is out of time by itself; else the host has to, and at once."""
     takes_programs: bool = False
     """Whether its processes can get a program instead of making one of the code."""
     all_files: bool = False
@@ -73,6 +77,8 @@ _ENGINES: dict[str, Engine] = {
         own_process=True,
         speaks_on_stdout=False,
         v8_flags=("--max-old-space-size=16384",),
+        rehearses=True,
+        keeps_time=False,
         takes_programs=True,
     ),
     "npm": Engine(
@@ -94,6 +100,7 @@ _ENGINES: dict[str, Engine] = {
             "--enable-experimental-regexp-engine-on-excessive-backtracks",
         ),
         flags=_BARE,
+        keeps_time=False,
         streams=True,
     ),
     # A runner that somebody else brought.
@@ -159,7 +166,7 @@ class Profile(msgspec.Struct, frozen=True):
             "--allow-write" if everything and self.writes else f"--allow-write={writes}",
             *_with_socket(self.permissions, socket),
             f"{script_folder}/entry.js",
-            engine.script,
+            f"{script_folder}/{engine.script}",
             socket,
             *folder,
         )

@@ -136,6 +136,7 @@ class Session:
         trusted: bool = False,
         codes: frozenset[str] = RUNNER_CODES,
         start_seconds: float | None = None,
+        backstop_seconds: float = BACKSTOP,
         on_started: Callable[[], None] | None = None,
         job: Job | None = None,
     ) -> None:
@@ -144,7 +145,8 @@ class Session:
         `trusted`: the other side is a host itself, which has judged its runner as we would.
 
         `start_seconds`: how long the runner may take to start, beyond the execution's own time; with 0,
-        one that does not start it has used up that time.
+        one that does not start it has used up that time. `backstop_seconds`: how much more than its time
+        it may take before we cancel it; none, if the runner leaves the time to us.
         """
         self.id = id
         self.limits = limits
@@ -160,6 +162,7 @@ class Session:
         self._trusted = trusted
         self._codes = codes
         self._start_seconds = START_TIMEOUT if start_seconds is None else start_seconds
+        self._most_seconds = limits.timeout_ms / 1000 + backstop_seconds
         self._on_started = on_started
         self._job = job
         self.answered = False
@@ -194,7 +197,7 @@ class Session:
         # The loop's own clock, which tools know, may count in whole milliseconds.
         self._began_at, self._sent_at = self._loop.time(), monotonic()
         # One timer for both deadlines: most executions are over before it is looked at.
-        first = min(self._start_seconds or START_TIMEOUT, self.limits.timeout_ms / 1000 + BACKSTOP)
+        first = min(self._start_seconds or START_TIMEOUT, self._most_seconds)
         self._timer = self._loop.call_later(first, self._watch)
         manifests = [each.manifest_json(full=self._full_manifests) for each in self._providers.values()]
         self._send(execute_line(self.id, self._code, self.limits.options(), manifests, self._job))
@@ -432,9 +435,8 @@ class Session:
     def _deadline(self) -> float:
         """When the runner must have answered: the execution's time counts from `started` on."""
         if self._started_at is None:
-            least = self.limits.timeout_ms / 1000 + BACKSTOP
-            return self._sent_at + max(self._start_seconds, least)
-        return self._started_at + self.limits.timeout_ms / 1000 + BACKSTOP + self._held_seconds()
+            return self._sent_at + max(self._start_seconds, self._most_seconds)
+        return self._started_at + self._most_seconds + self._held_seconds()
 
     def hold(self) -> None:
         """Until `go_on`, time does not count: a person is being asked. Only where the host alone keeps it."""

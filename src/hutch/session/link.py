@@ -9,7 +9,7 @@ from msgspec import UNSET
 
 from hutch.errors import ProtocolError
 from hutch.session.channel import Channel
-from hutch.session.host import RUNNER_CODES, Limits, Session
+from hutch.session.host import BACKSTOP, RUNNER_CODES, Limits, Session
 from hutch.session.messages import Done, Job, RunnerMessage, decode_from_runner
 from hutch.session.providers import Provider
 
@@ -34,6 +34,7 @@ class Link:
         trusted: bool = False,
         codes: frozenset[str] = RUNNER_CODES,
         start_seconds: float | None = None,
+        backstop_seconds: float = BACKSTOP,
         send_now: Callable[[bytes], None] | None = None,
     ) -> None:
         """`full_manifests`: whether the runner gets the tools' type declarations, which ours do not read.
@@ -41,12 +42,14 @@ class Link:
         `trusted`: whether the other side is a host itself, which has judged its runner as we would.
         `codes`: of which errors we take the runner's word for it.
         `start_seconds`: how long a runner may take to start an execution beyond the execution's own time.
+        `backstop_seconds`: how long a runner that keeps the time itself may overdraw it.
         `send_now`: how to say something to a runner that may be watching for it.
         """
         self._full_manifests = full_manifests
         self._trusted = trusted
         self._codes = codes
         self._start_seconds = start_seconds
+        self._backstop_seconds = backstop_seconds
         self._send_now = send_now or channel.send
         self.sessions: dict[str, Session] = {}
         self._late: dict[str, int] = {}
@@ -87,6 +90,7 @@ class Link:
             trusted=self._trusted,
             codes=self._codes,
             start_seconds=self._start_seconds,
+            backstop_seconds=self._backstop_seconds,
             on_started=on_started,
             job=job,
         )

@@ -163,7 +163,7 @@ async def made_up(
 
 def runners(pid: int) -> list[int]:
     """Processes of a server that hold a package, with what is around each."""
-    return [each for each in descendants(pid) if "npm.js" in arguments_of(each)]
+    return [each for each in descendants(pid) if "/hutch/npm.js" in arguments_of(each)]
 
 
 async def eventually(condition: Callable[[], object]) -> None:

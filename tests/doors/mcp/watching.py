@@ -42,7 +42,7 @@ class Scripts:
     """The processes below one that are for scripts, those that wait for one included."""
 
     def __init__(self, pid: int) -> None:
-        found = [each for each in descendants(pid) if "script.js" in arguments_of(each)]
+        found = [each for each in descendants(pid) if "/hutch/script.js" in arguments_of(each)]
         self._fds = [os.pidfd_open(each) for each in found]
 
     def one_ended(self) -> bool:
