@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from tests.sandbox import jails
 
 from hutch.errors import SandboxUnavailable
-from hutch.sandbox import cgroup, probe, runtime, selftest
+from hutch.sandbox import cgroup, copies, probe, runtime, selftest
 from hutch.sandbox.cgroup import Controller, Group
 from hutch.sandbox.jail import Jail, Launch
 from hutch.settings import Settings
@@ -189,3 +190,33 @@ def test_both_isolations_are_kept_side_by_side(monkeypatch: pytest.MonkeyPatch, 
 
 def test_a_home_that_cannot_be_written_is_no_hindrance() -> None:
     assert selftest.choose(Settings(home="/proc/nowhere"))[1].proven
+
+
+def test_a_jail_shows_copies_of_the_libraries_and_does_without_once_they_are_gone(tmp_path: Path) -> None:
+    jail, _ = selftest.choose(Settings(home=str(tmp_path)))
+    assert Path(jail.copies).parent == tmp_path / "cache"
+    bound = list(jail.tree(Launch((jail.deno,))))
+    assert not {*jail.libraries} & {*bound}
+    assert jails.evaluate(jail, "1 + 1") == "2"
+    shutil.rmtree(jail.copies)
+    assert jails.evaluate(jail, "1 + 1") == "2"
+    again, _ = selftest.choose(Settings(home=str(tmp_path)))
+    assert again.copies == jail.copies
+    assert Path(again.copies).is_dir()
+
+
+def test_a_home_that_nothing_can_be_executed_from_costs_the_copies_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def useless(libraries: tuple[str, ...], place: Path) -> str:
+        """As if the home were mounted noexec: the loader is there and cannot be run."""
+        made = copies.make(libraries, place)
+        for library in libraries:
+            Path(made + library).chmod(0o600)
+        return made
+
+    with monkeypatch.context() as patch:
+        patch.setattr(selftest, "copies", types.SimpleNamespace(make=useless))
+        jail, verdict = selftest.choose(Settings(home=str(tmp_path)))
+    assert (verdict.isolation, jail.copies, verdict.seccomp) == ("container", "", True)
+    assert jails.evaluate(jail, "1 + 1") == "2"

@@ -73,8 +73,9 @@ def examine(settings: Settings, *, folder: Path = bundle.FOLDER) -> Report:
     controller = cgroup.find()
     wanted_container = settings.isolation != "process"
     verdict: Verdict | None = None
+    cache = settings.home_path / "cache"
     if wanted_container:
-        _, verdict = selftest.prove("container", deno, controller)
+        _, verdict = selftest.prove("container", deno, controller, cache=cache, again=True)
         findings += _container(verdict, required=settings.isolation == "container")
     if verdict is None or (not verdict.proven and settings.isolation == "auto"):
         _, verdict = selftest.prove("process", deno, controller)

@@ -16,6 +16,7 @@ import msgspec
 from hutch.errors import InvalidExecution
 from hutch.sandbox import runtime, seccomp
 from hutch.sandbox.cgroup import Controller, Group
+from hutch.sandbox.copies import folders
 
 Isolation = Literal["container", "process"]
 
@@ -159,12 +160,16 @@ class Jail:
         *,
         bwrap: Bubblewrap | None = None,
         libraries: tuple[str, ...] | None = None,
+        copies: str = "",
         filtered: bool = True,
         disable_userns: bool = True,
         controller: Controller | None = None,
     ) -> None:
-        """`filtered`: with a seccomp filter; `disable_userns`: without user namespaces inside. Both where the
-        machine and bubblewrap can, and off only where the self-test found no other way."""
+        """`copies`: a folder with copies of Deno's libraries, which are mounted one by one without it.
+
+        `filtered`: with a seccomp filter; `disable_userns`: without user namespaces inside. Both where the
+        machine and bubblewrap can, and off only where the self-test found no other way.
+        """
         if isolation == "container" and bwrap is None:
             raise ValueError("a container needs bubblewrap")
         self.isolation: Isolation = isolation
@@ -173,6 +178,8 @@ class Jail:
         self.filtered = filtered and isolation == "container" and seccomp.supported()
         self.disable_userns = disable_userns and bwrap is not None and bwrap.disables_userns
         self.libraries = runtime.libraries(deno) if libraries is None and bwrap else libraries or ()
+        self.copies = copies
+        self._folders = folders(self.libraries)
         self._host_deno = deno
 
     @property
@@ -258,8 +265,13 @@ class Jail:
         """The files inside. No procfs: Deno wants one link of it, and the rest tells much of the host."""
         assert self.bwrap is not None
         yield from ("--ro-bind", self._host_deno, DENO, "--symlink", DENO, "/proc/self/exe")
-        for library in self.libraries:
-            yield from ("--ro-bind", library, library)
+        # A cache may be tidied away at any time.
+        if self.copies and os.path.isdir(self.copies):
+            for folder in self._folders:
+                yield from ("--ro-bind", self.copies + folder, folder)
+        else:
+            for library in self.libraries:
+                yield from ("--ro-bind", library, library)
         for device in DEVICES:
             yield from ("--dev-bind", device, device)
         if launch.tmp_bytes and self.bwrap.sizes_tmpfs:
