@@ -218,7 +218,7 @@ def test_an_older_bubblewrap_is_not_given_options_that_it_does_not_know() -> Non
     path = container().bwrap
     assert path is not None
     jail = container(bwrap=Bubblewrap(path.path, "0.6.1"))
-    given = list(jail.arguments(Launch((DENO,))))
+    given = jail.arguments(Launch((DENO,)))
     assert "--size" not in given
     assert "--disable-userns" not in given
     assert evaluate(jail, "1 + 1") == "2"

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import shutil
 import types
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,14 +41,14 @@ class Weakened(Jail):
     without: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
 
-    def arguments(self, launch: Launch) -> Iterator[str]:
-        given = list(super().arguments(launch))
+    def arguments(self, launch: Launch) -> list[str]:
+        given = super().arguments(launch)
         for start in range(len(given)):
             if self.without and tuple(given[start : start + len(self.without)]) == self.without:
                 del given[start : start + len(self.without)]
                 break
         at = given.index("--remount-ro") if "--remount-ro" in given else len(given)
-        yield from (*given[:at], *self.added, *given[at:])
+        return [*given[:at], *self.added, *given[at:]]
 
 
 @pytest.mark.parametrize(
@@ -195,7 +194,7 @@ def test_a_home_that_cannot_be_written_is_no_hindrance() -> None:
 def test_a_jail_shows_copies_of_the_libraries_and_does_without_once_they_are_gone(tmp_path: Path) -> None:
     jail, _ = selftest.choose(Settings(home=str(tmp_path)))
     assert Path(jail.copies).parent == tmp_path / "cache"
-    bound = list(jail.tree(Launch((jail.deno,))))
+    bound = jail.tree(Launch((jail.deno,)))
     assert not {*jail.libraries} & {*bound}
     assert jails.evaluate(jail, "1 + 1") == "2"
     shutil.rmtree(jail.copies)

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 from pathlib import Path
 
 
 def of_this_host() -> str:
     """The pid namespace, the pid in it, and when that process started."""
-    return f"{_pid_namespace()}-{os.getpid()}-{_start_time(os.getpid())}"
+    return _of(os.getpid())
+
+
+# By pid: a process that was forked off is another host.
+@lru_cache(maxsize=1)
+def _of(pid: int) -> str:
+    return f"{_pid_namespace()}-{pid}-{_start_time(pid)}"
 
 
 def is_gone(identity: str) -> bool:

@@ -32,6 +32,11 @@ NAMESPACES = (
     "--unshare-cgroup-try",
 )
 _NOBODY = "65534"
+_ALWAYS = (
+    *NAMESPACES,
+    *("--uid", _NOBODY, "--gid", _NOBODY, "--cap-drop", "ALL", "--hostname", "hutch"),
+    *("--die-with-parent", "--new-session", "--clearenv"),
+)
 # A cache directory that nobody, not even root, can make: Deno insists on the name, but does well without it.
 _ENVIRONMENT = {"DENO_DIR": "/dev/null/deno", "DENO_NO_UPDATE_CHECK": "1", "NO_COLOR": "1"}
 # Enters the control groups, then becomes the command; fails rather than run outside of them. A crash of the
@@ -213,7 +218,7 @@ class Jail:
         assert self.bwrap is not None
         owned: list[int] = []
         try:
-            arguments = list(self.arguments(launch))
+            arguments = self.arguments(launch)
             for file, place in self._copies(launch):
                 owned.append(file)
                 arguments += ["--perms", "0600", "--file", str(file), place]
@@ -248,40 +253,35 @@ class Jail:
     def _scratch(self, launch: Launch) -> Scratch | None:
         return launch.scratch if self.bwrap is not None and self.bwrap.sizes_tmpfs else None
 
-    def arguments(self, launch: Launch) -> Iterator[str]:
+    def arguments(self, launch: Launch) -> list[str]:
         """What bubblewrap is told, without the descriptors."""
-        yield from NAMESPACES
-        if self.disable_userns:
-            yield "--disable-userns"
-        yield from ("--uid", _NOBODY, "--gid", _NOBODY, "--cap-drop", "ALL", "--hostname", "hutch")
-        yield from ("--die-with-parent", "--new-session", "--clearenv")
+        told = [*_ALWAYS, *(("--disable-userns",) if self.disable_userns else ())]
         for name, value in _environment(launch).items():
-            yield from ("--setenv", name, value)
-        yield from self.tree(launch)
+            told += ("--setenv", name, value)
         # The root is a tmpfs without a bound on its size.
-        yield from ("--remount-ro", "/", "--chdir", launch.cwd)
+        return [*told, *self.tree(launch), "--remount-ro", "/", "--chdir", launch.cwd]
 
-    def tree(self, launch: Launch) -> Iterator[str]:
+    def tree(self, launch: Launch) -> list[str]:
         """The files inside. No procfs: Deno wants one link of it, and the rest tells much of the host."""
         assert self.bwrap is not None
-        yield from ("--ro-bind", self._host_deno, DENO, "--symlink", DENO, "/proc/self/exe")
+        told = ["--ro-bind", self._host_deno, DENO, "--symlink", DENO, "/proc/self/exe"]
         # A cache may be tidied away at any time.
         if self.copies and os.path.isdir(self.copies):
             for folder in self._folders:
-                yield from ("--ro-bind", self.copies + folder, folder)
+                told += ("--ro-bind", self.copies + folder, folder)
         else:
             for library in self.libraries:
-                yield from ("--ro-bind", library, library)
+                told += ("--ro-bind", library, library)
         for device in DEVICES:
-            yield from ("--dev-bind", device, device)
+            told += ("--dev-bind", device, device)
         if launch.tmp_bytes and self.bwrap.sizes_tmpfs:
-            yield from ("--size", str(launch.tmp_bytes), "--tmpfs", "/tmp")
+            told += ("--size", str(launch.tmp_bytes), "--tmpfs", "/tmp")
         if (scratch := self._scratch(launch)) is not None:
-            yield from ("--size", str(scratch.size), "--tmpfs", scratch.target)
+            told += ("--size", str(scratch.size), "--tmpfs", scratch.target)
         for mount in launch.mounts:
-            yield from ("--bind" if mount.writable else "--ro-bind", mount.source, mount.target)
+            told += ("--bind" if mount.writable else "--ro-bind", mount.source, mount.target)
         # An empty one, where there is none.
-        yield from ("--dir", launch.cwd)
+        return [*told, "--dir", launch.cwd]
 
     def _cwd(self, launch: Launch) -> str:
         """Without a container only a mounted directory can be entered; the rest start at the root."""

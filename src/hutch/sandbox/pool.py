@@ -342,13 +342,16 @@ class Pool:
 
     def _serve(self) -> None:
         """Gives what is free to whoever has waited longest."""
+        used_up: set[Profile] = set()
         for waiter in list(self._waiters):
-            if waiter.future.done():
+            if waiter.future.done() or waiter.profile in used_up:
                 continue
             runner = self._take(waiter.profile, waiter.owner)
             if runner is not None:
                 waiter.future.set_result(runner)
                 self._waiters.remove(waiter)
+            elif waiter.profile.details.own_process:
+                used_up.add(waiter.profile)
         if self._waiters:
             self._fill()
 

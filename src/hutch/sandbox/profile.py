@@ -108,7 +108,7 @@ _ENGINES: dict[str, Engine] = {
 }
 
 
-class Profile(msgspec.Struct, frozen=True):
+class Profile(msgspec.Struct, frozen=True, cache_hash=True):
     """Runners of equal profiles are interchangeable; the pool keeps warm ones by profile."""
 
     engine: EngineName
