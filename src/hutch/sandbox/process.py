@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import subprocess
+from collections.abc import Callable
 from functools import partial
 from typing import IO, Literal, Protocol
 
@@ -58,13 +59,19 @@ class Greeting:
 
     def __init__(self, channel: StreamChannel) -> None:
         self.channel = channel
-        self.heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.heard: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        """Whether there was any."""
         self.more: list[bytes] = []
         channel.on_line = self._hear
 
+    def give_up(self) -> None:
+        """None will come."""
+        if not self.heard.done():
+            self.heard.set_result(False)
+
     def _hear(self, line: bytes) -> None:
         if not self.heard.done():
-            self.heard.set_result(None)
+            self.heard.set_result(True)
         elif len(self.more) < MAX_EARLY_LINES:
             self.more.append(line)
 
@@ -88,6 +95,7 @@ class RunnerProcess(Runner):
         self._meter = meter
         self._watch: Watch | None = None
         self._out_of_memory = False
+        self._on_gone: Callable[[], None] = lambda: None
         self._output = bytearray()
         self._frozen: list[int] = []
         self.way: Way | None = None
@@ -157,16 +165,15 @@ class RunnerProcess(Runner):
 
     async def ready(self, greeting: Greeting) -> None:
         """Waits for the runner's first line. Raises SandboxUnavailable with what it printed otherwise."""
-        exited = self._loop.create_task(self._exited.wait())
+        self._on_gone = greeting.give_up
+        if self.exited:
+            greeting.give_up()
+        timer = self._loop.call_later(READY_SECONDS, greeting.give_up)
         try:
-            async with asyncio.timeout(READY_SECONDS):
-                await asyncio.wait((greeting.heard, exited), return_when=asyncio.FIRST_COMPLETED)
-        except TimeoutError:
-            pass
+            heard = await greeting.heard
         finally:
-            exited.cancel()
-        if not greeting.heard.done():
-            greeting.heard.cancel()
+            timer.cancel()
+        if not heard:
             raise await self.not_started()
         self._adopt(greeting.channel)
         for line in greeting.more:
@@ -377,6 +384,7 @@ class RunnerProcess(Runner):
         if self._link is not None and self._link.closed is None:
             self._channel_closed("its process ended")
         self._exited.set()
+        self._on_gone()
         if self._group is not None:
             self._group.remove()
         try:
