@@ -92,6 +92,19 @@ async def test_one_who_prepares_is_started_once_it_is_worth_it(alone: hutch.Hutc
     assert len(kernel_of(alone)._programs) == 1
 
 
+async def test_one_who_prepares_is_started_also_while_there_is_always_somebody_who_waits(
+    alone: hutch.Hutch,
+) -> None:
+    numbers = iter(range(40))
+
+    async def work() -> None:
+        for number in numbers:
+            assert (await alone.run(f"{number}", engine="deno")).result == number
+
+    await asyncio.gather(*(work() for _ in range(8)))
+    assert len(kernel_of(alone)._programs) > 0
+
+
 @pytest.mark.parametrize("code", ["let a = ;", "const a: = 1", "class A {}\nnew A() @ 1"])
 async def test_code_that_is_no_program_uses_no_process_up(
     alone: hutch.Hutch, monkeypatch: pytest.MonkeyPatch, code: str

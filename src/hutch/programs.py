@@ -90,7 +90,7 @@ class Programs:
             self._unprepared.clear()
         self._unprepared[owner] += 1
         is_worth_it = self._unprepared[owner] % UNPREPARED == 0
-        if is_worth_it and self._pool.has_room and not self._pool.has_coming(PREPARER):
+        if is_worth_it and not self._pool.has_coming(PREPARER):
             self._pool.prepare(PREPARER)
 
     def kept(self, owner: str, code: str) -> Job | None:

@@ -27,6 +27,8 @@ Launch = Callable[[Profile], Awaitable[Runner]]
 SPREAD_AT = 2
 # How long a process counts as busy that has been used: between two executions it only seems to be idle.
 BUSY_SECONDS = 1.0
+# How long one may do nothing between two executions before a single-use process may take its place.
+PAUSE_SECONDS = 0.1
 # How long a runner that missed its cancel grace may take before its process is ended.
 SUSPECT_SECONDS = 0.25
 HOUSEKEEPING_SECONDS = 5.0
@@ -54,6 +56,7 @@ class Pool:
         self._shared: dict[tuple[Profile, str], list[Runner]] = {}
         self._warm: dict[Profile, deque[Runner]] = {}
         self._targets: dict[Profile, int] = {}
+        self._asked: set[Profile] = set()
         self._spares = Spares(settings)
         self._busy: set[Runner] = set()
         self._waiters: deque[Waiter] = deque()
@@ -64,6 +67,7 @@ class Pool:
         self._closed = False
         self._tally = Tally()
         self._housekeeper: asyncio.TimerHandle | None = None
+        self._looking: asyncio.TimerHandle | None = None
 
     @property
     def closed(self) -> bool:
@@ -163,8 +167,9 @@ class Pool:
         self._fill()
 
     def prepare(self, profile: Profile) -> None:
-        """Starts one runner ahead of need, and none in its place."""
-        self._start(profile)
+        """Starts one runner ahead of need, and none in its place, before those that somebody waits for."""
+        self._asked.add(profile)
+        self._fill()
 
     def has_coming(self, profile: Profile) -> bool:
         """Whether one is there that nobody has, or soon will be."""
@@ -254,10 +259,11 @@ class Pool:
                 if not self._room_for(profile):
                     return
                 self._start(profile)
+            self._asked.discard(profile)
 
     def _wanted(self) -> Counter[Profile]:
-        """Processes wanted beyond those in use: for waiters first, then for the targets."""
-        wanted: Counter[Profile] = Counter()
+        """Processes wanted beyond those in use: asked for, then for waiters, then for the targets."""
+        wanted: Counter[Profile] = Counter(self._asked)
         owners: set[tuple[Profile, str]] = set()
         for waiter in self._waiters:
             if waiter.profile.details.own_process:
@@ -279,9 +285,24 @@ class Pool:
             return True
         if self._waiters and not self._leaving:
             victim = self._least_needed(profile)
-            if victim is not None:
+            if victim is not None and profile.details.own_process and self._seems_idle(victim):
+                self._look_again()
+            elif victim is not None:
                 self._end(victim, "crowded out")
         return False
+
+    def _seems_idle(self, runner: Runner) -> bool:
+        """Whether it was used so lately that it may only be between two executions, or between two of those
+        that prepare code for single-use processes, of which one ends soon anyway."""
+        return asyncio.get_running_loop().time() - runner.idle_since < PAUSE_SECONDS
+
+    def _look_again(self) -> None:
+        if self._looking is None:
+            self._looking = asyncio.get_running_loop().call_later(PAUSE_SECONDS, self._look)
+
+    def _look(self) -> None:
+        self._looking = None
+        self._fill()
 
     def _count(self) -> int:
         shared = sum(len(each) for each in self._shared.values())
@@ -407,8 +428,9 @@ class Pool:
     async def close(self) -> None:
         """Ends every process and waits until all are gone."""
         self._closed = True
-        if self._housekeeper is not None:
-            self._housekeeper.cancel()
+        for timer in (self._housekeeper, self._looking):
+            if timer is not None:
+                timer.cancel()
         for waiter in self._waiters:
             if not waiter.future.done():
                 waiter.future.set_exception(Busy("The sandbox is shutting down."))
