@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import pytest
+from tests.waiting import eventually
 
 from hutch.errors import ToolError
 from hutch.session.channel import MemoryChannel
@@ -264,6 +266,26 @@ async def test_a_runner_that_leaves_the_time_to_us_gets_no_more_than_the_executi
     assert [message["type"] for message in patient.heard] == ["execute"]
     patient.done()
     await ended(first)
+
+
+async def test_an_execution_that_started_late_has_no_more_than_its_time_either() -> None:
+    script = Script(backstop_seconds=0)
+    session = script.link.open("e", "code", Limits(timeout_ms=5), [])
+    first = session._timer
+    await eventually(lambda: session._timer is not first)
+    script.say(type="started", id="e")
+    outcome = await ended(session)
+    assert outcome.error is not None
+    assert outcome.error.code == "timeout"
+
+
+async def test_what_came_while_the_host_was_late_itself_counts() -> None:
+    script = Script(backstop_seconds=0)
+    session = script.begin(Limits(timeout_ms=20))
+    # Nobody turns the loop in the meantime; what came is read a little after the time is over.
+    time.sleep(0.12)  # noqa: ASYNC251
+    asyncio.get_running_loop().call_later(0.01, lambda: script.done(result=1))
+    assert (await ended(session)).result == 1
 
 
 async def test_a_done_after_cancel_is_a_timeout_that_keeps_its_logs() -> None:

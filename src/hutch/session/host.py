@@ -36,6 +36,7 @@ from hutch.session.tools import ToolContext
 
 BACKSTOP = 0.1
 START_TIMEOUT = 60.0
+LOOK_SECONDS = 0.01
 MAX_RECORDED_CALLS = 1_000
 MAX_OPEN_BYTES = 64 * 1024 * 1024
 MAX_WASTED = 32 * 1024 * 1024
@@ -171,7 +172,7 @@ class Session:
         self._started_at: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._holds, self._held, self._held_since = 0, 0.0, 0.0
-        self._cancelling = False
+        self._cancelling = self._was_late = False
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._seen: set[str] = set()
         self._calls: list[CallRecord] = []
@@ -455,7 +456,13 @@ class Session:
     def _watch(self) -> None:
         left = self._deadline() - monotonic()
         if left > 0:
-            self._timer = self._loop.call_later(left, self._watch)
+            # It may start in the meantime, and then has no more than its time.
+            most = left if self.started else min(left, max(self._most_seconds, LOOK_SECONDS))
+            self._timer = self._loop.call_later(most, self._watch)
+        elif -left > LOOK_SECONDS and not self._was_late:
+            # We are late ourselves: what came in the meantime is to be read first.
+            self._was_late = True
+            self._timer = self._loop.call_later(min(-left, BACKSTOP), self._watch)
         elif self._started_at is None and self._start_seconds:
             self._miss_start()
         else:
