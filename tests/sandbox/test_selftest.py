@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+import os
 import shutil
-import types
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ from tests.sandbox import jails
 from hutch.errors import SandboxUnavailable
 from hutch.sandbox import cgroup, copies, probe, runtime, selftest
 from hutch.sandbox.cgroup import Controller, Group
+from hutch.sandbox.copies import Copies
 from hutch.sandbox.jail import Jail, Launch
 from hutch.settings import Settings
 
@@ -191,31 +192,82 @@ def test_a_home_that_cannot_be_written_is_no_hindrance() -> None:
     assert selftest.choose(Settings(home="/proc/nowhere"))[1].proven
 
 
-def test_a_jail_shows_copies_of_the_libraries_and_does_without_once_they_are_gone(tmp_path: Path) -> None:
-    jail, _ = selftest.choose(Settings(home=str(tmp_path)))
-    assert Path(jail.copies).parent == tmp_path / "cache"
-    bound = jail.tree(Launch((jail.deno,)))
-    assert not {*jail.libraries} & {*bound}
-    assert jails.evaluate(jail, "1 + 1") == "2"
-    shutil.rmtree(jail.copies)
-    assert jails.evaluate(jail, "1 + 1") == "2"
-    again, _ = selftest.choose(Settings(home=str(tmp_path)))
-    assert again.copies == jail.copies
-    assert Path(again.copies).is_dir()
+def copied(jail: Jail) -> Copies:
+    assert jail.copies is not None
+    return jail.copies
 
 
-def test_a_home_that_nothing_can_be_executed_from_costs_the_copies_alone(
+@pytest.mark.parametrize("damage", ["all", "the loader", "a part"])
+def test_a_jail_shows_copies_of_the_libraries_and_does_without_once_they_are_damaged(
+    tmp_path: Path, damage: str
+) -> None:
+    settings = Settings(home=str(tmp_path))
+    jail, _ = selftest.choose(settings)
+    assert Path(copied(jail).folder).parent == tmp_path / "cache"
+    assert not {*jail.libraries} & {*jail.tree(Launch((jail.deno,)))}
+    assert jails.evaluate(jail, "1 + 1") == "2"
+    if damage == "all":
+        shutil.rmtree(copied(jail).folder)
+    elif damage == "the loader":
+        Path(copied(jail).folder + jail.libraries[0]).unlink()
+    else:
+        os.truncate(copied(jail).folder + jail.libraries[-1], 100)
+    assert jails.evaluate(jail, "1 + 1") == "2"
+    again, _ = selftest.choose(settings)
+    assert copied(again).folder == copied(jail).folder
+    assert {*again.tree(Launch((jail.deno,)))} & {*again.libraries} == set()
+
+
+def test_whatever_is_wrong_with_the_copies_costs_these_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def useless(libraries: tuple[str, ...], place: Path) -> str:
-        """As if the home were mounted noexec: the loader is there and cannot be run."""
-        made = copies.make(libraries, place)
-        for library in libraries:
-            Path(made + library).chmod(0o600)
-        return made
+    make = copies.make
+    for number, spoil in enumerate((_not_executable, _with_a_stray_file)):
+        monkeypatch.setattr(copies, "make", lambda *given, spoil=spoil: spoil(make(*given)))
+        jail, verdict = selftest.choose(Settings(home=str(tmp_path / str(number))))
+        assert (verdict.isolation, jail.copies, verdict.seccomp) == ("container", None, True)
+        assert jails.evaluate(jail, "1 + 1") == "2"
 
-    with monkeypatch.context() as patch:
-        patch.setattr(selftest, "copies", types.SimpleNamespace(make=useless))
-        jail, verdict = selftest.choose(Settings(home=str(tmp_path)))
-    assert (verdict.isolation, jail.copies, verdict.seccomp) == ("container", "", True)
-    assert jails.evaluate(jail, "1 + 1") == "2"
+
+def _not_executable(made: Copies) -> Copies:
+    """As where the home is mounted noexec: the loader is there and cannot be run."""
+    for _, names, files in os.walk(made.folder):
+        assert names or files
+    for path in Path(made.folder).rglob("*.so*"):
+        path.chmod(0o600)
+    return made
+
+
+def _with_a_stray_file(made: Copies) -> Copies:
+    next(Path(made.folder).rglob("*.so*")).with_name(".nfs0001").touch()
+    return made
+
+
+@pytest.mark.parametrize("name", ["nested/deep", os.fsdecode(b"not-utf-8-\xff")])
+def test_odd_homes_have_copies_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = Settings(home=name)
+    first, _ = selftest.choose(settings)
+    assert jails.evaluate(first, "1 + 1") == "2"
+    monkeypatch.setattr(probe, "examine", lambda jail: pytest.fail("tested again"))
+    again, _ = selftest.choose(settings)
+    assert copied(again).folder == copied(first).folder
+    assert jails.evaluate(again, "1 + 1") == "2"
+
+
+def test_a_test_that_is_made_again_changes_nothing_and_is_of_the_jail_that_is_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    jail, _ = selftest.prove("container", runtime.locate(), None, cache=cache, again=True)
+    assert jail is not None
+    assert jail.copies is None
+    assert not cache.exists()
+    selftest.prove("container", runtime.locate(), None, cache=cache)
+    before = {path.name: path.stat().st_mtime_ns for path in cache.iterdir()}
+    tests: list[Jail] = []
+    real = probe.examine
+    monkeypatch.setattr(probe, "examine", lambda jail: (tests.append(jail), real(jail))[1])
+    selftest.prove("container", runtime.locate(), None, cache=cache, again=True)
+    assert [each.copies is not None for each in tests] == [True]
+    assert {path.name: path.stat().st_mtime_ns for path in cache.iterdir()} == before

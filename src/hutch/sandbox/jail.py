@@ -16,7 +16,7 @@ import msgspec
 from hutch.errors import InvalidExecution
 from hutch.sandbox import runtime, seccomp
 from hutch.sandbox.cgroup import Controller, Group
-from hutch.sandbox.copies import folders
+from hutch.sandbox.copies import Copies
 
 Isolation = Literal["container", "process"]
 
@@ -165,12 +165,12 @@ class Jail:
         *,
         bwrap: Bubblewrap | None = None,
         libraries: tuple[str, ...] | None = None,
-        copies: str = "",
+        copies: Copies | None = None,
         filtered: bool = True,
         disable_userns: bool = True,
         controller: Controller | None = None,
     ) -> None:
-        """`copies`: a folder with copies of Deno's libraries, which are mounted one by one without it.
+        """`copies`: of Deno's libraries, which are mounted one by one without.
 
         `filtered`: with a seccomp filter; `disable_userns`: without user namespaces inside. Both where the
         machine and bubblewrap can, and off only where the self-test found no other way.
@@ -184,7 +184,6 @@ class Jail:
         self.disable_userns = disable_userns and bwrap is not None and bwrap.disables_userns
         self.libraries = runtime.libraries(deno) if libraries is None and bwrap else libraries or ()
         self.copies = copies
-        self._folders = folders(self.libraries)
         self._host_deno = deno
 
     @property
@@ -219,7 +218,7 @@ class Jail:
         owned: list[int] = []
         try:
             arguments = self.arguments(launch)
-            for file, place in self._copies(launch):
+            for file, place in self._scratch_files(launch):
                 owned.append(file)
                 arguments += ["--perms", "0600", "--file", str(file), place]
             if self.filtered:
@@ -238,7 +237,7 @@ class Jail:
         passed = (*owned, *(handle for handle in lent.values() if handle is not None))
         return Command(argv, {}, "/", passed, tuple(owned))
 
-    def _copies(self, launch: Launch) -> Iterator[tuple[int, str]]:
+    def _scratch_files(self, launch: Launch) -> Iterator[tuple[int, str]]:
         """Files that are to be copied, opened, and where to."""
         scratch = self._scratch(launch)
         if scratch is None or not scratch.source:
@@ -265,10 +264,9 @@ class Jail:
         """The files inside. No procfs: Deno wants one link of it, and the rest tells much of the host."""
         assert self.bwrap is not None
         told = ["--ro-bind", self._host_deno, DENO, "--symlink", DENO, "/proc/self/exe"]
-        # A cache may be tidied away at any time.
-        if self.copies and os.path.isdir(self.copies):
-            for folder in self._folders:
-                told += ("--ro-bind", self.copies + folder, folder)
+        if self.copies is not None and self.copies.are_whole:
+            for source, target in self.copies.mounts():
+                told += ("--ro-bind", source, target)
         else:
             for library in self.libraries:
                 told += ("--ro-bind", library, library)

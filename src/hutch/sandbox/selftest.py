@@ -12,7 +12,7 @@ import msgspec
 from hutch.errors import SandboxUnavailable
 from hutch.sandbox import cgroup, copies, jail, runtime
 from hutch.sandbox.cgroup import Controller
-from hutch.sandbox.copies import stamp
+from hutch.sandbox.copies import Copies
 from hutch.sandbox.jail import Bubblewrap, Isolation, Jail
 from hutch.sandbox.verdict import Check, Verdict
 from hutch.settings import Settings
@@ -35,6 +35,7 @@ class Record(msgspec.Struct, frozen=True):
     bwrap: Bubblewrap | None
     libraries: tuple[str, ...]
     copies: str
+    """The name of their folder in the cache; empty without."""
     filtered: bool
     disable_userns: bool
 
@@ -76,12 +77,15 @@ def prove(
     """
     key = _key(isolation, deno, controller)
     kept = _load(cache, isolation) if cache and not again else None
-    if kept is not None and kept.key == _with_libraries(key, kept.libraries, kept.copies):
-        return _revive(kept, deno, controller), kept.verdict
-    chosen, verdict = _test(isolation, deno, controller, cache)
+    if cache and kept is not None and kept.key == _with_libraries(key, kept.libraries):
+        kept_copies = copies.find(kept.libraries, cache, kept.copies) if kept.copies else None
+        if kept_copies is not None or not kept.copies:
+            return _revive(kept, deno, controller, kept_copies), kept.verdict
+    chosen, verdict = _test(isolation, deno, controller, cache, make=not again)
     if cache and not again and chosen is not None and verdict.proven:
-        key = _with_libraries(key, chosen.libraries, chosen.copies)
-        made = (chosen.bwrap, chosen.libraries, chosen.copies, chosen.filtered, chosen.disable_userns)
+        key = _with_libraries(key, chosen.libraries)
+        name = chosen.copies.name if chosen.copies else ""
+        made = (chosen.bwrap, chosen.libraries, name, chosen.filtered, chosen.disable_userns)
         try:
             _save(cache, isolation, Record(key, verdict, *made))
         except OSError as error:
@@ -99,7 +103,7 @@ def _wanted(settings: Settings) -> tuple[Isolation, ...]:
 
 
 def _test(
-    isolation: Isolation, deno: str, controller: Controller | None, cache: Path | None
+    isolation: Isolation, deno: str, controller: Controller | None, cache: Path | None, *, make: bool
 ) -> tuple[Jail | None, Verdict]:
     if isolation == "process":
         return _judged(Jail("process", deno, controller=controller), deno)
@@ -109,34 +113,42 @@ def _test(
         return None, Verdict("container", False, None, [missing], runtime.version(deno), None)
     # What a machine may not let bubblewrap do, first what we would miss least.
     strengths = ((True, True), (True, False), (False, True))
-    # Nothing can be executed from some homes.
-    places = dict.fromkeys((_copies(deno, cache), ""))
     first: tuple[Jail, Verdict] | None = None
-    for copied_to, (filtered, disable_userns) in itertools.product(places, strengths):
+    # From some homes nothing can be executed: whatever is wrong with copies, it can be done without.
+    ways = dict.fromkeys((_copies(deno, cache, make=make), None))
+    for copied, (filtered, disable_userns) in itertools.product(ways, strengths):
         candidate = Jail(
             "container",
             deno,
             bwrap=bwrap,
-            copies=copied_to,
+            copies=copied,
             filtered=filtered,
             disable_userns=disable_userns,
             controller=controller,
         )
         judged = _judged(candidate, deno)
         failure = judged[1].failure
-        if failure is None or failure.name != "starts":
+        if failure is None:
             return judged
-        first = first or judged
+        if copied is None:
+            first = first or judged
+            if failure.name != "starts":
+                break
     assert first is not None
     return first
 
 
-def _copies(deno: str, cache: Path | None) -> str:
+def _copies(deno: str, cache: Path | None, *, make: bool) -> Copies | None:
     """Of Deno's libraries; without them a jail only starts a little slower."""
+    if cache is None:
+        return None
+    libraries = runtime.libraries(deno)
     try:
-        return copies.make(runtime.libraries(deno), cache) if cache else ""
+        if make:
+            return copies.make(libraries, cache)
+        return copies.find(libraries, cache, copies.name_of(libraries))
     except OSError:
-        return ""
+        return None
 
 
 def _judged(candidate: Jail, deno: str) -> tuple[Jail, Verdict]:
@@ -156,13 +168,13 @@ def _judged(candidate: Jail, deno: str) -> tuple[Jail, Verdict]:
     return candidate, verdict
 
 
-def _revive(record: Record, deno: str, controller: Controller | None) -> Jail:
+def _revive(record: Record, deno: str, controller: Controller | None, copied: Copies | None) -> Jail:
     return Jail(
         record.verdict.isolation,
         deno,
         bwrap=record.bwrap,
         libraries=record.libraries,
-        copies=record.copies,
+        copies=copied,
         filtered=record.filtered,
         disable_userns=record.disable_userns,
         controller=controller if record.verdict.cgroup else None,
@@ -178,17 +190,24 @@ def _key(isolation: Isolation, deno: str, controller: Controller | None) -> str:
         *os.uname()[2:],
         f"{os.geteuid()}:{os.getegid()}",
         controller.version if controller else "",
-        stamp(deno),
-        stamp(jail.bubblewrap_path() or ""),
+        _stamp(deno),
+        _stamp(jail.bubblewrap_path() or ""),
         *(_text(path) for path, *_ in jail.OBSTACLES),
-        *(stamp(f"{sandbox}/{name}") for name in _SOURCES),
+        *(_stamp(f"{sandbox}/{name}") for name in _SOURCES),
     ]
     return "\n".join(parts)
 
 
-def _with_libraries(key: str, libraries: tuple[str, ...], copied_to: str) -> str:
-    copied = [copied_to + each for each in libraries] if copied_to else []
-    return "\n".join([key, *map(stamp, (*libraries, *copied))])
+def _with_libraries(key: str, libraries: tuple[str, ...]) -> str:
+    return "\n".join([key, *map(_stamp, libraries)])
+
+
+def _stamp(path: str) -> str:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return f"{path}:absent"
+    return f"{path}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
 
 
 def _text(path: str) -> str:
