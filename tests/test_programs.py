@@ -47,7 +47,7 @@ async def kept(sandbox: hutch.Hutch, request: pytest.FixtureRequest, monkeypatch
     if request.param == "at hand":
         return 1
     monkeypatch.setattr(kernel.pool, "at_hand", lambda *_: None)
-    monkeypatch.setattr(kernel.pool, "prepare", lambda *_: None)
+    monkeypatch.setattr(kernel.pool, "claim", lambda *_: None)
     return 0
 
 

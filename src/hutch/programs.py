@@ -91,7 +91,7 @@ class Programs:
         self._unprepared[owner] += 1
         is_worth_it = self._unprepared[owner] % UNPREPARED == 0
         if is_worth_it and not self._pool.has_coming(PREPARER):
-            self._pool.prepare(PREPARER)
+            self._pool.claim(PREPARER)
 
     def kept(self, owner: str, code: str) -> Job | None:
         found = self._kept.get((owner, code))

@@ -56,7 +56,7 @@ class Pool:
         self._shared: dict[tuple[Profile, str], list[Runner]] = {}
         self._warm: dict[Profile, deque[Runner]] = {}
         self._targets: dict[Profile, int] = {}
-        self._asked: set[Profile] = set()
+        self._claims: set[Profile] = set()
         self._spares = Spares(settings)
         self._busy: set[Runner] = set()
         self._waiters: deque[Waiter] = deque()
@@ -167,8 +167,12 @@ class Pool:
         self._fill()
 
     def prepare(self, profile: Profile) -> None:
-        """Starts one runner ahead of need, and none in its place, before those that somebody waits for."""
-        self._asked.add(profile)
+        """Starts one runner ahead of need, if there is room, and none in its place."""
+        self._start(profile)
+
+    def claim(self, profile: Profile) -> None:
+        """Has one runner started in the first place that comes free, before those that somebody waits for."""
+        self._claims.add(profile)
         self._fill()
 
     def has_coming(self, profile: Profile) -> bool:
@@ -253,17 +257,22 @@ class Pool:
         """Starts what the waiters and the targets want, as far as there is room."""
         if self._closed:
             return
+        for profile in [*self._claims]:
+            if self.has_coming(profile):
+                self._claims.discard(profile)
+            elif self._count() < self._settings.max_processes:
+                self._claims.discard(profile)
+                self._start(profile)
         for profile, count in self._wanted().items():
             have = self._starting[profile] + len(self._warm.get(profile, ()))
             for _ in range(count - have):
                 if not self._room_for(profile):
                     return
                 self._start(profile)
-            self._asked.discard(profile)
 
     def _wanted(self) -> Counter[Profile]:
-        """Processes wanted beyond those in use: asked for, then for waiters, then for the targets."""
-        wanted: Counter[Profile] = Counter(self._asked)
+        """Processes wanted beyond those in use: for waiters first, then for the targets."""
+        wanted: Counter[Profile] = Counter()
         owners: set[tuple[Profile, str]] = set()
         for waiter in self._waiters:
             if waiter.profile.details.own_process:
@@ -285,16 +294,18 @@ class Pool:
             return True
         if self._waiters and not self._leaving:
             victim = self._least_needed(profile)
-            if victim is not None and profile.details.own_process and self._seems_idle(victim):
+            if victim is not None and self._is_spared(victim, profile):
                 self._look_again()
             elif victim is not None:
                 self._end(victim, "crowded out")
         return False
 
-    def _seems_idle(self, runner: Runner) -> bool:
-        """Whether it was used so lately that it may only be between two executions, or between two of those
-        that prepare code for single-use processes, of which one ends soon anyway."""
-        return asyncio.get_running_loop().time() - runner.idle_since < PAUSE_SECONDS
+    def _is_spared(self, victim: Runner, profile: Profile) -> bool:
+        """Whether it stays, for a moment: it was used so lately that it may be preparing code for single-use
+        processes, and one of these is in use, whose place comes free without it."""
+        if not profile.details.own_process or not self._busy:
+            return False
+        return asyncio.get_running_loop().time() - victim.idle_since < PAUSE_SECONDS
 
     def _look_again(self) -> None:
         if self._looking is None:
