@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 
+@cache
 def of_this_host() -> str:
     """The pid namespace, the pid in it, and when that process started."""
-    return _of(os.getpid())
+    return f"{_pid_namespace()}-{os.getpid()}-{_start_time(os.getpid())}"
 
 
-# By pid: a process that was forked off is another host.
-@lru_cache(maxsize=1)
-def _of(pid: int) -> str:
-    return f"{_pid_namespace()}-{pid}-{_start_time(pid)}"
+# What was forked off is another host.
+os.register_at_fork(after_in_child=of_this_host.cache_clear)
 
 
 def is_gone(identity: str) -> bool:
