@@ -59,6 +59,18 @@ async def test_every_bomb_exceeds_its_memory_limit(run: Run) -> None:
     assert {name: end for name, end in ends.items() if end != wanted} == {}
 
 
+async def test_a_guest_that_only_makes_jobs_exceeds_its_memory_whatever_is_left_of_it(
+    sandbox: hutch.Hutch,
+) -> None:
+    """Where there is room for a promise and none for its job, QuickJS drops the job and goes on."""
+    limits = range(4 * MIB, 5 * MIB, 64 * 1024)
+    code = "for (;;) queueMicrotask(() => {})"
+    results = await asyncio.gather(
+        *(sandbox.run(code, memory_limit_bytes=limit, timeout_ms=30_000) for limit in limits)
+    )
+    assert {result.error and result.error.code for result in results} == {"memory_limit"}
+
+
 async def test_a_string_that_doubles_exceeds_the_memory_of_quickjs(sandbox: hutch.Hutch) -> None:
     result = await sandbox.run("let s = 'x'; for (;;) s += s", memory_limit_bytes=LIMIT)
     assert result.error is not None
@@ -167,6 +179,7 @@ async def test_a_guest_that_ends_its_own_process_has_not_run_out_of_memory(
     result = await sandbox.run(code, engine="deno")
     assert result.error is not None
     assert result.error.code in ("internal_error", "runtime_error")
+    assert "memory" not in result.error.message
     assert (await sandbox.run("1", engine="deno")).result == 1
 
 

@@ -12,6 +12,11 @@ const RANDOM_STATE = 280;
 /** About 1,000 plain calls deep. V8 stops deeper native recursion itself; that ends the run. */
 const STACK_BYTES = 262_144;
 const SLICE_MS = 5;
+/**
+ * A guest may catch that its memory is exhausted and go on, but not for ever; and where QuickJS has no memory for
+ * a job, it says so to nobody, so that a guest that only makes jobs never learns it.
+ */
+const MAX_FAULTS = 1_000;
 /** Most executions use no more of the C stack than this, and deeper than that nothing was ever written. */
 const SHALLOW_BYTES = 65_536;
 /** Whoever went deeper has left something in the bytes right below: no C function has as many that it leaves out. */
@@ -327,7 +332,7 @@ export class Vm {
 
   #interrupt(): number | Promise<number> {
     const now = performance.now();
-    if (this.#stopped || this.#overdue(now)) return this.#stop();
+    if (this.#stopped || this.faults > MAX_FAULTS || this.#overdue(now)) return this.#stop();
     if (now < this.#sliceEnd) return 0;
     return nextTurn().then(() => {
       this.renewSlice();
