@@ -117,6 +117,11 @@ def arguments_of(pid: int) -> list[str]:
         return []
 
 
+def runs(pid: int, script: str) -> bool:
+    """Whether it is of a runner with this script, in a container or without."""
+    return any(each.endswith(f"/{script}") for each in arguments_of(pid))
+
+
 def temporary_files(pid: int) -> list[Path]:
     folders = {tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()}
     return [path for folder in folders for path in Path(folder).glob(f"hutch-*-{pid}-*")]

@@ -100,14 +100,14 @@ async def test_runner_of_a_cancelled_execution_is_told_of_its_end(monkeypatch: p
 
 ABANDONED = """
 import asyncio, gc, hutch, os, uvloop
-from tests.processes import arguments_of, descendants, until
+from tests.processes import descendants, runs, until
 
 async def main():
     h = hutch.Hutch(quickjs_warm=0, deno_warm=0)
     assert (await h.run("1")).ok
 
 def runners():
-    return [pid for pid in descendants(os.getpid()) if "/hutch/quickjs.js" in arguments_of(pid)]
+    return [pid for pid in descendants(os.getpid()) if runs(pid, "quickjs.js")]
 
 for run in (uvloop.run, asyncio.run):
     run(main())

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from tests.forked import lent
 from tests.mcp_servers import everything, tracker
 from tests.mcp_servers.serving import serving
-from tests.processes import PATIENCE, Server, arguments_of, descendants, end, started
+from tests.processes import PATIENCE, Server, arguments_of, descendants, end, runs, started
 
 from hutch import settings
 from hutch.app import App
@@ -151,11 +151,7 @@ async def usual_place(folder: Path, **more: Any) -> AsyncIterator[Place]:
 
 def scripts_below(pid: int) -> list[int]:
     """The Deno processes that run scripts: not what started them."""
-    return [
-        each
-        for each in descendants(pid)
-        if "/hutch/script.js" in (arguments := arguments_of(each)) and "run" in arguments[:2]
-    ]
+    return [each for each in descendants(pid) if runs(each, "script.js") and "run" in arguments_of(each)[:2]]
 
 
 class Gateway(Server):

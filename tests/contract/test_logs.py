@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from tests.conftest import Run
 
@@ -104,6 +106,28 @@ async def test_an_error_whose_stack_is_none_is_shown_without(run: Run, stack: st
 async def test_all_methods_log_in_order(run: Run) -> None:
     code = "for (const m of ['log', 'info', 'warn', 'error', 'debug']) console[m](m)"
     assert (await run(code)).logs == ["log", "info", "warn", "error", "debug"]
+
+
+@pytest.mark.parametrize(
+    ("code", "lines"),
+    [
+        ("console.dir({ a: 1 }); console.table([{ b: 2 }])", ['{"a":1}', '[{"b":2}]']),
+        ("console.group('outer'); console.log(1); console.groupEnd(); console.log(2)", ["outer", "  1", "2"]),
+        ("console.groupCollapsed(); console.groupEnd(); console.groupEnd(); console.clear()", []),
+        ("console.assert(true, 'no'); console.assert(0, 'not', [1])", ["Assertion failed not [1]"]),
+        ("console.count(); console.count('a'); console.count()", ["default: 1", "a: 1", "default: 2"]),
+        ("console.count(); console.countReset(); console.count()", ["default: 1", "default: 1"]),
+        ("console.timeEnd('never')", ["never was not begun"]),
+    ],
+)
+async def test_the_other_methods_of_a_console_are_there(run: Run, code: str, lines: list[str]) -> None:
+    result = await run(code)
+    assert (result.error, result.logs) == (None, lines)
+
+
+async def test_a_console_measures_time(run: Run) -> None:
+    result = await run("console.time('t'); console.timeLog('t', 'so far'); console.timeEnd('t')")
+    assert [re.sub(r"\d+", "0", line) for line in result.logs] == ["t: 0 ms so far", "t: 0 ms"]
 
 
 async def test_the_number_of_lines_is_limited(run: Run) -> None:

@@ -64,14 +64,35 @@ async def test_an_uncaught_tool_error_becomes_the_execution_s_error(run: Run, co
     assert (result.error.code, result.error.message) == (code, "it broke")
 
 
-async def test_a_call_of_a_tool_that_is_not_there_names_it_and_in_quickjs_those_that_are(
-    run: Run, engine: str
-) -> None:
+@pytest.mark.parametrize(
+    ("call", "code"),
+    [
+        ("tools.fail({ code: 'tool_error' })", "tool_error"),
+        ("tools.fail(10n)", "serialization_error"),
+        ("tools.fail(1)", "validation_error"),
+    ],
+)
+async def test_an_uncaught_tool_error_names_the_place_of_the_call(run: Run, call: str, code: str) -> None:
+    source = f"await tools.echo(1);\nconst later = async () => {{\n  await {call};\n}};\nawait later()"
+    result = await run(source, tools=[echo, fail])
+    assert result.error is not None
+    assert (result.error.code, result.error.line) == (code, 3)
+    assert result.error.column is not None
+    assert result.error.column >= source.split("\n")[2].index("tools") + 1
+
+
+async def test_a_guest_that_spoils_stacks_loses_the_place_alone(run: Run) -> None:
+    spoil = "Error.prepareStackTrace = () => { throw 1 }; Error.stackTraceLimit = 0;\n"
+    result = await run(f"{spoil}await tools.fail({{ code: 'tool_error' }})", tools=[fail])
+    assert result.error is not None
+    assert (result.error.code, result.error.message) == ("tool_error", "it broke")
+
+
+async def test_a_call_of_a_tool_that_is_not_there_names_it_and_those_that_are(run: Run) -> None:
     result = await run("const text = 'tools.fail()';\nawait tools.missing(text)", tools=[echo, fail])
     assert result.error is not None
     assert (result.error.code, result.error.name, result.error.line) == ("runtime_error", "TypeError", 2)
-    hint = "; tools has echo, fail" if engine == "quickjs" else ""
-    assert result.error.message == f"tools.missing is not a function{hint}"
+    assert result.error.message == "tools.missing is not a function; tools has echo, fail"
 
 
 async def test_what_else_is_no_function_is_not_taken_for_a_tool(run: Run) -> None:

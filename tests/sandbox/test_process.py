@@ -25,7 +25,7 @@ from hutch.sandbox import cgroup
 from hutch.sandbox.jail import Mount
 from hutch.sandbox.launcher import Launcher
 from hutch.sandbox.meter import process_tree
-from hutch.sandbox.process import IMPORTED, OUTPUT_KEPT, REHEARSE
+from hutch.sandbox.process import IMPORTED, OUTPUT_KEPT, REHEARSE, Greeting
 from hutch.sandbox.profile import Profile, profile_for
 from hutch.session.channel import StreamChannel
 from hutch.session.host import Limits
@@ -114,6 +114,28 @@ async def test_a_spare_deno_process_is_told_to_rehearse_and_runs_code_all_the_sa
         await process.wait()
 
 
+async def test_the_host_alone_keeps_a_deno_guests_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hutch.sandbox.process.BACKSTOP", 3600.0)
+    async with place() as here:
+        for code in ("await new Promise(() => {})", "for (;;);"):
+            process = await here.launcher.launch(profile_for("deno"))
+            session = process.link.open("e", code, Limits(timeout_ms=50), [])
+            with anyio.fail_after(PATIENCE):
+                outcome = await session.wait()
+            assert outcome.error is not None
+            assert outcome.error.code == "timeout"
+            process.kill()
+            await process.wait()
+
+
+async def test_a_program_that_never_greets_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hutch.sandbox.process.READY_SECONDS", 0.05)
+    monkeypatch.setattr(Greeting, "_hear", lambda *_: None)
+    async with place() as here:
+        with anyio.fail_after(PATIENCE), pytest.raises(SandboxUnavailable, match="did not start"):
+            await here.launcher.launch(profile_for("deno"))
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 async def test_a_runner_that_was_killed_from_outside_is_noticed(engine: str) -> None:
     async with place() as here:
@@ -130,12 +152,14 @@ async def test_a_runner_that_was_killed_from_outside_is_noticed(engine: str) -> 
         assert not process.alive
 
 
-async def test_a_runner_that_does_not_start_says_what_it_printed() -> None:
+async def test_a_runner_that_does_not_start_says_at_once_what_it_printed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hutch.sandbox.process.READY_SECONDS", 3600.0)
     broken = Profile("deno", permissions=("--no-such-flag",))
+    expected = r"(?s)The deno runner did not start: .*--no-such-flag.*doctor"
     async with place() as here:
-        with pytest.raises(
-            SandboxUnavailable, match=r"(?s)The deno runner did not start: .*--no-such-flag.*doctor"
-        ):
+        with anyio.fail_after(PATIENCE), pytest.raises(SandboxUnavailable, match=expected):
             await here.launcher.launch(broken)
 
 

@@ -11,6 +11,7 @@ const { defineProperty, create } = Object;
 const { apply } = Reflect;
 const { get: weakGet, set: weakSet } = WeakMap.prototype;
 const { shift, push } = Array.prototype;
+const Trace = Error;
 
 /** Calls beyond this wait their turn, so that `Promise.all` over many items just works. */
 const MAX_OUTSTANDING = 128;
@@ -24,6 +25,8 @@ export type Lent = [name: string, tools: string[]][];
 interface Waiting {
   resolve: (value: unknown) => void;
   reject: (error: unknown) => void;
+  /** Knows where the call is. */
+  from?: Error;
 }
 
 export interface Fault {
@@ -39,11 +42,20 @@ const waiting: Record<number, Waiting> = create(null);
 const backlog: (() => void)[] = [];
 let calls = 0, outstanding = 0;
 
-function trustedError(code: string, message: string): Error {
+function trustedError(code: string, message: string, from?: Error): Error {
   const error = new Error(message) as Error & { code: string };
   error.code = code;
-  apply(weakSet, trusted, [error, fault(code, message)]);
+  apply(weakSet, trusted, [error, fault(code, message, undefined, stackOf(from))]);
   return error;
+}
+
+/** A guest may have a say in how stacks are written. */
+function stackOf(error?: Error): string | undefined {
+  try {
+    return error && `${error.stack}`;
+  } catch {
+    return undefined;
+  }
 }
 
 /** A function that calls the host's tool. */
@@ -53,17 +65,19 @@ export function proxy(
   emit: Emit,
   maxBytes?: number,
 ): (input?: unknown) => Promise<unknown> {
-  return (input) =>
-    new Promise((resolve, reject) => {
+  return (input) => {
+    const from = new Trace();
+    return new Promise((resolve, reject) => {
       let text: string;
       try {
         text = toJson(input, `The input of ${name}`, maxBytes) ?? "null";
       } catch (error) {
         if (!(error instanceof NotJsonSafe)) throw error;
-        return reject(trustedError("serialization_error", error.message));
+        return reject(trustedError("serialization_error", error.message, from));
       }
-      queue(resolve, reject, (id) => emit(id, tool, text));
+      queue(resolve, reject, (id) => emit(id, tool, text), from);
     });
+  };
 }
 
 /** Begins a call under a number of its own, which `settle` ends; now, or when fewer are open. */
@@ -71,11 +85,12 @@ export function queue(
   resolve: (value: unknown) => void,
   reject: (error: unknown) => void,
   emit: (call: number) => void,
+  from?: Error,
 ): void {
   const begin = () => {
     outstanding++;
     const id = ++calls;
-    waiting[id] = { resolve, reject };
+    waiting[id] = { resolve, reject, from };
     emit(id);
   };
   if (outstanding < MAX_OUTSTANDING) begin();
@@ -105,7 +120,7 @@ export function settle(id: number, ok: boolean, text: string): void {
   (apply(shift, backlog, []) as (() => void) | undefined)?.();
   if (ok) return call.resolve(parse(text));
   const { code, message } = parse(text);
-  call.reject(trustedError(code, message));
+  call.reject(trustedError(code, message, call.from));
 }
 
 /** What an uncaught error means: the host's own keep their code, everything else is the guest's. */

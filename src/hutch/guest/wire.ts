@@ -95,6 +95,13 @@ export function lendable(providers: Manifest[]): [string, string[]][] {
   return providers.map(({ name, tools }) => [name, Object.keys(tools)]);
 }
 
+const MOST_NAMED = 20;
+
+/** What those are told of who called a tool that is not there. */
+export function whatHas(namespace: string, tools: string[]): string {
+  return `${namespace} has ${tools.slice(0, MOST_NAMED).join(", ")}${tools.length > MOST_NAMED ? ", …" : ""}`;
+}
+
 export function doneLine(id: string, outcome: Outcome): string {
   const { ok, result, error, logs, logsTruncated, durationMs } = outcome;
   const head = `{"type":"done","id":${stringify(id)},"ok":${ok},"durationMs":${durationMs},` +

@@ -32,10 +32,12 @@ OUTPUT_KEPT = 64 * 1024
 # What a runner says once it has loaded what it was told to, and how long it may take to while nobody waits.
 IMPORTED = b'{"type":"imported"}'
 MAX_EARLY_LINES = 16
+IMPORT_SECONDS = 30.0
 # What a runner is told that nobody has wanted for a moment.
 REHEARSE = b'{"type":"rehearse"}\n'
 REHEARSE_SECONDS = 0.005
-IMPORT_SECONDS = 30.0
+# What bubblewrap's exit code is if a signal ended what is inside, less the signal's number.
+FIRST_SIGNAL = 128
 # For a program to end that has closed its channel.
 LEAVE_SECONDS = 1.0
 # Before a line that the guest printed on its console, which follows as JSON; null: something was left out.
@@ -95,7 +97,7 @@ class RunnerProcess(Runner):
         self._meter = meter
         self._watch: Watch | None = None
         self._out_of_memory = False
-        self._on_gone: Callable[[], None] = lambda: None
+        self._on_gone: Callable[[], None] = _nothing
         self._output = bytearray()
         self._frozen: list[int] = []
         self.way: Way | None = None
@@ -173,6 +175,7 @@ class RunnerProcess(Runner):
             heard = await greeting.heard
         finally:
             timer.cancel()
+            self._on_gone = _nothing
         if not heard:
             raise await self.not_started()
         self._adopt(greeting.channel)
@@ -309,12 +312,12 @@ class RunnerProcess(Runner):
             self._channel_closed("its process ran out of memory")
 
     def _channel_closed(self, reason: str) -> None:
-        if self.profile.details.streams and self._process.returncode is None and not self._out_of_memory:
+        if self._group is not None and self._group.oom_kills() > 0:
+            self._out_of_memory = True
+        if self.profile.details.own_process and self._process.returncode is None and not self._out_of_memory:
             # It is about to end, and its exit code is wanted.
             self._loop.call_later(LEAVE_SECONDS, self.kill)
             return
-        if self._group is not None and self._group.oom_kills() > 0:
-            self._out_of_memory = True
         if self.profile.details.own_process:
             # Nobody else was in there: running it again would only end it again.
             for session in list(self.link.sessions.values()):
@@ -329,10 +332,16 @@ class RunnerProcess(Runner):
         if self.profile.details.streams and code is not None and code >= 0 and not self._out_of_memory:
             session.conclude({"exit": code})
         else:
-            session.fail(self._own_fault(session, reason))
+            session.fail(self._own_fault(session, reason, code))
 
-    def _own_fault(self, session: Session, reason: str) -> WireError:
+    def _own_fault(self, session: Session, reason: str, exit_code: int | None) -> WireError:
         if not self._out_of_memory:
+            if exit_code is not None and 0 <= exit_code < FIRST_SIGNAL:
+                message = f"The code ended its own process, with exit code {exit_code}; it should return"
+                return WireError(code="runtime_error", message=message)
+            # Whose signal it was, its own or the machine's, nobody can tell.
+            if exit_code is not None and exit_code > FIRST_SIGNAL:
+                reason = f"its process was ended by signal {exit_code - FIRST_SIGNAL}"
             return WireError(code="internal_error", message=f"The runner was lost: {reason}")
         mebibytes = session.limits.memory_limit_bytes / 2**20
         message = f"Execution exceeded its memory limit of {mebibytes:g} MiB"
@@ -410,6 +419,9 @@ class RunnerProcess(Runner):
         else:
             # Nobody runs in it yet: it tells why it does not start.
             self._keep(data)
+
+
+def _nothing() -> None: ...
 
 
 def _stdin(profile: Profile, bell: Bell | None) -> int:

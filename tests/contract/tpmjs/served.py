@@ -15,7 +15,7 @@ from typing import Any
 import httpx2
 from tests.npm import registry
 from tests.npm.registry import Registry
-from tests.processes import PATIENCE, Server, arguments_of, descendants, serving
+from tests.processes import PATIENCE, Server, descendants, runs, serving
 
 # A machine with two cores is kept busy by these.
 AT_ONCE = 4
@@ -163,7 +163,7 @@ async def made_up(
 
 def runners(pid: int) -> list[int]:
     """Processes of a server that hold a package, with what is around each."""
-    return [each for each in descendants(pid) if "/hutch/npm.js" in arguments_of(each)]
+    return [each for each in descendants(pid) if runs(each, "npm.js")]
 
 
 async def eventually(condition: Callable[[], object]) -> None:

@@ -88,7 +88,7 @@ async def test_javascript_that_fails_says_where_and_why(client: Client) -> None:
     assert answer.structured_content["error"]["line"] == 2
     assert "TypeError: no (line 2, column" in text_of(answer)
     failed = await ran(client, "await github.fail()", "javascript")
-    assert failed["error"]["message"] == "no such repository"
+    assert failed["error"]["message"].startswith("no such repository (line 1, column ")
     wrong = await ran(client, "await github.createIssue([1])", "javascript")
     assert "Expected an object of arguments, got a list" in wrong["error"]["message"]
 

@@ -9,7 +9,7 @@ import select
 from collections.abc import AsyncIterator
 
 from tests.doors.mcp.houses import IMPORT, House
-from tests.processes import PATIENCE, arguments_of, descendants
+from tests.processes import PATIENCE, descendants, runs
 from tests.waiting import eventually
 
 WAIT = {
@@ -42,7 +42,7 @@ class Scripts:
     """The processes below one that are for scripts, those that wait for one included."""
 
     def __init__(self, pid: int) -> None:
-        found = [each for each in descendants(pid) if "/hutch/script.js" in arguments_of(each)]
+        found = [each for each in descendants(pid) if runs(each, "script.js")]
         self._fds = [os.pidfd_open(each) for each in found]
 
     def one_ended(self) -> bool:

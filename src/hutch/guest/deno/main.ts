@@ -1,6 +1,7 @@
 /** The deno runner's script: waits for one execution, runs it, and is done for. */
 
-import { toJson, toLog } from "../json.ts";
+import { methods } from "../console.ts";
+import { toJson } from "../json.ts";
 import { Logs } from "../logs.ts";
 import type { Prepared } from "../preparing/main.ts";
 import { after, clock } from "../clock.ts";
@@ -18,14 +19,20 @@ import {
   startedLine,
   targets,
   toolCallLine,
+  whatHas,
   Wire,
 } from "../wire.ts";
 
 const evaluate = eval;
 const { parse, stringify } = JSON;
 const { apply } = Reflect;
+const { assign, hasOwn, keys } = Object;
 const { replace } = String.prototype;
+const { exec, test } = RegExp.prototype;
+/** Deno's advice is for who starts it, which nobody does who could be told so. */
 const FLAG_ADVICE = /, run again with the --allow-[a-z-]+ flag$/;
+const NO_IMPORT = /--no-npm is specified|" not a dependency|Requires import access/;
+const NO_FUNCTION = /^([\w$]+)\.([\w$]+) is not a function$/;
 /** For how long nobody must want a process that has rehearsed before it loads what only some guests use. */
 const IDLE_MS = 100;
 
@@ -80,19 +87,38 @@ class Run {
 
   #adoptConsole(): void {
     const { lines } = this.#logs;
-    const log = (...values: unknown[]) => {
-      const before = lines.length, { truncated } = this.#logs;
-      this.#logs.add(values.map(toLog).join(" "));
-      if (lines.length > before) echo(lines[before]);
-      if (this.#logs.truncated && !truncated) echo(null);
-    };
-    for (const name of ["log", "info", "warn", "error", "debug", "trace"] as const) console[name] = log;
+    assign(
+      console,
+      methods((line) => {
+        const before = lines.length, { truncated } = this.#logs;
+        this.#logs.add(line);
+        if (lines.length > before) echo(lines[before]);
+        if (this.#logs.truncated && !truncated) echo(null);
+      }),
+    );
   }
 
   fail({ stack, ...error }: Fault): void {
-    // Nobody who could be told so starts Deno.
-    const message = apply(replace, error.message, [FLAG_ADVICE, "; guests have no permissions, only tools"]);
+    // Whatever else comes from the host, word for word.
+    const message = error.code === "runtime_error" ? this.#hinted(error.message) : error.message;
     this.#finish(false, undefined, { ...error, message, ...this.#program?.lineOf(stack) });
+  }
+
+  /** V8 and Deno say what does not work, and not what does. */
+  #hinted(message: string): string {
+    if (apply(test, NO_IMPORT, [message])) {
+      const plain = apply(replace, message, [FLAG_ADVICE, ""]);
+      return `${plain}; here only modules of node: and data: URLs can be imported`;
+    }
+    const [, name, tool] = apply(exec, NO_FUNCTION, [message]) ?? [];
+    const { providers } = this.#request;
+    for (let i = 0; name && i < providers.length; i++) {
+      const { tools } = providers[i];
+      if (providers[i].name === name && !hasOwn(tools, tool)) {
+        return `${message}; ${whatHas(name, keys(tools))}`;
+      }
+    }
+    return apply(replace, message, [FLAG_ADVICE, "; guests have no permissions, only tools"]);
   }
 
   #finish(ok: boolean, result?: string, error?: Fault): void {

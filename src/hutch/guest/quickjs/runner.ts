@@ -17,6 +17,7 @@ import {
   targets,
   toolCallLine,
   type ToolResult,
+  whatHas,
   type Wire,
 } from "../wire.ts";
 import { type Bell } from "./bell.ts";
@@ -39,8 +40,6 @@ const GUEST_CODES = new Set(["runtime_error", "serialization_error", "result_too
 const MAX_MESSAGE = 8_000;
 /** Bytes of input in the open calls of one execution. */
 const MAX_OPEN_BYTES = 32 * 1024 * 1024;
-/** How many of the tools that there are one is told of who called another. */
-const MOST_NAMED = 20;
 const EXHAUSTED = /^(out of memory|string too long)$/;
 /** An error as text. */
 const NAMED = /^(\w*Error): ([^]*)$/;
@@ -459,8 +458,7 @@ function unknownTool({ code, providers }: Execute, line = 0): string | undefined
     );
     for (const [, tool] of calls) {
       if (Object.hasOwn(tools, tool)) continue;
-      const known = Object.keys(tools), more = known.length > MOST_NAMED ? ", …" : "";
-      return `${name}.${tool} is not a function; ${name} has ${known.slice(0, MOST_NAMED).join(", ")}${more}`;
+      return `${name}.${tool} is not a function; ${whatHas(name, Object.keys(tools))}`;
     }
   }
 }

@@ -58,7 +58,7 @@ class Host {
     const listener = Deno.listen({ transport: "unix", path });
     const flags = ["--no-prompt", "--no-config", "--no-lock", "--no-check", "--cached-only"];
     const command = new Deno.Command(Deno.execPath(), {
-      args: ["run", "-A", ...flags, "--node-modules-dir=manual", MAIN, "npm.js", path],
+      args: ["run", "-A", ...flags, "--node-modules-dir=manual", MAIN, "./npm.js", path],
       stdin: "piped",
       stdout: "piped",
       stderr: "inherit",

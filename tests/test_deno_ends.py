@@ -1,0 +1,46 @@
+"""What is said of deno guests that end their own process, or ask for what is not there."""
+
+from __future__ import annotations
+
+import pytest
+
+import hutch
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"),
+    [
+        ("console.log('before'); Deno.exit(3)", 3),
+        ("console.log('before'); (await import('node:process')).exit(0)", 0),
+        ("console.log('before'); setTimeout(() => Deno.exit(), 1); await new Promise(() => {})", 0),
+    ],
+)
+async def test_code_that_ends_its_process_is_told_so_and_is_no_fault_of_the_service(
+    sandbox: hutch.Hutch, code: str, exit_code: int
+) -> None:
+    result = await sandbox.run(code, engine="deno")
+    assert result.error is not None
+    message = f"The code ended its own process, with exit code {exit_code}; it should return"
+    assert (result.error.code, result.error.message, result.logs) == ("runtime_error", message, ["before"])
+
+
+async def test_a_process_that_a_signal_ended_is_lost_and_the_signal_named(sandbox: hutch.Hutch) -> None:
+    result = await sandbox.run("(await import('node:process')).abort()", engine="deno")
+    assert result.error is not None
+    expected = "The runner was lost: its process was ended by signal 6"
+    assert (result.error.code, result.error.message) == ("internal_error", expected)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "await import('npm:lodash')",
+        "import lodash from 'lodash';\nlodash",
+        "await import('jsr:@std/path')",
+        "await import('https://example.org/a.js')",
+    ],
+)
+async def test_an_import_that_cannot_be_had_says_which_can(sandbox: hutch.Hutch, code: str) -> None:
+    result = await sandbox.run(code, engine="deno")
+    assert result.error is not None
+    assert result.error.message.endswith("; here only modules of node: and data: URLs can be imported")
