@@ -189,3 +189,13 @@ def test_settings_as_variables_are_the_same_settings_but_for_who_may_come_in(tmp
     found = load(environ=as_environ(given))
     assert found == msgspec.structs.replace(given, api_key=None, port=DEFAULT_PORT)
     assert load(environ=as_environ(Settings(home=str(tmp_path)))) == Settings(home=str(tmp_path))
+
+
+def test_a_text_in_a_file_is_no_number_and_in_the_environment_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "hutch.toml"
+    file.write_text('timeout_ms = "5"')
+    with pytest.raises(SettingError, match=r"hutch.toml: timeout_ms: expected .*, got '5'"):
+        load(environ={}, file=file)
+    assert load(environ={"HUTCH_TIMEOUT_MS": "7"}, file=file).timeout_ms == 7
+    file.write_text("timeout_ms = 5")
+    assert load(environ={}, file=file).timeout_ms == 5

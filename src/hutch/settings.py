@@ -220,16 +220,16 @@ def load(
         found.setdefault(key, value)
     _warn_of_typos(environ)
     path = file or _find_file(_expand(*found.get("home", (HOME, "home"))))
-    if path is not None:
-        for key, value in _from_file(path).items():
-            found.setdefault(key, (value, f"{path}: {key}"))
+    read = {} if path is None else _from_file(path)
+    in_file = {key: (value, f"{path}: {key}") for key, value in read.items()}
+    for key, placed in in_file.items():
+        found.setdefault(key, placed)
     for key, (_, where) in found.items():
         if key not in Settings.__struct_fields__:
             raise SettingError(f"{where}: there is no such setting.{_similar(key)}")
-    try:
-        settings = msgspec.convert({key: value for key, (value, _) in found.items()}, Settings, strict=False)
-    except msgspec.ValidationError as error:
-        raise SettingError(_explain(str(error), found)) from None
+    # In a file a text is a text; in the environment everything is.
+    _converted({key: value for key, value in found.items() if value is in_file.get(key)}, strict=True)
+    settings = _converted(found, strict=False)
     _expand(settings.home, found.get("home", ("", "home"))[1])
     return settings
 
@@ -329,6 +329,13 @@ def _items(text: str) -> list[str]:
 
 
 # --- errors ---
+
+
+def _converted(found: Mapping[str, tuple[Any, str]], *, strict: bool) -> Settings:
+    try:
+        return msgspec.convert({key: value for key, (value, _) in found.items()}, Settings, strict=strict)
+    except msgspec.ValidationError as error:
+        raise SettingError(_explain(str(error), found)) from None
 
 
 def _explain(message: str, found: Mapping[str, tuple[Any, str]]) -> str:

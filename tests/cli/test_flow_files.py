@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.processes import hutch
 from hutch.doors.rep.flow import read
 from hutch.doors.rep.manifest import entry_for
 
+GREET = Path(__file__).parents[2] / "examples" / "flows" / "greet.yaml"
 GOOD = document(
     [step("get", "http.get", {"url": "$input.url"}), step("end", "finish")],
     chain("get", "end"),
@@ -155,6 +157,17 @@ def test_flow_is_drawn_for_the_terminal_that_there_is(tmp_path: Path) -> None:
     assert narrow.stdout.splitlines()[2:] == ["get  http.get  → end", "end  finish"]
     plain = hutch("flow", "show", file, cwd=tmp_path, env={"PYTHONIOENCODING": "ascii"})
     assert "+-----+-----+" in plain.stdout
+
+
+def test_flow_that_is_yaml_is_had_as_the_json_that_it_is_read_as(tmp_path: Path) -> None:
+    shutil.copy(GREET, tmp_path)
+    done = hutch("flow", "show", "--json", "greet.yaml", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    assert document["graph"]["edges"] == [{"from": "shout", "to": "done", "on": "success"}]
+    assert document["metadata"]["generated_at"] == "2026-01-31T12:00:00Z"
+    (tmp_path / "greet.json").write_text(done.stdout)
+    assert hutch("flow", "validate", "greet.json", cwd=tmp_path).returncode == 0
 
 
 def test_flow_is_drawn_for_mermaid(tmp_path: Path) -> None:

@@ -141,7 +141,12 @@ def test_error_of_a_tool_keeps_its_code(runner: Runner) -> None:
     runner.say(execute("tool", "await tools.fail({})", tools=("fail",)))
     assert runner.hear()["type"] == "started"
     runner.say(tool_failure(runner.hear(), "validation_error", "not so"))
-    assert runner.hear()["error"] == {"code": "validation_error", "message": "not so"}
+    assert runner.hear()["error"] == {
+        "code": "validation_error",
+        "message": "not so",
+        "line": 1,
+        "column": 12,
+    }
 
 
 def test_error_of_a_tool_can_be_caught(runner: Runner) -> None:

@@ -91,7 +91,12 @@ async def test_error_of_a_tool_keeps_its_code(server: Server) -> None:
         await h.say(execute("fails", "await tools.fail({})", tools=("fail",)))
         await h.started("fails")
         await h.say(tool_failure(await h.call("fails"), "tool_error", "it broke"))
-        assert (await h.end("fails"))["error"] == {"code": "tool_error", "message": "it broke"}
+        assert (await h.end("fails"))["error"] == {
+            "code": "tool_error",
+            "message": "it broke",
+            "line": 1,
+            "column": 12,
+        }
 
 
 async def test_cancel_ends_one_execution_and_no_other(server: Server) -> None:

@@ -47,7 +47,14 @@ async def test_metrics_count_runs_calls_and_processes(server: Server) -> None:
         assert re.search(pattern, answer.text), pattern
 
 
-@pytest.mark.parametrize("path", ["/", "/nowhere", "/health/", "/execbox/x"])
+def test_who_looks_at_the_root_is_told_where_to_look(server: Server) -> None:
+    told = httpx2.get(server.url + "/").json()["error"]["message"]
+    for path in ("/health", "/info", "/openapi.json"):
+        assert path in told
+        assert httpx2.get(server.url + path).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "/health/", "/execbox/x"])
 def test_unknown_path_is_told_in_the_shape_of_every_error(server: Server, path: str) -> None:
     answer = httpx2.get(server.url + path)
     assert answer.status_code == 404

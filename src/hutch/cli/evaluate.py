@@ -12,11 +12,11 @@ from hutch import settings as settings_module
 from hutch.api import Hutch
 from hutch.cli import loop
 from hutch.cli.arguments import text_of, within
-from hutch.cli.output import print_json
+from hutch.cli.output import defused, print_json, print_log
 from hutch.errors import InvalidExecution, wire_code
 from hutch.kernel import Result
 from hutch.sandbox.profile import profile_for
-from hutch.settings import MIB
+from hutch.settings import MIB, Settings
 
 
 def evaluate(
@@ -46,7 +46,7 @@ def evaluate(
             )
 
     result = loop.run(run())
-    _print(result, json=json)
+    _print(result, settings, json=json)
     return 0 if result.ok else 1
 
 
@@ -60,14 +60,15 @@ def _source(code: str | None, file: Path | None) -> str:
     return text_of(None if file is None or str(file) == "-" else file)
 
 
-def _print(result: Result, *, json: bool) -> None:
+def _print(result: Result, settings: Settings, *, json: bool) -> None:
     if json:
         print_json(_object(result))
         return
     for line in result.logs:
-        print(line, file=sys.stderr)
+        print_log(line)
     if result.logs_truncated:
-        print("hutch: the logs were truncated", file=sys.stderr)
+        more = "HUTCH_MAX_LOG_LINES and HUTCH_MAX_LOG_CHARS allow more"
+        print(f"hutch: the logs were truncated; {more}", file=sys.stderr)
     if result.error is None:
         # An undefined result has no JSON.
         if result.result_json is not None:
@@ -78,7 +79,17 @@ def _print(result: Result, *, json: bool) -> None:
     told = error.line is None or re.search(r"\(\d+:\d+\)$", error.message)
     where = "" if told else f" (line {error.line}, column {error.column})"
     name = f"{error.name}: " if error.name and error.name != "Error" else ""
-    print(f"hutch: {wire_code(error.code)}: {name}{error.message}{where}", file=sys.stderr)
+    said = defused(f"{name}{error.message}{where}")
+    print(f"hutch: {wire_code(error.code)}: {said}{_advice(error.code, settings)}", file=sys.stderr)
+
+
+def _advice(code: str, settings: Settings) -> str:
+    """What allows more of what was too little."""
+    if code == "timeout":
+        return f"; --timeout SECONDS allows up to {settings.most_timeout_ms / 1000:g}"
+    if code == "memory_limit":
+        return f"; --memory MB allows up to {settings.most_memory_limit_bytes / MIB:g}"
+    return ""
 
 
 def _object(result: Result) -> bytes:

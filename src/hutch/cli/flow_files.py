@@ -148,13 +148,18 @@ def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def show(file: Path | None, manifest_file: Path | None, name: str | None, *, mermaid: bool) -> int:
+def show(
+    file: Path | None, manifest_file: Path | None, name: str | None, *, mermaid: bool, json: bool
+) -> int:
     """Exits with 2 if the flow is none."""
     try:
         flow = open_flow(file, manifest_file, name)
     except InvalidFlow as error:
         print("\n".join(f"hutch: {line}" for line in str(error).splitlines()), file=sys.stderr)
         return INVALID
+    if json:
+        print_json(msgspec.json.encode(flow.document))
+        return 0
     if mermaid:
         print(drawing.mermaid(flow))
         return 0

@@ -8,6 +8,7 @@ import ssl
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from textwrap import shorten
 from typing import Any
 
 import httpx2
@@ -39,11 +40,13 @@ def environment() -> int:
 def status(url: str | None, *, json: bool) -> int:
     """Exit code 1 when a server cannot be reached."""
     settings = settings_module.load()
-    found = loop.run(_ask(settings, url or os.environ.get(VARIABLE) or url_of(settings), "/status"))
+    asked = url or os.environ.get(VARIABLE) or url_of(settings)
+    found = loop.run(_ask(settings, asked, "/status"))
     if json:
         print_json(msgspec.json.encode(found))
     else:
-        print(f"{found['tools']} tools of {len(found['servers'])} servers, revision {found['revision']}")
+        counted = f"{found['tools']} tools of {len(found['servers'])} servers"
+        print(f"{asked}: {counted}, revision {found['revision']}")
         for server in found["servers"]:
             trouble = f"   {server['error']}" if server["error"] else ""
             print(f"  {server['name']:20} {server['state']:12} {server['tools']} tools{trouble}")
@@ -60,7 +63,7 @@ def list_tools(url: str | None, only: str | None, *, json: bool) -> int:
         print_json(msgspec.json.encode(entries))
     for entry in () if json else entries:
         description = (entry["description"] or "").strip().split("\n")[0]
-        print(f"{entry['qualifiedName']:40} {description[:100]}")
+        print(f"{entry['qualifiedName']:40} {shorten(description, 100, placeholder=' …')}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What goes to stdout for other programs."""
+"""What goes to stdout for other programs, and what a guest said to people."""
 
 from __future__ import annotations
 
@@ -17,3 +17,13 @@ def print_json(text: bytes) -> None:
 
 def _escaped(found: re.Match[bytes]) -> bytes:
     return b"\\u%04x" % ord(found[0].decode())
+
+
+def defused(text: str) -> str:
+    """A guest's words without what a terminal would obey; lines and tabs stay."""
+    return "".join(each if each.isprintable() or each in "\n\t" else f"\\u{ord(each):04x}" for each in text)
+
+
+def print_log(line: str) -> None:
+    """As it is, for another program; what people read shall not be written by a guest."""
+    print(defused(line) if sys.stderr.isatty() else line, file=sys.stderr, flush=True)

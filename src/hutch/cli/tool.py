@@ -13,7 +13,7 @@ from hutch.app import App
 from hutch.cli import loop
 from hutch.cli.alone import ALONE, started
 from hutch.cli.arguments import env_of, params_of, within
-from hutch.cli.output import print_json
+from hutch.cli.output import defused, print_json, print_log
 from hutch.cli.packages import Progress
 from hutch.doors.tpmjs.calls import ToolCall, ToolFailure, ToolOutcome
 from hutch.errors import InvalidExecution, PackageNotFound
@@ -63,7 +63,7 @@ class Console:
 
     def log(self, line: str) -> None:
         self.lines += 1
-        print(line, file=sys.stderr, flush=True)
+        print_log(line)
 
     def partial(self, json: bytes) -> None:
         """Of values that are to come together in the output nothing is shown before."""
@@ -96,7 +96,7 @@ def _show(outcome: ToolOutcome, console: Console) -> int:
     if outcome.logs_truncated:
         print("hutch: the logs were truncated", file=sys.stderr)
     if outcome.failure is not None:
-        print(f"hutch: {told(outcome.failure)}", file=sys.stderr)
+        print(f"hutch: {defused(told(outcome.failure))}", file=sys.stderr)
         return 1
     print_json(outcome.output_json or b"null")
     return 0

@@ -38,7 +38,10 @@ def refusal(status: int, message: str, headers: Mapping[str, str] | None = None)
 
 async def nowhere(scope: Scope, receive: Receive, send: Send) -> None:
     """The application behind every path that leads to no door."""
-    answer = refusal(404, f"There is nothing at {scope['path']}")
+    told = f"There is nothing at {scope['path']}"
+    if scope["path"] == "/":
+        told += "; /health says how the server does, /info and /openapi.json what it has"
+    answer = refusal(404, told)
     if scope["type"] == "websocket":
         await WebSocket(scope, receive, send).send_denial_response(answer)
     else:

@@ -51,20 +51,22 @@ def validate(file: Path | None, manifest: Path | None, name: str | None, json: b
 Examples:
   hutch flow show deploy.json
   hutch flow show --mermaid deploy.json > deploy.mmd
+  hutch flow show --json deploy.yaml > deploy.json
 """
 )
 @file_argument
 @manifest_option
 @flow_option
 @click.option("--mermaid", is_flag=True, help="Print the source of a Mermaid flowchart.")
-def show(file: Path | None, manifest: Path | None, name: str | None, mermaid: bool) -> int:
+@click.option("--json", is_flag=True, help="Print the flow as JSON, on one line.")
+def show(file: Path | None, manifest: Path | None, name: str | None, mermaid: bool, json: bool) -> int:
     """Draw a flow.
 
     As boxes and lines if they fit into the terminal, else as a list of its steps.
     """
     from hutch.cli.flow_files import show
 
-    return show(file, manifest, name, mermaid=mermaid)
+    return show(file, manifest, name, mermaid=mermaid, json=json)
 
 
 @flow.command(
