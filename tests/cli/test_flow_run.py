@@ -278,7 +278,9 @@ def test_killed_runtime_is_exit_4() -> None:
         os.kill(runtime, signal.SIGKILL)
         _, stderr = process.communicate(timeout=PATIENCE)
         assert process.returncode == 4
-        assert "The runtime is gone: it was ended by signal 9." in stderr
+        # Whether it is noticed first by what cannot be said to it, nobody knows.
+        assert "The runtime is gone: " in stderr
+        assert "it was ended by signal 9." in stderr
         assert traces.remaining() == []
 
 

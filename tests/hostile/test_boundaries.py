@@ -200,7 +200,7 @@ async def test_a_guest_that_ends_its_own_process_is_not_run_again() -> None:
     async with hutch.Hutch(deno_warm=0) as h:
         result = await h.run("Deno.exit(1)", engine="deno")
         assert result.error is not None
-        assert result.error.code == "internal_error"
+        assert result.error.code == "runtime_error"
         assert h._kernel is not None
         assert h._kernel.pool.stats().tally.started == 1
 

@@ -35,7 +35,7 @@ async def test_what_is_public_is_found_below_api_and_with_slashes_too_many(prefi
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "//", "///", "/api", "/api/", "/execute-async", "/api/execute-async", "/api/api/health"]
+    "path", ["//", "///", "/api", "/api/", "/execute-async", "/api/execute-async", "/api/api/health"]
 )
 async def test_unknown_address_is_told_in_the_shape_of_every_error(path: str) -> None:
     for method in ("GET", "POST"):
