@@ -154,10 +154,17 @@ async def test_typescript_that_takes_a_compiler_runs_in_deno_as_a_body(
 
 
 @pytest.mark.parametrize("engine", ["quickjs"])
-async def test_typescript_that_takes_a_compiler_is_a_syntax_error_in_quickjs(run: Run) -> None:
-    result = await run("const a = 1;\nnamespace N { export const x = a }\nreturn N.x")
-    assert result.error is not None
-    assert (result.error.name, result.error.line) == ("SyntaxError", 2)
+async def test_typescript_that_takes_a_compiler_is_a_syntax_error_in_quickjs_that_names_who_has_one(
+    run: Run,
+) -> None:
+    for code in ("const a = 1;\nnamespace N { export const x = a }\nreturn N.x", "\n@(() => {}) class A {}"):
+        result = await run(code)
+        assert result.error is not None
+        assert (result.error.name, result.error.line) == ("SyntaxError", 2)
+        assert "; the deno engine compiles namespaces and decorators (2:" in result.error.message
+    other = await run("let a = ;")
+    assert other.error is not None
+    assert "deno" not in other.error.message
 
 
 @pytest.mark.parametrize("engine", ["deno"])

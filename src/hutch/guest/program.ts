@@ -10,6 +10,11 @@ export class GuestSyntaxError extends Error {
   constructor(readonly reason: string, readonly at?: Position, readonly isBeyond = false) {
     super(at ? `${reason} (${at.line}:${at.column})` : reason);
   }
+
+  /** With a word about who has such a compiler. */
+  hinted(hint: string): GuestSyntaxError {
+    return this.isBeyond ? new GuestSyntaxError(`${this.reason}; ${hint}`, this.at) : this;
+  }
 }
 
 /** What there is to say against a source. */

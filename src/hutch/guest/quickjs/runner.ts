@@ -40,6 +40,7 @@ const GUEST_CODES = new Set(["runtime_error", "serialization_error", "result_too
 const MAX_MESSAGE = 8_000;
 /** Bytes of input in the open calls of one execution. */
 const MAX_OPEN_BYTES = 32 * 1024 * 1024;
+const HAS_COMPILER = "the deno engine compiles namespaces and decorators";
 const EXHAUSTED = /^(out of memory|string too long)$/;
 /** An error as text. */
 const NAMED = /^(\w*Error): ([^]*)$/;
@@ -179,7 +180,12 @@ export class Runner {
     } catch (error) {
       const { message } = error as Error;
       const failure = error instanceof GuestSyntaxError
-        ? { code: "runtime_error", message, name: "SyntaxError", ...error.at }
+        ? {
+          code: "runtime_error",
+          message: error.hinted(HAS_COMPILER).message,
+          name: "SyntaxError",
+          ...error.at,
+        }
         : { code: "internal_error", message: `The runner could not begin: ${message}` };
       this.#answer(id, { ok: false, error: failure }, at);
     }
