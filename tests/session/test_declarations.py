@@ -132,6 +132,19 @@ def test_descriptions_defaults_and_formats_are_doc_comments() -> None:
     )
 
 
+def test_bounds_that_a_type_cannot_say_are_doc_comments() -> None:
+    text = one(
+        obj(
+            age={"type": "integer", "minimum": 1, "exclusiveMaximum": 150.5, "maximum": True},
+            name={"type": "string", "minLength": 3, "pattern": "^a*/$"},
+            tags={"type": "array", "items": {"type": "string"}, "maxItems": 4},
+        )
+    )
+    told = re.findall(r"@.*", text)
+    expected = ["@minimum 1", "@exclusiveMaximum 150.5", "@minLength 3", "@pattern ^a*\\/$", "@maxItems 4 */"]
+    assert told == expected
+
+
 TREE = {
     "$ref": "#/$defs/Tree",
     "$defs": {"Tree": {"type": "object", "properties": {"kids": {"type": "array", "items": ref("Tree")}}}},

@@ -303,12 +303,22 @@ def key(name: str) -> str:
     return name if is_identifier(name) else quote(name)
 
 
+# What a type cannot say, and who does not know it learns by failing.
+_BOUNDS = (
+    *("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf"),
+    *("minLength", "maxLength", "pattern", "minItems", "maxItems"),
+)
+
+
 def _schema_doc(schema: Any, default: bool = True) -> list[str]:
     if not isinstance(schema, dict):
         return []
     lines = doc_lines(schema.get("description"), 1_000)
     if isinstance(schema.get("format"), str):
         lines += doc_lines(f"@format {schema['format']}", 80)
+    for bound in _BOUNDS:
+        if isinstance(schema.get(bound), int | float | str) and not isinstance(schema[bound], bool):
+            lines += doc_lines(f"@{bound} {schema[bound]}", 200)
     if default and schema.get("default") is not None:
         lines += doc_lines(f"@default {json.dumps(schema['default'], ensure_ascii=False)}", 200)
     return [*lines, "@deprecated"] if schema.get("deprecated") is True else lines
