@@ -11,6 +11,8 @@ import hutch
     ("code", "exit_code"),
     [
         ("console.log('before'); Deno.exit(3)", 3),
+        ("console.log('before'); (await import('node:process')).exit(-1)", 255),
+        ("console.log('before'); Deno.exit(128)", 128),
         ("console.log('before'); (await import('node:process')).exit(0)", 0),
         ("console.log('before'); setTimeout(() => Deno.exit(), 1); await new Promise(() => {})", 0),
     ],
@@ -44,3 +46,22 @@ async def test_an_import_that_cannot_be_had_says_which_can(sandbox: hutch.Hutch,
     result = await sandbox.run(code, engine="deno")
     assert result.error is not None
     assert result.error.message.endswith("; here only modules of node: and data: URLs can be imported")
+
+
+async def test_a_guest_that_closes_its_connection_and_goes_on_is_ended(sandbox: hutch.Hutch) -> None:
+    code = """
+        const { core } = Deno[Deno.internal];
+        const [id] = Object.entries(core.resources()).find(([, name]) => name === "unixStream");
+        await core.shutdown(Number(id));
+        for (;;);"""
+    result = await sandbox.run(code, engine="deno", timeout_ms=30_000)
+    assert result.error is not None
+    expected = "The runner was lost: it closed its connection and went on"
+    assert (result.error.code, result.error.message) == ("internal_error", expected)
+
+
+async def test_an_error_is_told_also_when_what_explains_it_was_replaced(sandbox: hutch.Hutch) -> None:
+    spoil = "Array.prototype[Symbol.iterator] = RegExp.prototype.exec = () => { throw 1 };\n"
+    result = await sandbox.run(f"{spoil}null.x", engine="deno")
+    assert result.error is not None
+    assert (result.error.code, result.error.name) == ("runtime_error", "TypeError")

@@ -219,3 +219,10 @@ def test_what_a_terminal_would_obey_is_not_shown_as_it_is() -> None:
     os.close(ours)
     assert b"\x1b" not in shown
     assert b"\\u001b[31mb" in shown
+
+
+def test_text_that_no_terminal_obeys_is_shown_as_it_is() -> None:
+    text = "1\u202f234 \u540d\u3000\u5024 \U0001f469\u200d\U0001f4bb"
+    assert hutch("eval", f"throw new Error({json.dumps(text)})").stderr.startswith(
+        f"hutch: runtime_error: {text} ("
+    )

@@ -111,7 +111,10 @@ async def test_all_methods_log_in_order(run: Run) -> None:
 @pytest.mark.parametrize(
     ("code", "lines"),
     [
-        ("console.dir({ a: 1 }); console.table([{ b: 2 }])", ['{"a":1}', '[{"b":2}]']),
+        (
+            "console.dir({ a: 1 }, { depth: null }); console.table([{ b: 2 }], ['b'])",
+            ['{"a":1}', '[{"b":2}]'],
+        ),
         ("console.group('outer'); console.log(1); console.groupEnd(); console.log(2)", ["outer", "  1", "2"]),
         ("console.groupCollapsed(); console.groupEnd(); console.groupEnd(); console.clear()", []),
         ("console.assert(true, 'no'); console.assert(0, 'not', [1])", ["Assertion failed not [1]"]),
@@ -123,6 +126,20 @@ async def test_all_methods_log_in_order(run: Run) -> None:
 async def test_the_other_methods_of_a_console_are_there(run: Run, code: str, lines: list[str]) -> None:
     result = await run(code)
     assert (result.error, result.logs) == (None, lines)
+
+
+async def test_methods_of_a_console_give_nothing(run: Run) -> None:
+    names = "assert clear count countReset dir group groupCollapsed groupEnd log table time timeLog timeEnd"
+    result = await run(f"return '{names}'.split(' ').filter((name) => console[name](1) !== undefined)")
+    assert result.result == []
+
+
+async def test_what_would_be_left_out_of_the_logs_is_not_made_into_text(run: Run) -> None:
+    counts = "let n = 0; const counts = { toJSON() { n++; return 1 } };"
+    code = f"{counts} for (let i = 0; i < 9; i++) console.log(counts); return n"
+    result = await run(code, max_log_lines=3)
+    assert (len(result.logs), result.logs_truncated) == (3, True)
+    assert result.result <= 4
 
 
 async def test_a_console_measures_time(run: Run) -> None:

@@ -37,8 +37,10 @@ BOMB = "const a = []; for (;;) a.push(new Uint8Array(1024 * 1024).fill(1))"
 
 
 @pytest.fixture(autouse=True)
-async def nothing_left(anyio_backend: object) -> AsyncIterator[None]:
+async def nothing_left(sandbox: hutch.Hutch) -> AsyncIterator[None]:
     """Whatever a test does, no process and no control group of its own stays."""
+    # The spares of those that other tests used may still be on their way.
+    await eventually(lambda: is_settled(sandbox))
     before = {*children(os.getpid())}, groups(os.getpid())
     yield
     # Only those that are our own: other tests' database has processes too.
@@ -46,6 +48,13 @@ async def nothing_left(anyio_backend: object) -> AsyncIterator[None]:
         for pid in (child, *descendants(child)):
             await gone(pid)
     assert groups(os.getpid()) <= before[1]
+
+
+def is_settled(h: hutch.Hutch) -> bool:
+    assert h._kernel is not None
+    pool = h._kernel.pool
+    ready = all(len(pool._warm.get(profile, ())) >= count for profile, count in pool._wanted().items())
+    return ready and not pool._starting and not pool._leaving
 
 
 @pytest.mark.parametrize("engine", ENGINES)

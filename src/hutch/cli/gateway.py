@@ -8,7 +8,6 @@ import ssl
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from textwrap import shorten
 from typing import Any
 
 import httpx2
@@ -37,6 +36,9 @@ def environment() -> int:
     return 0
 
 
+_MOST_CHARACTERS = 100
+
+
 def status(url: str | None, *, json: bool) -> int:
     """Exit code 1 when a server cannot be reached."""
     settings = settings_module.load()
@@ -63,8 +65,12 @@ def list_tools(url: str | None, only: str | None, *, json: bool) -> int:
         print_json(msgspec.json.encode(entries))
     for entry in () if json else entries:
         description = (entry["description"] or "").strip().split("\n")[0]
-        print(f"{entry['qualifiedName']:40} {shorten(description, 100, placeholder=' …')}")
+        print(f"{entry['qualifiedName']:40} {_clipped(description)}")
     return 0
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 2].rstrip()} …"
 
 
 def search_tools(url: str | None, query: str, limit: int, *, json: bool) -> int:

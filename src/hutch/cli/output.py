@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import unicodedata
 
 # JSON escapes no others: DEL, and in UTF-8 U+0080 to U+009F, of which terminals obey some.
 _CONTROL = re.compile(rb"\x7f|\xc2[\x80-\x9f]")
@@ -21,7 +22,13 @@ def _escaped(found: re.Match[bytes]) -> bytes:
 
 def defused(text: str) -> str:
     """A guest's words without what a terminal would obey; lines and tabs stay."""
-    return "".join(each if each.isprintable() or each in "\n\t" else f"\\u{ord(each):04x}" for each in text)
+    return text if text.isprintable() else "".join(map(_defused, text))
+
+
+def _defused(each: str) -> str:
+    # Controls, those of direction among them, lone surrogates and separators of lines; emoji need joiners.
+    obeyed = unicodedata.category(each) in ("Cc", "Cf", "Cs", "Zl", "Zp") and each not in "\n\t\u200c\u200d"
+    return f"\\u{ord(each):04x}" if obeyed else each
 
 
 def print_log(line: str) -> None:

@@ -15,6 +15,8 @@ const Trace = Error;
 
 /** Calls beyond this wait their turn, so that `Promise.all` over many items just works. */
 const MAX_OUTSTANDING = 128;
+/** Calls that wait and know where they were made. */
+const MOST_PLACES = 1_000;
 
 /** `tool` counts through all providers' tools, in the order in which they were lent. */
 export type Emit = (call: number, tool: number, input: string) => void;
@@ -36,8 +38,13 @@ export interface Fault {
   stack?: string;
 }
 
+interface Trusted {
+  fault: Fault;
+  from?: Error;
+}
+
 /** Errors that did not come from the guest, by the object that carries each: writing on it changes nothing. */
-const trusted = new WeakMap<object, Fault>();
+const trusted = new WeakMap<object, Trusted>();
 const waiting: Record<number, Waiting> = create(null);
 const backlog: (() => void)[] = [];
 let calls = 0, outstanding = 0;
@@ -45,7 +52,7 @@ let calls = 0, outstanding = 0;
 function trustedError(code: string, message: string, from?: Error): Error {
   const error = new Error(message) as Error & { code: string };
   error.code = code;
-  apply(weakSet, trusted, [error, fault(code, message, undefined, stackOf(from))]);
+  apply(weakSet, trusted, [error, { fault: fault(code, message), from }]);
   return error;
 }
 
@@ -66,7 +73,8 @@ export function proxy(
   maxBytes?: number,
 ): (input?: unknown) => Promise<unknown> {
   return (input) => {
-    const from = new Trace();
+    // With very many calls at once, what they keep would be what their memory is used for.
+    const from = backlog.length < MOST_PLACES ? new Trace() : undefined;
     return new Promise((resolve, reject) => {
       let text: string;
       try {
@@ -130,7 +138,8 @@ export function explain(error: unknown): Fault {
   }
   if (typeof error === "object" && error !== null) {
     const known = apply(weakGet, trusted, [error]);
-    if (known) return known;
+    // Not before: to write a stack takes longer than the call, and most errors of tools are caught.
+    if (known) return { ...known.fault, __proto__: null, stack: stackOf(known.from) } as Fault;
   }
   if (error instanceof Error) {
     const { message, name, stack } = error;

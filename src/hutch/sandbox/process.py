@@ -37,7 +37,7 @@ IMPORT_SECONDS = 30.0
 REHEARSE = b'{"type":"rehearse"}\n'
 REHEARSE_SECONDS = 0.005
 # What bubblewrap's exit code is if a signal ended what is inside, less the signal's number.
-FIRST_SIGNAL = 128
+BY_SIGNAL = 128
 # For a program to end that has closed its channel.
 LEAVE_SECONDS = 1.0
 # Before a line that the guest printed on its console, which follows as JSON; null: something was left out.
@@ -314,9 +314,9 @@ class RunnerProcess(Runner):
     def _channel_closed(self, reason: str) -> None:
         if self._group is not None and self._group.oom_kills() > 0:
             self._out_of_memory = True
-        if self.profile.details.own_process and self._process.returncode is None and not self._out_of_memory:
-            # It is about to end, and its exit code is wanted.
-            self._loop.call_later(LEAVE_SECONDS, self.kill)
+        if self._is_leaving():
+            # Its exit code is wanted.
+            self._loop.call_later(LEAVE_SECONDS, self._leave)
             return
         if self.profile.details.own_process:
             # Nobody else was in there: running it again would only end it again.
@@ -325,6 +325,17 @@ class RunnerProcess(Runner):
         elif self._out_of_memory:
             reason = "its process ran out of memory"
         self.link.lose(reason)
+        self.kill()
+
+    def _is_leaving(self) -> bool:
+        """Whether an execution's own process has closed its channel and is about to end."""
+        if not self.profile.details.own_process or self._out_of_memory:
+            return False
+        return self._process.returncode is None and bool(self.link.sessions)
+
+    def _leave(self) -> None:
+        for session in list(self.link.sessions.values()):
+            session.fail(self._own_fault(session, "it closed its connection and went on", None))
         self.kill()
 
     def _end(self, session: Session, reason: str) -> None:
@@ -336,12 +347,13 @@ class RunnerProcess(Runner):
 
     def _own_fault(self, session: Session, reason: str, exit_code: int | None) -> WireError:
         if not self._out_of_memory:
-            if exit_code is not None and 0 <= exit_code < FIRST_SIGNAL:
+            number = _signal(exit_code)
+            if exit_code is not None and number is None:
                 message = f"The code ended its own process, with exit code {exit_code}; it should return"
                 return WireError(code="runtime_error", message=message)
             # Whose signal it was, its own or the machine's, nobody can tell.
-            if exit_code is not None and exit_code > FIRST_SIGNAL:
-                reason = f"its process was ended by signal {exit_code - FIRST_SIGNAL}"
+            if number is not None:
+                reason = f"its process was ended by signal {number}"
             return WireError(code="internal_error", message=f"The runner was lost: {reason}")
         mebibytes = session.limits.memory_limit_bytes / 2**20
         message = f"Execution exceeded its memory limit of {mebibytes:g} MiB"
@@ -422,6 +434,13 @@ class RunnerProcess(Runner):
 
 
 def _nothing() -> None: ...
+
+
+def _signal(exit_code: int | None) -> int | None:
+    """The signal that ended a process: as its parent is told, or as bubblewrap puts it into its exit code."""
+    if exit_code is None or 0 <= exit_code <= BY_SIGNAL or exit_code > BY_SIGNAL + signal.NSIG - 1:
+        return None
+    return -exit_code if exit_code < 0 else exit_code - BY_SIGNAL
 
 
 def _stdin(profile: Profile, bell: Bell | None) -> int:

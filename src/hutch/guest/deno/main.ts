@@ -6,7 +6,7 @@ import { Logs } from "../logs.ts";
 import type { Prepared } from "../preparing/main.ts";
 import { after, clock } from "../clock.ts";
 import { echo } from "../process.ts";
-import { FILE, GuestSyntaxError, Program } from "../program.ts";
+import { FILE, GuestSyntaxError, type Position, Program } from "../program.ts";
 import { connect, part, renounce } from "../start.ts";
 import { explain, type Fault, lend, settle } from "../tools.ts";
 import {
@@ -94,14 +94,20 @@ class Run {
         this.#logs.add(line);
         if (lines.length > before) echo(lines[before]);
         if (this.#logs.truncated && !truncated) echo(null);
-      }),
+      }, () => this.#logs.truncated),
     );
   }
 
   fail({ stack, ...error }: Fault): void {
-    // Whatever else comes from the host, word for word.
-    const message = error.code === "runtime_error" ? this.#hinted(error.message) : error.message;
-    this.#finish(false, undefined, { ...error, message, ...this.#program?.lineOf(stack) });
+    let { message } = error, at: Partial<Position> | undefined;
+    try {
+      // What else there is comes from the host, word for word.
+      if (error.code === "runtime_error") message = this.#hinted(message);
+      at = this.#program?.lineOf(stack);
+    } catch {
+      // The guest has replaced what that takes.
+    }
+    this.#finish(false, undefined, { ...error, message, ...at });
   }
 
   /** V8 and Deno say what does not work, and not what does. */

@@ -6,8 +6,6 @@ import { log as keep } from "./host.ts";
 
 let full = false;
 
-const all = methods((line) => {
-  if (!full) full = keep(line.toWellFormed()) === 0;
-});
+const all = methods((line) => full = keep(line.toWellFormed()) === 0, () => full);
 for (const [name, method] of Object.entries(all)) rename(name, method);
 hide("console", all);
