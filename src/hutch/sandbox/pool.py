@@ -11,13 +11,12 @@ import contextlib
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 
-import msgspec
-
 from hutch.errors import Busy, HutchError, SandboxUnavailable
 from hutch.sandbox.profile import Profile
 from hutch.sandbox.runner import Runner
 from hutch.sandbox.spares import Spares
 from hutch.sandbox.stats import PoolStats, Tally, Why
+from hutch.sandbox.waiting import Waiter, wait_guess
 from hutch.session.host import Outcome, Session
 from hutch.settings import Settings
 
@@ -37,14 +36,6 @@ REFILL_AFTER = 0.02
 # Where a process loads something first, it is still at that, if it was not a spare.
 REFILL_PREPARED_AFTER = 0.5
 START_ATTEMPTS = 3
-
-
-class Waiter(msgspec.Struct, eq=False):
-    """An execution that waits for a place."""
-
-    profile: Profile
-    owner: str
-    future: asyncio.Future[Runner]
 
 
 class Pool:
@@ -88,10 +79,7 @@ class Pool:
             if runner is not None:
                 return runner
         if len(self._waiters) >= self._settings.max_queue:
-            self._tally.refused += 1
-            raise Busy(
-                f"{len(self._waiters)} executions are waiting already.", retry_after=self._wait_guess()
-            )
+            raise self._refusal(f"{len(self._waiters)} executions are waiting already.")
         loop = asyncio.get_running_loop()
         began = loop.time()
         waiter = Waiter(profile, owner, loop.create_future())
@@ -101,10 +89,9 @@ class Pool:
             async with asyncio.timeout(self._settings.queue_seconds):
                 return await waiter.future
         except TimeoutError:
-            self._tally.refused += 1
             self._give_back(waiter)
             seconds = self._settings.queue_seconds
-            raise Busy(f"No place came free within {seconds:g} s.", retry_after=self._wait_guess()) from None
+            raise self._refusal(f"No place came free within {seconds:g} s.") from None
         except asyncio.CancelledError:
             self._give_back(waiter)
             raise
@@ -113,6 +100,10 @@ class Pool:
             self._tally.waited_seconds += loop.time() - began
             with contextlib.suppress(ValueError):
                 self._waiters.remove(waiter)
+
+    def _refusal(self, message: str) -> Busy:
+        self._tally.refused += 1
+        return Busy(message, retry_after=wait_guess(len(self._waiters)))
 
     def at_hand(self, profile: Profile, owner: str) -> Runner | None:
         """As `acquire`, but only one that can be had at once."""
@@ -129,8 +120,8 @@ class Pool:
 
     def _give_back(self, waiter: Waiter) -> None:
         """Who stops waiting may have been given a runner at that very moment."""
-        if waiter.future.done() and not waiter.future.cancelled() and not waiter.future.exception():
-            self.release(waiter.future.result())
+        if (runner := waiter.given()) is not None:
+            self.release(runner)
 
     def release(self, runner: Runner, outcome: Outcome | None = None, session: Session | None = None) -> None:
         """Takes a runner back, or ends it where it may not be used again."""
@@ -493,39 +484,16 @@ class Pool:
                     self._end(runner, "crowded out")
 
     def _bound_spares(self) -> None:
-        """Forgets the spares used longest ago until the memory of the rest is within its bound."""
-        left = self._settings.spare_bytes
-        prepared = [each for ready in self._warm.values() for each in ready if each.profile.is_prepared]
-        for runner in sorted(prepared, key=lambda each: each.idle_since, reverse=True):
-            left -= runner.memory_used()
-            if left < 0:
-                self._spares.forget(runner.profile)
-                self._end(runner, "crowded out")
+        """Forgets the spares that are more than there is memory for."""
+        for runner in self._spares.beyond_memory(each for ready in self._warm.values() for each in ready):
+            self._spares.forget(runner.profile)
+            self._end(runner, "crowded out")
 
     def _soon(self, action: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(action)
 
-    def _wait_guess(self) -> float:
-        """Seconds after which trying again is sensible: the longer the queue, the later."""
-        return float(min(30, 1 + len(self._waiters) // 20))
-
     def stats(self) -> PoolStats:
-        processes: Counter[str] = Counter()
-        in_flight: Counter[str] = Counter()
-        for (profile, _), mine in self._shared.items():
-            processes[profile.engine] += len(mine)
-            in_flight[profile.engine] += sum(each.in_flight for each in mine)
-        for runner in self._busy:
-            processes[runner.profile.engine] += 1
-            in_flight[runner.profile.engine] += 1
-        warm: Counter[str] = Counter()
-        for profile, ready in self._warm.items():
-            warm[profile.engine] += len(ready)
-        return PoolStats(
-            processes=dict(processes + warm),
-            in_flight=dict(in_flight),
-            warm=dict(warm),
-            starting=self._starting.total(),
-            waiting=len(self._waiters),
-            tally=self._tally,
-        )
+        shared = [each for mine in self._shared.values() for each in mine]
+        warm = [each for ready in self._warm.values() for each in ready]
+        starting, waiting = self._starting.total(), len(self._waiters)
+        return PoolStats.of([*shared, *self._busy], warm, starting, waiting, self._tally)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from hutch.sandbox.profile import Profile
+from hutch.sandbox.runner import Runner
 from hutch.settings import Settings
 
 # Of those that load nothing: each state of a gateway's tools is a profile of its own, and soon of no use.
@@ -35,6 +38,16 @@ class Spares:
         if profile not in self._used:
             return 0
         return 1 if profile.is_prepared else self._settings.deno_warm
+
+    def beyond_memory(self, warm: Iterable[Runner]) -> list[Runner]:
+        """Of those that loaded something, the ones used longest ago that there is no memory for."""
+        left, beyond = self._settings.spare_bytes, []
+        prepared = [each for each in warm if each.profile.is_prepared]
+        for runner in sorted(prepared, key=lambda each: each.idle_since, reverse=True):
+            left -= runner.memory_used()
+            if left < 0:
+                beyond.append(runner)
+        return beyond
 
     def forget(self, profile: Profile) -> None:
         self._used.pop(profile, None)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
+
+from hutch.sandbox.runner import Runner
 
 Why = Literal["used", "recycled", "idle", "silent", "crowded out", "lost"]
 """Used once; after many executions; for want of any; because it did not answer; for another; by itself."""
@@ -32,3 +35,16 @@ class PoolStats(msgspec.Struct, frozen=True):
     starting: int
     waiting: int
     tally: Tally
+
+    @classmethod
+    def of(
+        cls, lent: Iterable[Runner], warm: Iterable[Runner], starting: int, waiting: int, tally: Tally
+    ) -> PoolStats:
+        """Of runners that have an owner or are in use, and of those that wait for one."""
+        processes: Counter[str] = Counter()
+        in_flight: Counter[str] = Counter()
+        for runner in lent:
+            processes[runner.profile.engine] += 1
+            in_flight[runner.profile.engine] += runner.in_flight
+        ready: Counter[str] = Counter(runner.profile.engine for runner in warm)
+        return cls(dict(processes + ready), dict(in_flight), dict(ready), starting, waiting, tally)
