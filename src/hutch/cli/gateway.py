@@ -24,6 +24,9 @@ from hutch.settings import Settings
 
 _ANSWER_SECONDS = 60.0
 
+# Of a description in a list of tools.
+_MOST_CHARACTERS = 100
+
 
 def url_of(settings: Settings) -> str:
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
@@ -34,9 +37,6 @@ def environment() -> int:
     """Prints what a shell is to evaluate, so that scripts find the gateway."""
     print(f"export {VARIABLE}={shlex.quote(url_of(settings_module.load()))}")
     return 0
-
-
-_MOST_CHARACTERS = 100
 
 
 def status(url: str | None, *, json: bool) -> int:

@@ -11,9 +11,9 @@ export class GuestSyntaxError extends Error {
     super(at ? `${reason} (${at.line}:${at.column})` : reason);
   }
 
-  /** With a word about who has such a compiler. */
-  hinted(hint: string): GuestSyntaxError {
-    return this.isBeyond ? new GuestSyntaxError(`${this.reason}; ${hint}`, this.at) : this;
+  /** The message, with a word about who has such a compiler. */
+  hinted(hint: string): string {
+    return this.isBeyond ? new GuestSyntaxError(`${this.reason}; ${hint}`, this.at).message : this.message;
   }
 }
 

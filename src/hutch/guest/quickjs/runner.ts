@@ -180,12 +180,7 @@ export class Runner {
     } catch (error) {
       const { message } = error as Error;
       const failure = error instanceof GuestSyntaxError
-        ? {
-          code: "runtime_error",
-          message: error.hinted(HAS_COMPILER).message,
-          name: "SyntaxError",
-          ...error.at,
-        }
+        ? { code: "runtime_error", message: error.hinted(HAS_COMPILER), name: "SyntaxError", ...error.at }
         : { code: "internal_error", message: `The runner could not begin: ${message}` };
       this.#answer(id, { ok: false, error: failure }, at);
     }
