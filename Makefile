@@ -28,7 +28,7 @@ install: .venv/.compiled $(BUNDLE) .venv/.jail ## .venv with every dependency, t
 serve: install ## the server; its own options in ARGS
 	@exec .venv/bin/hutch serve $(ARGS)
 
-test: install .venv/.postgres style ## lint, types, the Python tests and the guest's own
+test: install .venv/.postgres .venv/.curl style ## lint, types, the Python tests and the guest's own
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going pytest beside
 
 # One more at once than there are cores, 8 at most: a good part of their time tests wait, but what is timed
@@ -122,6 +122,12 @@ $(BUNDLE): .venv/.installed $(GUEST_SOURCES)
 	@command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { $(call apt,postgresql); }
 	@command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { echo "the tests need" \
 		"PostgreSQL's programs and may not install them: 'apt install postgresql', or another way to 'initdb'" >&2; exit 1; }
+	@touch $@
+
+# The tests run the line that `hutch serve` announces, and the examples, as a shell does.
+.venv/.curl: .venv/.made
+	@command -v curl >/dev/null || { $(call apt,curl); }
+	@command -v curl >/dev/null || { echo "the tests need curl and may not install it: 'apt install curl'" >&2; exit 1; }
 	@touch $@
 
 # Installs a package where that is allowed without a question; where not, nothing happens.
