@@ -1,9 +1,9 @@
-# A checkout needs Python >= 3.11 with pip and venv, and make; the rest is fetched. Stamps in .venv keep second runs short.
+# Needs Python >= 3.11 with pip and venv, and make; everything else is downloaded. Stamp files in .venv avoid repeated work.
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install serve test pytest beside bench lint style types guest fmt lock wheel-check clean
+.PHONY: help install serve test pytest checks bench lint style types guest fmt lock wheel wheel-check clean
 
-# Tests are compiled once, not by every process of every run.
+# Let Python cache the compiled tests.
 unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON = $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -18,33 +18,32 @@ GUEST_SOURCES := $(shell find src/hutch/guest \( -name dist -o -name tests \) -p
 	\( -name '*.ts' -o -name 'deno.*' \) -type f -print)
 BUNDLE := src/hutch/guest/dist/.sources
 
-help: ## this list
+help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
 
-install: .venv/.compiled $(BUNDLE) .venv/.jail ## .venv with every dependency, the guest bundle and .venv/bin/hutch
-	@command -v bwrap >/dev/null || echo "note: no bubblewrap, so Hutch falls back to its weaker isolation" \
-		"(Deno's permissions and limits only); 'apt install bubblewrap' gives it the stronger one" >&2
+install: .venv/.compiled $(BUNDLE) .venv/.jail ## create .venv with all dependencies, the guest bundle and .venv/bin/hutch
+	@command -v bwrap >/dev/null || echo "note: bubblewrap is not installed, so Hutch uses weaker isolation" \
+		"(only Deno's permissions and limits); 'apt install bubblewrap' enables the stronger one" >&2
 
-serve: install ## the server; its own options in ARGS
+serve: install ## run the server, with options in ARGS
 	@exec .venv/bin/hutch serve $(ARGS)
 
-test: install .venv/.postgres .venv/.curl style ## lint, types, the Python tests and the guest's own
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going pytest beside
+test: install .venv/.postgres .venv/.curl style ## lint, type checks, Python tests and guest tests
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going pytest checks
 
-# One more at once than there are cores, 8 at most: a good part of their time tests wait, but what is timed
-# needs some room.
+# One process more than cores, at most 8: tests often wait, but those with timing need some idle capacity.
 pytest:
 	.venv/bin/python -m pytest -n $$(n=$$(nproc); echo $$((n < 7 ? n + 1 : 8))) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-# The rest goes on beside the Python tests, and is told in one piece.
-beside:
-	@mkdir -p build; $(MAKE) --no-print-directory types guest >build/beside.log 2>&1; \
-		status=$$?; cat build/beside.log; exit $$status
+# Runs in parallel with the Python tests; its output is printed at the end.
+checks:
+	@mkdir -p build; $(MAKE) --no-print-directory types guest >build/checks.log 2>&1; \
+		status=$$?; cat build/checks.log; exit $$status
 
-bench: install ## how fast and how small, beside baselines
+bench: install ## measure speed and size against baselines
 	.venv/bin/python -m bench $(ARGS)
 
-lint: style types ## ruff, mypy; deno fmt, lint and check
+lint: style types ## ruff, mypy, and deno fmt, lint and check
 
 style: install
 	.venv/bin/ruff format --check
@@ -59,40 +58,48 @@ types: install
 guest: install
 	$(DENO) test --allow-all --frozen --quiet --reporter=dot
 
-fmt: install ## formats Python and TypeScript
+fmt: install ## format Python and TypeScript
 	.venv/bin/ruff check --fix-only --quiet
 	.venv/bin/ruff format
 	$(DENO) fmt
 
 lock: ENV = build/lock
-lock: ## newest allowed versions into requirements.lock; what deno.json asks for into the guest's deno.lock
+lock: ## update requirements.lock to the newest allowed versions, and the guest's deno.lock from deno.json
 	rm -rf $(ENV) && $(PYTHON) -m venv $(ENV)
 	$(PIP) install hatchling deno==$(shell sed -n 's/^ *"deno==\(.*\)",$$/\1/p' pyproject.toml)
 	$(DENO) install --frozen=false
 	$(PIP) install --no-build-isolation -e '.[dev]'
-	{ echo "# Written by 'make lock'; 'make install' holds to it."; $(PIP) freeze --exclude-editable; } > $(ENV)/new
+	{ echo "# Written by 'make lock'; 'make install' uses these versions."; $(PIP) freeze --exclude-editable; } > $(ENV)/new
 	mv $(ENV)/new requirements.lock && rm -rf $(ENV)
 
+wheel: private ENV = build/wheel
+wheel: install ## build what would be uploaded to PyPI into dist, and check it
+	rm -rf dist $(ENV) && $(PYTHON) -m venv $(ENV)
+	$(PIP) install twine==7.0.0
+	.venv/bin/python -m hatchling build
+	$(ENV)/bin/twine check --strict dist/*
+	rm -rf $(ENV)
+
 wheel-check: ENV = build/fresh
-wheel-check: ## installs the wheel as a user would, in a new environment, and runs it from elsewhere
+wheel-check: ## install the wheel in a new environment and run it from another folder
 	rm -rf $(ENV) && $(PYTHON) -m venv $(ENV)
 	$(PIP) install .
 	cd / && test "$$("$(CURDIR)/$(ENV)/bin/hutch" eval '1+1')" = 2
 	rm -rf $(ENV)
 
-clean: ## removes all that was made here
+clean: ## remove everything that was built
 	rm -rf .venv build dist src/hutch/guest/dist .pytest_cache .ruff_cache .mypy_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# An environment that was made elsewhere and moved here would run the wrong code: its scripts hold paths.
+# The scripts of an environment contain absolute paths, so one that was moved has to be created again.
 ifneq "$(shell cat .venv/.made 2>/dev/null)" "$(CURDIR)"
 .PHONY: .venv/.made
 endif
 .venv/.made:
-	@test -n "$(PYTHON)" || { echo "Hutch needs Python 3.11 or newer, and none was found." \
-		"Install one (Debian, Ubuntu: apt install python3 python3-venv) or name it: make PYTHON=/path/to/python" >&2; exit 1; }
-	@echo "making .venv with $(PYTHON)"
-	@$(PYTHON) -m venv --clear .venv || { echo "$(PYTHON) cannot make a virtual environment." \
+	@test -n "$(PYTHON)" || { echo "Hutch needs Python 3.11 or newer, but none was found." \
+		"Install it (Debian, Ubuntu: apt install python3 python3-venv) or set its path: make PYTHON=/path/to/python" >&2; exit 1; }
+	@echo "creating .venv with $(PYTHON)"
+	@$(PYTHON) -m venv --clear .venv || { echo "$(PYTHON) cannot create a virtual environment." \
 		"On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@printf %s "$(CURDIR)" > $@
 
@@ -102,35 +109,35 @@ endif
 	@$(PIP) install -c requirements.lock --no-build-isolation -e '.[dev]'
 	@touch $@
 
-# An editable install does not notice that the guest's TypeScript has changed.
+# pip does not rebuild an editable install when the guest's TypeScript changes.
 $(BUNDLE): .venv/.installed $(GUEST_SOURCES)
 	@.venv/bin/python hatch_build.py
 	@touch $@
 
-# So that `import hutch` is quick also where PYTHONDONTWRITEBYTECODE is set.
+# Keeps `import hutch` fast where PYTHONDONTWRITEBYTECODE is set.
 .venv/.compiled: .venv/.installed $(PYTHON_SOURCES)
 	@.venv/bin/python -m compileall -q src/hutch
 	@touch $@
 
-# Tried once; whoever may not install it is told by `install`.
+# Tried once; if it fails, `install` prints a note.
 .venv/.jail: .venv/.made
 	@command -v bwrap >/dev/null || { $(call apt,bubblewrap); }
 	@touch $@
 
-# The tests start a PostgreSQL of their own. Tried until it is there: they fail without its programs.
+# The tests start their own PostgreSQL and fail without its programs.
 .venv/.postgres: .venv/.made
 	@command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { $(call apt,postgresql); }
 	@command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { echo "the tests need" \
-		"PostgreSQL's programs and may not install them: 'apt install postgresql', or another way to 'initdb'" >&2; exit 1; }
+		"PostgreSQL's programs, which could not be installed: run 'apt install postgresql' or put 'initdb' on PATH" >&2; exit 1; }
 	@touch $@
 
-# The tests run the line that `hutch serve` announces, and the examples, as a shell does.
+# The tests run the curl commands of the examples and of the output of `hutch serve`.
 .venv/.curl: .venv/.made
 	@command -v curl >/dev/null || { $(call apt,curl); }
-	@command -v curl >/dev/null || { echo "the tests need curl and may not install it: 'apt install curl'" >&2; exit 1; }
+	@command -v curl >/dev/null || { echo "the tests need curl, which could not be installed: run 'apt install curl'" >&2; exit 1; }
 	@touch $@
 
-# Installs a package where that is allowed without a question; where not, nothing happens.
+# Installs a package if that needs no password; otherwise does nothing.
 define apt
 if command -v apt-get >/dev/null \
 		&& { [ "$$(id -u)" = 0 ] && as= || { sudo -n true 2>/dev/null && as='sudo -n'; }; }; then \

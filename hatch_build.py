@@ -1,7 +1,7 @@
-"""Builds the guest bundle with Deno: a build hook for the wheel, and a command for `make install`.
+"""Builds the guest bundle with Deno, as a build hook for the wheel and as a command for `make install`.
 
-The wheel carries the bundle, an editable install finds it in the tree (`src/hutch/guest/dist`). A bundle
-remembers a digest of what it was built from, so that it is built again only when that has changed.
+The wheel contains the bundle; an editable install uses the one in `src/hutch/guest/dist`. The bundle contains
+a digest of its sources and is only rebuilt when they have changed.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 ROOT = Path(__file__).resolve().parent
 GUEST = ROOT / "src/hutch/guest"
 BUNDLE = GUEST / "dist"
-MUST_HAVE = (
+BUNDLE_FILES = (
     "entry.js",
     "image.bin",
     "image.json",
     "quickjs.js",
     "quickjs.wasm",
     "deno.js",
-    "preparing.js",
+    "precompile.js",
     "typescript.js",
     "npm.js",
+    "zod3.js",
     "script.js",
 )
-SOURCES = (".ts", ".js", ".json", ".lock", ".wasm")
-DIGEST = ".sources"
+SOURCE_SUFFIXES = (".ts", ".js", ".json", ".lock", ".wasm")
+DIGEST_FILE = ".sources"
 
-# What Deno says when it could not fetch, as opposed to when it could not build.
-UNREACHABLE = ("error sending request", "Failed caching npm package", "Bad response")
+# Deno's messages for a failed download.
+DOWNLOAD_ERRORS = ("error sending request", "Failed caching npm package", "Bad response")
 
 
 class BundleError(Exception):
@@ -45,11 +46,11 @@ class BundleError(Exception):
 
 
 class GuestBundle(BuildHookInterface[Any]):
-    """Puts the bundle into the wheel, and beside the sources of an editable install."""
+    """Adds the bundle to the wheel, or builds it in the source tree for an editable install."""
 
     PLUGIN_NAME = "custom"
 
-    _aside: tempfile.TemporaryDirectory[str] | None = None
+    _temporary: tempfile.TemporaryDirectory[str] | None = None
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         try:
@@ -58,60 +59,60 @@ class GuestBundle(BuildHookInterface[Any]):
             if version == "editable" or (_writable(ROOT) and _writable(GUEST)):
                 build()
             else:
-                self._build_aside(build_data)
+                self._build_in_temporary_folder(build_data)
         except BundleError as error:
             self.app.abort(str(error))
 
-    def _build_aside(self, build_data: dict[str, Any]) -> None:
-        """For a wheel from a tree that cannot be written."""
-        self._aside = tempfile.TemporaryDirectory(prefix="hutch-guest-")
-        aside = Path(self._aside.name)
-        bundle(aside / "dist", cache=aside / "deno")
-        (aside / "dist" / DIGEST).unlink()
-        for file in (aside / "dist").iterdir():
+    def _build_in_temporary_folder(self, build_data: dict[str, Any]) -> None:
+        """Builds the bundle for a wheel from a read-only source tree."""
+        self._temporary = tempfile.TemporaryDirectory(prefix="hutch-guest-")
+        folder = Path(self._temporary.name)
+        bundle(folder / "dist", cache=folder / "deno")
+        (folder / "dist" / DIGEST_FILE).unlink()
+        for file in (folder / "dist").iterdir():
             build_data["force_include"][str(file)] = f"hutch/guest/dist/{file.name}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        if self._aside is not None:
-            self._aside.cleanup()
+        if self._temporary is not None:
+            self._temporary.cleanup()
 
 
 def is_current() -> bool:
-    """Whether the bundle in the tree is whole and was built from these sources by this Deno."""
-    digest = BUNDLE / DIGEST
-    if not all((BUNDLE / name).is_file() for name in MUST_HAVE) or not digest.is_file():
+    """Whether the bundle in the source tree is complete and was built from these sources by this Deno."""
+    digest = BUNDLE / DIGEST_FILE
+    if not all((BUNDLE / name).is_file() for name in BUNDLE_FILES) or not digest.is_file():
         return False
     return digest.read_text() == _digest()
 
 
 def build() -> None:
-    """Builds the bundle into the tree: aside first, so that nobody ever sees half of one."""
+    """Builds the bundle in the source tree and replaces the old one atomically."""
     scratch = ROOT / "build"
     try:
         scratch.mkdir(exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix="guest-", dir=scratch))
+        temporary = Path(tempfile.mkdtemp(prefix="guest-", dir=scratch))
     except OSError as error:
         raise BundleError(f"The guest bundle cannot be built: {error}. Make {ROOT} writable.") from None
     try:
-        bundle(aside / "new", cache=scratch / "deno")
+        bundle(temporary / "new", cache=scratch / "deno")
         if BUNDLE.exists():
-            BUNDLE.rename(aside / "old")
-        (aside / "new").rename(BUNDLE)
+            BUNDLE.rename(temporary / "old")
+        (temporary / "new").rename(BUNDLE)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def bundle(out: Path, *, cache: Path) -> None:
-    """Has Deno write the bundle into `out`; `cache` holds its downloads unless DENO_DIR says otherwise."""
+    """Writes the bundle to `out` with Deno. Downloads go to `cache` unless DENO_DIR is set."""
     main = GUEST / "build/main.ts"
     if not main.is_file():
-        raise BundleError(f"The guest bundle cannot be built: {main} is missing. Take a whole source tree.")
+        raise BundleError(f"The guest bundle cannot be built: {main} is missing. Use a complete source tree.")
     digest = _digest()
     out.mkdir(parents=True)
     environ = dict(os.environ, NO_COLOR="1")
     environ["DENO_DIR"] = str(Path(environ.get("DENO_DIR") or cache).absolute())
     environ.setdefault("DENO_NO_UPDATE_CHECK", "1")
-    # Deno trusts Mozilla's authorities alone unless told so; a company's proxy is known to the system's.
+    # By default Deno trusts only Mozilla's authorities; that of a company's proxy is in the system's store.
     environ.setdefault("DENO_TLS_CA_STORE", "mozilla,system")
     command = [_deno(), "run", "-A", "--frozen", str(main.relative_to(ROOT)), str(out)]
     try:
@@ -120,17 +121,17 @@ def bundle(out: Path, *, cache: Path) -> None:
         raise BundleError(f"The guest bundle cannot be built: Deno does not start: {error}.") from None
     if done.returncode:
         raise BundleError(_explain(done))
-    if lacking := [name for name in MUST_HAVE if not (out / name).is_file()]:
-        raise BundleError(f"The guest bundle is not whole: {main} did not write {', '.join(lacking)}.")
-    (out / DIGEST).write_text(digest)
+    if missing := [name for name in BUNDLE_FILES if not (out / name).is_file()]:
+        raise BundleError(f"The guest bundle is incomplete: {main} did not write {', '.join(missing)}.")
+    (out / DIGEST_FILE).write_text(digest)
 
 
 def _digest() -> str:
-    """One line for everything that the bundle is made of. Tests are not."""
+    """Returns a digest of the version of Deno and of all sources except tests."""
     digest = hashlib.sha256(importlib.metadata.version("deno").encode())
     for path in sorted(GUEST.rglob("*")):
         name = path.relative_to(GUEST)
-        if path.suffix not in SOURCES or name.parts[0] in ("dist", "tests"):
+        if path.suffix not in SOURCE_SUFFIXES or name.parts[0] in ("dist", "tests"):
             continue
         digest.update(f"\0{name.as_posix()}\0".encode())
         digest.update(path.read_bytes())
@@ -138,9 +139,9 @@ def _digest() -> str:
 
 
 def _deno() -> str:
-    """The Deno of the wheel that this build requires.
+    """Returns the path of the Deno binary in the `deno` wheel.
 
-    `deno.find_deno_bin()` looks beside the interpreter, but an isolated build has its requirements elsewhere.
+    `deno.find_deno_bin()` searches next to the interpreter, where an isolated build has no requirements.
     """
     for file in importlib.metadata.files("deno") or ():
         if file.name == "deno" and file.parent.name == "bin":
@@ -153,21 +154,21 @@ def _deno() -> str:
 
 def _explain(done: subprocess.CompletedProcess[str]) -> str:
     lines = (done.stderr.strip() or done.stdout.strip()).split("\nStack backtrace")[0].splitlines()
-    said = "\n".join(line for line in lines if not line.startswith("Download ")).strip()
-    text = f"The guest bundle cannot be built: Deno ended with {done.returncode} and said:\n\n{said}\n"
-    if "lockfile" in said:
+    output = "\n".join(line for line in lines if not line.startswith("Download ")).strip()
+    text = f"The guest bundle cannot be built: Deno exited with {done.returncode}:\n\n{output}\n"
+    if "lockfile" in output:
         return f"{text}\nThe guest's deno.json was changed without its lock file: run `make lock`."
-    if any(sign in said for sign in UNREACHABLE):
+    if any(error in output for error in DOWNLOAD_ERRORS):
         return (
-            f"{text}\nDeno fetches the guest's npm parts from the npm registry and could not. "
+            f"{text}\nDeno could not download the guest's npm packages. "
             "Set NPM_CONFIG_REGISTRY for another registry, HTTPS_PROXY for a proxy, DENO_CERT (a PEM file) "
-            "for a certificate authority of your own; or set DENO_DIR to a folder that already has the parts."
+            "for your own certificate authority; or set DENO_DIR to a folder that already has the packages."
         )
     return text
 
 
 def _writable(folder: Path) -> bool:
-    """Whether files can be made there; asking the permissions alone misses read-only mounts."""
+    """Whether files can be created there. Checking permissions would miss read-only mounts."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             return True

@@ -1,1 +1,1 @@
-"""How fast Hutch is and how much memory it takes, every figure beside a baseline measured in the same run."""
+"""Benchmarks of speed and memory; each baseline is measured in the same run."""

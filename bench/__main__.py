@@ -1,4 +1,7 @@
-"""`python -m bench [--quick] [--json FILE] [--only NAME …]`: the README's table, and JSON."""
+"""Runs benchmarks: `python -m bench [--quick] [--json FILE] [--only NAME …]`.
+
+Prints the table of docs/benchmarks.md and writes JSON.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,14 @@ import uvloop
 
 from bench import (
     abilities,
+    context,
     deno,
     flatness,
     flows,
     machine,
     quickjs,
     scripts,
+    search,
     startup,
     suspended,
     tool_calls,
@@ -41,44 +46,45 @@ BENCHES: dict[str, Callable[[Scale], Awaitable[list[Row]]]] = {
     "scripts": scripts.scripts,
     "abilities": abilities.abilities,
     "flows": flows.flows,
+    "context": context.context,
+    "search": search.search,
 }
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer repetitions: to see that it works")
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions, to see that it works")
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="where the numbers go [bench/results/DATE.json]"
+        "--json", type=Path, metavar="FILE", help="file for the numbers [default: bench/results/DATE.json]"
     )
     parser.add_argument("--only", nargs="+", choices=BENCHES, metavar="NAME", help=", ".join(BENCHES))
     return parser.parse_args()
 
 
 def main() -> None:
-    chosen = arguments()
-    where = machine.describe()
-    busy = float(str(where["load_average"])) > machine.BUSY_LOAD
-    tell(machine.sentence(where))
+    options = arguments()
+    facts = machine.describe()
+    busy = float(str(facts["load_average"])) > machine.BUSY_LOAD
+    log(machine.sentence(facts))
     if busy:
-        tell("WARNING: something else keeps this machine busy; these figures are not worth quoting.")
+        log("WARNING: this machine is busy; do not quote these figures.")
     rows: list[Row] = []
-    for name in chosen.only or BENCHES:
-        tell(f"{name} …")
-        rows += uvloop.run(BENCHES[name](Scale(chosen.quick)))
-    print(f"\n{machine.sentence(where)}")
-    if busy or chosen.quick:
-        print(
-            "Not to be quoted: " + " and ".join(["busy machine"] * busy + ["quick run"] * chosen.quick) + "."
-        )
+    for name in options.only or BENCHES:
+        log(f"{name} …")
+        rows += uvloop.run(BENCHES[name](Scale(options.quick)))
+    print(f"\n{machine.sentence(facts)}")
+    if busy or options.quick:
+        reasons = ["busy machine"] * busy + ["quick run"] * options.quick
+        print(f"Do not quote these figures: {' and '.join(reasons)}.")
     print(f"\n{markdown(rows)}\n")
-    file = chosen.json or RESULTS / f"{where['date']}.json".replace(":", "")
+    file = options.json or RESULTS / f"{facts['date']}.json".replace(":", "")
     file.parent.mkdir(parents=True, exist_ok=True)
-    result = {"machine": where, "quick": chosen.quick, "busy": busy, "rows": [asdict(row) for row in rows]}
+    result = {"machine": facts, "quick": options.quick, "busy": busy, "rows": [asdict(row) for row in rows]}
     file.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
-    tell(f"the numbers are in {file}")
+    log(f"the numbers are in {file}")
 
 
-def tell(text: str) -> None:
+def log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Abilities over HTTP: what they add to the call that they make, many at once, and with many kept."""
+"""Abilities over HTTP: overhead per call, concurrency, and many stored abilities."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ import msgspec
 from bench.client import Client
 from bench.report import Row, Scale, median, number, percentile
 from bench.tools import serving
-from hutch.settings import load
-from hutch.store import rows
-from hutch.store.rows import Ability
+from hutch.settings import load_settings
+from hutch.store import models
+from hutch.store.models import Ability
 
 UPSTREAM_SECONDS = 0.005
 TRANSFORM = "(data) => ({ name: data.name, followers: data.followers_count })"
 WRAPPER = """
 export async function wrapper(payload, options) {
   const response = await fetch(`http://127.0.0.1:%d/users/${payload.username}`);
-  if (!response.ok) throw new Error(`The API said ${response.status}`);
+  if (!response.ok) throw new Error(`The API returned ${response.status}`);
   return response;
 }
 """
@@ -47,14 +47,14 @@ async def abilities(scale: Scale) -> list[Row]:
             keys = await _prepare(home, port, 10)
             flags = {"HUTCH_EGRESS_ALLOW": f"127.0.0.1:{port}", "HUTCH_ABILITY_RATE_LIMIT": "0"}
             async with serving(home, **flags) as server:
-                own = server.port
-                found = await _overhead(own, keys[0], port, scale)
-                found.append(await _at_once(own, keys, scale))
+                server_port = server.port
+                rows = await _overhead(server_port, keys[0], port, scale)
+                rows.append(await _at_once(server_port, keys, scale))
                 count = scale.of(300, 30)
-                few = await _executed(own, keys[0], count)
+                few = await _executed(server_port, keys[0], count)
                 await _prepare(home, port, 10_000)
-                found.append(_kept(few, await _executed(own, keys[0], count)))
-    return found
+                rows.append(_many_stored(few, await _executed(server_port, keys[0], count)))
+    return rows
 
 
 @contextlib.asynccontextmanager
@@ -76,12 +76,14 @@ async def upstream() -> AsyncIterator[int]:
 
 
 async def _prepare(home: str, port: int, count: int) -> list[str]:
-    """Users with an ability each, with keys and a credential; and as many more of both as are to be kept."""
+    """Creates users with an ability, an API key and a credential each, and `count` other abilities and
+    credentials. Returns the keys.
+    """
     from hutch.store.store import Store
     from hutch.vault.vault import Vault
 
     keys: list[str] = []
-    settings = load({"home": home})
+    settings = load_settings({"home": home})
     async with await Store.open(settings) as store:
         vault = await Vault.open(store, settings.home_path, {})
         for number_ in range(USERS):
@@ -96,7 +98,7 @@ async def _prepare(home: str, port: int, count: int) -> list[str]:
 
 
 def _ability(owner: str, name: str, port: int) -> Ability:
-    now = rows.now()
+    now = models.now()
     document = {
         "ability_id": name,
         "ability_name": name,
@@ -129,14 +131,14 @@ async def _executed(port: int, key: str, count: int) -> list[float]:
 
 
 async def _timed(work: Awaitable[object]) -> float:
-    """In milliseconds."""
+    """Returns milliseconds."""
     began = time.perf_counter()
     await work
     return (time.perf_counter() - began) * 1000
 
 
 async def _overhead(port: int, key: str, upstream_port: int, scale: Scale) -> list[Row]:
-    """All three by turns, so that each meets the machine in the same moods."""
+    """Measures all three in turn, so that changes of the machine's load affect them equally."""
     url = f"http://127.0.0.1:{upstream_port}/users/bo"
     direct: list[float] = []
     plain: list[float] = []
@@ -158,7 +160,7 @@ async def _overhead(port: int, key: str, upstream_port: int, scale: Scale) -> li
     transform = median(transformed) - median(plain)
     return [
         Row(
-            what="ability: what it adds to the call that it makes, p50 / p99",
+            what="ability: overhead on top of the API call, p50 / p99",
             measured=f"{number(p50)} / {number(p99)} ms",
             baseline=f"{number(median(direct))} ms: the same request with httpx2, of which the API takes 5",
             target="≤ 4 / ≤ 15 ms",
@@ -166,7 +168,7 @@ async def _overhead(port: int, key: str, upstream_port: int, scale: Scale) -> li
             data={"direct_ms": direct, "ability_ms": plain},
         ),
         Row(
-            what="ability: what a transform adds, p50",
+            what="ability: overhead of a transform, p50",
             measured=f"{number(transform)} ms",
             baseline=f"{number(median(plain))} ms without it",
             target="≤ 1 ms",
@@ -177,7 +179,7 @@ async def _overhead(port: int, key: str, upstream_port: int, scale: Scale) -> li
 
 
 async def _at_once(port: int, keys: list[str], scale: Scale) -> Row:
-    """Users by turns."""
+    """Calls alternate between users."""
     clients = [client_of(port, keys[index % len(keys)]) for index in range(AT_ONCE)]
     for client in clients:
         await client.open()
@@ -204,14 +206,14 @@ async def _at_once(port: int, keys: list[str], scale: Scale) -> Row:
     )
 
 
-def _kept(few: list[float], many: list[float]) -> Row:
+def _many_stored(few: list[float], many: list[float]) -> Row:
     less, more = median(few), median(many)
     return Row(
-        what="ability: with 10 000 abilities and credentials kept, p50",
+        what="ability: with 10 000 stored abilities and credentials, p50",
         measured=f"{number(more)} ms",
         baseline=f"{number(less)} ms with 10",
         target="no slower",
-        # Two medians of the same thing differ by some per cent on any machine.
+        # Two medians of the same measurement differ by a few per cent on any machine.
         met=more <= less * 1.1,
         data={"few_ms": few, "many_ms": many},
     )

@@ -1,4 +1,4 @@
-"""Whether the hundred-thousandth execution costs what the first did, in time and in memory."""
+"""Time and memory per execution, from the tenth to the hundred-thousandth."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from bench.quickjs import one
 from bench.report import Row, Scale, median, number
 
 MARKS = (10, 100, 1_000, 10_000, 100_000)
-# What the baseline is measured up to: it is slow.
-BASELINE_MOST = 1_000
+# The baseline is slow: stop it here.
+BASELINE_MAX = 1_000
 
 
 async def flatness(scale: Scale) -> list[Row]:
-    """One Hutch, one execution after the other; time and memory at every mark."""
+    """Runs one execution after the other in one Hutch; measures time and memory at every mark."""
     marks = MARKS[: scale.of(5, 4)]
     times = array("d", bytes(8 * marks[-1]))
-    ours: list[dict[str, float]] = []
-    theirs: list[dict[str, float]] = []
+    measured: list[dict[str, float]] = []
+    reference: list[dict[str, float]] = []
     async with hutch.Hutch() as h, FreshVms() as fresh:
-        # What every process makes once, such as compiled code, belongs to no execution.
+        # One-time work of every process, such as compiling code, is not counted.
         for _ in range(1_000):
             await one(h)
         done = 0
@@ -34,32 +34,32 @@ async def flatness(scale: Scale) -> list[Row]:
                 await one(h)
                 times[index] = (time.perf_counter() - began) * 1000
             runners = descendants(os.getpid(), {fresh.pid})
-            ours.append(
+            measured.append(
                 {
                     "executions": mark,
                     "p50_ms": median(times[done:mark]),
                     "mb": memory([os.getpid(), *runners]),
                 }
             )
-            if mark <= BASELINE_MOST:
+            if mark <= BASELINE_MAX:
                 p50 = median(await fresh.evaluate(mark - done))
-                theirs.append({"executions": mark, "p50_ms": p50, "mb": memory([fresh.pid])})
+                reference.append({"executions": mark, "p50_ms": p50, "mb": memory([fresh.pid])})
             done = mark
-    slower = ours[-1]["p50_ms"] / min(each["p50_ms"] for each in ours)
-    more = ours[-1]["mb"] - ours[0]["mb"]
+    slower = measured[-1]["p50_ms"] / min(each["p50_ms"] for each in measured)
+    more = measured[-1]["mb"] - measured[0]["mb"]
     return [
         Row(
             what=f"from 10 to {number(marks[-1])} executions: p50 at " + ", ".join(map(number, marks)),
-            measured=", ".join(number(each["p50_ms"]) for each in ours) + " ms",
-            baseline=", ".join(number(each["p50_ms"]) for each in theirs) + " ms: new VMs",
+            measured=", ".join(number(each["p50_ms"]) for each in measured) + " ms",
+            baseline=", ".join(number(each["p50_ms"]) for each in reference) + " ms: new VMs",
             target="flat (last at most 1.25 times the best)",
             met=slower <= 1.25,
-            data={"marks": ours, "baseline_marks": theirs, "slower": slower},
+            data={"marks": measured, "baseline_marks": reference, "slower": slower},
         ),
         Row(
             what="the same: memory of the host and its runners",
-            measured=", ".join(number(each["mb"]) for each in ours) + " MB",
-            baseline=", ".join(number(each["mb"]) for each in theirs) + " MB: new VMs",
+            measured=", ".join(number(each["mb"]) for each in measured) + " MB",
+            baseline=", ".join(number(each["mb"]) for each in reference) + " MB: new VMs",
             target="flat (last at most 32 MB more than the first)",
             met=more <= 32,
             data={"more_mb": more},

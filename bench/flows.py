@@ -1,4 +1,4 @@
-"""Flows: a runtime process from its start, a long chain, many requests at once, and polling."""
+"""Flows: start of a runtime process, a long chain, many requests at once, and polling."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AT_ONCE = 50
 
 
 class Runtime:
-    """The orchestrator's end of a runtime."""
+    """Sends requests to a runtime."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -40,17 +40,17 @@ class Runtime:
         return result
 
     def run(self, ir: dict[str, Any], **options: Any) -> tuple[float, list[dict[str, Any]]]:
-        """The seconds of a run, and its events."""
+        """Returns the duration of a run in seconds, and its events."""
         began = time.perf_counter()
         run_id = self.call("StartRun", ir=ir, options=options)["run_id"]
         events: list[dict[str, Any]] = []
         while True:
-            told = self.call("Poll", run_id=run_id)
-            events += told["events"]
-            if told["status"] == "completed":
+            response = self.call("Poll", run_id=run_id)
+            events += response["events"]
+            if response["status"] == "completed":
                 return time.perf_counter() - began, events
-            if told["status"] == "failed":
-                raise RuntimeError(f"the run failed: {told['summary']}")
+            if response["status"] == "failed":
+                raise RuntimeError(f"the run failed: {response['summary']}")
             time.sleep(0.005)
 
 
@@ -74,7 +74,7 @@ def flow(nodes: list[tuple[str, str, dict[str, Any]]], edges: list[tuple[str, st
         "constants": {"policyRef": "none", "policy": {}},
         "inputs_schema": {},
         "graph": {
-            "nodes": [{"id": id, "type": kind, "with": given, **none} for id, kind, given in nodes],
+            "nodes": [{"id": id, "type": kind, "with": params, **none} for id, kind, params in nodes],
             "edges": [{"from": one, "to": other, "on": "success"} for one, other in edges],
         },
         "metadata": {"generated_at": "2026-01-01T00:00:00Z", "source_file": "bench.json"},
@@ -83,22 +83,22 @@ def flow(nodes: list[tuple[str, str, dict[str, Any]]], edges: list[tuple[str, st
 
 async def flows(scale: Scale) -> list[Row]:
     compile_sources()
-    return [_start(scale), _whole(scale), await _chain(scale), _requests(scale), _poll(scale)]
+    return [_start(scale), _command(scale), await _chain(scale), _requests(scale), _poll(scale)]
 
 
 def _start(scale: Scale) -> Row:
-    ours, theirs = [], []
+    measured, reference = [], []
     for _ in range(scale.of(10, 3)):
         began = time.perf_counter()
         with serving() as runtime:
             runtime.call("Capabilities")
-            ours.append(time.perf_counter() - began)
+            measured.append(time.perf_counter() - began)
         began = time.perf_counter()
         subprocess.run([sys.executable, "-c", "pass"], check=True)
-        theirs.append(time.perf_counter() - began)
-    time_, base = median(ours), median(theirs)
+        reference.append(time.perf_counter() - began)
+    time_, base = median(measured), median(reference)
     return Row(
-        what="`hutch runtime serve` to its answer to `Capabilities`",
+        what="`hutch runtime serve` until it has answered `Capabilities`",
         measured=f"{number(time_)} s",
         baseline=f"{number(base)} s: `python -c pass`",
         target="≤ 0.15 s",
@@ -107,24 +107,24 @@ def _start(scale: Scale) -> Row:
     )
 
 
-def _whole(scale: Scale) -> Row:
-    ours, alone = [], []
+def _command(scale: Scale) -> Row:
+    measured, alone = [], []
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "one.json"
         file.write_text(json.dumps(flow([("only", "code.run", {"code": "6 * 7"})], [])))
-        # The first in a home is the one that tests the sandbox.
+        # The first command in a new home runs the self-test.
         _timed("eval", "6 * 7", home=folder)
         for _ in range(scale.of(10, 3)):
-            ours.append(_timed("flow", "run", str(file), home=folder))
+            measured.append(_timed("flow", "run", str(file), home=folder))
             alone.append(_timed("eval", "6 * 7", home=folder))
-    time_, base = median(ours), median(alone)
+    time_, base = median(measured), median(alone)
     return Row(
         what="`hutch flow run` of a flow of one `code.run`, the whole command",
         measured=f"{number(time_)} s",
         baseline=f"{number(base)} s: `hutch eval` of the same code",
         target="≤ 0.5 s",
         met=time_ <= 0.5,
-        data={"seconds": ours, "eval_seconds": alone},
+        data={"seconds": measured, "eval_seconds": alone},
     )
 
 
@@ -144,23 +144,23 @@ async def _chain(scale: Scale) -> Row:
     chained = flow(nodes, [(f"s{n - 1}", f"s{n}") for n in range(1, steps)])
     with tempfile.TemporaryDirectory() as home, serving(HUTCH_HOME=home) as runtime:
         runtime.run(flow([("warm", "code.run", {"code": "1"})], []))
-        ours, _ = runtime.run(chained)
-        kept, _ = runtime.run(chained, journal=True)
+        measured, _ = runtime.run(chained)
+        journaled, _ = runtime.run(chained, journal=True)
     async with hutch.Hutch() as sandbox:
         await sandbox.run("1")
         began = time.perf_counter()
         for n in range(steps):
             await sandbox.run(f"const input = {n}; input + 1")
-        theirs = time.perf_counter() - began
-    step, base, kept_step = ours / steps * 1000, theirs / steps * 1000, kept / steps * 1000
+        reference = time.perf_counter() - began
+    step, base, journaled_step = (seconds / steps * 1000 for seconds in (measured, reference, journaled))
     return Row(
-        what=f"a step more in a chain of {number(steps)} `code.run`, and what of it is the engine's",
-        measured=f"{number(step)} ms, {number(max(0.0, step - base))} ms; each on the disk before the next:"
-        f" {number(kept_step)} ms, {number(max(0.0, kept_step - base))} ms",
+        what=f"one step in a chain of {number(steps)} `code.run`, and the engine's share of it",
+        measured=f"{number(step)} ms, {number(max(0.0, step - base))} ms; with each step on disk before the"
+        f" next: {number(journaled_step)} ms, {number(max(0.0, journaled_step - base))} ms",
         baseline=f"{number(base)} ms: the same code without a flow",
         target="≤ 3 ms",
-        met=kept_step - base <= 3,
-        data={"step_ms": step, "kept_step_ms": kept_step, "baseline_ms": base, "steps": steps},
+        met=journaled_step - base <= 3,
+        data={"step_ms": step, "journaled_step_ms": journaled_step, "baseline_ms": base, "steps": steps},
     )
 
 
@@ -172,8 +172,8 @@ def _requests(scale: Scale) -> Row:
         assert upstream.stdin is not None
         assert upstream.stdout is not None
         address = f"127.0.0.1:{int(upstream.stdout.readline())}"
-        given = {"url": f"http://{address}/"}
-        wide = flow([(f"s{n}", "http.get", given) for n in range(REQUESTS)], [])
+        params = {"url": f"http://{address}/"}
+        wide = flow([(f"s{n}", "http.get", params) for n in range(REQUESTS)], [])
         with serving(HUTCH_EGRESS_ALLOW=address) as runtime:
             for _ in range(scale.of(7, 3)):
                 times.append(runtime.run(wide, concurrency=AT_ONCE)[0])
@@ -181,7 +181,7 @@ def _requests(scale: Scale) -> Row:
     time_, first = median(times), times[0]
     return Row(
         what=f"{REQUESTS} `http.get` of an API that takes 100 ms, {AT_ONCE} at once",
-        measured=f"{number(time_)} s; the first run of its process {number(first)} s",
+        measured=f"{number(time_)} s; the first run of a process {number(first)} s",
         baseline=f"{number(REQUESTS / AT_ONCE * 0.1)} s: the API alone",
         target="≤ 0.8 s",
         met=time_ <= 0.8,
@@ -200,7 +200,7 @@ def _poll(scale: Scale) -> Row:
             times.append((time.perf_counter() - began) * 1000)
     time_, slow = median(times), percentile(times, 0.99)
     return Row(
-        what="`Poll` there and back",
+        what="`Poll` round trip",
         measured=f"{number(time_)} ms (99 %: {number(slow)} ms)",
         target="≤ 1 ms",
         met=time_ <= 1,

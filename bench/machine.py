@@ -1,4 +1,4 @@
-"""The machine that a bench runs on, and the memory of processes on it."""
+"""Describes the machine, and measures the memory of processes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from hutch._version import __version__
-from hutch.sandbox import runtime
+from hutch.sandbox import deno_binary
 
 BUSY_LOAD = 1.0
 MB = 1e6
 
 
 def describe() -> dict[str, object]:
-    """What a figure is worth nothing without."""
+    """Returns the facts that every figure depends on."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "hutch": __version__,
@@ -27,7 +27,7 @@ def describe() -> dict[str, object]:
         "memory_gb": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9, 1),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "deno": runtime.version(runtime.locate()),
+        "deno": deno_binary.deno_version(deno_binary.find_deno()),
         "load_average": round(os.getloadavg()[0], 2),
     }
 
@@ -49,7 +49,9 @@ def _processor() -> str:
 
 
 def descendants(pid: int, without: Collection[int] = ()) -> list[int]:
-    """The processes below `pid`, also those in namespaces of their own; those in `without` excepted."""
+    """Returns the processes below `pid`, also in other namespaces, without those in `without` and their
+    descendants.
+    """
     children: dict[int, list[int]] = {}
     for child, parent in _parents():
         children.setdefault(parent, []).append(child)
@@ -71,7 +73,9 @@ def _parents() -> Iterator[tuple[int, int]]:
 
 
 def memory(pids: Collection[int]) -> float:
-    """MB of these processes: what is shared counts in proportion, where the kernel tells."""
+    """Returns the memory of these processes in MB. Shared memory counts in proportion if the kernel reports
+    it.
+    """
     return sum(_pss(pid) for pid in pids) / MB
 
 

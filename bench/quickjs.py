@@ -1,4 +1,4 @@
-"""The quickjs engine: one execution after the other, and many at once."""
+"""The quickjs engine: sequential and concurrent executions."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ async def one(h: hutch.Hutch, engine: str = "quickjs") -> None:
 
 
 async def warm(scale: Scale) -> list[Row]:
-    """Sequential, through the Python API."""
+    """Runs sequential executions through the Python API."""
     rounds = scale.of(40, 8)
-    ours: list[float] = []
-    theirs: list[float] = []
+    measured: list[float] = []
+    reference: list[float] = []
     async with hutch.Hutch() as h, FreshVms() as fresh:
         for _ in range(200):
             await one(h)
@@ -32,10 +32,10 @@ async def warm(scale: Scale) -> list[Row]:
             for _ in range(100):
                 began = time.perf_counter()
                 await one(h)
-                ours.append((time.perf_counter() - began) * 1000)
-            theirs += await fresh.evaluate(40)
-    p50, p95 = median(ours), percentile(ours, 0.95)
-    base50, base95 = median(theirs), percentile(theirs, 0.95)
+                measured.append((time.perf_counter() - began) * 1000)
+            reference += await fresh.evaluate(40)
+    p50, p95 = median(measured), percentile(measured, 0.95)
+    base50, base95 = median(reference), percentile(reference, 0.95)
     return [
         Row(
             what="quickjs, warm, `1+1` through the Python API: p50 / p95",
@@ -49,21 +49,21 @@ async def warm(scale: Scale) -> list[Row]:
 
 
 async def at_once(scale: Scale) -> list[Row]:
-    """As many executions a second as there can be, beside a bare loop on every core."""
+    """Measures the maximum rate, with a bare loop on every core as the baseline."""
     rounds, count = scale.of(8, 3), scale.of(5_000, 2_000)
     loops = len(os.sched_getaffinity(0))
-    ours: list[float] = []
-    theirs: list[float] = []
+    measured: list[float] = []
+    reference: list[float] = []
     async with AsyncExitStack() as stack:
         h = await stack.enter_async_context(hutch.Hutch())
         fresh = [await stack.enter_async_context(FreshVms()) for _ in range(loops)]
         await _many(h, 1_000)
         for _ in range(rounds):
-            ours.append(count / await _many(h, count))
+            measured.append(count / await _many(h, count))
             began = time.perf_counter()
             await asyncio.gather(*(each.evaluate(200) for each in fresh))
-            theirs.append(200 * loops / (time.perf_counter() - began))
-    rate, base = median(ours), median(theirs)
+            reference.append(200 * loops / (time.perf_counter() - began))
+    rate, base = median(measured), median(reference)
     return [
         Row(
             what=f"the same, {AT_ONCE} at once",
@@ -71,7 +71,12 @@ async def at_once(scale: Scale) -> list[Row]:
             baseline=f"{number(base)}/s: new VMs in {loops} bare loops at once",
             target="≥ 5 000 executions/s",
             met=rate >= 5_000,
-            data={"per_second": rate, "rounds": ours, "baseline_per_second": base, "baseline_loops": loops},
+            data={
+                "per_second": rate,
+                "rounds": measured,
+                "baseline_per_second": base,
+                "baseline_loops": loops,
+            },
         )
     ]
 

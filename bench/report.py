@@ -1,4 +1,4 @@
-"""What a bench found: rows, and how they are shown."""
+"""Rows of the benchmark table, and their Markdown."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One figure, its baseline and its target, ready to print; `data` has the numbers behind it."""
+    """One figure with its baseline and target, formatted; `data` has the raw numbers."""
 
     what: str
     measured: str
     baseline: str = "-"
     target: str = "-"
     met: bool | None = None
-    """None where there is no target."""
+    """None if there is no target."""
     data: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How much to measure."""
+    """Chooses between full and quick runs."""
 
     quick: bool
 
@@ -40,14 +40,14 @@ def median(values: Iterable[float]) -> float:
 
 
 def number(value: float) -> str:
-    """Three figures, and a space between thousands."""
+    """Formats three significant digits, with a space between thousands."""
     if isinstance(value, int) or value >= 100:
         return f"{value:,.0f}".replace(",", " ")
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 1 else f"{value:.3f}"
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The table as the README has it."""
+    """Formats the table for docs/benchmarks.md."""
     lines = ["| what | measured | baseline in the same run | target |", "|---|---|---|---|"]
     for row in rows:
         mark = "" if row.met is None else " ✓" if row.met else " ✗"

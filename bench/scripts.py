@@ -1,4 +1,4 @@
-"""Toolscripts: from the shell, through a running server, and their tool calls; beside `deno run --check`."""
+"""Toolscripts: from the shell, in a running server, and their tool calls; baseline `deno run --check`."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ import msgspec
 
 from bench.report import Row, Scale, median, number, percentile
 from bench.startup import compile_sources
-from hutch.app import App
-from hutch.doors.toolscript.catalog import Catalog
-from hutch.doors.toolscript.check import Script
-from hutch.doors.toolscript.execute import VARIABLE, Request
-from hutch.doors.toolscript.module import declarations, tools_module
-from hutch.sandbox import runtime
+from hutch.app.app import App
+from hutch.mcp_client.tools import McpTool
+from hutch.protocols.toolscript.checker.checker import Script
+from hutch.protocols.toolscript.codegen.module import declarations, tools_module
+from hutch.protocols.toolscript.execute import GATEWAY_VARIABLE, ScriptRequest
+from hutch.protocols.toolscript.gateway.catalog import Catalog
+from hutch.sandbox import deno_binary
 from hutch.settings import Settings
-from hutch.upstream.tools import UpstreamTool
 
 SERVER = '''
 from mcp.server.mcpserver import MCPServer
 server = MCPServer("echo")
 @server.tool()
 def echo(value: int) -> int:
-    """Gives back what it gets."""
+    """Returns its argument."""
     return value
 server.run("stdio")
 '''
 SCRIPT = 'import {{ tools }} from "toolscript";\nreturn await tools.echo.echo({{ value: {0} }});\n'
-# What `hutch exec` does before it starts anything, and at its end.
-OWN_START = """
+# The imports of `hutch exec` before it starts anything.
+START_UP = """
 import gc
 gc.set_threshold(10_000)
-import hutch.cli.script, hutch.doors.toolscript.there
+import hutch.cli.toolscript, hutch.protocols.toolscript.gateway.remote
 gc.freeze()
 """
 numbers = itertools.count(1)
 
 
-def changed() -> str:
-    """A script that nobody has seen yet."""
+def new_script() -> str:
+    """Returns a script that no cache contains."""
     return SCRIPT.format(next(numbers))
 
 
@@ -60,7 +60,7 @@ async def scripts(scale: Scale) -> list[Row]:
         config = Path(folder) / "servers.json"
         config.write_bytes(msgspec.json.encode({"mcpServers": {"echo": entry}}))
         async with running(Settings(mcp_config=(str(config),))) as app:
-            rows = await _through(app, scale)
+            rows = await _in_server(app, scale)
             rows.append(await _calls(app, str(server), scale))
             rows.append(await _at_once(app, scale))
         rows.insert(0, await _from_shell(folder, str(config), scale))
@@ -72,9 +72,9 @@ async def scripts(scale: Scale) -> list[Row]:
 async def running(settings: Settings) -> AsyncIterator[App]:
     app = await App.create(settings)
     try:
-        await app.upstreams.start()
-        await run(app, changed())
-        # As `hutch serve` does when it is up.
+        await app.mcp_servers.start()
+        await run(app, new_script())
+        # The same as `hutch serve` does after its start.
         gc.collect()
         gc.freeze()
         yield app
@@ -84,9 +84,9 @@ async def running(settings: Settings) -> AsyncIterator[App]:
 
 async def run(app: App, text: str, *, check: bool = True) -> float:
     began = time.perf_counter()
-    ending = await app.scripts.run(Request(script=Script(text), check=check), app.world)
-    if ending.exit_code != 0:
-        raise RuntimeError(f"the script failed: {ending}")
+    result = await app.scripts.run(ScriptRequest(script=Script(text), check=check), app.script_gateway)
+    if result.exit_code != 0:
+        raise RuntimeError(f"the script failed: {result}")
     return (time.perf_counter() - began) * 1000
 
 
@@ -94,35 +94,35 @@ async def _spare(app: App) -> None:
     while True:
         stats = app.pool.stats()
         if stats.warm.get("script") and not stats.starting:
-            # The one before it has to end still.
+            # The previous runner has to end first.
             return await asyncio.sleep(0.1)
         await asyncio.sleep(0.01)
 
 
-async def _through(app: App, scale: Scale) -> list[Row]:
+async def _in_server(app: App, scale: Scale) -> list[Row]:
     count = scale.of(40, 5)
     checked, unchecked, rewritten, same = [], [], [], []
-    text = changed()
+    text = new_script()
     await run(app, text)
     for _ in range(count):
         for figures, script, check in (
-            (checked, changed(), True), (unchecked, changed().replace("return ", ""), False),
-            (rewritten, changed(), False), (same, text, True),
+            (checked, new_script(), True), (unchecked, new_script().replace("return ", ""), False),
+            (rewritten, new_script(), False), (same, text, True),
         ):  # fmt: skip
             await _spare(app)
             figures.append(await run(app, script, check=check))
-    theirs = await _baseline(app, scale)
-    with_check, base = median(checked), median(theirs)
+    reference = await _baseline(app, scale)
+    with_check, base = median(checked), median(reference)
     data = {
         "checked_ms": checked,
         "unchecked_ms": unchecked,
         "unchanged_ms": same,
         "rewritten_ms": rewritten,
-        "baseline_ms": theirs,
+        "baseline_ms": reference,
     }
     return [
         Row(
-            what="script with one tool call, in a running server: p50 changed and checked / p95",
+            what="script with one tool call, in a running server, changed and checked: p50 / p95",
             measured=f"{number(with_check)} / {number(percentile(checked, 0.95))} ms",
             baseline=f"{number(base)} ms: `deno run --check`, same import map, no jail",
             target="p50 ≤ 120 ms, baseline at least 8 times slower",
@@ -130,7 +130,7 @@ async def _through(app: App, scale: Scale) -> list[Row]:
             data=data,
         ),
         Row(
-            what="the same without the check (with a `return` to be rewritten) / unchanged",
+            what="the same without the check (with a top-level `return`) / unchanged",
             measured=f"{number(median(unchecked))} ({number(median(rewritten))}) / {number(median(same))} ms",
             target="≤ 15 ms",
             met=median(unchecked) <= 15 and median(same) <= 15,
@@ -139,7 +139,7 @@ async def _through(app: App, scale: Scale) -> list[Row]:
 
 
 async def _baseline(app: App, scale: Scale) -> list[float]:
-    """Deno by itself against the same gateway, with a cache of its own that is warm."""
+    """Runs Deno without Hutch against the same gateway, with its own warm cache."""
     import uvicorn
 
     server = uvicorn.Server(uvicorn.Config(app.gateway_app, log_config=None, lifespan="off"))
@@ -149,17 +149,23 @@ async def _baseline(app: App, scale: Scale) -> list[float]:
     figures = []
     with tempfile.TemporaryDirectory(prefix="hutch-bench-") as folder:
         import_map = Path(folder) / "map.json"
-        target = f"{url}/runtime/tools.ts?_t={await app.world.session()}"
+        target = f"{url}/runtime/tools.ts?_t={await app.script_gateway.revision()}"
         import_map.write_bytes(msgspec.json.encode({"imports": {"toolscript": target}}))
-        env = {"DENO_DIR": f"{folder}/cache", VARIABLE: url, "NO_COLOR": "1", "PATH": os.environ["PATH"]}
-        where = url.removeprefix("http://")
+        env = {
+            "DENO_DIR": f"{folder}/cache",
+            GATEWAY_VARIABLE: url,
+            "NO_COLOR": "1",
+            "PATH": os.environ["PATH"],
+        }
+        address = url.removeprefix("http://")
         for index in range(scale.of(6, 2)):
             script = Path(folder) / "script.ts"
-            script.write_text(changed().replace("return ", "console.log(", 1).replace(");", "));"))
+            script.write_text(new_script().replace("return ", "console.log(", 1).replace(");", "));"))
             began = time.perf_counter()
             process = await asyncio.create_subprocess_exec(
-                runtime.locate(), "run", "--quiet", "--check", "--no-prompt", f"--import-map={import_map}",
-                f"--allow-net={where}", f"--allow-import={where}", f"--allow-env={VARIABLE}", str(script),
+                deno_binary.find_deno(), "run", "--quiet", "--check", "--no-prompt",
+                f"--import-map={import_map}", f"--allow-net={address}", f"--allow-import={address}",
+                f"--allow-env={GATEWAY_VARIABLE}", str(script),
                 env=env, stdout=asyncio.subprocess.DEVNULL,
             )  # fmt: skip
             if await process.wait() != 0:
@@ -174,27 +180,27 @@ async def _baseline(app: App, scale: Scale) -> list[float]:
 
 async def _calls(app: App, server: str, scale: Scale) -> Row:
     count = scale.of(1000, 100)
-    baseline = await _called_by_the_sdk(server, count)
+    baseline = await _sdk_call_ms(server, count)
     text = (
         'import { tools } from "toolscript";\nconst each: number[] = [];\n'
         f"for (let value = 0; value < {count}; value++) {{\n"
         "  const began = performance.now();\n  await tools.echo.echo({ value });\n"
         "  each.push(performance.now() - began);\n}\nreturn each;\n"
     )
-    ending = await app.scripts.run(Request(script=Script(text)), app.world)
-    each = msgspec.json.decode(ending.value_json or "[]", type=list[float])
+    result = await app.scripts.run(ScriptRequest(script=Script(text)), app.script_gateway)
+    each = msgspec.json.decode(result.value_json or "[]", type=list[float])
     mean, middle = sum(each) / len(each), median(each)
     return Row(
         what=f"a tool call in a script, echo over stdio ({count} in a row): p50 / mean",
         measured=f"{number(middle)} / {number(mean)} ms",
-        baseline=f"{number(baseline)} ms: the same server asked by the SDK's own client, without a script",
+        baseline=f"{number(baseline)} ms: the same server called by the SDK's client, without a script",
         target="≤ 3 ms",
         met=max(middle, mean) <= 3,
         data={"p50_ms": middle, "mean_ms": mean, "baseline_ms": baseline},
     )
 
 
-async def _called_by_the_sdk(server: str, count: int) -> float:
+async def _sdk_call_ms(server: str, count: int) -> float:
     from mcp import ClientSession, StdioServerParameters
     from mcp.client.stdio import stdio_client
 
@@ -212,17 +218,20 @@ async def _called_by_the_sdk(server: str, count: int) -> float:
 async def _at_once(app: App, scale: Scale) -> Row:
     count = scale.of(50, 10)
     began = time.perf_counter()
-    endings = await asyncio.gather(
-        *(app.scripts.run(Request(script=Script(SCRIPT.format(n))), app.world) for n in range(count))
+    results = await asyncio.gather(
+        *(
+            app.scripts.run(ScriptRequest(script=Script(SCRIPT.format(n))), app.script_gateway)
+            for n in range(count)
+        )
     )
     seconds = time.perf_counter() - began
-    right = [ending.value_json for ending in endings] == [f'{{"result":{n}}}' for n in range(count)]
+    correct = [result.value_json for result in results] == [f'{{"result":{n}}}' for n in range(count)]
     return Row(
         what=f"{count} scripts at once",
-        measured=f"{'all' if right else 'NOT all'} correct in {number(seconds)} s",
+        measured=f"{'all' if correct else 'NOT all'} correct in {number(seconds)} s",
         target="all correct, bounded memory",
-        met=right,
-        data={"seconds": seconds, "most_processes": app.settings.max_processes},
+        met=correct,
+        data={"seconds": seconds, "max_processes": app.settings.max_processes},
     )
 
 
@@ -242,7 +251,7 @@ async def _from_shell(folder: str, config: str, scale: Scale) -> Row:
         for index in range(scale.of(12, 3)):
             began = time.perf_counter()
             process = await asyncio.create_subprocess_exec(
-                hutch, "exec", changed(), env={**env, VARIABLE: url}, cwd=folder,
+                hutch, "exec", new_script(), env={**env, GATEWAY_VARIABLE: url}, cwd=folder,
                 stdout=asyncio.subprocess.DEVNULL,
             )  # fmt: skip
             if await process.wait() != 0:
@@ -250,18 +259,18 @@ async def _from_shell(folder: str, config: str, scale: Scale) -> Row:
             if index:
                 figures.append(time.perf_counter() - began)
             began = time.perf_counter()
-            process = await asyncio.create_subprocess_exec(sys.executable, "-c", OWN_START, env=env)
+            process = await asyncio.create_subprocess_exec(sys.executable, "-c", START_UP, env=env)
             await process.wait()
             versions.append(time.perf_counter() - began)
     finally:
         gateway.terminate()
         await gateway.wait()
-    whole, own = median(figures), median(versions)
+    total, start_up = median(figures), median(versions)
     return Row(
-        what="`hutch exec` from the shell, gateway running, checked, one tool call (our own start)",
-        measured=f"{number(whole)} s ({number(own)} s)",
-        target="≤ 0.45 s, of which ≤ 0.2 s our own start",
-        met=whole <= 0.45 and own <= 0.2,
+        what="`hutch exec` from the shell, gateway running, checked, one tool call (Hutch's start-up)",
+        measured=f"{number(total)} s ({number(start_up)} s)",
+        target="≤ 0.45 s, of which ≤ 0.2 s start-up",
+        met=total <= 0.45 and start_up <= 0.2,
         data={"seconds": figures, "import_seconds": versions},
     )
 
@@ -269,7 +278,7 @@ async def _from_shell(folder: str, config: str, scale: Scale) -> Row:
 def _generation() -> Row:
     schema = {"type": "object", "properties": {"title": {"type": "string"}, "labels": {"type": "array"}}}
     tools = [
-        UpstreamTool(server=f"s{n % 10}", name=f"tool_{n}", description=f"Does {n}.", input_schema=schema)
+        McpTool(server=f"s{n % 10}", name=f"tool_{n}", description=f"Does {n}.", input_schema=schema)
         for n in range(500)
     ]
     began = time.perf_counter()
@@ -278,7 +287,7 @@ def _generation() -> Row:
     declarations(catalog)
     seconds = time.perf_counter() - began
     return Row(
-        what="the module and the types of 500 tools",
+        what="generating the module and types of 500 tools",
         measured=f"{number(seconds)} s",
         target="≤ 0.5 s, cached afterwards",
         met=seconds <= 0.5,

@@ -1,4 +1,4 @@
-"""From nothing: the command, and the import."""
+"""Start-up time of the command and of the import."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ TIMES = 10
 
 
 async def command(scale: Scale) -> list[Row]:
-    """`hutch eval`, with the self-test's verdict kept and, once, without."""
+    """Measures `hutch eval` with a cached result of the self-test and, once, without."""
     compile_sources()
     with tempfile.TemporaryDirectory(prefix="hutch-bench-") as home:
         environment = {**os.environ, "HUTCH_HOME": home}
         argv = [*_hutch(), "eval", "1+1"]
         first = await _seconds(argv, environment)
-        ours: list[float] = []
-        theirs: list[float] = []
+        measured: list[float] = []
+        reference: list[float] = []
         for _ in range(TIMES):
-            ours.append(await _seconds(argv, environment))
-            theirs.append(await deno_run())
-    time_, base = median(ours), median(theirs)
+            measured.append(await _seconds(argv, environment))
+            reference.append(await deno_run())
+    time_, base = median(measured), median(reference)
     return [
         Row(
-            what="`hutch eval '1+1'` from nothing",
-            measured=f"{number(time_)} s; the first since boot, with the self-test, {number(first)} s",
+            what="`hutch eval '1+1'`, the whole command",
+            measured=f"{number(time_)} s; the first since boot, with the self-test: {number(first)} s",
             baseline=f"{number(base)} s: `deno run`, no jail",
             target="≤ 0.4 s",
             met=time_ <= 0.4,
@@ -43,14 +43,14 @@ async def command(scale: Scale) -> list[Row]:
 
 
 async def imported(scale: Scale) -> list[Row]:
-    """A Python that imports Hutch and ends, beside one that only ends."""
+    """Compares Python processes with and without `import hutch`."""
     compile_sources()
-    ours: list[float] = []
-    theirs: list[float] = []
+    measured: list[float] = []
+    reference: list[float] = []
     for _ in range(TIMES + 1):
-        ours.append(await _seconds([sys.executable, "-c", "import hutch"], dict(os.environ)))
-        theirs.append(await _seconds([sys.executable, "-c", "pass"], dict(os.environ)))
-    time_, base = median(ours[1:]), median(theirs[1:])
+        measured.append(await _seconds([sys.executable, "-c", "import hutch"], dict(os.environ)))
+        reference.append(await _seconds([sys.executable, "-c", "pass"], dict(os.environ)))
+    time_, base = median(measured[1:]), median(reference[1:])
     return [
         Row(
             what="`python -c 'import hutch'`",
@@ -64,12 +64,12 @@ async def imported(scale: Scale) -> list[Row]:
 
 
 def compile_sources() -> None:
-    """As pip does when it installs; a checkout may have no bytecode yet, or old."""
+    """Compiles all modules, like pip does; a checkout may have no or old bytecode."""
     compileall.compile_dir(Path(hutch.__file__).parent, quiet=2)
 
 
 def _hutch() -> list[str]:
-    """The installed command, as users start it."""
+    """Returns the installed command, if there is one."""
     beside = Path(sys.executable).with_name("hutch")
     return [str(beside)] if beside.exists() else [sys.executable, "-m", "hutch"]
 

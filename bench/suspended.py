@@ -1,4 +1,4 @@
-"""Many executions that wait for a tool at the same time, and the memory that each of them holds."""
+"""Memory of many executions that wait for a tool at the same time."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ COUNT = 1_000
 
 
 async def suspended(scale: Scale) -> list[Row]:
-    """All of them begin, all of them wait, all of them complete."""
+    """Starts all executions, waits until all are suspended, then lets all complete."""
     count = COUNT
     waiting = 0
-    everyone, go = asyncio.Event(), asyncio.Event()
+    all_waiting, released = asyncio.Event(), asyncio.Event()
 
-    async def gate() -> int:
+    async def pause() -> int:
         nonlocal waiting
         waiting += 1
         if waiting == count:
-            everyone.set()
-        await go.wait()
+            all_waiting.set()
+        await released.wait()
         return 1
 
     async with hutch.Hutch() as h, FreshVms() as fresh:
-        # Both runner processes are there and have run something.
+        # Both runner processes have started and run something.
         await asyncio.gather(*(h.run("1+1") for _ in range(200)))
         before = memory(descendants(os.getpid(), {fresh.pid}))
-        code = "return await tools.gate()"
-        runs = [asyncio.create_task(h.run(code, tools=[gate], timeout_ms=120_000)) for _ in range(count)]
+        code = "return await tools.pause()"
+        runs = [asyncio.create_task(h.run(code, tools=[pause], timeout_ms=120_000)) for _ in range(count)]
         async with asyncio.timeout(100):
-            await everyone.wait()
+            await all_waiting.wait()
         each = (memory(descendants(os.getpid(), {fresh.pid})) - before) / count
-        go.set()
+        released.set()
         completed = sum(result.result == 1 for result in await asyncio.gather(*runs))
 
         before = memory([fresh.pid])

@@ -1,4 +1,4 @@
-"""What a tool call costs: many in one execution, each waiting for the one before."""
+"""Cost of a tool call: many sequential calls in one execution."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ CODE = f"for (let n = 0; n < {CALLS};) n = await tools.next({{ n }})"
 
 
 async def next_number(n: int) -> int:
-    """The number after n."""
+    """Return n + 1."""
     return n + 1
 
 
 async def tool_calls(scale: Scale) -> list[Row]:
-    """With checked inputs and outputs, in both engines; beside what the way there and back takes alone."""
+    """Measures calls with validated input and output in both engines; the baseline is a bare round trip."""
     tools = [hutch.tool(next_number, name="next")]
     times: dict[str, list[float]] = {"quickjs": [], "deno": [], "baseline": [], "echo": []}
     async with hutch.Hutch() as h, FreshVms() as fresh:
@@ -28,7 +28,7 @@ async def tool_calls(scale: Scale) -> list[Row]:
                     raise RuntimeError(f"{engine}: {result.error}")
                 times[engine].append(result.duration_ms / CALLS)
             times["baseline"].append(await fresh.call(CALLS) / CALLS)
-            # Its first round is to get warm.
+            # The first round warms up.
             times["echo"] += (await echo(CALLS, 3))[1:]
     cost = {name: median(each) for name, each in times.items()}
     return [
@@ -36,7 +36,7 @@ async def tool_calls(scale: Scale) -> list[Row]:
             what=f"a tool call ({CALLS:,} sequential in one execution)".replace(",", " "),
             measured=f"{number(cost['quickjs'])} ms; deno {number(cost['deno'])} ms",
             baseline=f"{number(cost['echo'])} ms: a message of that size to a bare Deno and back;"
-            f" {number(cost['baseline'])} ms: an async function of the same process, unchecked",
+            f" {number(cost['baseline'])} ms: an async function in the same process, without validation",
             target="≤ 0.15 ms",
             met=cost["quickjs"] <= 0.15,
             data={f"{name}_ms": value for name, value in cost.items()},

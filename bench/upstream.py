@@ -1,6 +1,5 @@
-"""`python -m bench.upstream SECONDS`: an API that answers every request with the same JSON after that time.
-
-It prints its port, and ends with its stdin.
+"""An API that answers every request with the same JSON after a delay: `python -m bench.upstream SECONDS`.
+Prints its port, and ends when stdin ends.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 
 
 
 class Upstream(asyncio.Protocol):
-    """Reads heads of requests without a body, one after the other."""
+    """Reads requests without a body."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._read = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's are none by class.
+        # uvloop's transports are not subclasses of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:

@@ -1,10 +1,10 @@
-"""Drives `hutch runner` with nothing but JSON lines, as a host in any other language would."""
+"""Drives `hutch runner` with JSON lines, as a host in any other language would."""
 
 import json
 import subprocess
 import sys
 
-# `hutch runner`, from the environment of this Python.
+# `hutch runner` of this Python environment.
 RUNNER = [sys.executable, "-m", "hutch", "runner"]
 
 EXECUTE = {
@@ -21,16 +21,16 @@ with subprocess.Popen(RUNNER, stdin=subprocess.PIPE, stdout=subprocess.PIPE, tex
     assert runner.stdin
     assert runner.stdout
 
-    def say(message: dict) -> None:
+    def send(message: dict) -> None:
         print("->", message["type"])
         print(json.dumps(message), file=runner.stdin, flush=True)
 
-    say(EXECUTE)
+    send(EXECUTE)
     for line in runner.stdout:
         message = json.loads(line)
         print("<-", message["type"])
         if message["type"] == "tool_call":
-            say({"type": "tool_result", "callId": message["callId"], "ok": True, "result": {"celsius": 4}})
+            send({"type": "tool_result", "callId": message["callId"], "ok": True, "result": {"celsius": 4}})
         elif message["type"] == "done":
             print(message["result"] if message["ok"] else message["error"])
             break

@@ -1,4 +1,4 @@
-"""The code runs on a server, the tools stay here: `hutch serve`, then `python remote.py ws://127.0.0.1:4111`."""
+"""Runs code on a server while the tools run here: `hutch serve`, then `python remote.py ws://127.0.0.1:4111`."""
 
 import asyncio
 import os
@@ -8,14 +8,14 @@ import hutch
 
 
 async def read_note(name: str) -> str:
-    """A note that only this machine has."""
+    """Read a note that only this machine has."""
     await asyncio.sleep(0)
     return {"today": "water the plants", "tomorrow": "call the bank"}.get(name, "")
 
 
 async def main(url: str) -> None:
     async with hutch.connect(url, api_key=os.environ.get("HUTCH_API_KEY")) as h:
-        # Many executions share the one connection.
+        # All executions share one connection.
         runs = (
             h.run(f"return (await tools.read_note({{ name: '{day}' }})).toUpperCase()", tools=[read_note])
             for day in ("today", "tomorrow")

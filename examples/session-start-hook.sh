@@ -1,9 +1,10 @@
 #!/bin/sh
-# A session-start hook for a coding agent: has a gateway run for this project's MCP servers, and tells the
-# agent's shells where it is, so that `hutch exec` and `hutch tools` answer at once.
+# A session-start hook for a coding agent: starts a gateway for your MCP servers and exports its address to the
+# agent's shells, so that `hutch exec` and `hutch tools` answer at once. The servers are those of
+# ~/.toolscript.json and, once you have run `hutch trust` there, of this project's .toolscript.json.
 #
-# Agents that have such hooks name a file whose lines every later shell reads: give it as the argument, or in
-# CLAUDE_ENV_FILE. Without one, what is to be evaluated is printed:  eval "$(examples/session-start-hook.sh)"
+# Agents with such hooks name a file that every later shell reads: give it as the argument, or in
+# CLAUDE_ENV_FILE. Without one, the export is printed:  eval "$(examples/session-start-hook.sh)"
 set -eu
 command -v hutch >/dev/null || PATH=$(cd "$(dirname "$0")/.." && pwd)/.venv/bin:$PATH
 command -v hutch >/dev/null || { echo "hutch is not on the PATH: run make install in the checkout, or pip install it" >&2; exit 1; }
@@ -11,16 +12,16 @@ command -v hutch >/dev/null || { echo "hutch is not on the PATH: run make instal
 file=${1:-${CLAUDE_ENV_FILE:-}}
 log=${XDG_STATE_HOME:-$HOME/.local/state}/hutch-gateway.log
 
-runs() { # also when one of its servers cannot be reached
+is_running() { # also if one of its servers cannot be reached
   [ -n "$(hutch gateway status --json 2>/dev/null)" ]
 }
 
-if ! runs; then
+if ! is_running; then
   mkdir -p "$(dirname "$log")"
-  # It stays when the hook is done, and when the session is: the next one finds it.
-  nohup hutch gateway start </dev/null >"$log" 2>&1 &
+  # It keeps running after the hook and the session: the next session uses it.
+  nohup hutch gateway start --project . </dev/null >"$log" 2>&1 &
   tries=100
-  until runs || [ "$tries" -eq 0 ]; do
+  until is_running || [ "$tries" -eq 0 ]; do
     kill -0 $! 2>/dev/null || { cat "$log" >&2; exit 1; }
     tries=$((tries - 1))
     sleep 0.1

@@ -1,4 +1,4 @@
-"""A model writes code against your functions: what it is shown, what it may write, what you get back."""
+"""Runs model-written code with your functions as tools: declarations for the model, its code, the result."""
 
 import asyncio
 from dataclasses import dataclass
@@ -8,46 +8,50 @@ import hutch
 
 @dataclass
 class Product:
-    """Something that is for sale."""
+    """A product for sale."""
 
     name: str
     price: float
     stock: int
 
 
-SHELF = [Product("lamp", 29.0, 3), Product("desk", 180.0, 0), Product("chair", 75.5, 8)]
+PRODUCTS = [Product("lamp", 29.0, 3), Product("desk", 180.0, 0), Product("chair", 75.5, 8)]
 
 
-async def search(text: str = "", most: float | None = None) -> list[Product]:
+async def search(text: str = "", max_price: float | None = None) -> list[Product]:
     """Find products.
 
     Args:
         text: Part of the name.
-        most: The highest price.
+        max_price: The highest price.
     """
-    return [each for each in SHELF if text in each.name and (most is None or each.price <= most)]
+    return [
+        product
+        for product in PRODUCTS
+        if text in product.name and (max_price is None or product.price <= max_price)
+    ]
 
 
 def reserve(name: str, count: int = 1) -> int:
-    """Set some aside; returns how many are left."""
-    product = next(each for each in SHELF if each.name == name)
+    """Reserve some and return how many are left."""
+    product = next(product for product in PRODUCTS if product.name == name)
     if product.stock < count:
         raise hutch.ToolError(f"only {product.stock} of {name} left")
     product.stock -= count
     return product.stock
 
 
-# What a model would write. TypeScript is fine, and so are several calls at once.
+# Code that a model could write. TypeScript and parallel calls are supported.
 CODE = """
-const cheap = (await shop.search({ most: 100 })).filter((each) => each.stock > 0);
+const cheap = (await shop.search({ max_price: 100 })).filter((product) => product.stock > 0);
 const left: number[] = await Promise.all(cheap.map(({ name }) => shop.reserve({ name, count: 2 })));
-console.log("reserved", cheap.map((each) => each.name));
+console.log("reserved", cheap.map((product) => product.name));
 try {
   await shop.reserve({ name: "desk" });
 } catch (error) {
   console.log(error.code, error.message);
 }
-return { left, total: cheap.reduce((sum, each) => sum + 2 * each.price, 0) };
+return { left, total: cheap.reduce((sum, product) => sum + 2 * product.price, 0) };
 """
 
 

@@ -1,4 +1,4 @@
-"""One event loop and one sandbox for all tests that only run guest code in it."""
+"""Shared fixtures: one event loop and one sandbox for all tests that only run guest code in it."""
 
 from __future__ import annotations
 
@@ -14,33 +14,34 @@ from typing import Any
 
 import httpx2
 import pytest
-from tests import databases
+from tests.support import databases
+from tests.support.processes import ServeProcess, running_server
 
 import hutch
-from hutch.session.jsonvalue import well_formed
+from hutch.session.json_value import well_formed
 from hutch.settings import Settings
 from hutch.store.store import Store
-from hutch.vault.journals import open_store
+from hutch.vault.flow_keys import open_store
 
-# Which programs to test with, not how they are to behave.
+# These choose the programs to test with and stay in the environment.
 BINARIES = ("HUTCH_DENO", "HUTCH_BWRAP")
 ALIASES = ("EXECUTOR_API_KEY", "PROXY_URL")
 
 Run = Callable[..., Awaitable[hutch.Result]]
 
-# Whoever is started in the background by a shell ignores it, and so would all that is started here.
+# Shells start background jobs with SIGINT ignored, which child processes would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:
-    """What was collected stays to the end: nobody who looks for garbage has to look at all of it again."""
+    """Excludes everything collected so far from later garbage collections."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """What was logged may have lone surrogates, which cannot go from one process to another."""
+    """Replaces lone surrogates in logged text, which cannot be sent to another process."""
     report = yield
     report.sections = [(name, well_formed(text)) for name, text in report.sections]
     return report
@@ -53,7 +54,7 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
 
 @pytest.fixture(scope="session", autouse=True)
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Nothing of the tester's own settings counts, and nothing is written to their home."""
+    """Removes the tester's own settings, and uses a temporary home."""
     with pytest.MonkeyPatch.context() as patch:
         for name in [*os.environ]:
             if (name.startswith("HUTCH_") and name not in BINARIES) or name in ALIASES:
@@ -64,7 +65,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def _certificates(**options: Any) -> ssl.SSLContext:
-    """As httpx2 reads them for every client anew."""
+    """Caches the SSL contexts that httpx2 would otherwise read anew for each client."""
     variables = tuple(os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"))
     return _read_once(variables, tuple(options.items()))
 
@@ -76,7 +77,7 @@ def _read_once(_: object, options: tuple[tuple[str, Any], ...]) -> ssl.SSLContex
 
 @pytest.fixture(scope="session")
 async def sandbox(anyio_backend: object, environment: None) -> AsyncIterator[hutch.Hutch]:
-    """A Hutch with the default settings. Tests that change the pool make their own."""
+    """A Hutch with default settings. Tests that change the pool create their own."""
     async with hutch.Hutch() as started:
         yield started
 
@@ -88,24 +89,24 @@ def engine(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def run(sandbox: hutch.Hutch, engine: str) -> Run:
-    """Runs guest code in the engine that the test is for."""
+    """Runs guest code in the engine under test."""
     return partial(sandbox.run, engine=engine)
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[databases.Server]:
-    """A running PostgreSQL, for whoever asks."""
-    with databases.serving() as server:
+def postgres() -> Iterator[databases.PostgresServer]:
+    """A running PostgreSQL server."""
+    with databases.running_postgres() as server:
         yield server
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def store_settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
-    """Settings with a home and a database of this test's own; every test that asks for it runs on both."""
+    """Settings with their own home and database. Tests that use this run on SQLite and on PostgreSQL."""
     home = str(tmp_path / "home")
     if request.param == "sqlite":
         return Settings(home=home)
-    server: databases.Server = request.getfixturevalue("postgres")
+    server: databases.PostgresServer = request.getfixturevalue("postgres")
     return Settings(home=home, database_url=server.new_database())
 
 
@@ -113,3 +114,12 @@ def store_settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
 async def store(store_settings: Settings) -> AsyncIterator[Store]:
     async with await open_store(store_settings) as opened:
         yield opened
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServeProcess]:
+    """Default settings, except a debug log and a long grace period for cancelled executions."""
+    with running_server(
+        HUTCH_LOG_LEVEL="debug", HUTCH_LOG_JSON="true", HUTCH_CANCEL_GRACE_MS="10000"
+    ) as running:
+        yield running

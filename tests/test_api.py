@@ -1,9 +1,11 @@
-"""Hutch from Python: its life, its loop, and what is said of wrong use."""
+"""Python API: running, lifecycle, event loops, settings, and errors of wrong use."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -11,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.processes import PATIENCE, temporary_files
+from tests.support.processes import TIMEOUT_SECONDS, temporary_files
 
 import hutch
-from hutch.app import App
+from hutch.app.app import App
 from hutch.errors import InvalidExecution, SandboxUnavailable, SettingError
-from hutch.sandbox.launcher import Launcher
+from hutch.sandbox.runner.launcher import Launcher
 from hutch.settings import Settings
 
 
@@ -26,13 +28,13 @@ def add(a: int, b: int) -> int:
 
 
 def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """A program of its own, with warnings as errors."""
+    """Runs a Python program with warnings as errors."""
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
         cwd=Path(__file__).parents[1],
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT_SECONDS,
         env={**os.environ, **env},
         check=False,
     )
@@ -41,7 +43,7 @@ def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
 # --- running ---
 
 
-async def test_example_of_the_documentation(sandbox: hutch.Hutch) -> None:
+async def test_example_of_the_documentation_works(sandbox: hutch.Hutch) -> None:
     r = await sandbox.run("return (await tools.add({a: 1, b: 2})) * 2", tools=[add])
     assert (r.ok, r.result, r.error, r.logs) == (True, 6, None, [])
     assert r.duration_ms > 0
@@ -59,7 +61,197 @@ async def test_failure_of_the_guest_is_a_result(sandbox: hutch.Hutch) -> None:
     )
 
 
-async def test_tools_may_be_given_in_every_convenient_form(sandbox: hutch.Hutch) -> None:
+async def test_error_of_a_result_is_an_exception(sandbox: hutch.Hutch) -> None:
+    r = await sandbox.run("const a = 1;\nthrow new TypeError('no')")
+    assert r.error is not None
+    with pytest.raises(hutch.ExecutionError) as raised:
+        raise r.error
+    assert (raised.value.code, raised.value.message) == ("runtime_error", "no")
+    assert re.fullmatch(r"TypeError: no \(line 2, column \d+\)", str(raised.value))
+    with pytest.raises(hutch.HutchError) as raised_by_method:
+        r.raise_for_error()
+    assert raised_by_method.value is r.error
+    assert (await sandbox.run("1 + 1")).raise_for_error().result == 2
+
+
+async def test_errors_of_two_results_are_different_objects(sandbox: hutch.Hutch) -> None:
+    first, second = [await sandbox.run("for (;;);", timeout_ms=1) for _ in range(2)]
+    assert first.error is not second.error
+    assert str(first.error) == "Execution timed out"
+
+
+async def test_failed_result_can_be_pickled(sandbox: hutch.Hutch) -> None:
+    r = await sandbox.run("throw new RangeError('no')")
+    error = pickle.loads(pickle.dumps(r)).error  # noqa: S301 - our own data
+    assert (str(error), error.code, error.line, error.stack) == (
+        str(r.error),
+        "runtime_error",
+        1,
+        r.stack,
+    )
+
+
+@pytest.mark.parametrize("engine", ["quickjs", "deno"])
+async def test_result_has_the_stack_of_the_guest(sandbox: hutch.Hutch, engine: str) -> None:
+    code = "function inner() {\n  throw new Error('no')\n}\nfunction outer() {\n  inner()\n}\nouter()"
+    r = await sandbox.run(code, engine=engine)
+    assert r.stack is not None
+    assert [frame.rpartition(",")[0] for frame in r.stack.split("\n")] == [
+        "at inner (line 2",
+        "at outer (line 5",
+        "at line 7",
+    ]
+    assert r.error is not None
+    assert r.stack in r.error.__notes__[0]
+    assert (await sandbox.run("1", engine=engine)).stack is None
+
+
+async def test_stack_has_at_most_20_frames(sandbox: hutch.Hutch) -> None:
+    r = await sandbox.run("const f = (n) => { if (n === 0) throw new Error('no'); f(n - 1) }; f(100)")
+    assert r.stack is not None
+    assert len(r.stack.split("\n")) <= 20
+
+
+async def test_result_has_the_tool_calls(sandbox: hutch.Hutch) -> None:
+    def fail() -> None:
+        raise hutch.ToolError("no")
+
+    code = "await tools.add({a: 1, b: 2}); try { await tools.fail() } catch {}"
+    r = await sandbox.run(code, tools=[add, fail])
+    assert [(call.provider, call.tool, call.ok) for call in r.calls] == [
+        ("tools", "add", True),
+        ("tools", "fail", False),
+    ]
+    assert all(call.duration_ms >= 0 for call in r.calls)
+    assert list((await sandbox.run("1")).calls) == []
+
+
+async def test_tool_calls_of_a_result_are_bounded(sandbox: hutch.Hutch) -> None:
+    code = "for (let i = 0; i < 300; i++) await tools.add({a: 1, b: 2})"
+    assert len((await sandbox.run(code, tools=[add])).calls) == 200
+
+
+# --- inputs ---
+
+
+@pytest.mark.parametrize("engine", ["quickjs", "deno"])
+@pytest.mark.parametrize(
+    ("code", "result"),
+    [
+        ("return [rows.length, name, __proto__]", [2, "é\u2028\ud800", 1]),
+        ("async () => rows[1].id", 2),
+        ("const rows: number[] = [7]; rows", [7]),
+        ("```js\nname.length\n```", 3),
+    ],
+)
+async def test_inputs_are_variables_of_the_guest(
+    sandbox: hutch.Hutch, engine: str, code: str, result: Any
+) -> None:
+    inputs = {"rows": [{"id": 1}, {"id": 2}], "name": "é\u2028\ud800", "__proto__": 1}
+    r = await sandbox.run(code, inputs=inputs, engine=engine)
+    assert r.raise_for_error().result == result
+
+
+@pytest.mark.parametrize("engine", ["quickjs", "deno"])
+async def test_inputs_do_not_change_positions(sandbox: hutch.Hutch, engine: str) -> None:
+    plain = await sandbox.run("undefined.x", engine=engine)
+    with_inputs = await sandbox.run("undefined.x", inputs={"a": "b" * 1000}, engine=engine)
+    assert plain.error is not None
+    assert with_inputs.error is not None
+    assert (with_inputs.error.line, with_inputs.error.column) == (plain.error.line, plain.error.column)
+
+
+async def test_inputs_of_one_execution_are_not_visible_to_the_next(sandbox: hutch.Hutch) -> None:
+    assert (await sandbox.run("typeof secret", inputs={"secret": 1})).result == "number"
+    assert (await sandbox.run("typeof secret")).result == "undefined"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"a-b": 1}, "inputs: expected names that are JavaScript identifiers, got 'a-b'"),
+        ({"await": 1}, "got 'await'"),
+        ({1: 2}, "got 1"),
+        ({"tools": 1}, "inputs: 'tools' is the name of a provider"),
+        ({"a": [float("nan")]}, r"inputs: expected JSON-safe values: .*a\[0\]"),
+        ({"a": object()}, "inputs: expected JSON-safe values"),
+        ([1], "inputs: expected names with values, got list"),
+        ({"a": "x" * 9_000_000}, r"inputs: have 9000008 bytes of JSON; the limit is 8388608"),
+    ],
+)
+async def test_invalid_inputs_are_refused(sandbox: hutch.Hutch, inputs: Any, message: str) -> None:
+    with pytest.raises(InvalidExecution, match=message):
+        await sandbox.run("1", inputs=inputs, tools=[add])
+
+
+def test_run_sync_accepts_inputs() -> None:
+    assert hutch.run_sync("n + 1", inputs={"n": 1}).result == 2
+
+
+async def test_inputs_count_for_the_memory_limit(sandbox: hutch.Hutch) -> None:
+    r = await sandbox.run("1", inputs={"a": "x" * 4_000_000}, memory_limit_bytes=2_000_000)
+    assert r.error is not None
+    assert r.error.code == "memory_limit"
+
+
+# --- logs ---
+
+
+async def test_run_is_logged_with_its_outcome(sandbox: hutch.Hutch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "hutch.runs")
+    r = await sandbox.run("await tools.add({a: 1, b: 2}); throw new Error('secret')", tools=[add])
+    [message] = [record.getMessage() for record in caplog.records if record.name == "hutch.runs"]
+    pattern = rf"run {r.run_id}: runtime_error after [\d.]+ ms \(quickjs, 1 tool call\)"
+    assert re.fullmatch(pattern, message)
+
+
+@pytest.mark.parametrize(("engine", "has_locales"), [("quickjs", False), ("deno", True)])
+async def test_guest_can_see_whether_there_are_locales(
+    sandbox: hutch.Hutch, engine: Any, has_locales: bool
+) -> None:
+    code = "[typeof Intl === 'object', (1234.5).toLocaleString('de') === '1.234,5']"
+    assert (await sandbox.run(code, engine=engine)).result == [has_locales, has_locales]
+
+
+@pytest.mark.parametrize("engine", ["quickjs", "deno"])
+async def test_log_lines_come_while_the_guest_runs(sandbox: hutch.Hutch, engine: str) -> None:
+    lines: list[str] = []
+    arrived = asyncio.Event()
+
+    def on_log(line: str) -> None:
+        lines.append(line)
+        arrived.set()
+
+    async def wait_for_line() -> list[str]:
+        await asyncio.wait_for(arrived.wait(), TIMEOUT_SECONDS)
+        return lines
+
+    code = "console.log('é', {a: 1}); const seen = await tools.wait_for_line(); console.log('end'); seen"
+    r = await sandbox.run(code, tools=[wait_for_line], on_log=on_log, engine=engine)
+    assert r.raise_for_error().result == ['é {"a":1}']
+    assert lines == r.logs == ['é {"a":1}', "end"]
+
+
+async def test_async_log_callback_gets_the_lines_in_order(sandbox: hutch.Hutch) -> None:
+    lines: list[str] = []
+
+    async def on_log(line: str) -> None:
+        await asyncio.sleep(0)
+        lines.append(line)
+
+    r = await sandbox.run("for (let i = 0; i < 500; i++) console.log(i)", on_log=on_log)
+    assert lines == r.logs == [str(i) for i in range(100)]
+
+
+async def test_error_in_the_log_callback_stops_the_guest(sandbox: hutch.Hutch) -> None:
+    def on_log(line: str) -> None:
+        raise ValueError(line)
+
+    with pytest.raises(ValueError, match="first"):
+        await sandbox.run("console.log('first'); await new Promise(() => {})", on_log=on_log)
+
+
+async def test_tools_are_accepted_in_all_forms(sandbox: hutch.Hutch) -> None:
     provider = hutch.Provider.of(add, name="maths")
     for tools, call in (
         ([add], "tools.add"),
@@ -72,7 +264,7 @@ async def test_tools_may_be_given_in_every_convenient_form(sandbox: hutch.Hutch)
         assert r.result == 3, call
 
 
-async def test_limits_are_of_the_call(sandbox: hutch.Hutch) -> None:
+async def test_limits_apply_to_the_call(sandbox: hutch.Hutch) -> None:
     r = await sandbox.run("console.log('123456'); console.log('x')", max_log_lines=1, max_log_chars=3)
     assert (r.logs, r.logs_truncated) == (["123"], True)
     late = await sandbox.run("for (;;);", timeout_ms=50)
@@ -94,15 +286,19 @@ async def test_limits_are_of_the_call(sandbox: hutch.Hutch) -> None:
         ({"timeout_ms": float("nan")}, "timeout_ms", "expected a number of at least 1, got nan"),
         ({"timeout_ms": "5"}, "timeout_ms", "expected a number of at least 1, got '5'"),
         ({"timeout_ms": True}, "timeout_ms", "expected a number of at least 1, got True"),
-        ({"timeout_ms": 300_001}, "timeout_ms", "is 300001; the most is 300000 (setting most_timeout_ms)"),
-        ({"timeout_ms": 1e9}, "timeout_ms", "is 1000000000; the most is 300000"),
-        ({"timeout_ms": 300_000.5}, "timeout_ms", "is 300000.5; the most is 300000"),
+        ({"timeout_ms": 300_001}, "timeout_ms", "is 300001; the maximum is 300000 (setting max_timeout_ms)"),
+        ({"timeout_ms": 1e9}, "timeout_ms", "is 1000000000; the maximum is 300000"),
+        ({"timeout_ms": 300_000.5}, "timeout_ms", "is 300000.5; the maximum is 300000"),
         ({"memory_limit_bytes": 0}, "memory_limit_bytes", "expected a number of at least 1, got 0"),
         ({"max_log_lines": -1}, "max_log_lines", "expected a number of at least 0, got -1"),
-        ({"max_log_chars": 4_000_001}, "max_log_chars", "the most is 4000000 (setting most_log_chars)"),
+        (
+            {"max_log_chars": 4_000_001},
+            "max_log_chars",
+            "the maximum is 4000000 (setting max_log_chars_ceiling)",
+        ),
     ],
 )
-async def test_option_out_of_range_is_named(
+async def test_option_out_of_range_is_reported(
     sandbox: hutch.Hutch, options: dict[str, Any], field: str, message: str
 ) -> None:
     with pytest.raises(InvalidExecution) as refused:
@@ -111,14 +307,14 @@ async def test_option_out_of_range_is_named(
     assert message in str(refused.value)
 
 
-async def test_namespaces_that_cannot_be_are_refused(sandbox: hutch.Hutch) -> None:
+async def test_invalid_namespaces_are_refused(sandbox: hutch.Hutch) -> None:
     with pytest.raises(hutch.HutchError, match="Invalid provider namespace: no-name"):
         await sandbox.run("1", tools={"no-name": [add]})
     with pytest.raises(hutch.HutchError, match="Two providers are called tools"):
         await sandbox.run("1", tools=[add, hutch.Provider.of(add)])
 
 
-async def test_names_of_functions_are_no_tools(sandbox: hutch.Hutch) -> None:
+async def test_names_of_functions_are_refused_as_tools(sandbox: hutch.Hutch) -> None:
     with pytest.raises(hutch.HutchError, match=r"'add' cannot be a tool\. Pass functions"):
         await sandbox.run("1", tools="add")
 
@@ -157,26 +353,26 @@ async def test_cancelled_run_is_recorded(caplog: pytest.LogCaptureFixture) -> No
         await asyncio.Event().wait()
 
     async with hutch.Hutch() as h:
-        task = asyncio.create_task(h.run("await tools.wait()", tools=[wait], owner="somebody"))
+        task = asyncio.create_task(h.run("await tools.wait()", tools=[wait], owner="other"))
         await called.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
     [fields] = [vars(record)["fields"] for record in caplog.records if record.name == "hutch.runs"]
-    assert (fields["owner"], fields["door"], fields["outcome"]) == ("somebody", "python", "timeout")
+    assert (fields["owner"], fields["protocol"], fields["outcome"]) == ("other", "python", "timeout")
 
 
-# --- its life ---
+# --- lifecycle ---
 
 
-async def test_it_can_be_used_without_async_with() -> None:
+async def test_hutch_works_without_async_with() -> None:
     h = hutch.Hutch()
     assert (await h.run("1 + 1")).result == 2
     await h.close()
     await h.close()
 
 
-async def test_two_at_once_do_not_disturb_each_other() -> None:
+async def test_two_instances_are_independent() -> None:
     async with hutch.Hutch() as one, hutch.Hutch(max_log_lines=1) as other:
         results = await asyncio.gather(
             *(h.run("console.log(1); console.log(2)") for h in (one, other, one, other))
@@ -186,7 +382,7 @@ async def test_two_at_once_do_not_disturb_each_other() -> None:
         assert (await other.run("1")).result == 1
 
 
-async def test_closed_one_says_so() -> None:
+async def test_closed_instance_is_reported() -> None:
     async with hutch.Hutch() as h:
         pass
     with pytest.raises(hutch.HutchError, match="This Hutch was closed"):
@@ -195,10 +391,10 @@ async def test_closed_one_says_so() -> None:
         await h.start()
 
 
-def test_closing_leaves_no_process_and_no_file() -> None:
+def test_closing_removes_all_processes_and_files() -> None:
     code = """
 import asyncio, hutch, os
-from tests.processes import descendants, temporary_files
+from tests.support.processes import descendants, temporary_files
 
 async def main():
     async with hutch.Hutch() as h:
@@ -212,7 +408,7 @@ asyncio.run(main())
     assert (done.returncode, done.stderr) == (0, "")
 
 
-async def test_one_of_another_loop_says_so() -> None:
+async def test_instance_of_another_event_loop_is_reported() -> None:
     async with hutch.Hutch() as h:
         assert (await h.run("1")).result == 1
 
@@ -223,19 +419,19 @@ async def test_one_of_another_loop_says_so() -> None:
             await asyncio.to_thread(elsewhere)
 
 
-def test_program_that_never_closes_it_leaves_nothing_behind() -> None:
+def test_program_that_never_closes_hutch_leaves_nothing_behind() -> None:
     code = "import asyncio, hutch, os; asyncio.run(hutch.Hutch().run('1')); print(os.getpid())"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=True
     )
     assert done.stderr == ""
     assert temporary_files(int(done.stdout)) == []
 
 
-# --- what it is made of ---
+# --- settings ---
 
 
-def test_settings_are_keywords() -> None:
+def test_settings_are_keyword_arguments() -> None:
     assert hutch.Hutch(timeout_ms=7).settings.timeout_ms == 7
     assert hutch.Hutch(settings=Settings(timeout_ms=8)).settings.timeout_ms == 8
 
@@ -262,17 +458,24 @@ def test_wrong_keyword_is_refused(arguments: dict[str, Any], message: str) -> No
     assert str(refused.value).startswith(message)
 
 
-def test_settings_of_the_environment_and_the_file_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_are_read_from_environment_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hutch.toml").write_text("timeout_ms = 1\nmax_calls = 1\n")
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HUTCH_HOME", str(tmp_path))
     monkeypatch.setenv("HUTCH_TIMEOUT_MS", "2")
     settings = hutch.Hutch().settings
     assert (settings.timeout_ms, settings.max_calls) == (2, 1)
 
 
-# --- without a loop ---
+def test_settings_are_not_read_from_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hutch.toml").write_text('timeout_ms = 1\nisolation = "process"\n')
+    monkeypatch.chdir(tmp_path)
+    settings = hutch.Hutch().settings
+    assert (settings.timeout_ms, settings.isolation) == (5_000, "auto")
+
+
+# --- run_sync ---
 
 
 def test_run_sync_works_in_any_thread_and_stays_warm() -> None:
@@ -284,19 +487,19 @@ def test_run_sync_works_in_any_thread_and_stays_warm() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT_SECONDS)
     assert results == [42] * 4
     assert hutch.run_sync("await tools.add({a: 1, b: 2})", tools=[add]).result == 3
 
 
-def test_run_sync_tells_wrong_options() -> None:
+def test_run_sync_reports_invalid_options() -> None:
     with pytest.raises(InvalidExecution, match="unknown engine 'v8'"):
         hutch.run_sync("1", engine="v8")
-    with pytest.raises(TypeError, match="nonsense"):
-        hutch.run_sync("1", nonsense=1)
+    with pytest.raises(TypeError, match="unknown_option"):
+        hutch.run_sync("1", unknown_option=1)
 
 
-def test_run_sync_in_an_async_tool_does_not_wait_for_itself() -> None:
+def test_run_sync_in_an_async_tool_is_refused() -> None:
     async def again() -> Any:
         return hutch.run_sync("1").result
 
@@ -305,14 +508,14 @@ def test_run_sync_in_an_async_tool_does_not_wait_for_itself() -> None:
     assert "run_sync() would wait for itself" in r.error.message
 
 
-def test_run_sync_in_a_plain_tool_works() -> None:
+def test_run_sync_in_a_sync_tool_works() -> None:
     def again() -> int:
         return int(hutch.run_sync("20 + 1").result)
 
     assert hutch.run_sync("2 * await tools.again()", tools=[again]).result == 42
 
 
-def test_run_sync_leaves_nothing_behind_and_says_nothing() -> None:
+def test_run_sync_leaves_nothing_behind_and_prints_nothing() -> None:
     done = python("import hutch, os; print(os.getpid(), hutch.run_sync('1 + 1').result)")
     assert (done.returncode, done.stderr) == (0, "")
     pid, result = done.stdout.split()
@@ -331,11 +534,13 @@ if child == 0:
 assert os.waitpid(child, 0)[1] == 0
 assert hutch.run_sync("3").result == 3
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT_SECONDS
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_wrong_settings_are_told_by_every_call_of_run_sync() -> None:
+def test_each_call_of_run_sync_reports_invalid_settings() -> None:
     code = """
 import hutch, threading
 for _ in range(2):
@@ -349,23 +554,23 @@ print(threading.active_count())
     assert done.stdout == "HUTCH_PORT: expected an integer from 0 to 65535, got 'x'.\n" * 2 + "1\n"
 
 
-# --- what is said ---
+# --- errors and warnings ---
 
 
-async def test_lone_function_or_tool_is_a_list_of_one(sandbox: hutch.Hutch) -> None:
+async def test_single_function_or_tool_is_accepted(sandbox: hutch.Hutch) -> None:
     for tools in (add, hutch.tool(add), {"tools": add}):
         assert (await sandbox.run("await tools.add({a: 1, b: 2})", tools=tools)).result == 3
 
 
 @pytest.mark.parametrize("code", [None, b"code", 7])
-async def test_code_that_is_no_text_is_refused(sandbox: hutch.Hutch, code: Any) -> None:
+async def test_code_that_is_not_a_string_is_refused(sandbox: hutch.Hutch, code: Any) -> None:
     with pytest.raises(hutch.InvalidExecution, match=r"^code: expected a str, got "):
         await sandbox.run(code)
     with pytest.raises(hutch.InvalidExecution, match=r"^code: expected a str, got "):
         await hutch.connect("ws://127.0.0.1:1").run(code)
 
 
-async def test_weak_isolation_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+async def test_weak_isolation_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async with hutch.Hutch(isolation="process"):
         pass
     [record] = [each for each in caplog.records if each.name == "hutch"]
@@ -373,18 +578,18 @@ async def test_weak_isolation_is_warned_of(caplog: pytest.LogCaptureFixture) -> 
     assert "the isolation is weak (process)" in record.getMessage()
 
 
-async def test_self_test_does_not_hold_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hutch.sandbox import selftest
+async def test_self_test_does_not_block_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hutch.sandbox.selftest import selftest
 
-    real, asked, answered = selftest.choose, threading.Event(), threading.Event()
+    real, asked, answered = selftest.choose_jail, threading.Event(), threading.Event()
 
     def choose(settings: Settings) -> Any:
         asked.set()
-        assert answered.wait(PATIENCE)
+        assert answered.wait(TIMEOUT_SECONDS)
         return real(settings)
 
-    monkeypatch.setattr(selftest, "choose", choose)
-    async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
+    monkeypatch.setattr(selftest, "choose_jail", choose)
+    async with asyncio.timeout(TIMEOUT_SECONDS), asyncio.TaskGroup() as group:
         h = hutch.Hutch()
         runs = [group.create_task(h.run("1")) for _ in range(3)]
         await asyncio.to_thread(asked.wait)
@@ -393,7 +598,7 @@ async def test_self_test_does_not_hold_the_event_loop(monkeypatch: pytest.Monkey
         await h.close()
 
 
-async def test_warm_up_tells_why_no_runner_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_warm_up_raises_the_reason_why_no_runner_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     async def launch(*_: object) -> Any:
         raise SandboxUnavailable("no more processes")
 

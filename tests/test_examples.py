@@ -1,4 +1,4 @@
-"""The examples run, each for real and as its reader would run it, and so does the README's."""
+"""Runs the examples and the README's code as a reader would."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.processes import HUTCH, serving, until
-from tests.toolscripts import stdio
+from tests.support.processes import HUTCH, running_server, wait_until
+from tests.support.toolscripts import stdio
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
 
 
 def run(script: Path, *arguments: str, cwd: Path) -> str:
-    """What a script prints. It may say nothing on stderr."""
+    """Returns the script's output, and checks that it prints nothing to stderr."""
     done = subprocess.run(
         [sys.executable, str(script), *arguments],
         capture_output=True,
@@ -50,37 +50,37 @@ def test_readme_has_one_python_example_of_twelve_lines_that_runs(tmp_path: Path)
 def test_tools_example_shows_types_and_gets_a_value_logs_and_a_tool_error(tmp_path: Path) -> None:
     out = run(EXAMPLES / "tools.py", cwd=tmp_path)
     assert out.startswith("declare namespace shop {")
-    assert "most?: number | null;" in out
+    assert "max_price?: number | null;" in out
     assert 'reserved ["lamp","chair"]' in out
     assert "tool_error only 0 of desk left" in out
     assert out.endswith("{'left': [1, 6], 'total': 209}\n")
 
 
-def test_limits_example_names_what_stopped_every_guest(tmp_path: Path) -> None:
-    said = dict(line.split(": ", 1) for line in run(EXAMPLES / "limits.py", cwd=tmp_path).splitlines())
+def test_limits_example_names_the_limit_that_stopped_each_guest(tmp_path: Path) -> None:
+    printed = dict(line.split(": ", 1) for line in run(EXAMPLES / "limits.py", cwd=tmp_path).splitlines())
     expected = {
         "never ends": "timeout: ",
         "takes all memory": "memory_limit: ",
         "has a mistake": "runtime_error in line 2: ",
-        "is no JavaScript": "runtime_error in line 1: ",
-        "returns what is not JSON": "serialization_error: ",
+        "is not JavaScript": "runtime_error in line 1: ",
+        "returns a value that is not JSON": "serialization_error: ",
         "prints too much": "done, 10 lines of log",
-        "looks for a way out": "['undefined', 'undefined', 'undefined'], 0 lines",
+        "looks for host APIs": "['undefined', 'undefined', 'undefined'], 0 lines",
     }
-    assert said.keys() == expected.keys()
-    assert [what for what in expected if not said[what].startswith(expected[what])] == []
+    assert printed.keys() == expected.keys()
+    assert [name for name in expected if not printed[name].startswith(expected[name])] == []
 
 
-def test_remote_example_runs_on_a_server_with_its_tools_here(
+def test_remote_example_runs_on_a_server_with_local_tools(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HUTCH_API_KEY", "a key for the server and for its client")
-    with serving() as server:
+    with running_server() as server:
         out = run(EXAMPLES / "remote.py", server.url.replace("http", "ws"), cwd=tmp_path)
     assert out == "WATER THE PLANTS\nCALL THE BANK\n"
 
 
-def test_remote_example_without_a_server_says_so_in_one_line(tmp_path: Path) -> None:
+def test_remote_example_without_a_server_reports_it_in_one_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"ws://127.0.0.1:{free.getsockname()[1]}"
     script = [sys.executable, str(EXAMPLES / "remote.py"), url]
@@ -94,7 +94,7 @@ def test_remote_example_without_a_server_says_so_in_one_line(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "name", ["session-start-hook.sh", "abilities/first-run.sh", "flows/first-run.sh"], ids=str
 )
-def test_shell_example_finds_the_hutch_of_its_checkout_or_says_what_to_do(name: str, tmp_path: Path) -> None:
+def test_shell_example_finds_hutch_in_its_checkout_or_explains_what_to_do(name: str, tmp_path: Path) -> None:
     shutil.copytree(EXAMPLES, tmp_path / "examples")
     script = [str(tmp_path / "examples" / name)]
     env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
@@ -113,28 +113,31 @@ def test_shell_example_finds_the_hutch_of_its_checkout_or_says_what_to_do(name: 
     assert done.stdout.startswith("the checkout's own: ")
 
 
-def test_any_language_example_drives_a_runner_with_json_lines_alone(tmp_path: Path) -> None:
+def test_any_language_example_drives_a_runner_with_only_json_lines(tmp_path: Path) -> None:
     script = EXAMPLES / "any_language.py"
     out = run(script, cwd=tmp_path).splitlines()
     assert out == ["-> execute", "<- started", "<- tool_call", "-> tool_result", "<- done", "39.2"]
     assert "import hutch" not in script.read_text()
 
 
-def test_session_start_hook_has_a_gateway_run_and_says_where(
+def test_session_start_hook_starts_a_gateway_and_exports_its_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    (tmp_path / ".toolscript.json").write_text(json.dumps({"mcpServers": {"github": stdio("tracker")}}))
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / ".toolscript.json").write_text(json.dumps({"mcpServers": {"github": stdio("tracker")}}))
     monkeypatch.setenv("HUTCH_PORT", str(port))
     monkeypatch.setenv("HOME", str(tmp_path))
+    subprocess.run([*HUTCH, "trust", "--yes"], cwd=project, timeout=60, check=True, capture_output=True)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     variables = tmp_path / "variables"
     try:
-        # The second time it is there already.
+        # The second time the gateway is running already.
         for _ in range(2):
             hook = [str(EXAMPLES / "session-start-hook.sh"), str(variables)]
-            subprocess.run(hook, cwd=tmp_path, timeout=60, check=True)
+            subprocess.run(hook, cwd=project, timeout=60, check=True)
         line = f"export TOOLSCRIPT_GATEWAY_URL=http://127.0.0.1:{port}\n"
         assert variables.read_text() == line * 2
         assert len(gateways(port)) == 1
@@ -154,10 +157,10 @@ def test_session_start_hook_has_a_gateway_run_and_says_where(
     finally:
         for pid in gateways(port):
             os.kill(pid, signal.SIGTERM)
-    until(lambda: not gateways(port))
+    wait_until(lambda: not gateways(port))
 
 
-def test_abilities_example_goes_from_a_new_user_to_a_refused_credential(
+def test_abilities_example_goes_from_a_new_user_to_an_expired_credential(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -172,12 +175,12 @@ def test_abilities_example_goes_from_a_new_user_to_a_refused_credential(
         '{"name":"Ada","followers_count":42,"you_sent":"Bearer [redacted]"}',
         "42",
     )
-    assert credential.split()[:5] == ["127.0.0.1", "Authorization", "header", "expired", "…nows"]
+    assert credential.split()[:5] == ["127.0.0.1", "Authorization", "header", "expired", "…nown"]
     assert "credentials marked as expired" in done.stderr.lower()
     assert "0123456789abcdef" not in done.stdout + done.stderr
 
 
-def test_the_page_on_abilities_shows_the_example_as_it_is() -> None:
+def test_abilities_page_shows_the_example() -> None:
     page = (ROOT / "docs" / "abilities.md").read_text()
     folder = EXAMPLES / "abilities"
     assert fenced(page, "json")[0] == (folder / "profile.json").read_text()
@@ -185,7 +188,7 @@ def test_the_page_on_abilities_shows_the_example_as_it_is() -> None:
     assert (folder / "profile.js").read_text() in (ROOT / "README.md").read_text()
 
 
-def test_flows_example_is_tried_again_fails_and_goes_on_without_doing_anything_twice(
+def test_flows_example_retries_fails_and_resumes_without_repeating_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -198,8 +201,8 @@ def test_flows_example_is_tried_again_fails_and_goes_on_without_doing_anything_t
     assert "restock.json: ok: restock, 4 steps (ability.execute, code.run, http.get, mcp.call)\n" in before
     assert "stock started, attempt 2\n" in done.stderr
     assert "restock failed at step order (attempt 2)" in done.stderr
-    assert "`hutch flow resume monday` goes on with it\n" in done.stderr
-    assert "goes on: 3 steps are over already\n" in done.stderr
+    assert "`hutch flow resume monday` resumes it\n" in done.stderr
+    assert "resumed: 3 steps were finished before\n" in done.stderr
     assert after.startswith('{"open": true}\n{\n  "order": {\n    "statusCode": 200,\n')
     *_, ticket, shop = after.splitlines()
     assert ticket == "Short of lamp, desk"
@@ -210,26 +213,26 @@ def test_flows_example_is_tried_again_fails_and_goes_on_without_doing_anything_t
     assert "0123456789abcdef" not in done.stdout + done.stderr
 
 
-def test_the_page_on_flows_shows_the_examples_as_they_are_and_they_run(tmp_path: Path) -> None:
+def test_flows_page_shows_the_examples_and_they_run(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "rep.md").read_text()
     greet = EXAMPLES / "flows" / "greet.yaml"
     assert greet.read_text() in fenced(page, "yaml")
     assert greet.read_text() in (ROOT / "README.md").read_text()
     asked = [*HUTCH, "flow", "run", str(greet), "--inputs", '{"name": "world"}']
     done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, json.loads(done.stdout)) == (0, {"greeting": "WORLD"})
+    assert (done.returncode, json.loads(done.stdout)) == (0, {"greeting": "Hello, WORLD!"})
     shown = "".join(f"# {line}\n" for line in done.stdout.splitlines())
     assert shown in (ROOT / "README.md").read_text()
 
 
 def gateways(port: int) -> list[int]:
-    """The processes that were started as gateways with this port in their environment."""
+    """Returns the processes that were started as gateways with this port in their environment."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if f"HUTCH_PORT={port}".encode() in (process / "environ").read_bytes().split(b"\0"):
                 words = (process / "cmdline").read_bytes().split(b"\0")
-                if words[-3:-1] == [b"gateway", b"start"]:
+                if b"gateway" in words and b"start" in words:
                     found.append(int(process.name))
     return found
 

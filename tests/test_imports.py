@@ -1,14 +1,14 @@
-"""Every module can be the first that is imported: no command depends on what another one happened to load."""
+"""Each module can be imported first: no command depends on modules that another one loaded."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
-# In a process for each, with nothing but the libraries loaded before.
+# One process for each module, with only the libraries loaded before.
 SCRIPT = """
 import importlib, os, sys
-from tests.forked import LIBRARIES, modules_of
+from tests.support.forked import LIBRARIES, modules_of
 for library in LIBRARIES:
     importlib.import_module(library)
 names = modules_of("hutch")
@@ -27,7 +27,7 @@ print(len(names))
 """
 
 
-def test_every_module_can_be_imported_alone() -> None:
+def test_each_module_can_be_imported_alone() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=300)
     *failures, count = done.stdout.splitlines() or [done.stderr]
     assert not failures

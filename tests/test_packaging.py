@@ -1,7 +1,9 @@
-"""The wheel is whole and holds nothing else; versions are said once and pinned."""
+"""Tests of wheel and sdist, the version, and pinned dependencies."""
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
 import subprocess
 import sys
@@ -19,13 +21,14 @@ import hutch._version
 ROOT = Path(__file__).parent.parent
 MIGRATIONS = ROOT / "src/hutch/store/migrations"
 BUNDLE = {
-    "preparing.js",
+    "precompile.js",
     "typescript.js",
     "entry.js",
     "quickjs.js",
     "quickjs.wasm",
     "deno.js",
     "npm.js",
+    "zod3.js",
     "script.js",
     "image.bin",
     "image.json",
@@ -45,7 +48,7 @@ def pins() -> dict[str, str]:
 
 
 def build(target: str, tree: Path, out: Path) -> Path:
-    """Without isolation: nothing is downloaded and a bundle that is current is kept, so this is quick."""
+    """Builds without isolation, which downloads nothing and keeps an up-to-date bundle, so it is fast."""
     command = [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", str(out)]
     done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -75,12 +78,12 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build("sdist", ROOT, tmp_path_factory.mktemp("sdist"))
 
 
-def test_wheel_has_the_guest_as_its_bundle_and_nothing_else_of_it(wheel: Path) -> None:
+def test_wheel_contains_the_guest_only_as_its_bundle(wheel: Path) -> None:
     guest = {name.removeprefix("hutch/guest/") for name in names_in_wheel(wheel) if "/guest/" in name}
     assert {name for name in guest if not name.endswith(".py")} == {f"dist/{name}" for name in BUNDLE}
 
 
-def test_wheel_has_every_python_module_the_types_marker_the_licence_and_the_command(wheel: Path) -> None:
+def test_wheel_contains_all_modules_the_types_marker_the_licence_and_the_command(wheel: Path) -> None:
     names = names_in_wheel(wheel)
     modules = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src/hutch").rglob("*.py")}
     assert modules <= names
@@ -92,12 +95,12 @@ def test_wheel_has_every_python_module_the_types_marker_the_licence_and_the_comm
         assert "hutch = hutch.cli:main" in archive.read(entry_points).decode()
 
 
-def test_wheel_has_nothing_outside_the_package(wheel: Path) -> None:
+def test_wheel_contains_nothing_outside_the_package(wheel: Path) -> None:
     tops = {name.split("/")[0] for name in names_in_wheel(wheel)}
     assert tops == {"hutch", f"hutch-{hutch._version.__version__}.dist-info"}
 
 
-def test_sdist_has_sources_and_no_bundle(sdist: Path) -> None:
+def test_sdist_contains_sources_and_no_bundle(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"hatch_build.py", "src/hutch/guest/deno.lock", "src/hutch/guest/build/main.ts"} <= names
@@ -113,7 +116,7 @@ def test_sdist_builds_the_same_wheel(
     assert names_in_wheel(again) == names_in_wheel(wheel)
 
 
-def test_build_without_the_registry_says_what_to_do(
+def test_build_without_a_registry_explains_what_to_do(
     sdist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree = unpack(sdist, tmp_path)
@@ -129,12 +132,12 @@ def test_build_without_the_registry_says_what_to_do(
     assert not (tree / "src/hutch/guest/dist").exists()
 
 
-def test_version_is_said_once(pyproject: dict, wheel: Path) -> None:
+def test_version_is_defined_once(pyproject: dict, wheel: Path) -> None:
     assert pyproject["project"]["dynamic"] == ["version"]
     assert wheel.name == f"hutch-{hutch._version.__version__}-py3-none-any.whl"
 
 
-def test_lock_has_names_and_versions_only() -> None:
+def test_lock_contains_only_names_and_versions() -> None:
     lines = (ROOT / "requirements.lock").read_text().splitlines()
     assert lines
     assert [
@@ -149,8 +152,10 @@ def test_guest_lock_names_no_registry() -> None:
 
 def test_every_dependency_is_pinned_within_its_bounds(pyproject: dict, pins: dict[str, str]) -> None:
     project = pyproject["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    wanted = [*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())]
     for requirement in map(Requirement, wanted):
+        if requirement.name == project["name"]:
+            continue
         pin = pins.get(canonicalize_name(requirement.name))
         assert pin is not None, f"{requirement.name} is not in requirements.lock: run `make lock`"
         assert requirement.specifier.contains(pin), f"{requirement} does not allow {pin}: run `make lock`"
@@ -161,3 +166,44 @@ def test_wheel_is_built_with_the_deno_that_it_runs(pyproject: dict) -> None:
     run_with = [line for line in pyproject["project"]["dependencies"] if line.startswith("deno")]
     assert build_with == run_with
     assert re.fullmatch(r"deno==[0-9.]+", run_with[0])
+
+
+# The newest release of each must install beside Hutch. langchain-mcp-adapters needs version 1 of the MCP SDK,
+# which hutch[mcp] cannot use.
+FRAMEWORKS = ("fastmcp", "google-adk", "langchain-mcp-adapters", "openai-agents", "pydantic-ai", "smolagents")
+WITH_MCP_1 = {"langchain-mcp-adapters"}
+
+
+@pytest.fixture(scope="module")
+def uv_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("uv")
+
+
+def resolve(cache: Path, *requirements: str) -> dict[str, str]:
+    """Returns the versions that an installer chooses for these requirements."""
+    command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate", "-"]
+    done = subprocess.run(
+        command,
+        input="\n".join(requirements),
+        env={**os.environ, "UV_CACHE_DIR": str(cache)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(line.split("==") for line in done.stdout.splitlines() if "==" in line)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_framework_is_not_downgraded_beside_hutch(framework: str, wheel: Path, uv_cache: Path) -> None:
+    alone = resolve(uv_cache, framework)[framework]
+    for extra in ("",) if framework in WITH_MCP_1 else ("", "[all]"):
+        together = resolve(uv_cache, f"hutch{extra} @ {wheel.as_uri()}", framework)
+        assert together[framework] == alone, extra
+
+
+def test_base_package_needs_neither_a_server_nor_the_mcp_sdk(wheel: Path, uv_cache: Path) -> None:
+    base = resolve(uv_cache, f"hutch @ {wheel.as_uri()}")
+    assert {"mcp", "starlette", "uvicorn", "httpx2", "psycopg"}.isdisjoint(base)
+    complete = resolve(uv_cache, f"hutch[all] @ {wheel.as_uri()}")
+    assert {"mcp", "starlette", "uvicorn", "httpx2", "psycopg"} <= complete.keys()

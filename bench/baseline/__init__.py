@@ -1,4 +1,4 @@
-"""The two baselines: a new quickjs-wasi VM for every evaluation in a bare Deno loop, and `deno run`."""
+"""The two baselines: a new quickjs-wasi VM per evaluation in a bare Deno loop, and `deno run`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from hutch.sandbox import runtime
+from hutch.sandbox import deno_binary
 
 HERE = Path(__file__).parent
-_ANSWER_BYTES = 64 * 1024 * 1024
+_MAX_RESPONSE_BYTES = 64 * 1024 * 1024
 
 
 def environment() -> dict[str, str]:
-    """The same cache of npm packages as the build's."""
+    """Uses the build's cache of npm packages."""
     return {
         "DENO_DIR": str(HERE.parent.parent / "build" / "deno"),
         "DENO_TLS_CA_STORE": "mozilla,system",
@@ -27,15 +27,15 @@ def environment() -> dict[str, str]:
 
 
 class FreshVms:
-    """Baseline (a): vm.ts in a Deno of its own, that does what it is told and says how long it took."""
+    """Baseline (a): vm.ts in its own Deno process, which runs requests and returns their durations."""
 
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
 
     async def __aenter__(self) -> Self:
         self._process = await asyncio.create_subprocess_exec(
-            runtime.locate(), "run", "--quiet", "--frozen", str(HERE / "vm.ts"),
-            cwd=HERE, env=environment(), limit=_ANSWER_BYTES,
+            deno_binary.find_deno(), "run", "--quiet", "--frozen", str(HERE / "vm.ts"),
+            cwd=HERE, env=environment(), limit=_MAX_RESPONSE_BYTES,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
         await self.evaluate(20)  # the first ones compile
@@ -59,35 +59,35 @@ class FreshVms:
         return self._process
 
     async def evaluate(self, count: int) -> list[float]:
-        """Milliseconds of each of `count` evaluations, each in a new VM."""
-        return await self._ask("evaluate", count)
+        """Returns the milliseconds of `count` evaluations, each in a new VM."""
+        return await self._request("evaluate", count)
 
     async def call(self, count: int) -> float:
-        """Milliseconds of `count` calls of an async host function, one after the other, in one VM."""
-        return await self._ask("call", count)
+        """Returns the milliseconds of `count` sequential calls of an async host function in one VM."""
+        return await self._request("call", count)
 
     async def suspend(self, count: int) -> None:
-        await self._ask("suspend", count)
+        await self._request("suspend", count)
 
     async def resume(self) -> int:
-        return await self._ask("resume", 0)
+        return await self._request("resume", 0)
 
-    async def _ask(self, what: str, count: int) -> Any:
+    async def _request(self, action: str, count: int) -> Any:
         process = self._running
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(json.dumps({"what": what, "count": count}).encode() + b"\n")
-        answer = await process.stdout.readline()
-        if not answer:
+        process.stdin.write(json.dumps({"action": action, "count": count}).encode() + b"\n")
+        response = await process.stdout.readline()
+        if not response:
             raise RuntimeError(f"the baseline ended with exit code {await process.wait()}")
-        return json.loads(answer)
+        return json.loads(response)
 
 
 async def deno_run() -> float:
-    """Baseline (b): seconds that `deno run` takes for the same code."""
+    """Baseline (b): returns the seconds that `deno run` takes for the same code."""
     began = time.perf_counter()
     process = await asyncio.create_subprocess_exec(
-        runtime.locate(), "run", "--quiet", "--no-config", "--no-lock", str(HERE / "once.js"),
+        deno_binary.find_deno(), "run", "--quiet", "--no-config", "--no-lock", str(HERE / "once.js"),
         env=environment(), stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     out, _ = await process.communicate()

@@ -1,4 +1,4 @@
-// Says every line that it is sent again, once it has read it as JSON: what a round trip takes at the least.
+// Echoes every line after parsing it as JSON: the minimum cost of a round trip.
 const socket = await Deno.connect({ transport: "unix", path: Deno.args[0] });
 const decoder = new TextDecoder(), encoder = new TextEncoder();
 const buffer = new Uint8Array(65536);

@@ -1,4 +1,4 @@
-"""Messages to a bare Deno and back: the same roads as a tool call's, with nothing at either end."""
+"""Round trips to a bare Deno over the same channels as a tool call, without any processing."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import time
 from pathlib import Path
 
 from bench.baseline import HERE, environment
-from hutch.sandbox import runtime
+from hutch.sandbox import deno_binary
 
 MESSAGE = b'{"type":"tool_result","callId":"c1000","ok":true,"result":1000}\n'
 CONNECT_SECONDS = 20.0
 
 
 class _Echo(asyncio.SubprocessProtocol):
-    """Answers what it hears until it has heard it `left` times."""
+    """Sends the message again after each echo, `left` times."""
 
     def __init__(self) -> None:
         self.writer: asyncio.StreamWriter | None = None
@@ -24,7 +24,7 @@ class _Echo(asyncio.SubprocessProtocol):
         self.exited = asyncio.Event()
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        # One message is under way at a time, and one chunk is all of it.
+        # Only one message is in flight, and it fits in one chunk.
         self.left -= 1
         if self.left > 0 and self.writer is not None:
             self.writer.write(MESSAGE)
@@ -36,36 +36,36 @@ class _Echo(asyncio.SubprocessProtocol):
 
 
 async def echo(count: int, rounds: int) -> list[float]:
-    """Milliseconds of a message there and back, one after the other, of each round."""
+    """Returns the milliseconds per round trip of each round."""
     loop = asyncio.get_running_loop()
-    spoken = _Echo()
+    protocol = _Echo()
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "socket")
         connected: asyncio.Future[asyncio.StreamWriter] = loop.create_future()
         server = await asyncio.start_unix_server(lambda _, writer: connected.set_result(writer), path)
         process, _ = await loop.subprocess_exec(
-            lambda: spoken, runtime.locate(), "run", "--quiet", "--no-config", "--no-lock",
+            lambda: protocol, deno_binary.find_deno(), "run", "--quiet", "--no-config", "--no-lock",
             f"--allow-read={path}", f"--allow-write={path}", f"--allow-net=unix:{path}",
             str(HERE / "echo.js"), path, env=environment(), stdin=None, stderr=None,
         )  # fmt: skip
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                spoken.writer = await connected
-            return [await _round(spoken, count) for _ in range(rounds)]
+                protocol.writer = await connected
+            return [await _round(protocol, count) for _ in range(rounds)]
         finally:
             server.close()
-            if spoken.writer is not None:
-                spoken.writer.close()
+            if protocol.writer is not None:
+                protocol.writer.close()
             process.kill()
-            await spoken.exited.wait()
+            await protocol.exited.wait()
             process.close()
 
 
-async def _round(spoken: _Echo, count: int) -> float:
-    spoken.left = count
-    spoken.over = asyncio.get_running_loop().create_future()
-    assert spoken.writer is not None
+async def _round(protocol: _Echo, count: int) -> float:
+    protocol.left = count
+    protocol.over = asyncio.get_running_loop().create_future()
+    assert protocol.writer is not None
     began = time.perf_counter()
-    spoken.writer.write(MESSAGE)
-    await spoken.over
+    protocol.writer.write(MESSAGE)
+    await protocol.over
     return (time.perf_counter() - began) * 1000 / count

@@ -1,4 +1,4 @@
-"""The naive way to run a tool: install its package and start a program, for every call."""
+"""The naive way to run a tool: install its package and start a program for every call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from hutch.sandbox import runtime
+from hutch.sandbox import deno_binary
 
 _SCRIPT = """
 const tool = (await import(PACKAGE))[NAME];
@@ -20,12 +20,12 @@ console.log(JSON.stringify(await tool.execute(PARAMS)));
 
 
 def program() -> str:
-    """Node where there is one, with npm; else Deno does both."""
+    """Returns "node" if Node and npm are installed, else "deno"."""
     return "node" if shutil.which("node") and shutil.which("npm") else "deno"
 
 
 async def naive_call(package: str, version: str, name: str, params: dict[str, object]) -> float:
-    """Seconds for one call, from nothing but the package client's own cache."""
+    """Returns the seconds for one call; only the package manager's own cache is warm."""
     with tempfile.TemporaryDirectory(prefix="hutch-bench-") as folder:
         script = _SCRIPT
         for word, value in {"PACKAGE": package, "NAME": name, "PARAMS": params}.items():
@@ -39,17 +39,17 @@ async def naive_call(package: str, version: str, name: str, params: dict[str, ob
 
 
 async def install(package: str, version: str, folder: str) -> float:
-    """Seconds that Deno's installer takes with an empty cache: what the registry costs."""
+    """Returns the seconds that Deno's installer takes with an empty cache: the cost of the registry."""
     (Path(folder) / "package.json").write_bytes(msgspec.json.encode({"dependencies": {package: version}}))
     began = time.perf_counter()
-    await _succeed([runtime.locate(), "install", "--quiet"], folder, DENO_DIR=f"{folder}/cache")
+    await _succeed([deno_binary.find_deno(), "install", "--quiet"], folder, DENO_DIR=f"{folder}/cache")
     return time.perf_counter() - began
 
 
 def _commands() -> list[list[str]]:
     if program() == "node":
         return [["npm", "install", "--silent", "--no-audit", "--no-fund"], ["node", "call.mjs"]]
-    deno = runtime.locate()
+    deno = deno_binary.find_deno()
     return [[deno, "install", "--quiet"], [deno, "run", "--quiet", "--allow-all", "call.mjs"]]
 
 

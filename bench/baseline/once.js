@@ -1,2 +1,2 @@
-// What `deno run` is given: the same code as everything else here.
+// The code of the `deno run` baseline.
 console.log(1 + 1);

@@ -1,22 +1,22 @@
 /**
- * What one would do without Hutch: quickjs-wasi as its README shows it, a new VM for every evaluation,
- * the WebAssembly compiled once. No jail, no limits, no host in another process.
+ * Baseline without Hutch: quickjs-wasi used as in its README, with a new VM for every evaluation. The
+ * WebAssembly is compiled once. No jail, no limits, no separate host process.
  *
- * Reads one JSON order a line from stdin and answers each with one line on stdout.
+ * Reads one JSON request per line from stdin and answers each with one line on stdout.
  */
 
 import { QuickJS } from "quickjs-wasi";
 import wasm from "quickjs-wasi/quickjs.wasm" with { type: "bytes" };
 
-interface Order {
-  what: "evaluate" | "call" | "suspend" | "resume";
+interface Request {
+  action: "evaluate" | "call" | "suspend" | "resume";
   count: number;
 }
 
 const module = await WebAssembly.compile(wasm);
 const suspended: { vm: QuickJS; resume: () => void }[] = [];
 
-/** Milliseconds of each evaluation of `1+1`, from nothing to its value. */
+/** Returns the milliseconds of each evaluation of `1+1`, including the creation of the VM. */
 async function evaluate(count: number): Promise<number[]> {
   const times: number[] = [];
   for (let i = 0; i < count; i++) {
@@ -29,7 +29,7 @@ async function evaluate(count: number): Promise<number[]> {
   return times;
 }
 
-/** Milliseconds of `count` calls of an async host function, one after the other, in one VM. */
+/** Returns the milliseconds of `count` sequential calls of an async host function in one VM. */
 async function call(count: number): Promise<number> {
   using vm = await QuickJS.create({ wasm: module });
   let finish = () => {};
@@ -59,7 +59,7 @@ async function call(count: number): Promise<number> {
   return performance.now() - began;
 }
 
-/** VMs that wait for a host function, and stay. */
+/** Creates VMs that wait for a host function. */
 async function suspend(count: number): Promise<void> {
   for (let i = 0; i < count; i++) {
     const vm = await QuickJS.create({ wasm: module });
@@ -81,14 +81,14 @@ async function suspend(count: number): Promise<void> {
 
 function resume(): number {
   const count = suspended.length;
-  for (const each of suspended.splice(0)) each.resume();
+  for (const vm of suspended.splice(0)) vm.resume();
   return count;
 }
 
-async function follow({ what, count }: Order): Promise<unknown> {
-  if (what === "evaluate") return await evaluate(count);
-  if (what === "call") return await call(count);
-  if (what === "suspend") return await suspend(count);
+async function handle({ action, count }: Request): Promise<unknown> {
+  if (action === "evaluate") return await evaluate(count);
+  if (action === "call") return await call(count);
+  if (action === "suspend") return await suspend(count);
   return resume();
 }
 
@@ -96,5 +96,5 @@ let rest = "";
 for await (const text of Deno.stdin.readable.pipeThrough(new TextDecoderStream())) {
   const lines = (rest + text).split("\n");
   rest = lines.pop()!;
-  for (const line of lines) console.log(JSON.stringify(await follow(JSON.parse(line)) ?? null));
+  for (const line of lines) console.log(JSON.stringify(await handle(JSON.parse(line)) ?? null));
 }

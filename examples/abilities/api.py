@@ -1,6 +1,6 @@
-"""Somebody's API, for trying abilities without a network: `python3 api.py 8099`.
+"""An API for trying abilities without a network: `python3 api.py 8099`.
 
-It wants a token, and is careless enough to repeat it in what it answers.
+It requires a token, and carelessly repeats it in its responses.
 """
 
 import json
@@ -12,13 +12,13 @@ TOKEN = "Bearer tok-0123456789abcdef"
 
 class Api(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        given = self.headers["Authorization"]
+        token = self.headers["Authorization"]
         name = self.path.rpartition("/")[2]
-        if given == TOKEN:
-            status, said = 200, {"name": name.title(), "followers_count": 42, "you_sent": given}
+        if token == TOKEN:
+            status, value = 200, {"name": name.title(), "followers_count": 42, "you_sent": token}
         else:
-            status, said = 401, {"message": "I do not know you"}
-        body = json.dumps(said).encode()
+            status, value = 401, {"message": "invalid token"}
+        body = json.dumps(value).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))

@@ -1,6 +1,6 @@
 #!/bin/sh
-# From a new user to a first run: an API that wants a token, and a wrapper that never sees it.
-# Everything is in a folder of its own, which goes when this ends:  examples/abilities/first-run.sh [PORT]
+# From a new user to a first run: an API that requires a token, and a wrapper that never sees it.
+# Everything is in a temporary folder:  examples/abilities/first-run.sh [PORT]
 set -eu
 cd "$(dirname "$0")"
 command -v hutch >/dev/null || PATH=$(cd ../.. && pwd)/.venv/bin:$PATH
@@ -21,8 +21,8 @@ echo 'Bearer tok-0123456789abcdef' | hutch credential set --user bo 127.0.0.1::A
 sed "s/8099/$port/" profile.js >"$HUTCH_HOME/profile.js"
 hutch ability add --user bo profile.json --code "$HUTCH_HOME/profile.js"
 
-run                                        # the API got the token; who asked did not
+run                                        # the API gets the token, the caller does not
 run --transform '(data) => data.followers_count'
 
-echo 'Bearer tok-that-nobody-knows' | hutch credential set --user bo 127.0.0.1::Authorization
-run || hutch credential list --user bo     # refused: the credential is marked, and kept
+echo 'Bearer tok-that-is-not-known' | hutch credential set --user bo 127.0.0.1::Authorization
+run || hutch credential list --user bo     # rejected: the credential is marked as expired

@@ -1,6 +1,6 @@
 #!/bin/sh
-# A flow over three doors that is tried again, fails, and goes on where it was. All of it is local, in a folder
-# of its own, which goes when this ends:  examples/flows/first-run.sh [PORT]
+# Runs a flow with an HTTP request, code, an MCP tool and an ability: a step is retried, another fails, and the
+# run is resumed. Everything is local, in a temporary folder:  examples/flows/first-run.sh [PORT]
 set -eu
 cd "$(dirname "$0")"
 command -v hutch >/dev/null || PATH=$(cd ../.. && pwd)/.venv/bin:$PATH
@@ -25,7 +25,7 @@ hutch flow run restock.json --run-id monday --user bo --egress-allow "127.0.0.1:
   --inputs "{\"shop\": \"$shop\", \"stock_url\": \"$shop/stock\", \"fewest\": 5}" || echo "exit code $?"
 
 curl --silent --show-error --request POST "$shop/open"; echo
-hutch flow resume monday          # nothing is asked, reckoned or opened again; what failed is done again
+hutch flow resume monday          # repeats only the failed step
 hutch flow runs
 hutch flow logs monday
 cat "$TICKETS"

@@ -1,4 +1,4 @@
-"""An MCP server with one tool: tickets, kept as lines of the file that `TICKETS` names."""
+"""An MCP server with one tool. It stores tickets as lines of the file that `TICKETS` names."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ server = MCPServer("tickets")
 
 @server.tool()
 def open_ticket(title: str) -> dict[str, int]:
-    """Opens a ticket; its number."""
+    """Open a ticket and return its number."""
     file = Path(os.environ["TICKETS"])
     with file.open("a") as tickets:
         tickets.write(f"{title}\n")

@@ -1,4 +1,4 @@
-"""Hutch runs other people's code for AI agents, safely and at once."""
+"""Execution service for AI agents: runs untrusted code in a sandbox with typed access to tools."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from hutch.api import Hutch, connect, run_sync
     from hutch.errors import (
         Busy,
+        ExecutionError,
         HutchError,
         InvalidExecution,
         InvalidTool,
@@ -17,14 +18,15 @@ if TYPE_CHECKING:
         SettingError,
         ToolError,
     )
-    from hutch.kernel import Result
-    from hutch.session.functions import tool
-    from hutch.session.messages import WireError
-    from hutch.session.providers import Provider
-    from hutch.session.tools import Tool, ToolContext
+    from hutch.session.run import CallRecord, Result
+    from hutch.session.tools.functions import tool
+    from hutch.session.tools.provider import Provider
+    from hutch.session.tools.tool import Tool, ToolContext
 
 __all__ = [
     "Busy",
+    "CallRecord",
+    "ExecutionError",
     "Hutch",
     "HutchError",
     "InvalidExecution",
@@ -36,17 +38,17 @@ __all__ = [
     "Tool",
     "ToolContext",
     "ToolError",
-    "WireError",
     "__version__",
     "connect",
     "run_sync",
     "tool",
 ]
 
-_FROM = {
+_MODULES = {
     "hutch.api": ("Hutch", "connect", "run_sync"),
     "hutch.errors": (
         "Busy",
+        "ExecutionError",
         "HutchError",
         "InvalidExecution",
         "InvalidTool",
@@ -54,19 +56,18 @@ _FROM = {
         "SettingError",
         "ToolError",
     ),
-    "hutch.kernel": ("Result",),
-    "hutch.session.functions": ("tool",),
-    "hutch.session.messages": ("WireError",),
-    "hutch.session.providers": ("Provider",),
-    "hutch.session.tools": ("Tool", "ToolContext"),
+    "hutch.session.tools.functions": ("tool",),
+    "hutch.session.run": ("CallRecord", "Result"),
+    "hutch.session.tools.provider": ("Provider",),
+    "hutch.session.tools.tool": ("Tool", "ToolContext"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Brought in when it is first used: commands that need none of it start in half the time."""
+    """Imports an exported name on first use. Commands that need none of these start in half the time."""
     from importlib import import_module
 
-    for module, names in _FROM.items():
+    for module, names in _MODULES.items():
         if name in names:
             value = globals()[name] = getattr(import_module(module), name)
             return value

@@ -1,4 +1,4 @@
-"""`python -m hutch`: the same as `hutch`."""
+"""Runs the CLI: `python -m hutch`."""
 
 from hutch.cli import main
 

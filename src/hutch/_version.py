@@ -1,3 +1,3 @@
-"""The version, said once: the build reads it from here, and importing it costs nothing."""
+"""Version number. The build reads this module, which imports nothing."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""Hutch from Python: run guest code here, in a runner of your own, or on another machine."""
+"""Python API: runs guest code locally, in an external runner, or on a Hutch server."""
 
 from __future__ import annotations
 
@@ -7,44 +7,76 @@ import atexit
 import os
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack, overload
 
 import msgspec
 
-from hutch import settings as settings_module
 from hutch.errors import HutchError, InvalidExecution, InvalidTool, SettingError
-from hutch.kernel import Execution, Kernel, Result
-from hutch.runs import log_run
-from hutch.session.providers import Provider
-from hutch.session.tools import Tool
+from hutch.kernel.execution import Execution
+from hutch.kernel.kernel import Kernel
+from hutch.kernel.records import RunRecorder
+from hutch.sandbox.pool.pool import Pool
+from hutch.session.inputs import encode_inputs
+from hutch.session.log_relay import LogRelay
+from hutch.session.run import Result, RunHandle
+from hutch.session.tools.provider import Provider
+from hutch.session.tools.tool import Tool
+from hutch.settings import load_settings
 
 if TYPE_CHECKING:
-    from hutch.remote import Remote
+    from hutch.client import Remote
+    from hutch.setting_overrides import SettingOverrides
     from hutch.settings import Settings
 
-_One = Provider | Tool | Callable[..., Any]
-Tools = _One | Iterable[_One] | Mapping[str, _One | Iterable[_One]] | None
+_ToolLike = Provider | Tool | Callable[..., Any]
+Tools = _ToolLike | Iterable[_ToolLike] | Mapping[str, _ToolLike | Iterable[_ToolLike]] | None
+
+Engine = Literal["quickjs", "deno"]
+
+
+class RemoteOptions(TypedDict, total=False):
+    """Keyword arguments of `Remote.run` other than `tools`."""
+
+    inputs: Mapping[str, Any] | None
+    on_log: Callable[[str], object] | None
+    engine: Engine | None
+    timeout_ms: float | None
+    memory_limit_bytes: int | None
+    max_log_lines: int | None
+    max_log_chars: int | None
+
+
+class LocalOptions(RemoteOptions, total=False):
+    """Keyword arguments of `Hutch.run` other than `tools`."""
+
+    owner: str
+
+
+class RunOptions(LocalOptions, total=False):
+    """Keyword arguments of `Hutch.run`."""
+
+    tools: Tools
 
 
 def providers_of(tools: Tools) -> list[Provider]:
-    """Providers from whatever a caller finds convenient.
+    """Converts the accepted forms of `tools` to providers.
 
-    A function, or a list of them, becomes the namespace `tools`; a mapping has a namespace for each of its
-    keys; providers are taken as they are, also among functions.
+    A function, or a list of functions, becomes the namespace `tools`. A mapping has one namespace per key.
+    Providers are used unchanged, also when mixed with functions.
     """
     if tools is None:
         return []
     if isinstance(tools, Mapping):
-        return [Provider.of(*_several(each), name=name) for name, each in tools.items()]
-    items = _several(tools)
-    found = [each for each in items if isinstance(each, Provider)]
-    functions = tuple(each for each in items if not isinstance(each, Provider))
-    return [_provider(functions), *found] if functions else found
+        return [Provider.of(*_as_list(group), name=name) for name, group in tools.items()]
+    items = _as_list(tools)
+    providers = [item for item in items if isinstance(item, Provider)]
+    functions = tuple(item for item in items if not isinstance(item, Provider))
+    return [_provider(functions), *providers] if functions else providers
 
 
-def _several(tools: Any) -> list[Any]:
+def _as_list(tools: Any) -> list[Any]:
     if isinstance(tools, Provider | Tool) or callable(tools):
         return [tools]
     if isinstance(tools, str | bytes) or not isinstance(tools, Iterable):
@@ -53,28 +85,30 @@ def _several(tools: Any) -> list[Any]:
 
 
 def check_code(code: object) -> None:
-    """Raises InvalidExecution for what is no text."""
+    """Raises InvalidExecution unless `code` is a str."""
     if not isinstance(code, str):
         raise InvalidExecution("code", f"expected a str, got {type(code).__name__}")
 
 
 @lru_cache(maxsize=128)
 def _provider(functions: tuple[Tool | Callable[..., Any], ...]) -> Provider:
-    """Reading hints and docstrings takes longer than many an execution."""
+    """Creates a provider. Cached, because reading type hints and docstrings takes longer than many
+    executions.
+    """
     return Provider.of(*functions)
 
 
 class Hutch:
-    """A sandbox to run guest code in.
+    """Runs guest code in a sandbox.
 
     ```python
     async with hutch.Hutch() as h:
         r = await h.run("return (await tools.add({a: 1, b: 2})) * 2", tools=[add])
     ```
 
-    Keyword arguments are settings (see `hutch.settings.Settings`); they beat HUTCH_* variables
-    and hutch.toml. With `runner`, a command, executions run in any Execbox runner that speaks
-    one JSON object a line on stdin and stdout, instead of in Hutch's own jail.
+    Keyword arguments are settings (see `hutch.settings.Settings`). They override HUTCH_* variables and
+    hutch.toml in HUTCH_HOME. Nothing is read from the current directory. `runner` is the command of an
+    external Execbox runner (JSON lines over stdin and stdout), which is used instead of Hutch's own jail.
     """
 
     def __init__(
@@ -82,14 +116,14 @@ class Hutch:
         *,
         runner: Sequence[str] | None = None,
         settings: Settings | None = None,
-        **overrides: Any,
+        **overrides: Unpack[SettingOverrides],
     ) -> None:
         if settings is not None and overrides:
             names = ", ".join(overrides)
             raise SettingError(f"{names}: expected either `settings` or single settings, got both.")
         if runner is not None and (isinstance(runner, str) or not runner):
             raise SettingError(f"runner: expected a list such as ['hutch', 'runner'], got {runner!r}.")
-        self.settings = settings or settings_module.load(overrides)
+        self.settings = settings or load_settings({**overrides})
         self._runner = runner
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = asyncio.Lock()
@@ -107,7 +141,7 @@ class Hutch:
         await self.close()
 
     async def start(self) -> None:
-        """Makes the sandbox; runner processes start with the first execution of their engine."""
+        """Creates the sandbox. Runner processes start with the first execution of their engine."""
         async with self._starting:
             await self._start()
 
@@ -118,17 +152,15 @@ class Hutch:
             if loop is not self._loop:
                 raise HutchError(
                     "This Hutch belongs to another event loop.",
-                    remedy="Make one in every loop, or use hutch.run_sync().",
+                    remedy="Create one in each loop, or use hutch.run_sync().",
                 )
             return
         self._loop = loop
         if self._runner is not None:
-            from hutch.sandbox.external import external_pool
-
-            pool = external_pool(self.settings, self._runner)
-            self._kernel, self._close = Kernel(self.settings, pool, log_run), pool.close
+            pool = _external_pool(self.settings, self._runner)
+            self._kernel, self._close = Kernel(self.settings, pool, RunRecorder()), pool.close
             return
-        from hutch.app import App
+        from hutch.app.app import App
 
         app = await App.create(self.settings)
         self._kernel, self._close = app.kernel, app.close
@@ -138,10 +170,10 @@ class Hutch:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise HutchError("This Hutch was closed.", remedy="Make another.")
+            raise HutchError("This Hutch was closed.", remedy="Create a new one.")
 
     async def close(self) -> None:
-        """Ends every runner process and removes every temporary file."""
+        """Ends all runner processes and removes all temporary files."""
         self._closed = True
         close, self._close, self._kernel = self._close, None, None
         if close is not None:
@@ -152,20 +184,25 @@ class Hutch:
         code: str,
         *,
         tools: Tools = None,
-        engine: str | None = None,
+        inputs: Mapping[str, Any] | None = None,
+        on_log: Callable[[str], object] | None = None,
+        engine: Engine | None = None,
         owner: str = "default",
         timeout_ms: float | None = None,
         memory_limit_bytes: int | None = None,
         max_log_lines: int | None = None,
         max_log_chars: int | None = None,
     ) -> Result:
-        """Runs guest code to its end and returns how it ended; a guest's failure is a Result, no exception.
+        """Runs guest code to its end. A failure of the guest is a Result, not an exception.
 
-        `engine` is `quickjs` if nothing else is said, or with a `runner` of your own whichever that prefers.
-        Raises HutchError when it could not be begun: Busy, InvalidExecution, InvalidTool, SandboxUnavailable.
-        Cancelling the call stops the guest and its tools.
+        `inputs` are variables of the guest. `on_log` is called with each log line as it comes, and may be
+        async; if it raises, the execution is stopped, and `run` raises the exception. `engine` defaults to
+        `quickjs`. With an external `runner`, the runner chooses the default.
+
+        Raises HutchError if the execution could not be started: Busy, InvalidExecution, InvalidTool,
+        SandboxUnavailable. Cancelling the call stops the guest and its tools.
         """
-        from hutch.sandbox.profile import EXTERNAL, profile_for
+        from hutch.sandbox.runner.profile import EXTERNAL, profile_for
 
         check_code(code)
         if self._kernel is None or asyncio.get_running_loop() is not self._loop:
@@ -182,34 +219,107 @@ class Hutch:
         profile = profile_for(engine or "quickjs")
         if self._runner is not None:
             profile, limits = EXTERNAL, msgspec.structs.replace(limits, engine=engine)
+        providers = providers_of(tools)
         execution = Execution(
             code=code,
             profile=profile,
             limits=limits,
-            providers=providers_of(tools),
+            providers=providers,
+            inputs=encode_inputs(inputs, providers),
             owner=owner,
         )
-        return await self._kernel.run(execution)
+        if on_log is None:
+            return await self._kernel.run(execution)
+        run = RunHandle()
+        async with LogRelay(on_log, run.stop) as relay:
+            run.on_log = relay.add
+            result = await self._kernel.run(execution, run)
+            await relay.finish(result.logs)
+        return result
+
+    @overload
+    def as_tool(
+        self,
+        tools: Tools = None,
+        *,
+        sync: Literal[False] = False,
+        name: str = "run_code",
+        max_chars: int = 20_000,
+        **options: Unpack[LocalOptions],
+    ) -> Callable[[str], Awaitable[str]]: ...
+
+    @overload
+    def as_tool(
+        self,
+        tools: Tools = None,
+        *,
+        sync: Literal[True],
+        name: str = "run_code",
+        max_chars: int = 20_000,
+        **options: Unpack[LocalOptions],
+    ) -> Callable[[str], str]: ...
+
+    def as_tool(
+        self,
+        tools: Tools = None,
+        *,
+        sync: bool = False,
+        name: str = "run_code",
+        max_chars: int = 20_000,
+        **options: Unpack[LocalOptions],
+    ) -> Callable[[str], Awaitable[str] | str]:
+        """Returns a function `run_code(code: str) -> str` that an agent framework can offer to a model.
+
+        Its docstring declares `tools` in TypeScript. Its result is text for the model: the value as JSON or
+        the error, and the log lines, each at most `max_chars` long. `options` are those of `run`.
+
+        The function is async. With `sync` it blocks instead, for frameworks without an event loop; it then
+        runs code in a sandbox of its own with the same settings. Raises InvalidTool.
+        """
+        from hutch.agent_tool import async_tool, sync_tool
+
+        providers = providers_of(tools)
+        if sync:
+            background = _Background(Hutch(settings=self.settings, runner=self._runner))
+            run_options: RunOptions = {"tools": providers, **options}
+            return sync_tool(lambda code: background.run(code, run_options), providers, name, max_chars)
+        run = partial(self.run, tools=providers, **options)
+        return async_tool(run, providers, name, max_chars)
+
+
+def _external_pool(settings: Settings, command: Sequence[str]) -> Pool:
+    from hutch.sandbox.runner.external import ExternalLauncher
+
+    # An external runner has one session at a time. Executions of all owners share the runners.
+    pool_settings = msgspec.structs.replace(
+        settings,
+        quickjs_vms=1,
+        quickjs_processes=settings.max_processes,
+        max_processes_per_owner=settings.max_processes,
+        owners_share=True,
+    )
+    return Pool(pool_settings, ExternalLauncher(command, settings.max_line_bytes).launch)
 
 
 def connect(url: str, *, api_key: str | None = None) -> Remote:
-    """A Hutch on another machine: the same `run`, with the runner there and the tools here.
+    """Returns a client for a Hutch server. Its `run` is like `Hutch.run`: code runs on the server, tools run
+    locally.
 
     ```python
     async with hutch.connect("ws://127.0.0.1:4111/execbox") as h:
         r = await h.run("return await tools.add({a: 1, b: 2})", tools=[add])
     ```
     """
-    from hutch.remote import Remote
+    from hutch.client import Remote
 
     return Remote(url, api_key=api_key)
 
 
 class _Background:
-    """An event loop in a thread, with a Hutch that stays warm between synchronous calls."""
+    """Runs an event loop in a thread, with a Hutch that stays warm between synchronous calls."""
 
-    def __init__(self) -> None:
-        self._hutch = Hutch()
+    def __init__(self, hutch: Hutch) -> None:
+        self._hutch = hutch
         self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="hutch", daemon=True)
@@ -218,10 +328,10 @@ class _Background:
 
     @property
     def usable(self) -> bool:
-        """A process that was forked off has none of its parent's threads."""
+        """False in a forked child process, because threads do not survive a fork."""
         return self._pid == os.getpid()
 
-    def run(self, code: str, options: dict[str, Any]) -> Result:
+    def run(self, code: str, options: RunOptions) -> Result:
         if threading.current_thread() is self._thread:
             raise HutchError("run_sync() would wait for itself.", remedy="In an async tool use Hutch.run().")
         future = asyncio.run_coroutine_threadsafe(self._hutch.run(code, **options), self._loop)
@@ -243,11 +353,11 @@ _background: _Background | None = None
 _background_lock = threading.Lock()
 
 
-def run_sync(code: str, **options: Any) -> Result:
-    """`Hutch.run` for code without an event loop. The first call starts a sandbox that later calls reuse."""
+def run_sync(code: str, **options: Unpack[RunOptions]) -> Result:
+    """Calls `Hutch.run` from synchronous code. The first call starts a sandbox that later calls reuse."""
     global _background
     with _background_lock:
         if _background is None or not _background.usable:
-            _background = _Background()
+            _background = _Background(Hutch())
         background = _background
     return background.run(code, options)

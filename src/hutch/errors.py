@@ -1,8 +1,12 @@
-"""One root, stable codes: every failure that Hutch names, and what each is called on the Execbox wire."""
+"""Exceptions with stable codes, their Execbox codes, and explanations for an unusable HUTCH_HOME."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+import errno
+import re
+from os.path import lexists  # Path.exists raises PermissionError
+from pathlib import Path
+from typing import Any, Literal
 
 WIRE_CODES = frozenset(
     {
@@ -16,22 +20,33 @@ WIRE_CODES = frozenset(
     }
 )
 
-# Finer codes of ours and the word of the protocol that stands for each.
-_ON_THE_WIRE = {
+# Codes that only Hutch has, with the Execbox codes that replace them in messages.
+_WIRE_CODE_OF = {
     "result_too_large": "serialization_error",
     "call_limit": "tool_error",
 }
 
+HOME_REMEDY = "Set HUTCH_HOME to a folder that you may write."
+
+_HOME_FORBIDDEN = "cannot be read and written by this user"
+_HOME_PROBLEMS = {
+    errno.EEXIST: "is a file, not a folder",
+    errno.ENOTDIR: "is a file, not a folder",
+    errno.EACCES: _HOME_FORBIDDEN,
+    errno.EPERM: _HOME_FORBIDDEN,
+    errno.EROFS: "is on a file system that cannot be written",
+}
+
 
 def wire_code(code: str) -> str:
-    """The Execbox code for one of ours."""
-    return code if code in WIRE_CODES else _ON_THE_WIRE.get(code, "internal_error")
+    """Returns the Execbox code for an error code of Hutch."""
+    return code if code in WIRE_CODES else _WIRE_CODE_OF.get(code, "internal_error")
 
 
 class HutchError(Exception):
-    """Something went wrong inside Hutch."""
+    """Hutch failed."""
 
-    code: ClassVar[str] = "internal_error"
+    code: str = "internal_error"
 
     def __init__(self, message: str | None = None, *, remedy: str | None = None) -> None:
         text = message or (type(self).__doc__ or "").strip()
@@ -41,13 +56,13 @@ class HutchError(Exception):
 
 
 class SettingError(HutchError):
-    """A setting has a value that it cannot have."""
+    """A setting has an invalid value."""
 
     code = "invalid_setting"
 
 
 class InvalidExecution(HutchError):
-    """The execution asks for something that cannot be."""
+    """The execution request is invalid."""
 
     code = "invalid_request"
 
@@ -58,13 +73,13 @@ class InvalidExecution(HutchError):
 
 
 class InvalidTool(HutchError):
-    """A tool cannot be lent to a guest as it is."""
+    """A function cannot be used as a tool."""
 
     code = "invalid_tool"
 
 
 class Busy(HutchError):
-    """Every place is taken and the wait for one is over."""
+    """All runners are busy, and none became free in time."""
 
     code = "busy"
 
@@ -74,13 +89,57 @@ class Busy(HutchError):
 
 
 class SandboxUnavailable(HutchError):
-    """No sandbox of the wanted strength can be had on this machine."""
+    """This machine cannot provide the required sandbox."""
 
     code = "sandbox_unavailable"
 
 
+class ExecutionError(HutchError):
+    """The guest failed, or a limit was reached. `Result.error` is one; `Result.raise_for_error` raises it.
+
+    `code` is one of the codes in docs/execbox.md, `message` the guest's own text. `name` is the class of the
+    guest's error, `line` and `column` the position in its source, and `stack` its call stack, each None if
+    not known. The text of the exception contains name and position.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        name: str | None = None,
+        line: int | None = None,
+        column: int | None = None,
+        stack: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.name = name
+        self.line = line
+        self.column = column
+        self.stack = stack
+        self.retry_after = retry_after
+        if stack:
+            self.add_note(f"Stack of the guest:\n{stack}")
+
+    def __str__(self) -> str:
+        name = f"{self.name}: " if self.name and self.name != "Error" else ""
+        # The message of a syntax error already contains the position.
+        has_position = self.line is None or _POSITION.search(self.message)
+        position = "" if has_position else f" (line {self.line}, column {self.column})"
+        return f"{name}{self.message}{position}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = (self.code, self.message, self.name, self.line, self.column, self.stack, self.retry_after)
+        return type(self), fields
+
+
+_POSITION = re.compile(r"\(\d+:\d+\)$")
+
+
 class InvalidPackage(HutchError):
-    """A package's name or version is none that npm's registry could have."""
+    """A package name or version is not valid in the npm registry."""
 
     code = "invalid_request"
 
@@ -90,7 +149,7 @@ class InvalidPackage(HutchError):
 
 
 class PackageNotFound(HutchError):
-    """A package cannot be had. Its message is safe to show: no paths, no registry's output."""
+    """A package is not available. The message is safe to show: it has no paths and no registry output."""
 
     code = "package_not_found"
 
@@ -99,19 +158,29 @@ class PackageNotFound(HutchError):
         self.retryable = retryable
 
 
+class PackageTooLarge(PackageNotFound):
+    """A package, with all its dependencies, exceeds a limit. The message names the setting."""
+
+    code = "package_too_large"
+
+    def __init__(self, message: str, limit: Literal["size", "files"]) -> None:
+        super().__init__(message)
+        self.limit: Literal["size", "files"] = limit
+
+
 class ProtocolError(HutchError):
-    """The other side said something that the protocol does not have."""
+    """The peer sent a message that violates the protocol."""
 
     code = "protocol_error"
 
 
 class ToolError(HutchError):
-    """A tool failed. Raise it from a tool to choose the code and the message that the guest sees."""
+    """A tool failed. Raise it in a tool to choose the code and the message that the guest gets."""
 
     code = "tool_error"
 
     def __init__(self, message: str, code: str = "tool_error") -> None:
-        if code not in WIRE_CODES and code not in _ON_THE_WIRE:
+        if code not in WIRE_CODES and code not in _WIRE_CODE_OF:
             known = ", ".join(sorted(WIRE_CODES))
             raise InvalidTool(f"ToolError: there is no code {code!r}; expected one of {known}.")
         super().__init__(message)
@@ -119,7 +188,7 @@ class ToolError(HutchError):
 
 
 class ConfigError(HutchError):
-    """The configuration of MCP servers cannot be used as it is."""
+    """The configuration of MCP servers is invalid."""
 
     code = "invalid_config"
 
@@ -134,7 +203,8 @@ class ConfigError(HutchError):
 
 
 class UpstreamError(HutchError):
-    """An MCP server or a tool of one failed. The message is the tool's or the server's own, where it has one.
+    """An MCP server or one of its tools failed. The message comes from the tool or the server, if it sent
+    one.
 
     `kind` is one of unknown_server, unknown_tool, invalid_arguments, not_connected, login_required, timeout,
     lost, tool_error, rpc_error, too_large, invalid_result.
@@ -153,13 +223,13 @@ class UpstreamError(HutchError):
 
 
 class VaultError(HutchError):
-    """A secret cannot be kept or had."""
+    """A secret cannot be stored or read."""
 
     code = "vault_error"
 
 
 class InvalidInput(HutchError):
-    """A name or a value is none that could be kept. Its message never has the value of a secret."""
+    """A name or a value cannot be stored. The message never contains the value of a secret."""
 
     code = "invalid_request"
 
@@ -169,7 +239,7 @@ class InvalidInput(HutchError):
 
 
 class Unauthorized(HutchError):
-    """The API key is missing or is none that counts.
+    """The API key is missing or not valid.
 
     `reason` is one of missing, unknown, revoked, expired.
     """
@@ -182,19 +252,19 @@ class Unauthorized(HutchError):
 
 
 class StoreError(HutchError):
-    """What is kept cannot be read or written. Its message is for the operator: it names files and hosts."""
+    """The database cannot be read or written. The message is for the operator: it names files and hosts."""
 
     code = "store_error"
 
 
-class Taken(HutchError):
-    """Something of that name is there already."""
+class AlreadyExists(HutchError):
+    """An entry with that name already exists."""
 
     code = "conflict"
 
 
 class InvalidAbility(HutchError):
-    """An ability cannot be kept as it is described."""
+    """The definition of an ability is invalid."""
 
     code = "invalid_ability"
 
@@ -204,12 +274,31 @@ class InvalidAbility(HutchError):
 
 
 class RateLimited(Busy):
-    """There were too many requests in a short time."""
+    """Too many requests in a short time."""
 
     code = "rate_limited"
 
 
 class InvalidText(HutchError):
-    """A text has something in it that no database keeps."""
+    """A text contains characters that databases cannot store."""
 
     code = "invalid_request"
+
+
+class UnstorableValue(HutchError):
+    """A value is too long or out of range for the database."""
+
+    code = "invalid_request"
+
+
+def explain_home_error(error: OSError) -> str | None:
+    """Explains why a file in HUTCH_HOME cannot be created or read. The explanation names the path that is the
+    obstacle. Returns None for errors with another cause.
+    """
+    wrong = _HOME_PROBLEMS.get(error.errno or 0)
+    if wrong is None or not isinstance(error.filename, str):
+        return None
+    file = Path(error.filename)
+    # A path below a file or an unreadable folder cannot be examined, so the nearest existing parent is named.
+    nearest = next(path for path in (file, *file.absolute().parents) if lexists(path))
+    return f"{nearest} {wrong}"

@@ -1,10 +1,11 @@
-"""One typed Settings: flags beat HUTCH_* variables, which beat hutch.toml, which beats the defaults."""
+"""Typed settings, loaded from flags, HUTCH_* variables and hutch.toml files, in that order of precedence."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,10 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from hutch.errors import SettingError
+from hutch.errors import ConfigError, SettingError
+from hutch.text import cut, did_you_mean
 
 if TYPE_CHECKING:
     from msgspec.inspect import Type
+
+    from hutch.config_text import ConfigText
 
 logger = logging.getLogger("hutch")
 
@@ -29,163 +33,212 @@ Seconds = Annotated[float, Meta(ge=0)]
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that an operator can choose."""
+    """All settings with their types and defaults."""
 
     home: str = HOME
-    """State: caches, keys, databases."""
+    """Folder for caches, keys and databases."""
     database_url: str | None = None
-    """A PostgreSQL database to keep things in, rather than SQLite in the home."""
+    """PostgreSQL database to use instead of SQLite in `home`."""
     isolation: Literal["auto", "container", "process"] = "auto"
-    """`auto` takes the strongest that the self-test proves; `container` refuses to start on less."""
+    """Isolation of guests. `auto` uses the strongest kind that passes the self-test. `container` refuses to
+    start with a weaker kind.
+    """
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = DEFAULT_PORT
     api_key: str | None = None
-    """Guards Execbox, TPMJS and the gateway. Also EXECUTOR_API_KEY."""
+    """Key that clients of Execbox, TPMJS and the gateway must send; None for no key. Also read from
+    EXECUTOR_API_KEY.
+    """
 
     allowed_hosts: tuple[str, ...] = ()
-    """Names by which this server is reached, beside loopback's when it listens there."""
+    """Names that requests may send in `Host`, in addition to `host` and the loopback names."""
     allowed_origins: tuple[str, ...] = ()
-    """Sites whose pages may connect, such as `https://example.com`."""
+    """Origins whose pages may connect, such as `https://example.com`."""
+    max_connections: Positive = 4_096
+    """Maximum open connections of `hutch serve`. At most half of the file descriptors that the process may
+    open are used for connections.
+    """
+    max_connections_per_address: Positive = 1_024
+    """Maximum open connections of one address, or of one IPv6 network of 64 bits. Loopback addresses have no
+    such limit.
+    """
     drain_seconds: Seconds = 30.0
-    """How long SIGTERM waits for running executions."""
+    """Seconds that the server waits for running executions after SIGTERM."""
 
-    # What an execution gets when it does not say, and the most that it may ask for.
+    # Limits of an execution: the default, and the maximum that a caller may ask for.
     timeout_ms: Positive = 5_000
-    most_timeout_ms: Positive = 300_000
+    max_timeout_ms: Positive = 300_000
     memory_limit_bytes: Positive = 64 * MIB
-    most_memory_limit_bytes: Positive = 1024 * MIB
+    max_memory_limit_bytes: Positive = 1024 * MIB
     max_log_lines: Count = 100
-    most_log_lines: Count = 10_000
+    max_log_lines_ceiling: Count = 10_000
     max_log_chars: Count = 64_000
-    most_log_chars: Count = 4_000_000
+    max_log_chars_ceiling: Count = 4_000_000
     max_code_bytes: Positive = 4 * MIB
     max_result_bytes: Positive = 8 * MIB
     max_line_bytes: Positive = 16 * MIB
+    max_pending_bytes: Positive = 64 * MIB
+    """Maximum size of the `execute` messages of one Execbox client that wait or run, together."""
     max_calls: Positive = 100_000
     max_outstanding_calls: Positive = 256
     cancel_grace_ms: Positive = 25
-    """How long a cancelled execution may take to hand in its logs, before it ends without them."""
+    """Milliseconds that a cancelled execution may take to return its logs."""
 
-    # The pool.
+    # Pool of runner processes.
     quickjs_warm: Count = 1
-    """Runner processes without an owner kept ready."""
+    """Number of idle runner processes kept ready. They belong to no owner yet."""
     quickjs_processes: Positive = cores()
-    """The most runner processes of one owner; none gets a second one while so many are busy, whoever's.
-    While fewer executions run, and a core is free, a runner watches for an answer before it sleeps."""
+    """Maximum runner processes of one owner. An owner whose processes are not full gets another process only
+    while fewer than this many processes of all owners are busy. While fewer executions than this run, a
+    runner polls briefly for its next message before it sleeps.
+    """
     quickjs_vms: Positive = 2_048
-    """The most executions in flight in one runner process."""
+    """Maximum executions in flight in one runner process."""
     quickjs_process_bytes: Positive = 4_096 * MIB
-    """The memory of one runner process with all its executions."""
+    """Memory limit of one runner process with all its executions."""
     owners_share: bool = False
-    """Whether executions of different owners may be in one runner process."""
+    """Lets executions of different owners share a runner process."""
     deno_warm: Count = 2
-    """Single-use Deno processes kept ready."""
-    max_processes: Positive = 16
-    """The most runner processes of all engines and owners at once."""
-    max_queue: Count = 1_000
+    """Number of single-use Deno processes kept ready."""
+    max_processes: Positive = 20
+    """Maximum runner processes of all engines and owners."""
+    max_processes_per_owner: Count = 0
+    """Maximum runner processes that one owner's executions may occupy; 0 means four fifths of
+    `max_processes`. The last fifth is kept for owners whose executions occupy none.
+    """
+    max_queue: Count = 1_250
+    """Maximum executions that wait for a runner."""
+    max_queue_per_owner: Count = 0
+    """Maximum waiting executions of one owner; 0 means four fifths of `max_queue`. The last fifth is kept for
+    owners without a waiting execution.
+    """
     queue_seconds: Seconds = 30.0
-    """How long an execution waits for a place before it is told to come back."""
+    """Seconds that an execution waits for a runner before it fails with `Busy`."""
     idle_seconds: Seconds = 300.0
-    """How long a runner process may idle beyond the warm ones."""
+    """Seconds after which an idle runner process ends. The configured number of warm processes stays."""
     recycle_after: Positive = 100_000
-    """Executions after which a runner process is replaced."""
+    """Number of executions after which a runner process is replaced."""
 
-    # npm packages and the tools in them.
+    # TPMJS: tools in npm packages.
     executor_name: str = "Hutch"
     region: str | None = None
     metadata: dict[str, str] = {}
-    """Whatever else `/info` is to say of this executor."""
-    tpmjs_string_errors: bool = False
-    """Whether TPMJS clients that name no version get `error` as a string, which one public client reads."""
+    """Additional fields in `/info`."""
+    tpmjs_string_errors: bool = True
+    """Sends `error` as a string to TPMJS clients that send no protocol version. The public web client
+    requires this.
+    """
+    tpmjs_validate: bool = False
+    """Refuses parameters that do not match the schema of a TPMJS tool, also if the request does not ask for
+    it.
+    """
     tool_timeout_ms: Positive = 120_000
     tool_memory_bytes: Positive = 512 * MIB
     request_seconds: Seconds = 180.0
-    """The most that a request takes: installation, waiting and execution."""
+    """Maximum seconds for a request: installation, waiting and execution together."""
     max_body_bytes: Positive = 10 * MIB
-    max_tools: Positive = 64
-    """Tool calls at once, those that wait for a process included; who comes then is told to come back."""
+    max_tools: Positive = 80
+    """Maximum concurrent tool calls, including calls that wait for a process. Further calls are refused as
+    busy.
+    """
+    max_tools_per_caller: Count = 0
+    """Maximum concurrent tool calls of one key or, without keys, one address; 0 means four fifths of
+    `max_tools`. The last fifth is kept for callers without a call in progress.
+    """
     rate_limit: Count = 0
-    """Tool calls a minute of one key or, without keys, of one address; 0 is without a limit."""
+    """Tool calls per minute for each key or, without keys, each address; 0 means no limit."""
     tool_calls_per_process: Positive = 1
-    """Calls of the same package, version, env and caller that one process may serve, one after the other."""
+    """Successive calls of the same package, version, env and caller that one process may serve."""
     max_spares: Count = 8
-    """Processes that wait with a package imported already."""
+    """Maximum number of spares, which are idle processes that have already imported a package."""
     spare_bytes: Positive = 1024 * MIB
-    """Their memory, together."""
+    """Maximum memory of all spares together."""
     spare_seconds: Seconds = 300.0
-    """How long each may wait."""
+    """Seconds that a spare may stay idle."""
     install_seconds: Seconds = 60.0
     latest_seconds: Seconds = 300.0
-    """For how long what a range or tag resolved to is believed."""
+    """Seconds for which the resolved version of a range or tag is cached."""
     max_package_bytes: Positive = 512 * MIB
     max_package_files: Positive = 100_000
-    """Both of a package with everything that it depends on."""
+    """Maximum number of files in a package. Like `max_package_bytes`, it includes all dependencies."""
     offline: bool = False
-    """Whether only what is on the shelf may be run."""
+    """Runs only packages that are already installed."""
     egress: Literal["none", "public", "allowlist"] = "public"
-    """What tools may reach: nothing, the public internet, or `egress_allow` alone."""
+    """Hosts that tools may reach: none, the public internet, or only the entries of `egress_allow`."""
     egress_allow: tuple[str, ...] = ()
-    """`host:port` that may be reached although they are not public, or, with `allowlist`, at all."""
+    """`host:port` entries that tools may reach even if they are not public. With `allowlist`, tools may reach
+    only these entries.
+    """
     package_egress: dict[str, str] = {}
-    """Narrower for a package: `none`, or its hosts, separated by spaces."""
+    """Stricter policy for single packages: `none`, or a list of hosts separated by spaces."""
 
-    # What abilities fetch.
+    # Requests made by abilities.
     egress_http_hosts: tuple[str, ...] = ()
-    """Hosts that abilities may ask over http, besides those that `egress_allow` names."""
+    """Hosts that abilities may reach over plain http, in addition to `egress_allow`."""
     proxy_url: str | None = None
-    """An HTTP proxy that abilities' requests go through. Also PROXY_URL."""
+    """HTTP proxy for the requests of abilities. Also read from PROXY_URL."""
     fetch_seconds: Seconds = 30.0
-    fetch_bytes: Positive = 8 * MIB
-    """An answer's body, decompressed."""
-    fetch_body_bytes: Positive = 8 * MIB
-    """A request's body."""
-    fetch_redirects: Count = 20
-    fetch_requests: Positive = 50
-    """Requests of one run, redirects included."""
+    max_fetch_bytes: Positive = 8 * MIB
+    """Maximum size of a response body after decompression."""
+    max_fetch_body_bytes: Positive = 8 * MIB
+    """Maximum size of a request body."""
+    max_fetch_redirects: Count = 20
+    max_fetch_requests: Positive = 50
+    """Maximum requests of one run, including redirects."""
 
     ability_timeout_ms: Positive = 30_000
-    """A wrapper, with all that it fetches."""
+    """Time limit of a wrapper, including its requests."""
     ability_memory_bytes: Positive = 64 * MIB
-    """A wrapper, and a transform."""
+    """Memory limit of a wrapper and of a transform."""
     transform_timeout_ms: Positive = 5_000
-    ability_max_chars: Positive = 30_000
-    """The JSON text of a body; of a longer one the beginning is shown."""
+    max_ability_chars: Positive = 30_000
+    """Maximum length of the JSON text of a response body. Longer text is truncated."""
     ability_expire_on: str = "401,403,407"
-    """Statuses by which a service refuses a credential: `401,403,407`, or a range such as `401-499`."""
+    """HTTP statuses that mark a credential as expired: `401,403,407`, or a range such as `401-499`."""
     ability_rate_limit: Count = 600
-    """Requests a minute of one user's key to the Abilities door; 0 is without a limit."""
+    """Maximum requests to the abilities API per minute for each user's key; 0 means no limit."""
     keep_runs_days: Count = 30
-    """How long a server keeps the records of runs; 0 is for ever."""
+    """Days for which run records are kept; 0 means forever."""
 
     # Toolscripts.
     mcp_config: tuple[str, ...] = ()
-    """Files that say which MCP servers there are; without any, `.toolscript.json` of the home and here."""
+    """MCP configuration files. Default: `.toolscript.json` in the user's home directory and, for commands
+    other than servers, in the current directory if it is trusted.
+    """
     mcp_eager: bool = True
-    """Whether a server connects to all of them when it starts, rather than to each when it is needed."""
+    """Connects to all MCP servers at the start. Otherwise each server is connected on first use."""
     mcp_pass_through: bool = False
-    """Whether `/mcp` offers every tool of theirs besides those for code."""
+    """Offers every tool of the MCP servers directly in `/mcp`, too."""
+    max_mcp_sessions: Positive = 1_000
+    """Maximum open sessions of all users' MCP clients together. The operator has as many apart from them."""
+    max_mcp_sessions_per_user: Positive = 100
+    """Maximum open sessions of one user's MCP clients."""
     approvals: dict[str, str] = {}
-    """`allow`, `ask` or `deny` by server, by `server__tool`, or for `*`."""
+    """Approval rules: `allow`, `ask` or `deny` for a server, a `server__tool`, or `*`."""
     script_timeout_ms: Positive = 120_000
     script_memory_bytes: Positive = 256 * MIB
+    script_strict: bool = False
+    """Whether toolscripts are checked strictly as a whole, and not only where they use tools."""
 
     # Flows.
     flow_rate_limit: Count = 120
-    """Flows registered and runs of flows begun a minute with one user's key; 0 is without a limit."""
+    """Maximum registrations of flows and starts of flow runs per minute for each user's key; 0 means no
+    limit.
+    """
     max_flows: Positive = 16
-    """Runs of flows at once, each a process of its own; others wait, `max_queue` at the most."""
+    """Maximum concurrent flow runs. Each has its own process. Up to `max_queue` further runs wait."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     log_json: bool = False
 
     def __repr__(self) -> str:
         values = ((name, getattr(self, name)) for name in self.__struct_fields__)
-        shown = (f"{name}={'***' if value and name in _SECRETS else repr(value)}" for name, value in values)
+        shown = (f"{name}={'***' if value and name in SECRETS else repr(value)}" for name, value in values)
         return f"Settings({', '.join(shown)})"
 
     @property
@@ -194,53 +247,163 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 FILE = "hutch.toml"
+# Settings that the hutch.toml of a project may contain: default limits of executions, and the log format.
+# None of them changes what guests can reach, what is asked for, or where data is stored.
+PROJECT_SETTINGS = (
+    "timeout_ms",
+    "memory_limit_bytes",
+    "max_log_lines",
+    "max_log_chars",
+    "tool_timeout_ms",
+    "tool_memory_bytes",
+    "ability_timeout_ms",
+    "ability_memory_bytes",
+    "transform_timeout_ms",
+    "max_ability_chars",
+    "script_timeout_ms",
+    "script_memory_bytes",
+    "log_level",
+    "log_json",
+)
 _ALIASES = {"EXECUTOR_API_KEY": "api_key", "PROXY_URL": "proxy_url"}
+# Old names of settings, accepted with a warning. Remove these in 0.3.
+_RENAMED = {
+    "most_timeout_ms": "max_timeout_ms",
+    "most_memory_limit_bytes": "max_memory_limit_bytes",
+    "most_log_lines": "max_log_lines_ceiling",
+    "most_log_chars": "max_log_chars_ceiling",
+    "fetch_bytes": "max_fetch_bytes",
+    "fetch_body_bytes": "max_fetch_body_bytes",
+    "fetch_redirects": "max_fetch_redirects",
+    "fetch_requests": "max_fetch_requests",
+    "ability_max_chars": "max_ability_chars",
+}
 _LISTS = ("allowed_hosts", "allowed_origins", "egress_allow", "egress_http_hosts", "mcp_config")
 _TABLES = ("metadata", "package_egress", "approvals")
-_SECRETS = ("api_key", "database_url", "proxy_url")
-# Variables that are not settings: other binaries.
+SECRETS = ("api_key", "database_url", "proxy_url")
+# HUTCH_DENO and HUTCH_BWRAP name binaries; they are not settings.
 _BINARIES = ("deno", "bwrap")
 
+# A value and the place where it was set. Error messages name the place.
+_Sourced = tuple[Any, str]
 
-def load(
+
+def load_settings(
     flags: Mapping[str, Any] | None = None,
     *,
     environ: Mapping[str, str] | None = None,
     file: Path | None = None,
+    project: Callable[[Path], ConfigText | None] | None = None,
 ) -> Settings:
-    """Settings from flags, environment and file, in that order of precedence.
+    """Loads settings from flags, the environment, `project` and `file`, in that order of precedence.
 
-    The file is `file`, or hutch.toml in the current directory, or the one in the home. Raises SettingError,
-    which names where the value stands, the setting and what it wants.
+    `file` defaults to hutch.toml in `home`. `project` gets the path of `home` and returns the hutch.toml of a
+    trusted project, which may only contain PROJECT_SETTINGS. Nothing is read from the current directory.
+    Raises SettingError, which names the source, the setting and the expected value.
+    """
+    return load_with_sources(flags, environ=environ, file=file, project=project)[0]
+
+
+def load_with_sources(
+    flags: Mapping[str, Any] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    file: Path | None = None,
+    project: Callable[[Path], ConfigText | None] | None = None,
+) -> tuple[Settings, dict[str, str]]:
+    """Like `load_settings`. Also returns the source of each setting that was set: a flag, a variable, or a
+    file with the name of the setting.
     """
     environ = os.environ if environ is None else environ
-    given = {key: value for key, value in (flags or {}).items() if value is not None}
-    found = {key: (value, key) for key, value in given.items()}
-    for key, value in _from_environ(environ).items():
-        found.setdefault(key, value)
+    sourced_flags = {key: (value, key) for key, value in (flags or {}).items() if value is not None}
+    values = _with_new_names(sourced_flags, lambda key: key, _warn_caller)
+    for key, sourced in _from_environ(environ).items():
+        values.setdefault(key, sourced)
     _warn_of_typos(environ)
-    path = file or _find_file(_expand(*found.get("home", (HOME, "home"))))
-    read = {} if path is None else _from_file(path)
-    in_file = {key: (value, f"{path}: {key}") for key, value in read.items()}
-    for key, placed in in_file.items():
-        found.setdefault(key, placed)
-    for key, (_, where) in found.items():
+    path = file or _find_file(_expand(*values.get("home", (HOME, "home"))))
+    in_file = {} if path is None else _from_file(path)
+    for named_values in (values, in_file):
+        _check_names(named_values)
+    # A file has typed values; in the environment everything is text.
+    _convert({key: value for key, value in in_file.items() if key not in values}, strict=True)
+    values = {**in_file, **values}
+    if project is not None:
+        values = {**values, **_project_overrides(project, values, in_file)}
+    settings = _convert(values, strict=False)
+    _expand(settings.home, values.get("home", ("", "home"))[1])
+    return settings, {key: where for key, (_, where) in values.items()}
+
+
+def _project_overrides(
+    project: Callable[[Path], ConfigText | None],
+    values: Mapping[str, _Sourced],
+    in_file: Mapping[str, _Sourced],
+) -> dict[str, _Sourced]:
+    """Returns the settings of the project that flags and environment do not set. `values` includes
+    `in_file`.
+    """
+    text = project(_expand(*values.get("home", (HOME, "home"))))
+    if text is None:
+        return {}
+    overrides = {
+        key: sourced
+        for key, sourced in _from_project(text).items()
+        if key not in values or values[key] is in_file.get(key)
+    }
+    _convert(overrides, strict=True)
+    return overrides
+
+
+def project_values(project: ConfigText) -> dict[str, Any]:
+    """Returns the settings in a project's hutch.toml. Raises SettingError if one is invalid or forbidden."""
+    values = _from_project(project)
+    _convert(values, strict=True)
+    return {key: value for key, (value, _) in values.items()}
+
+
+def _check_names(values: Mapping[str, _Sourced]) -> None:
+    for key, (_, where) in values.items():
         if key not in Settings.__struct_fields__:
-            raise SettingError(f"{where}: there is no such setting.{_similar(key)}")
-    # In a file a text is a text; in the environment everything is.
-    _converted({key: value for key, value in found.items() if value is in_file.get(key)}, strict=True)
-    settings = _converted(found, strict=False)
-    _expand(settings.home, found.get("home", ("", "home"))[1])
-    return settings
+            raise SettingError(f"{cut(where, 300)}: there is no such setting.{_suggestion(key)}")
 
 
-# What is the server's own, and no business of a process that it starts.
-_OUR_OWN = (
+def _with_new_names(
+    values: Mapping[str, _Sourced], name_of: Callable[[str], str], warn: Callable[[str], None]
+) -> dict[str, _Sourced]:
+    """Replaces the old names of settings from one source. `name_of` returns the spelling of a setting in that
+    source.
+
+    A source that has the old and the new name raises SettingError. Between sources, the usual precedence
+    applies.
+    """
+    renamed: dict[str, _Sourced] = {}
+    for key, (value, where) in values.items():
+        new = _RENAMED.get(key, key)
+        if new != key:
+            if new in values:
+                raise SettingError(
+                    f"{where}: this is the old name of {name_of(new)}, which is also set. Remove the old one."
+                )
+            warn(f"{where}: this setting is now {name_of(new)}; the old name will stop working in 0.3.")
+        renamed[new] = (value, where)
+    return renamed
+
+
+def _warn_caller(message: str) -> None:
+    # Skips this function, _with_new_names, load_with_sources, load_settings and Hutch(), so that the warning
+    # names the caller's line.
+    warnings.warn(message, DeprecationWarning, stacklevel=6)
+
+
+# Settings that processes started by the server do not need.
+_SERVER_ONLY = (
     "api_key",
     "host",
     "port",
     "allowed_hosts",
     "allowed_origins",
+    "max_connections",
+    "max_connections_per_address",
     "metadata",
     "executor_name",
     "region",
@@ -248,24 +411,26 @@ _OUR_OWN = (
 
 
 def as_environ(settings: Settings) -> dict[str, str]:
-    """Variables by which another process of ours has the same settings, but for who may come in."""
-    found: dict[str, str] = {}
+    """Returns environment variables that give a child process the same settings, without those in
+    _SERVER_ONLY.
+    """
+    variables: dict[str, str] = {}
     for key in settings.__struct_fields__:
         value = getattr(settings, key)
-        if key in _OUR_OWN or value in (None, (), {}):
+        if key in _SERVER_ONLY or value in (None, (), {}):
             continue
         if key in _TABLES:
-            text = ",".join(f"{name}={each}" for name, each in value.items())
+            text = ",".join(f"{name}={item}" for name, item in value.items())
         elif key in _LISTS:
             text = ",".join(value)
         else:
             text = str(value).lower() if isinstance(value, bool) else str(value)
-        found[f"HUTCH_{key.upper()}"] = text
-    return found
+        variables[_variable(key)] = text
+    return variables
 
 
 def _expand(home: Any, where: str) -> Path:
-    """A home that is no path at all is refused here; whether it can be written is seen when it is."""
+    """Expands `~`. Does not check that the directory can be written."""
     try:
         return Path(home).expanduser()
     except (TypeError, RuntimeError) as error:
@@ -273,34 +438,77 @@ def _expand(home: Any, where: str) -> Path:
 
 
 def _find_file(home: Path) -> Path | None:
-    for candidate in (Path(FILE), home / FILE):
-        # A home that we may not look into has no settings for us.
-        with suppress(OSError):
-            if candidate.is_file():
-                return candidate
+    # If `home` cannot be read, there is no settings file.
+    with suppress(OSError):
+        if (home / FILE).is_file():
+            return home / FILE
     return None
 
 
-def _from_file(path: Path) -> dict[str, Any]:
-    import tomllib  # most have no file
-
+def _from_file(path: Path) -> dict[str, _Sourced]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise SettingError(f"{path}: cannot be read: {reason}") from None
+    values = _from_toml(path, text)
+    # Paths are relative to the file. Relative to the current directory, they could name the files of others.
+    for key in ("home", "mcp_config"):
+        if key in values:
+            value, where = values[key]
+            values[key] = (_relative_to(path.parent, value), where)
+    return values
 
 
-def _from_environ(environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
-    """Values by setting, each with the variable that it came from. An empty variable counts as not set."""
-    names = {f"HUTCH_{key.upper()}": key for key in Settings.__struct_fields__}
-    found: dict[str, tuple[Any, str]] = {}
-    # Our own names first, so that they beat their aliases.
+def _relative_to(folder: Path, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_relative_to(folder, item) for item in value]
+    if not isinstance(value, str) or value.startswith("~"):
+        return value
+    return str(folder / value)
+
+
+def _from_project(project: ConfigText) -> dict[str, _Sourced]:
+    try:
+        text = project.text
+    except ConfigError as error:
+        raise SettingError(str(error)) from None
+    values = _from_toml(project.path, text)
+    _check_names(values)
+    for key, (_, where) in values.items():
+        if key not in PROJECT_SETTINGS:
+            raise SettingError(
+                f"{where}: the file of a project cannot set this.",
+                remedy=f"Set it in hutch.toml in HUTCH_HOME, or as {_variable(key)}.",
+            )
+    return values
+
+
+def _from_toml(path: Path, text: str) -> dict[str, _Sourced]:
+    import tomllib  # imported here, because few installations have a settings file
+
+    try:
+        table = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise SettingError(f"{path}: cannot be read: {error}") from None
+    values = {key: (value, f"{path}: {key}") for key, value in table.items()}
+    return _with_new_names(values, lambda key: key, logger.warning)
+
+
+def _from_environ(environ: Mapping[str, str]) -> dict[str, _Sourced]:
+    """Returns each setting with the name of its variable. Empty variables count as not set."""
+    names = {_variable(key): key for key in (*Settings.__struct_fields__, *_RENAMED)}
+    values: dict[str, _Sourced] = {}
+    # HUTCH_ names come first because they take precedence over aliases.
     for name, key in [*names.items(), *_ALIASES.items()]:
         text = environ.get(name, "")
-        if text and key not in found:
-            found[key] = (_read(key, text), name)
-    return found
+        if text and key not in values:
+            values[key] = (_read(key, text), name)
+    return _with_new_names(values, _variable, logger.warning)
+
+
+def _variable(key: str) -> str:
+    return f"HUTCH_{key.upper()}"
 
 
 def _read(key: str, text: str) -> Any:
@@ -310,18 +518,22 @@ def _read(key: str, text: str) -> Any:
 
 
 def _table(text: str) -> Any:
-    """`a=b,c=d`; what is not of that form stays as it is, to be refused with the rest."""
+    """Parses `a=b,c=d`. Other text is returned unchanged, so that the type check refuses it."""
     pairs = [item.partition("=") for item in _items(text)]
     return {key.strip(): value.strip() for key, _, value in pairs} if all(p[1] for p in pairs) else text
 
 
 def _warn_of_typos(environ: Mapping[str, str]) -> None:
-    """No error: a variable of somebody else's may begin as ours do."""
-    known = (*Settings.__struct_fields__, *_BINARIES)
+    """Warns about HUTCH_* variables that look like a misspelled setting. This is not an error, because
+    another program may use the same prefix.
+    """
+    known = (*Settings.__struct_fields__, *_RENAMED, *_BINARIES)
     for name in environ:
         key = name.removeprefix("HUTCH_").lower()
-        if name.startswith("HUTCH_") and key not in known and (near := _nearest(key, known)):
-            logger.warning("%s: there is no such setting. Did you mean HUTCH_%s?", name, near.upper())
+        if name.startswith("HUTCH_") and key not in known:
+            near = did_you_mean(key, (*Settings.__struct_fields__, *_BINARIES))
+            if near:
+                logger.warning("%s: there is no such setting. Did you mean %s?", name, _variable(near))
 
 
 def _items(text: str) -> list[str]:
@@ -331,21 +543,21 @@ def _items(text: str) -> list[str]:
 # --- errors ---
 
 
-def _converted(found: Mapping[str, tuple[Any, str]], *, strict: bool) -> Settings:
+def _convert(values: Mapping[str, _Sourced], *, strict: bool) -> Settings:
     try:
-        return msgspec.convert({key: value for key, (value, _) in found.items()}, Settings, strict=strict)
+        return msgspec.convert({key: value for key, (value, _) in values.items()}, Settings, strict=strict)
     except msgspec.ValidationError as error:
-        raise SettingError(_explain(str(error), found)) from None
+        raise SettingError(_explain(str(error), values)) from None
 
 
-def _explain(message: str, found: Mapping[str, tuple[Any, str]]) -> str:
-    """msgspec says "Expected … - at `$.port`": name the place and the value, and all that would do."""
+def _explain(message: str, values: Mapping[str, _Sourced]) -> str:
+    """Rewrites msgspec's "Expected … - at `$.port`" to name the source, the value and the expected type."""
     _, _, path = message.partition(" - at `$.")
     key = path.rstrip("`").partition("[")[0]
-    if key not in found:
+    if key not in values:
         return message
-    value, where = found[key]
-    got = "something else" if key in _SECRETS else repr(value)
+    value, where = values[key]
+    got = "something else" if key in SECRETS else cut(repr(value), 200)
     return f"{where}: expected {_expected(key)}, got {got}."
 
 
@@ -354,20 +566,22 @@ def _expected(key: str) -> str:
 
     info = type_info(Settings)
     assert isinstance(info, StructType)
-    return _in_words(next(field.type for field in info.fields if field.name == key))
+    return _describe(next(field.type for field in info.fields if field.name == key))
 
 
-def _in_words(wanted: Type) -> str:
+def _describe(expected: Type) -> str:
     from msgspec import inspect
 
-    match wanted:
+    match expected:
         case inspect.LiteralType(values=values):
             return "one of " + ", ".join(map(str, values))
         case inspect.BoolType():
             return "true or false"
-        case inspect.IntType(ge=least, le=most) | inspect.FloatType(ge=least, le=most):
-            noun = "an integer" if isinstance(wanted, inspect.IntType) else "a number"
-            return f"{noun} from {least} to {most}" if most is not None else f"{noun} of at least {least:g}"
+        case inspect.IntType(ge=minimum, le=maximum) | inspect.FloatType(ge=minimum, le=maximum):
+            noun = "an integer" if isinstance(expected, inspect.IntType) else "a number"
+            if maximum is None:
+                return f"{noun} of at least {minimum:g}"
+            return f"{noun} from {minimum} to {maximum}"
         case inspect.VarTupleType():
             return "a list of strings"
         case inspect.DictType():
@@ -376,12 +590,6 @@ def _in_words(wanted: Type) -> str:
             return "a string"
 
 
-def _similar(key: str) -> str:
-    near = _nearest(key, Settings.__struct_fields__)
+def _suggestion(key: str) -> str:
+    near = did_you_mean(key, Settings.__struct_fields__)
     return f" Did you mean {near}?" if near else ""
-
-
-def _nearest(key: str, known: Sequence[str]) -> str | None:
-    from difflib import get_close_matches
-
-    return next(iter(get_close_matches(key, known, 1)), None)

@@ -1,4 +1,4 @@
-"""`hutch check`: what it prints, how it exits, and what it does not take."""
+"""`hutch check`: output, exit codes and invalid arguments."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
-from tests.cli.compliance import spoils
-from tests.cli.compliance.executor import SLOW_PACKAGE, Executor, running
-from tests.processes import hutch
+from tests.conformance.tpmjs import faults
+from tests.conformance.tpmjs.fake_executor import SLOW_PACKAGE, FakeExecutor, running
+from tests.support.processes import hutch
 
 from hutch.cli.check import check
 from hutch.errors import HutchError, InvalidExecution
 
 KEY = "the-right-key"
-# The lines of the specification's sample report; the last is how a failure of it is told.
+# The lines of the specification's sample report, the last of which is a failure.
 SAMPLE = {
     "Core Requirements:": [
         "GET /health returns 200",
@@ -40,16 +40,16 @@ SAMPLE = {
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Executor]:
+def server() -> Iterator[FakeExecutor]:
     with running() as executor:
         yield executor
 
 
 @pytest.fixture
-def executor(server: Executor) -> Iterator[Executor]:
+def executor(server: FakeExecutor) -> Iterator[FakeExecutor]:
     server.reset()
     yield server
-    assert server.faults == []
+    assert server.errors == []
 
 
 @pytest.fixture(autouse=True)
@@ -59,8 +59,8 @@ def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-def test_report_has_the_form_of_the_specification(
-    executor: Executor, capsys: pytest.CaptureFixture[str]
+def test_report_has_the_format_of_the_specification(
+    executor: FakeExecutor, capsys: pytest.CaptureFixture[str]
 ) -> None:
     executor.key = KEY
     assert check(executor.url, api_key=KEY) == 0
@@ -80,12 +80,12 @@ def test_report_has_the_form_of_the_specification(
 
 
 def test_all_lines_of_the_sample_report_are_there(
-    executor: Executor, capsys: pytest.CaptureFixture[str]
+    executor: FakeExecutor, capsys: pytest.CaptureFixture[str]
 ) -> None:
     executor.key = KEY
     executor.max_ms = 50
-    # The limit is told to be missing, so that the sample's own failure is there; the tool ends at its own.
-    executor.spoil = spoils.capability("maxExecutionTimeMs", ...)
+    # Hides the limit, to get the failure of the sample report.
+    executor.fault = faults.capability("maxExecutionTimeMs", ...)
     assert check(executor.url, api_key=KEY, slow_tool=f"{SLOW_PACKAGE}@0.1.0#sleep") == 0
     report = capsys.readouterr().out
     for heading, names in SAMPLE.items():
@@ -96,8 +96,8 @@ def test_all_lines_of_the_sample_report_are_there(
     assert "Standard: PARTIAL)" in report
 
 
-def test_core_that_fails_exits_with_1(executor: Executor, capsys: pytest.CaptureFixture[str]) -> None:
-    executor.spoil = spoils.at("GET /health", implementationVersion=...)
+def test_failed_core_check_exits_with_1(executor: FakeExecutor, capsys: pytest.CaptureFixture[str]) -> None:
+    executor.fault = faults.at("GET /health", implementationVersion=...)
     assert check(executor.url) == 1
     report = capsys.readouterr().out
     assert (
@@ -107,26 +107,24 @@ def test_core_that_fails_exits_with_1(executor: Executor, capsys: pytest.Capture
     assert "(Core: FAIL, Standard: PASS)" in report
 
 
-def test_core_that_could_not_be_tested_does_not_pass(
-    executor: Executor, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_untested_core_does_not_pass(executor: FakeExecutor, capsys: pytest.CaptureFixture[str]) -> None:
     executor.key = KEY
     assert check(executor.url) == 1
     report = capsys.readouterr().out
-    assert "  \u2013 POST /execute-tool accepts valid request\n      the executor wants a key" in report
+    assert "  \u2013 POST /execute-tool accepts valid request\n      the executor requires a key" in report
     assert "(Core: INCOMPLETE, Standard: PASS)" in report
 
 
-def test_what_is_not_core_does_not_change_the_exit(
-    executor: Executor, capsys: pytest.CaptureFixture[str]
+def test_failed_extended_check_does_not_change_the_exit_code(
+    executor: FakeExecutor, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    executor.spoil = spoils.for_path("//execute-tool", 500)
+    executor.fault = faults.for_path("//execute-tool", 500)
     assert check(executor.url) == 0
     assert re.search(r"^Extended: (\d+)/(?!\1)\d+ tests passed$", capsys.readouterr().out, re.M)
 
 
-def test_json_is_one_line_with_all_checks(executor: Executor, capsys: pytest.CaptureFixture[str]) -> None:
-    executor.spoil = spoils.capability("isolation", "strong")
+def test_json_is_one_line_with_all_checks(executor: FakeExecutor, capsys: pytest.CaptureFixture[str]) -> None:
+    executor.fault = faults.capability("isolation", "strong")
     assert check(executor.url, json=True) == 0
     out = capsys.readouterr().out
     report = json.loads(out)
@@ -148,7 +146,7 @@ def test_json_is_one_line_with_all_checks(executor: Executor, capsys: pytest.Cap
         assert sum(counts.values()) == len(checks)
 
 
-def test_executor_that_is_not_there_is_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused_connection_is_reported_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     assert check(f"http://127.0.0.1:{port}") == 1
@@ -159,22 +157,24 @@ def test_executor_that_is_not_there_is_told_in_a_line(capsys: pytest.CaptureFixt
     assert report.count("Connection refused") == 1
 
 
-def test_host_that_is_not_known_is_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_host_is_reported_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert check("http://no.such.host.invalid") == 1
     assert "GET /health: cannot connect: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("path", ["/", "/base", "/base/"])
-def test_path_of_the_address_is_kept_and_its_end_does_not_matter(
-    executor: Executor, path: str, capsys: pytest.CaptureFixture[str]
+def test_base_path_is_kept_without_trailing_slash(
+    executor: FakeExecutor, path: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     check(f"{executor.url}{path}")
-    assert executor.seen[0].raw_path == f"{path.rstrip('/')}/health"
+    assert executor.requests[0].raw_path == f"{path.rstrip('/')}/health"
 
 
-def test_other_tool_and_its_params_are_sent(executor: Executor, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_tool_and_its_params_are_sent(
+    executor: FakeExecutor, capsys: pytest.CaptureFixture[str]
+) -> None:
     check(executor.url, tool="@scope/name@^1.2#run", params='{"a": [1]}')
-    first = next(asked for asked in executor.seen if asked.executes)
+    first = next(request for request in executor.requests if request.is_execution)
     assert first.body == {
         "packageName": "@scope/name",
         "version": "^1.2",
@@ -183,14 +183,16 @@ def test_other_tool_and_its_params_are_sent(executor: Executor, capsys: pytest.C
     }
 
 
-def test_tool_without_version_is_sent_without(executor: Executor, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tool_without_version_is_sent_without_version(
+    executor: FakeExecutor, capsys: pytest.CaptureFixture[str]
+) -> None:
     check(executor.url, tool="@scope/name#run")
-    first = next(asked for asked in executor.seen if asked.executes)
+    first = next(request for request in executor.requests if request.is_execution)
     assert first.body == {"packageName": "@scope/name", "name": "run", "params": {}}
 
 
-def test_key_can_come_from_stdin(
-    executor: Executor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_key_is_read_from_stdin(
+    executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     executor.key = KEY
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{KEY}\n"))
@@ -198,22 +200,22 @@ def test_key_can_come_from_stdin(
 
 
 def test_loopback_is_reached_without_the_proxy(
-    executor: Executor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://no.such.host.invalid:3128")
     assert check(executor.url) == 0
 
 
 def test_proxy_of_the_environment_is_used(
-    executor: Executor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The fake executor takes absolute addresses for paths of its own: it is the proxy here."""
+    """The fake executor accepts absolute URLs, so it serves as the proxy here."""
     monkeypatch.setenv("HTTP_PROXY", executor.url)
     check("http://executor.example")
-    assert executor.seen[0].headers["host"] == "executor.example"
+    assert executor.requests[0].headers["host"] == "executor.example"
 
 
-def test_proxy_that_cannot_be_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_proxy_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "gopher://proxy.example")
     with pytest.raises(HutchError, match="The environment's proxy or certificates cannot be used"):
         check("http://executor.example")
@@ -226,11 +228,11 @@ def test_proxy_that_cannot_be_used_is_told(monkeypatch: pytest.MonkeyPatch) -> N
         ({"url": ""}, "URL: expected http://… or https://…, got ''"),
         ({"url": "http://"}, "URL: expected http://… or https://…, got 'http://'"),
         ({"url": "ftp://example.com"}, "URL: expected http://… or https://…, got 'ftp://example.com'"),
-        ({"url": "http://[::1"}, "URL: 'http://[::1' is none: Invalid IPv6 URL"),
-        ({"url": "http://a:70000"}, "URL: 'http://a:70000' is none: Port out of range 0-65535"),
+        ({"url": "http://[::1"}, "URL: 'http://[::1' is not a URL: Invalid IPv6 URL"),
+        ({"url": "http://a:70000"}, "URL: 'http://a:70000' is not a URL: Port out of range 0-65535"),
         ({"url": "http://256.1.1.1"}, "URL: Invalid IPv4 address: '256.1.1.1'"),
-        ({"url": "http://k@a"}, "URL: expected no user, query or fragment in it; --api-key gives a key"),
-        ({"url": "http://a?b"}, "URL: expected no user, query or fragment in it; --api-key gives a key"),
+        ({"url": "http://k@a"}, "URL: expected no user, query or fragment; give a key with --api-key"),
+        ({"url": "http://a?b"}, "URL: expected no user, query or fragment; give a key with --api-key"),
         ({"api_key": ""}, "--api-key: expected a key of printable ASCII"),
         ({"api_key": "a\nb"}, "--api-key: expected a key of printable ASCII"),
         ({"tool": "name"}, "--tool: expected PACKAGE@VERSION#NAME, got 'name'"),
@@ -241,7 +243,7 @@ def test_proxy_that_cannot_be_used_is_told(monkeypatch: pytest.MonkeyPatch) -> N
         ({"slow_params": "{}"}, "--slow-params: expected --slow-tool with it"),
     ],
 )
-def test_bad_input_is_refused_with_what_was_expected(arguments: dict[str, str], message: str) -> None:
+def test_invalid_argument_is_refused_with_what_was_expected(arguments: dict[str, str], message: str) -> None:
     given = {"url": "http://127.0.0.1:9", **arguments}
     with pytest.raises(InvalidExecution) as refused:
         check(**given)  # type: ignore[arg-type]
@@ -249,7 +251,7 @@ def test_bad_input_is_refused_with_what_was_expected(arguments: dict[str, str], 
 
 
 def test_progress_is_shown_in_place_on_a_terminal(
-    executor: Executor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     screen = io.StringIO()
     terminal = SimpleNamespace(write=screen.write, flush=screen.flush, isatty=lambda: True)
@@ -259,7 +261,7 @@ def test_progress_is_shown_in_place_on_a_terminal(
     assert screen.getvalue().endswith("\r\x1b[K")
 
 
-def test_shell_hands_over_every_option(executor: Executor) -> None:
+def test_command_passes_every_option(executor: FakeExecutor) -> None:
     executor.key = KEY
     executor.max_ms = 50
     tool = ("--tool", "@scope/name@^1.2#run", "--params", '{"a": [1]}')
@@ -270,12 +272,12 @@ def test_shell_hands_over_every_option(executor: Executor) -> None:
     outcomes = {each["name"]: each["outcome"] for each in report["checks"]}
     assert outcomes["Authentication enforced when configured"] == "passed"
     assert outcomes["Execution timeout enforced"] == "passed"
-    sent = [asked.body for asked in executor.seen if asked.executes]
+    sent = [request.body for request in executor.requests if request.is_execution]
     assert sent[0]["params"] == {"a": [1]}
     assert {"b": 2} in [body["params"] for body in sent if isinstance(body, dict) and "params" in body]
 
 
-def test_shell_is_told_what_is_wrong_with_an_option() -> None:
+def test_command_reports_an_invalid_option() -> None:
     done = hutch("check", "localhost:4111")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "hutch: URL: expected http://… or https://…, got 'localhost:4111'\n"

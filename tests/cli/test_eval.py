@@ -1,4 +1,4 @@
-"""`hutch eval`, as a shell sees it."""
+"""Tests of `hutch eval` as a process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.processes import PATIENCE, Traces, descendants, hutch, started, temporary_files, until
+from tests.support.processes import (
+    TIMEOUT_SECONDS,
+    Traces,
+    descendants,
+    hutch,
+    start_hutch,
+    temporary_files,
+    wait_until,
+)
 
 
 def test_result_goes_to_stdout_as_json_and_logs_to_stderr() -> None:
@@ -18,18 +26,27 @@ def test_result_goes_to_stdout_as_json_and_logs_to_stderr() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, '{"a":["é",null,1.5]}\n', "one\nzwei é\n")
 
 
+def test_log_lines_are_printed_while_the_code_runs() -> None:
+    code = "console.log('first'); await new Promise(() => {})"
+    with start_hutch(["eval", "--timeout", "60", code], text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "first\n"
+        assert process.poll() is None
+        process.terminate()
+
+
 def test_undefined_prints_nothing() -> None:
     done = hutch("eval", "undefined")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_error_is_told_with_its_code_and_line() -> None:
+def test_error_is_printed_with_its_code_and_line() -> None:
     done = hutch("eval", "console.log('before')\n\nthrow new TypeError('no such luck')")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("before\nhutch: runtime_error: TypeError: no such luck (line 3, column ")
 
 
-def test_syntax_error_is_told_with_its_place_once() -> None:
+def test_position_of_a_syntax_error_is_printed_once() -> None:
     done = hutch("eval", "let a = 1;\nlet b = ;")
     assert done.returncode == 1
     assert "hutch: runtime_error: SyntaxError" in done.stderr
@@ -37,12 +54,12 @@ def test_syntax_error_is_told_with_its_place_once() -> None:
     assert "line 2" not in done.stderr
 
 
-def test_json_prints_the_whole_result_object_on_one_line() -> None:
+def test_json_prints_the_result_object_on_one_line() -> None:
     done = hutch("eval", "--json", "console.log('x'); [1, 2]")
     assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 1)
-    answer = json.loads(done.stdout)
-    assert answer.pop("durationMs") > 0
-    assert answer == {"ok": True, "result": [1, 2], "logs": ["x"]}
+    output = json.loads(done.stdout)
+    assert output.pop("durationMs") > 0
+    assert output == {"ok": True, "result": [1, 2], "logs": ["x"]}
 
 
 def test_json_of_undefined_has_no_result() -> None:
@@ -51,9 +68,9 @@ def test_json_of_undefined_has_no_result() -> None:
 
 def test_json_of_a_failure_has_the_error_and_exits_1() -> None:
     done = hutch("eval", "--json", "console.log('x');\nthrow new RangeError('far')")
-    answer = json.loads(done.stdout)
-    assert (done.returncode, done.stderr, answer["ok"], answer["logs"]) == (1, "", False, ["x"])
-    error = answer["error"]
+    output = json.loads(done.stdout)
+    assert (done.returncode, done.stderr, output["ok"], output["logs"]) == (1, "", False, ["x"])
+    error = output["error"]
     assert (error["code"], error["message"], error["name"], error["line"]) == (
         "runtime_error",
         "far",
@@ -88,8 +105,8 @@ def test_timeout_is_in_seconds() -> None:
 def test_memory_is_in_megabytes() -> None:
     done = hutch("eval", "--memory", "8", "const a = []; for (;;) a.push(new Array(1000).fill(1))")
     assert done.returncode == 1
-    told = "Execution exceeded its memory limit of 8 MiB; --memory MB allows up to 1024"
-    assert done.stderr == f"hutch: memory_limit: {told}\n"
+    message = "Execution exceeded its memory limit of 8 MiB; --memory MB allows up to 1024"
+    assert done.stderr == f"hutch: memory_limit: {message}\n"
 
 
 def test_defaults_come_from_the_settings() -> None:
@@ -112,17 +129,19 @@ def test_defaults_come_from_the_settings() -> None:
         (["--timeout", "soon", "1"], 2, "Invalid value for '--timeout': 'soon' is not a valid float.\n"),
         (["--memory", "0", "1"], 2, "--memory: expected MB above 0 and up to 1024, got 0\n"),
         (["--memory", "inf", "1"], 2, "--memory: expected MB above 0 and up to 1024, got inf\n"),
-        (["--nonsense", "1"], 2, "No such option '--nonsense'.\n"),
+        (["--unknown", "1"], 2, "No such option '--unknown'.\n"),
         (["1", "2"], 2, "Got unexpected extra argument (2)\n"),
     ],
 )
-def test_bad_input_is_refused_with_what_was_expected(arguments: list[str], code: int, message: str) -> None:
+def test_invalid_input_is_rejected_with_what_was_expected(
+    arguments: list[str], code: int, message: str
+) -> None:
     done = hutch("eval", *arguments)
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr.endswith(message)
 
 
-def test_what_is_not_utf8_is_refused(tmp_path: Path) -> None:
+def test_input_that_is_not_utf8_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "latin.js"
     file.write_bytes(b"'caf\xe9'")
     done = hutch("eval", "-f", str(file))
@@ -130,7 +149,7 @@ def test_what_is_not_utf8_is_refused(tmp_path: Path) -> None:
     assert hutch("eval", "-", input=b"\xff").stderr == "hutch: stdin: expected UTF-8, but byte 0 is 0xff\n"
 
 
-def test_home_that_cannot_be_written_is_told_and_does_no_harm(tmp_path: Path) -> None:
+def test_unwritable_home_is_reported_and_code_still_runs(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     home = tmp_path / "file" / "home"
     done = hutch("eval", "1 + 1", env={"HUTCH_HOME": str(home)})
@@ -139,89 +158,90 @@ def test_home_that_cannot_be_written_is_told_and_does_no_harm(tmp_path: Path) ->
     assert "set HUTCH_HOME" in done.stderr
 
 
-def test_weak_isolation_is_told() -> None:
+def test_weak_isolation_is_reported() -> None:
     done = hutch("eval", "1 + 1", env={"HUTCH_ISOLATION": "process"})
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (0, "2\n", 1)
     assert done.stderr.startswith("hutch: the isolation is weak (process)")
     assert "HUTCH_BWRAP" not in done.stderr
     done = hutch("eval", "1", env={"HUTCH_BWRAP": "/no/bwrap"})
-    assert "HUTCH_BWRAP is '/no/bwrap', which is no bwrap program that runs; `hutch doctor`" in done.stderr
+    assert "HUTCH_BWRAP is '/no/bwrap', which is not a working bwrap program; `hutch doctor`" in done.stderr
 
 
-def test_bubblewrap_that_was_chosen_and_does_not_run_is_named() -> None:
+def test_configured_bubblewrap_that_does_not_run_is_named() -> None:
     done = hutch("eval", "1", env={"HUTCH_ISOLATION": "container", "HUTCH_BWRAP": "/no/bwrap"})
     assert (done.returncode, done.stdout) == (1, "")
-    assert "HUTCH_BWRAP is '/no/bwrap', which is no bwrap program that runs." in done.stderr
+    assert "HUTCH_BWRAP is '/no/bwrap', which is not a working bwrap program." in done.stderr
 
 
-def test_mistyped_variable_is_told_with_the_nearest() -> None:
+def test_misspelled_variable_is_reported_with_a_suggestion() -> None:
     done = hutch("eval", "1", env={"HUTCH_TIMOUT_MS": "5"})
     assert (done.returncode, done.stdout) == (0, "1\n")
     assert done.stderr == "hutch: HUTCH_TIMOUT_MS: there is no such setting. Did you mean HUTCH_TIMEOUT_MS?\n"
 
 
-def test_missing_deno_is_told_with_the_remedy() -> None:
+def test_missing_deno_is_reported_with_a_remedy() -> None:
     done = hutch("eval", "1", env={"HUTCH_DENO": "/no/deno"})
     assert done.returncode == 1
     assert "HUTCH_DENO is '/no/deno', which is not an executable file." in done.stderr
     assert "pip install deno" in done.stderr
 
 
-def test_wrong_setting_names_the_file_and_the_key(tmp_path: Path) -> None:
+def test_invalid_setting_names_the_file_and_the_key(tmp_path: Path) -> None:
     (tmp_path / "hutch.toml").write_text("timeout_ms = -5\n")
-    done = hutch("eval", "1", cwd=tmp_path)
+    done = hutch("eval", "1", env={"HUTCH_HOME": str(tmp_path)})
     assert done.returncode == 2
-    assert done.stderr == "hutch: hutch.toml: timeout_ms: expected an integer of at least 1, got -5.\n"
+    message = f"{tmp_path}/hutch.toml: timeout_ms: expected an integer of at least 1, got -5."
+    assert done.stderr == f"hutch: {message}\n"
 
 
-def test_reader_that_has_enough_is_no_error_of_ours() -> None:
-    with started(["eval", "1"]) as process:
+def test_closed_stdout_is_not_reported_as_an_error() -> None:
+    with start_hutch(["eval", "1"]) as process:
         assert process.stdout is not None
         process.stdout.close()
         assert process.stderr is not None
         assert process.stderr.read() == b""
-        assert process.wait(PATIENCE) == 1
+        assert process.wait(TIMEOUT_SECONDS) == 1
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "said"),
+    ("number", "code", "message"),
     [(signal.SIGINT, 130, "\n"), (signal.SIGTERM, 1, "hutch: Terminated by a signal.\n")],
 )
-def test_signal_leaves_no_process_and_no_file(number: int, code: int, said: str) -> None:
+def test_signal_leaves_no_process_and_no_file(number: int, code: int, message: str) -> None:
     code_in = "await new Promise(() => {})"
-    with started(["eval", "--timeout", "60", "-"], text=True) as process:
+    with start_hutch(["eval", "--timeout", "60", "-"], text=True) as process:
         assert process.stdin is not None
         process.stdin.write(code_in)
         process.stdin.close()
-        until(lambda: temporary_files(process.pid) and descendants(process.pid))
+        wait_until(lambda: temporary_files(process.pid) and descendants(process.pid))
         with Traces(process.pid) as traces:
             process.send_signal(number)
             assert process.stderr is not None
-            assert process.stderr.read() == said
-            assert process.wait(PATIENCE) == code
+            assert process.stderr.read() == message
+            assert process.wait(TIMEOUT_SECONDS) == code
             assert traces.remaining() == []
 
 
-def test_what_a_terminal_would_obey_is_not_shown_as_it_is() -> None:
+def test_control_characters_are_escaped_for_a_terminal() -> None:
     code = r"""console.log("a\x1b[31mb\tc"); throw new Error("\x1b[2Jgone\u009b1m")"""
     piped = hutch("eval", code)
-    told = "hutch: runtime_error: \\u001b[2Jgone\\u009b1m (line 1, column 41)"
-    assert piped.stderr == f"a\x1b[31mb\tc\n{told}\n"
-    ours, theirs = pty.openpty()
-    with started(("eval", code), stderr=theirs) as process:
-        os.close(theirs)
+    message = "hutch: runtime_error: \\u001b[2Jgone\\u009b1m (line 1, column 41)"
+    assert piped.stderr == f"a\x1b[31mb\tc\n{message}\n"
+    our_end, their_end = pty.openpty()
+    with start_hutch(("eval", code), stderr=their_end) as process:
+        os.close(their_end)
         shown = b""
-        # Linux says so where another system would say that it is over.
+        # Linux raises at the end of a pseudo-terminal; other systems return nothing.
         with contextlib.suppress(OSError):
-            while data := os.read(ours, 4096):
+            while data := os.read(our_end, 4096):
                 shown += data
-        process.wait(PATIENCE)
-    os.close(ours)
+        process.wait(TIMEOUT_SECONDS)
+    os.close(our_end)
     assert b"\x1b" not in shown
     assert b"\\u001b[31mb" in shown
 
 
-def test_text_that_no_terminal_obeys_is_shown_as_it_is() -> None:
+def test_printable_unicode_is_not_escaped() -> None:
     text = "1\u202f234 \u540d\u3000\u5024 \U0001f469\u200d\U0001f4bb"
     assert hutch("eval", f"throw new Error({json.dumps(text)})").stderr.startswith(
         f"hutch: runtime_error: {text} ("

@@ -1,20 +1,24 @@
-"""`hutch gateway` and `hutch tools`, as a shell sees them."""
+"""Tests of `hutch gateway`, `hutch tools` and `hutch auth` as processes."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import signal
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from tests.mcp_servers import everything
-from tests.processes import Traces, descendants, hutch, serving, until
-from tests.toolscripts import Gateway, configure, gateway, stdio
+from tests.support.mcp_servers import everything
+from tests.support.processes import Traces, descendants, hutch, running_server, wait_until
+from tests.support.toolscripts import GatewayProcess, configure, gateway, stdio
 
 from hutch.vault.tokens import Tokens
 
@@ -24,26 +28,31 @@ def servers() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def running(environment: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+def running(environment: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     with gateway("--config", configure(tmp_path_factory.mktemp("gateway"), servers())) as started:
-        until(lambda: httpx2.get(f"{started.url}/ready").status_code == 200)
+        wait_until(lambda: httpx2.get(f"{started.url}/ready").status_code == 200)
         yield started
 
 
 @pytest.fixture
-def env(running: Gateway, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+def env(running: GatewayProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     monkeypatch.setenv("TOOLSCRIPT_GATEWAY_URL", running.url)
     monkeypatch.chdir(tmp_path)
     return running.url
 
 
-def test_it_says_where_it_is_and_what_to_try(running: Gateway) -> None:
+def test_gateway_announces_its_address_and_an_example(running: GatewayProcess) -> None:
     assert running.announced == (
-        f"Hutch's gateway serves 2 MCP servers at {running.url}\n  Try:      curl {running.url}/status\n"
+        f"Hutch gateway: 2 MCP servers at {running.url}\n  Try:      curl {running.url}/status\n"
     )
 
 
-def test_status_tells_of_every_server(env: str) -> None:
+def test_health_says_that_search_is_ready_without_a_search(tmp_path: Path) -> None:
+    with gateway("--config", configure(tmp_path, {"github": stdio("tracker")})) as started:
+        wait_until(lambda: httpx2.get(f"{started.url}/health").json()["search"]["ready"])
+
+
+def test_status_shows_every_server(env: str) -> None:
     done = hutch("gateway", "status")
     lines = done.stdout.splitlines()
     assert (done.returncode, done.stderr) == (0, "")
@@ -52,18 +61,108 @@ def test_status_tells_of_every_server(env: str) -> None:
         ["github", "connected", "2", "tools"]
     ]
     assert any("get_user" in line and "get-user" in line for line in lines)
-    told = json.loads(hutch("gateway", "status", "--json").stdout)
-    assert [each["name"] for each in told["servers"]] == ["github", "every"]
+    status = json.loads(hutch("gateway", "status", "--json").stdout)
+    assert [each["name"] for each in status["servers"]] == ["github", "every"]
+
+
+def test_texts_of_servers_cannot_control_the_terminal(tmp_path: Path) -> None:
+    """The same for errors, whose text may come from a gateway, too."""
+    hostile = "\x1b]0;owned\x07 \u202etxt \x9b2J"
+    shown = "\\u001b]0;owned\\u0007 \\u202etxt \\u009b2J"
+    server = {"name": "a", "state": "failed", "tools": 0, "error": hostile}
+    tool = {"qualifiedName": "a__b", "description": hostile}
+    bodies: dict[str, Any] = {
+        "/tools": [tool],
+        "/servers": [],
+        "/search": [{"score": 1, "tool": tool, "reason": hostile}],
+        "/status": {"tools": 1, "servers": [server], "collisions": [], "revision": hostile},
+    }
+
+    class Gateway(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = bodies.get(self.path.partition("?")[0])
+            self.send_response(500 if body is None else 200)
+            self.end_headers()
+            self.wfile.write(hostile.encode() if body is None else json.dumps(body).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Gateway) as fake:
+        threading.Thread(target=fake.serve_forever, daemon=True).start()
+        for command in (
+            ["tools", "list"],
+            ["tools", "search", "x"],
+            ["gateway", "status"],
+            ["tools", "types"],
+        ):
+            done = hutch(*command, "-g", f"http://127.0.0.1:{fake.server_port}", cwd=tmp_path)
+            assert shown in done.stdout + done.stderr, command
+            assert "\x1b" not in done.stdout + done.stderr
+        fake.shutdown()
+
+
+@contextlib.contextmanager
+def foreign_gateway(bodies: dict[str, bytes]) -> Iterator[str]:
+    """A gateway that answers other paths with 404, as the public implementation does."""
+
+    class Gateway(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = bodies.get(self.path) or bodies.get(self.path.partition("?")[0])
+            self.send_response(404 if body is None else 200)
+            self.end_headers()
+            self.wfile.write(body or b"404 Not Found")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Gateway) as fake:
+        threading.Thread(target=fake.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{fake.server_port}"
+        fake.shutdown()
+
+
+def test_gateway_of_the_public_implementation_is_understood(tmp_path: Path) -> None:
+    named = {"serverName": "github", "toolName": "create_issue", "description": "Creates an issue."}
+    scores = {"semantic": 0, "fuzzy": 0.9, "combined": 0.9}
+    found = [{"tool": {**named, "toolId": "github__create_issue"}, "score": 0.9, "scoreBreakdown": scores}]
+    types = b"export const tools = {} as const;"
+    bodies = {
+        "/tools": json.dumps([{**named, "qualifiedName": "github__create_issue"}]).encode(),
+        "/servers": b'[{"name": "github"}]',
+        "/search": json.dumps(found).encode(),
+        "/runtime/tools.ts?filter=github&compact=true": types,
+        "/runtime/tools.ts": b"not these",
+    }
+    with foreign_gateway(bodies) as url:
+        done = hutch("tools", "search", "issue", "-g", url, cwd=tmp_path)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "0.90  github__create_issue\n", "")
+        done = hutch("tools", "search", "issue", "-g", url, "--json", cwd=tmp_path)
+        assert json.loads(done.stdout) == found
+        done = hutch("tools", "types", "--filter", "github", "-g", url, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (0, f"{types.decode()}\n")
+        done = hutch("tools", "list", "-g", url, cwd=tmp_path)
+        assert done.stdout.split(maxsplit=1) == ["github__create_issue", "Creates an issue.\n"]
+
+
+@pytest.mark.parametrize(
+    "command", [["tools", "list"], ["tools", "search", "x"], ["gateway", "status"]], ids=str
+)
+def test_answer_of_another_shape_is_reported(command: list[str], tmp_path: Path) -> None:
+    other = dict.fromkeys(("/tools", "/search", "/status"), b'{"tools": "many"}')
+    with foreign_gateway(other) as url:
+        done = hutch(*command, "-g", url, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.match(r"hutch: The gateway's answer to /\w+ is not what a gateway answers: ", done.stderr)
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("command", [["gateway", "status"], ["tools", "list"]], ids=str)
-@pytest.mark.parametrize("url", ["nonsense", "ftp://127.0.0.1", "http://"])
-def test_what_is_no_address_of_a_gateway_is_told_as_such(
-    command: list[str], url: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("url", ["not-a-url", "ftp://127.0.0.1", "http://"])
+def test_invalid_gateway_url_is_rejected(command: list[str], url: str, tmp_path: Path) -> None:
     done = hutch(*command, "-g", url, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    expected = f"{url!r} is no URL of a gateway: one looks like http://localhost:4111"
+    expected = f"{url!r} is not a gateway URL; expected something like http://localhost:4111"
     assert done.stderr == f"hutch: --gateway-url: {expected}\n"
 
 
@@ -75,7 +174,7 @@ def test_what_is_no_address_of_a_gateway_is_told_as_such(
         ({"HUTCH_HOST": "::1"}, "'http://[::1]:4111'"),
     ],
 )
-def test_env_is_for_a_shell(variables: dict[str, str], url: str, tmp_path: Path) -> None:
+def test_env_prints_an_export_for_a_shell(variables: dict[str, str], url: str, tmp_path: Path) -> None:
     done = hutch("gateway", "env", env=variables, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, f"export TOOLSCRIPT_GATEWAY_URL={url}\n")
 
@@ -98,7 +197,7 @@ def test_tools_are_listed_found_and_described(env: str) -> None:
     assert line.strip().endswith("// Reads an issue.")
 
 
-def test_tools_as_json_are_what_the_gateway_has(env: str) -> None:
+def test_json_of_tools_is_the_gateways_json(env: str) -> None:
     listed = json.loads(hutch("tools", "list", "--json").stdout)
     assert listed == httpx2.get(f"{env}/tools").json()
     found = json.loads(hutch("tools", "search", "--json", "--limit", "1", "issue").stdout)
@@ -114,38 +213,36 @@ def test_tools_need_no_running_gateway(tmp_path: Path) -> None:
     ]
 
 
-def test_a_list_without_tools_says_why(env: str, tmp_path: Path) -> None:
-    nobody = hutch("tools", "list", env={"TOOLSCRIPT_GATEWAY_URL": ""}, cwd=tmp_path)
-    assert (nobody.returncode, nobody.stdout) == (0, "")
-    assert nobody.stderr.startswith(
-        "hutch: there are no MCP servers, and so no tools; write .toolscript.json"
-    )
+def test_empty_list_is_explained(env: str, tmp_path: Path) -> None:
+    unconfigured = hutch("tools", "list", env={"TOOLSCRIPT_GATEWAY_URL": ""}, cwd=tmp_path)
+    assert (unconfigured.returncode, unconfigured.stdout) == (0, "")
+    assert unconfigured.stderr.startswith("hutch: no MCP servers are configured; write .toolscript.json")
     other = hutch("tools", "list", "--json", "--filter", "gitlab", cwd=tmp_path)
     assert (other.returncode, other.stdout) == (0, "[]\n")
-    assert other.stderr == "hutch: no tool is named by --filter gitlab; the servers are github, every\n"
+    assert other.stderr == "hutch: --filter gitlab matches no tool; the servers are github, every\n"
 
 
-def test_a_search_without_tools_says_why_and_advises_no_other_words(tmp_path: Path) -> None:
-    nobody = hutch("tools", "search", "issue", cwd=tmp_path)
-    assert (nobody.returncode, nobody.stdout) == (1, "")
-    assert nobody.stderr == hutch("tools", "list", cwd=tmp_path).stderr
+def test_search_without_tools_is_explained(tmp_path: Path) -> None:
+    unconfigured = hutch("tools", "search", "issue", cwd=tmp_path)
+    assert (unconfigured.returncode, unconfigured.stdout) == (1, "")
+    assert unconfigured.stderr == hutch("tools", "list", cwd=tmp_path).stderr
     config = configure(tmp_path, {"gone": {"command": str(tmp_path / "gone")}})
     broken = hutch("tools", "search", "issue", env={"HUTCH_MCP_CONFIG": config}, cwd=tmp_path)
     assert (broken.returncode, broken.stdout) == (1, "")
-    assert "none of the servers has any tools: gone; a gateway's `hutch gateway status`" in broken.stderr
+    assert "none of the servers has any tools: gone; `hutch gateway status`" in broken.stderr
     assert "other words" not in broken.stderr
 
 
-def test_a_second_gateway_on_a_port_is_refused_and_the_first_unharmed(env: str) -> None:
+def test_second_gateway_on_a_port_is_rejected_and_the_first_keeps_running(env: str) -> None:
     port = env.rpartition(":")[2]
     done = hutch("gateway", "start", "--port", port)
     assert (done.returncode, done.stdout) == (1, "")
-    assert f"127.0.0.1:{port} cannot be listened on: Address already in use" in done.stderr
+    assert f"Cannot listen on 127.0.0.1:{port}: Address already in use" in done.stderr
     assert "--port" in done.stderr
     assert httpx2.get(f"{env}/health").json()["status"] == "ok"
 
 
-def test_a_broken_configuration_keeps_it_from_starting(tmp_path: Path) -> None:
+def test_invalid_configuration_prevents_the_start(tmp_path: Path) -> None:
     (tmp_path / "servers.json").write_text('{"mcpServers": {"a": {"command": 5}}}')
     done = hutch("gateway", "start", "--port", "0", "--config", "servers.json", cwd=tmp_path)
     assert (done.returncode in (1, 2), done.stdout) == (True, "")
@@ -155,14 +252,14 @@ def test_a_broken_configuration_keeps_it_from_starting(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [[], ["login"], ["logout"]], ids=str)
-def test_login_to_an_unknown_server_names_those_that_there_are(command: list[str], tmp_path: Path) -> None:
+def test_login_to_an_unknown_server_lists_the_known_ones(command: list[str], tmp_path: Path) -> None:
     config = configure(tmp_path, {"github": stdio("tracker")})
     done = hutch("auth", *command, "gitlab", env={"HUTCH_MCP_CONFIG": config}, cwd=tmp_path)
     assert done.returncode == 2
-    assert "there is no server 'gitlab' in the configuration; it has github" in done.stderr
+    assert "there is no server 'gitlab' in the configuration; it lists github" in done.stderr
 
 
-def test_logout_forgets_what_a_login_gave_and_nothing_else(tmp_path: Path) -> None:
+def test_logout_removes_only_the_tokens_of_that_server(tmp_path: Path) -> None:
     urls = {name: f"http://127.0.0.1:9/{name}" for name in ("one", "two")}
     config = configure(tmp_path, {name: {"url": url} for name, url in urls.items()})
     env = {"HUTCH_MCP_CONFIG": config, "HUTCH_HOME": str(tmp_path)}
@@ -176,10 +273,10 @@ def test_logout_forgets_what_a_login_gave_and_nothing_else(tmp_path: Path) -> No
     assert (done.returncode, done.stderr) == (0, "hutch: there was no login to one\n")
 
 
-def test_no_server_outlives_one_that_is_killed(tmp_path: Path) -> None:
+def test_killed_gateway_leaves_no_server(tmp_path: Path) -> None:
     server = {"command": sys.executable, "args": [everything.__file__]}
     with gateway("--config", configure(tmp_path, {"every": server})) as started:
-        until(lambda: httpx2.get(f"{started.url}/ready").status_code == 200)
+        wait_until(lambda: httpx2.get(f"{started.url}/ready").status_code == 200)
         assert httpx2.post(f"{started.url}/tools/every__spawn").status_code == 200
         assert len(descendants(started.process.pid)) >= 4
         with Traces(started.process.pid) as traces:
@@ -188,11 +285,11 @@ def test_no_server_outlives_one_that_is_killed(tmp_path: Path) -> None:
             assert [each for each in traces.remaining() if each.isdecimal()] == []
 
 
-def test_serve_has_the_gateway_and_a_health_that_is_both(tmp_path: Path) -> None:
+def test_serve_includes_the_gateway_and_a_combined_health(tmp_path: Path) -> None:
     config = configure(tmp_path, {"github": stdio("tracker")})
-    with serving(HUTCH_MCP_CONFIG=config) as server:
+    with running_server(HUTCH_MCP_CONFIG=config) as server:
         assert "Gateway:" in server.announced
-        until(lambda: httpx2.get(f"{server.url}/ready").status_code == 200)
+        wait_until(lambda: httpx2.get(f"{server.url}/ready").status_code == 200)
         health = httpx2.get(f"{server.url}/health").json()
         assert {"status", "search", "isolation", "protocolVersion"} <= set(health)
         called = httpx2.post(f"{server.url}/tools/github__create_issue", json={"title": "x"})

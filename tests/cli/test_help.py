@@ -1,10 +1,10 @@
-"""What `hutch` says about itself."""
+"""Tests of help texts."""
 
 from __future__ import annotations
 
 import pytest
 from click.testing import CliRunner
-from tests.processes import hutch
+from tests.support.processes import hutch
 
 import hutch as package
 from hutch.cli.commands import hutch as root
@@ -12,7 +12,9 @@ from hutch.cli.commands import hutch as root
 COMMANDS = [
     "ability",
     "auth",
+    "backup",
     "check",
+    "config",
     "credential",
     "doctor",
     "eval",
@@ -23,18 +25,20 @@ COMMANDS = [
     "key",
     "mcp",
     "packages",
+    "restore",
     "runner",
     "runtime",
     "serve",
     "tool",
     "tools",
+    "trust",
     "user",
     "vault",
 ]
 GROUPS = {
-    "ability": ["add", "list", "remove", "run", "show"],
+    "ability": ["add", "diff", "import", "list", "remove", "restore", "run", "show", "versions"],
     "auth": ["login", "logout"],
-    "flow": ["logs", "resume", "run", "runs", "show", "validate"],
+    "flow": ["approve", "cancel", "deny", "list", "logs", "resume", "run", "runs", "show", "validate"],
     "runtime": ["cache", "check", "serve"],
     "packages": ["add", "describe", "list", "prune", "remove"],
     "gateway": ["env", "start", "status"],
@@ -59,7 +63,7 @@ def test_groups_list_their_commands(group: str) -> None:
 
 
 def help_of(*command: str) -> str:
-    """It says nothing else, and ends well."""
+    """Returns a help text and checks that nothing else is printed."""
     done = CliRunner().invoke(root, [*command, "--help"], prog_name="hutch")
     assert (done.exit_code, done.stderr) == (0, "")
     return done.stdout
@@ -73,7 +77,7 @@ def listed(text: str) -> list[str]:
 @pytest.mark.parametrize(
     "command", [*COMMANDS, *(f"{group} {each}" for group in GROUPS for each in GROUPS[group])]
 )
-def test_every_command_explains_itself_with_an_example(command: str) -> None:
+def test_every_command_has_help_with_an_example(command: str) -> None:
     text = help_of(*command.split())
     assert text.startswith(f"Usage: hutch {command} ")
     assert "Example" in text

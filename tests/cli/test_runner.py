@@ -1,4 +1,4 @@
-"""`hutch runner`: driven with messages written by hand, and by Hutch itself."""
+"""Tests of `hutch runner`, driven by hand-written messages and by Hutch."""
 
 from __future__ import annotations
 
@@ -15,44 +15,52 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests import processes
-from tests.messages import MALFORMED, execute, tool_failure, tool_result
-from tests.processes import HUTCH, PATIENCE, Traces, arguments_of, descendants, end, until
+from tests.support import processes
+from tests.support.messages import MALFORMED, execute, tool_failure, tool_result
+from tests.support.processes import (
+    HUTCH,
+    TIMEOUT_SECONDS,
+    Traces,
+    arguments_of,
+    descendants,
+    stop_process,
+    wait_until,
+)
 
 import hutch
 
 COMMAND = [*HUTCH, "runner"]
-# The promise is a second; the rest is for a machine that is busy with something else.
-SOON = 3.0
+# The specification says one second; busy machines need more.
+EXIT_SECONDS = 3.0
 
 
 class Runner:
-    """The host's end, one line at a time."""
+    """Host side of a runner, one line at a time."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
 
-    def say(self, *messages: dict[str, Any] | str) -> None:
+    def send(self, *messages: dict[str, Any] | str) -> None:
         assert self.process.stdin is not None
         for each in messages:
             line = each if isinstance(each, str) else json.dumps(each)
             self.process.stdin.write(line.encode() + b"\n")
         self.process.stdin.flush()
 
-    def hear(self) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
         assert self.process.stdout is not None
         message: dict[str, Any] = json.loads(self.process.stdout.readline())
         return message
 
     def done(self, id: str) -> dict[str, Any]:
-        """What is said last of an execution, after `started`."""
-        assert self.hear() == {"type": "started", "id": id}
-        message = self.hear()
+        """Receives `started` and `done` of an execution, and returns `done`."""
+        assert self.receive() == {"type": "started", "id": id}
+        message = self.receive()
         assert (message["type"], message["id"]) == ("done", id)
         return message
 
     def close(self) -> bytes:
-        """Closes its stdin and gives what it still said."""
+        """Closes stdin and returns the rest of stdout."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.close()
@@ -60,31 +68,31 @@ class Runner:
 
 
 @contextlib.contextmanager
-def started(*arguments: str) -> Iterator[Runner]:
-    # On a busy machine a runner needs more than its 25 ms to hand in the logs of what was cancelled.
-    with processes.started(["runner", *arguments], env={"HUTCH_CANCEL_GRACE_MS": "10000"}) as process:
+def running_runner(*arguments: str) -> Iterator[Runner]:
+    # On a busy machine a runner needs more than the default 25 ms to send the logs of a cancelled execution.
+    with processes.start_hutch(["runner", *arguments], env={"HUTCH_CANCEL_GRACE_MS": "10000"}) as process:
         try:
             yield Runner(process)
         finally:
-            end(process)
+            stop_process(process)
 
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[Runner]:
-    """One for many tests: it is reusable after every `done`."""
-    with started() as one:
+    """One runner for many tests: it is reusable after every `done`."""
+    with running_runner() as one:
         yield one
         assert one.close() == b""
-        assert one.process.wait(SOON) == 0
+        assert one.process.wait(EXIT_SECONDS) == 0
         assert one.process.stderr is not None
-        said = one.process.stderr.read().splitlines()
-        assert [line for line in said if not line.startswith(b"hutch: dropped a message")] == []
+        lines = one.process.stderr.read().splitlines()
+        assert [line for line in lines if not line.startswith(b"hutch: dropped an invalid message")] == []
 
 
 def test_transcript_of_the_specification(runner: Runner) -> None:
-    runner.say(execute("exec-1", 'await tools.echo({"ok":true})', tools=("echo",)))
-    assert runner.hear() == {"type": "started", "id": "exec-1"}
-    call = runner.hear()
+    runner.send(execute("exec-1", 'await tools.echo({"ok":true})', tools=("echo",)))
+    assert runner.receive() == {"type": "started", "id": "exec-1"}
+    call = runner.receive()
     call_id = call.pop("callId")
     assert call == {
         "type": "tool_call",
@@ -92,77 +100,78 @@ def test_transcript_of_the_specification(runner: Runner) -> None:
         "safeToolName": "echo",
         "input": {"ok": True},
     }
-    runner.say({"type": "tool_result", "callId": call_id, "ok": True, "result": {"ok": True}})
-    done = runner.hear()
+    runner.send({"type": "tool_result", "callId": call_id, "ok": True, "result": {"ok": True}})
+    done = runner.receive()
     assert done.pop("durationMs") > 0
     assert done == {"type": "done", "id": "exec-1", "ok": True, "logs": [], "result": {"ok": True}}
 
 
 def test_runner_takes_another_execution_after_done(runner: Runner) -> None:
     for number in range(3):
-        runner.say(
+        runner.send(
             execute(f"again-{number}", f"console.log('n'); globalThis.n = (globalThis.n ?? 0) + {number}")
         )
         done = runner.done(f"again-{number}")
         assert (done["result"], done["logs"]) == (number, ["n"])
 
 
-def test_same_id_may_come_again(runner: Runner) -> None:
+def test_same_id_can_be_used_again(runner: Runner) -> None:
     for _ in range(2):
-        runner.say(execute("same", "1"))
+        runner.send(execute("same", "1"))
         assert runner.done("same")["result"] == 1
 
 
-def test_second_execution_is_refused_while_the_first_goes_on(runner: Runner) -> None:
-    runner.say(execute("first", "await tools.wait()", tools=("wait",)))
-    assert runner.hear()["type"] == "started"
-    call = runner.hear()
-    runner.say(execute("second", "2"))
-    refused = runner.hear()
+def test_second_execution_is_rejected_while_the_first_runs(runner: Runner) -> None:
+    runner.send(execute("first", "await tools.wait()", tools=("wait",)))
+    assert runner.receive()["type"] == "started"
+    call = runner.receive()
+    runner.send(execute("second", "2"))
+    refused = runner.receive()
     assert (refused["id"], refused["ok"], refused["durationMs"], refused["logs"]) == ("second", False, 0, [])
     assert refused["error"]["code"] == "internal_error"
-    runner.say(tool_result(call, "went on"))
-    assert runner.hear()["result"] == "went on"
+    runner.send(tool_result(call, "went on"))
+    assert runner.receive()["result"] == "went on"
 
 
 def test_malformed_lines_are_ignored(runner: Runner) -> None:
-    runner.say(*MALFORMED)
-    runner.say(execute("well", "'formed'"))
+    runner.send(*MALFORMED)
+    runner.send(execute("well", "'formed'"))
     assert runner.done("well")["result"] == "formed"
 
 
 def test_error_of_the_guest_has_its_line(runner: Runner) -> None:
-    runner.say(execute("wrong", "1;\nthrow new TypeError('no')"))
+    runner.send(execute("wrong", "1;\nthrow new TypeError('no')"))
     error = runner.done("wrong")["error"]
     assert (error["code"], error["message"], error["line"]) == ("runtime_error", "no", 2)
 
 
 def test_error_of_a_tool_keeps_its_code(runner: Runner) -> None:
-    runner.say(execute("tool", "await tools.fail({})", tools=("fail",)))
-    assert runner.hear()["type"] == "started"
-    runner.say(tool_failure(runner.hear(), "validation_error", "not so"))
-    assert runner.hear()["error"] == {
+    runner.send(execute("tool", "await tools.fail({})", tools=("fail",)))
+    assert runner.receive()["type"] == "started"
+    runner.send(tool_failure(runner.receive(), "validation_error", "not so"))
+    assert runner.receive()["error"] == {
         "code": "validation_error",
         "message": "not so",
         "line": 1,
         "column": 12,
+        "stack": "at line 1, column 12",
     }
 
 
 def test_error_of_a_tool_can_be_caught(runner: Runner) -> None:
     code = "try { await tools.fail({}) } catch (e) { return [e.code, e.message] }"
-    runner.say(execute("caught", code, tools=("fail",)))
-    assert runner.hear()["type"] == "started"
-    runner.say(tool_failure(runner.hear(), "tool_error", "broken"))
-    assert runner.hear()["result"] == ["tool_error", "broken"]
+    runner.send(execute("caught", code, tools=("fail",)))
+    assert runner.receive()["type"] == "started"
+    runner.send(tool_failure(runner.receive(), "tool_error", "broken"))
+    assert runner.receive()["result"] == ["tool_error", "broken"]
 
 
-def test_result_of_a_forgotten_call_is_ignored(runner: Runner) -> None:
-    runner.say(execute("late", "await tools.slow({})", tools=("slow",), timeoutMs=200))
-    assert runner.hear()["type"] == "started"
-    call = runner.hear()
-    assert runner.hear()["error"]["code"] == "timeout"
-    runner.say(tool_result(call, "too late"), execute("after", "3"))
+def test_late_tool_result_is_ignored(runner: Runner) -> None:
+    runner.send(execute("late", "await tools.slow({})", tools=("slow",), timeoutMs=200))
+    assert runner.receive()["type"] == "started"
+    call = runner.receive()
+    assert runner.receive()["error"]["code"] == "timeout"
+    runner.send(tool_result(call, "too late"), execute("after", "3"))
     assert runner.done("after")["result"] == 3
 
 
@@ -175,13 +184,13 @@ def test_result_of_a_forgotten_call_is_ignored(runner: Runner) -> None:
     ],
 )
 def test_cancel_ends_promptly_and_keeps_the_logs(runner: Runner, code: str) -> None:
-    runner.say(execute("stop", code, tools=("go", "wait")))
-    assert runner.hear() == {"type": "started", "id": "stop"}
-    runner.say(tool_result(runner.hear(), 1))
+    runner.send(execute("stop", code, tools=("go", "wait")))
+    assert runner.receive() == {"type": "started", "id": "stop"}
+    runner.send(tool_result(runner.receive(), 1))
     if "tools.wait" in code:
-        assert runner.hear()["safeToolName"] == "wait"
-    runner.say({"type": "cancel", "id": "stop"})
-    done = runner.hear()
+        assert runner.receive()["safeToolName"] == "wait"
+    runner.send({"type": "cancel", "id": "stop"})
+    done = runner.receive()
     assert (done["id"], done["ok"]) == ("stop", False)
     assert done["error"] == {"code": "timeout", "message": "Execution timed out"}
     assert done["logs"] == ["here"]
@@ -189,15 +198,15 @@ def test_cancel_ends_promptly_and_keeps_the_logs(runner: Runner, code: str) -> N
 
 
 def test_cancel_of_another_id_changes_nothing(runner: Runner) -> None:
-    runner.say(execute("mine", "await tools.wait()", tools=("wait",)))
-    assert runner.hear()["type"] == "started"
-    call = runner.hear()
-    runner.say({"type": "cancel", "id": "yours"}, tool_result(call, 1))
-    assert runner.hear()["result"] == 1
+    runner.send(execute("mine", "await tools.wait()", tools=("wait",)))
+    assert runner.receive()["type"] == "started"
+    call = runner.receive()
+    runner.send({"type": "cancel", "id": "yours"}, tool_result(call, 1))
+    assert runner.receive()["result"] == 1
 
 
-def test_timeout_is_the_executions(runner: Runner) -> None:
-    runner.say(execute("slow", "for (;;);", timeoutMs=100))
+def test_timeout_of_the_execution_applies(runner: Runner) -> None:
+    runner.send(execute("slow", "for (;;);", timeoutMs=100))
     done = runner.done("slow")
     assert done["error"] == {"code": "timeout", "message": "Execution timed out"}
     assert done["durationMs"] >= 100
@@ -212,112 +221,112 @@ def test_timeout_is_the_executions(runner: Runner) -> None:
         (execute("bad", "1" * 4_194_305), "code: has 4194305 bytes; the limit is 4194304"),
     ],
 )
-def test_execution_that_cannot_be_is_refused_with_the_reason(
+def test_invalid_execution_is_rejected_with_the_reason(
     runner: Runner, message: dict[str, Any], expected: str
 ) -> None:
-    runner.say(message)
-    done = runner.hear()
+    runner.send(message)
+    done = runner.receive()
     assert (done["type"], done["id"], done["ok"], done["durationMs"]) == ("done", "bad", False, 0)
     assert done["error"]["code"] == "validation_error"
     assert expected in done["error"]["message"]
 
 
-def test_message_may_be_unicode_of_every_kind(runner: Runner) -> None:
-    runner.say(execute("text", "'\u2028\\ud800 é \\0'"))
+def test_unusual_unicode_is_preserved(runner: Runner) -> None:
+    runner.send(execute("text", "'\u2028\\ud800 é \\0'"))
     assert runner.done("text")["result"] == "\u2028\ud800 é \0"
 
 
-def test_deno_engine_runs_one_after_another() -> None:
-    with started("--engine", "deno") as runner:
+def test_deno_engine_runs_several_executions_in_turn() -> None:
+    with running_runner("--engine", "deno") as runner:
         for number in range(2):
             id = f"deno-{number}"
-            runner.say(execute(id, "[typeof Deno, await tools.echo({}) as string]", tools=("echo",)))
-            assert runner.hear() == {"type": "started", "id": id}
-            runner.say(tool_result(runner.hear(), number))
-            assert runner.hear()["result"] == ["object", number]
+            runner.send(execute(id, "[typeof Deno, await tools.echo({}) as string]", tools=("echo",)))
+            assert runner.receive() == {"type": "started", "id": id}
+            runner.send(tool_result(runner.receive(), number))
+            assert runner.receive()["result"] == ["object", number]
 
 
-def test_unknown_engine_is_refused_before_anything_is_read() -> None:
-    with started("--engine", "v8") as runner:
+def test_unknown_engine_is_rejected_before_stdin_is_read() -> None:
+    with running_runner("--engine", "v8") as runner:
         assert runner.close() == b""
-        assert runner.process.wait(PATIENCE) == 2
+        assert runner.process.wait(TIMEOUT_SECONDS) == 2
         assert runner.process.stderr is not None
         assert b"unknown engine 'v8'; expected one of quickjs, deno" in runner.process.stderr.read()
 
 
-def test_weak_isolation_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weak_isolation_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HUTCH_ISOLATION", "process")
-    with started() as runner:
+    with running_runner() as runner:
         assert runner.close() == b""
         assert runner.process.stderr is not None
         assert runner.process.stderr.read().startswith(b"hutch: the isolation is weak (process)")
 
 
-# --- the end ---
+# --- shutdown ---
 
 
 @pytest.mark.parametrize("code", ["for (;;);", "await new Promise(() => {})"])
 def test_runner_ends_soon_after_stdin_with_an_execution_in_flight(code: str) -> None:
-    with started() as runner:
-        runner.say(execute("long", code))
-        assert runner.hear()["type"] == "started"
+    with running_runner() as runner:
+        runner.send(execute("long", code))
+        assert runner.receive()["type"] == "started"
         with Traces(runner.process.pid) as traces:
             assert traces.processes > 0
             began = time.monotonic()
             last = [json.loads(line) for line in runner.close().splitlines()]
-            assert runner.process.wait(PATIENCE) == 0
-            assert time.monotonic() - began < SOON
+            assert runner.process.wait(TIMEOUT_SECONDS) == 0
+            assert time.monotonic() - began < EXIT_SECONDS
             assert [each["error"]["code"] for each in last] == ["timeout"]
             assert traces.remaining() == []
 
 
-def test_execution_that_is_about_to_finish_may_do_so_after_stdin() -> None:
-    with started() as runner:
-        runner.say(execute("short", "await new Promise((r) => setTimeout(r, 50)); 'finished'"))
+def test_execution_may_finish_shortly_after_the_end_of_stdin() -> None:
+    with running_runner() as runner:
+        runner.send(execute("short", "await new Promise((r) => setTimeout(r, 50)); 'finished'"))
         assert [json.loads(line) for line in runner.close().splitlines()][-1]["result"] == "finished"
 
 
 def test_runner_works_on_files(tmp_path: Path) -> None:
     transcript, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    # The last line of a file may lack its end.
-    transcript.write_text("nonsense\n" + json.dumps(execute("file", "6 * 7")))
+    # The last line of a file may have no line break.
+    transcript.write_text("garbage\n" + json.dumps(execute("file", "6 * 7")))
     with transcript.open() as stdin, out.open("w") as stdout:
-        subprocess.run(COMMAND, stdin=stdin, stdout=stdout, timeout=PATIENCE, check=True)
-    said = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [each["type"] for each in said] == ["started", "done"]
-    assert said[-1]["result"] == 42
+        subprocess.run(COMMAND, stdin=stdin, stdout=stdout, timeout=TIMEOUT_SECONDS, check=True)
+    messages = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [message["type"] for message in messages] == ["started", "done"]
+    assert messages[-1]["result"] == 42
 
 
 def test_runner_works_on_a_socket() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, subprocess.Popen(COMMAND, stdin=theirs, stdout=theirs) as process:
-        theirs.close()
-        lines = ours.makefile("rw", encoding="utf-8", newline="\n")
+    our_end, their_end = socket.socketpair()
+    with our_end, subprocess.Popen(COMMAND, stdin=their_end, stdout=their_end) as process:
+        their_end.close()
+        lines = our_end.makefile("rw", encoding="utf-8", newline="\n")
         with lines:
             lines.write(json.dumps(execute("socket", "6 * 7")) + "\n")
             lines.flush()
             assert json.loads(lines.readline())["type"] == "started"
             assert json.loads(lines.readline())["result"] == 42
-            ours.shutdown(socket.SHUT_WR)
+            our_end.shutdown(socket.SHUT_WR)
             assert lines.readline() == ""
-        assert process.wait(SOON) == 0
+        assert process.wait(EXIT_SECONDS) == 0
 
 
-def test_runner_ends_when_nobody_reads_it_any_more() -> None:
-    with started() as runner:
+def test_runner_ends_when_its_stdout_is_closed() -> None:
+    with running_runner() as runner:
         assert runner.process.stdout is not None
         runner.process.stdout.close()
-        runner.say(execute("unread", "1"))
-        assert runner.process.wait(PATIENCE) == 1
+        runner.send(execute("unread", "1"))
+        assert runner.process.wait(TIMEOUT_SECONDS) == 1
         assert runner.process.stderr is not None
         assert b"hutch: the output cannot be written: Broken pipe" in runner.process.stderr.read()
 
 
-def test_line_that_is_too_long_ends_it_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_long_line_ends_the_runner_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HUTCH_MAX_LINE_BYTES", "100000")
-    with started() as runner:
-        runner.say("x" * 100_001)
-        assert runner.process.wait(PATIENCE) == 1
+    with running_runner() as runner:
+        runner.send("x" * 100_001)
+        assert runner.process.wait(TIMEOUT_SECONDS) == 1
         assert runner.process.stderr is not None
         assert b"hutch: a line is longer than 100000 bytes" in runner.process.stderr.read()
 
@@ -343,7 +352,7 @@ async def test_hutch_drives_it_with_tools() -> None:
         assert (thrown.error.code, thrown.error.message, thrown.error.line) == ("runtime_error", "mine", 2)
 
 
-def test_hutch_drives_it_in_an_event_loop_of_any_make() -> None:
+def test_hutch_drives_it_in_asyncios_own_event_loop() -> None:
     async def main() -> Any:
         async with hutch.Hutch(runner=COMMAND) as h:
             return (await h.run("await tools.add({a: 1, b: 2})", tools=[add])).result
@@ -359,7 +368,7 @@ async def test_hutch_drives_several_at_once() -> None:
         assert [each.result for each in results] == [1, 2, 3, 4]
 
 
-async def test_hutch_goes_on_after_a_timeout_and_a_cancellation() -> None:
+async def test_hutch_continues_after_a_timeout_and_a_cancellation() -> None:
     called = asyncio.Event()
 
     async def wait() -> None:
@@ -393,7 +402,7 @@ async def test_runner_that_ignores_the_end_of_its_stdin_is_killed() -> None:
     stubborn = [sys.executable, "-c", "import signal; signal.pause()"]
     async with hutch.Hutch(runner=stubborn) as h:
         running = asyncio.create_task(h.run("1"))
-        await asyncio.to_thread(until, lambda: stubborn in map(arguments_of, descendants(os.getpid())))
+        await asyncio.to_thread(wait_until, lambda: stubborn in map(arguments_of, descendants(os.getpid())))
         await h.close()
     assert stubborn not in map(arguments_of, descendants(os.getpid()))
     result = await running
@@ -409,7 +418,7 @@ async def test_missing_runner_is_named() -> None:
             await h.run("1")
 
 
-async def test_runner_that_is_none_is_told_by_its_end() -> None:
+async def test_program_that_is_not_a_runner_is_reported_as_lost() -> None:
     async with hutch.Hutch(runner=["/bin/false"]) as h:
         result = await h.run("1")
         assert result.error is not None

@@ -1,21 +1,35 @@
-"""`hutch serve`: how it begins, and how it ends."""
+"""Tests of how `hutch serve` starts and stops."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx2
 import pytest
-from tests.doors.clients import host
-from tests.messages import execute, tool_result
+from tests.http.execbox_client import connect_execbox
 from tests.npm.registry import Registry
-from tests.processes import PATIENCE, Server, Traces, hutch, serving, temporary_files, until
+from tests.support.messages import execute, tool_result
+from tests.support.processes import (
+    HUTCH,
+    NO_WARM_RUNNERS,
+    TIMEOUT_SECONDS,
+    ServeProcess,
+    Traces,
+    hutch,
+    running_server,
+    stop_process,
+    temporary_files,
+    wait_until,
+)
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from hutch.settings import Settings
@@ -28,26 +42,28 @@ TEMPLATES = """export const templateRenderTool = {
 @pytest.mark.parametrize("key", [{}, {"HUTCH_API_KEY": "secret one"}, {"EXECUTOR_API_KEY": "secret"}])
 def test_announced_curl_line_runs_a_tool(npm: Registry, key: dict[str, str]) -> None:
     npm.publish("@tpmjs/tools-template-render", "0.1.0", {"index.js": TEMPLATES})
-    with serving(**key) as server:
+    with running_server(**key) as server:
         assert "secret" not in server.announced
-        answer = json.loads(shell(announced(server), **key))
-        assert (answer["success"], answer["output"]) == (True, "Hello Bo!")
+        response = json.loads(shell(announced(server), **key))
+        assert (response["success"], response["output"]) == (True, "Hello Bo!")
 
 
 def test_announced_curl_line_works_offline() -> None:
-    with serving(HUTCH_OFFLINE="true") as server:
+    with running_server(HUTCH_OFFLINE="true") as server:
         assert json.loads(shell(announced(server)))["status"] == "ok"
 
 
-def test_processes_are_warm_as_the_settings_say_by_default() -> None:
+def test_default_number_of_warm_runners_is_started() -> None:
     warm = Settings()
-    with serving(HUTCH_QUICKJS_WARM=f"{warm.quickjs_warm}", HUTCH_DENO_WARM=f"{warm.deno_warm}") as server:
+    with running_server(
+        HUTCH_QUICKJS_WARM=f"{warm.quickjs_warm}", HUTCH_DENO_WARM=f"{warm.deno_warm}"
+    ) as server:
         for engine, count in (("quickjs", warm.quickjs_warm), ("deno", warm.deno_warm)):
             line = f'hutch_processes_warm{{engine="{engine}"}} {count}.0'
-            until(lambda line=line: line in httpx2.get(f"{server.url}/metrics").text)
+            wait_until(lambda line=line: line in httpx2.get(f"{server.url}/metrics").text)
 
 
-def announced(server: Server) -> str:
+def announced(server: ServeProcess) -> str:
     line = server.announced.splitlines()[-1]
     assert line.startswith("  Try:")
     return line.partition("Try:")[2].strip()
@@ -57,50 +73,52 @@ def shell(line: str, **env: str) -> bytes:
     done = subprocess.run(
         ["sh", "-c", f"{line} --silent --noproxy '*'"],
         capture_output=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT_SECONDS,
         check=True,
         env={**os.environ, **env},
     )
     return done.stdout
 
 
-def test_wildcard_address_is_announced_as_one_that_can_be_reached() -> None:
-    with serving("--host", "0.0.0.0", HUTCH_API_KEY="secret") as server:
+def test_wildcard_address_is_announced_as_a_reachable_one() -> None:
+    with running_server("--host", "0.0.0.0", HUTCH_API_KEY="secret") as server:
         assert server.url.startswith("http://127.0.0.1:")
 
 
-def test_network_without_a_key_is_warned_of() -> None:
-    with serving("--host", "0.0.0.0") as server:
-        assert "whoever reaches this address can run code here; set HUTCH_API_KEY" in server.logged("hutch:")
+def test_public_address_without_a_key_causes_a_warning() -> None:
+    with running_server("--host", "0.0.0.0") as server:
+        assert "everyone who can reach this address can run code here; set HUTCH_API_KEY" in server.logged(
+            "hutch:"
+        )
 
 
 def test_ipv6_address_is_announced_in_brackets() -> None:
-    with serving("--host", "::1") as server:
+    with running_server("--host", "::1") as server:
         assert server.url.startswith("http://[::1]:")
 
 
-async def test_sigterm_lets_what_runs_finish_and_takes_nothing_new() -> None:
-    with serving() as server:
-        async with host(server.execbox) as h, host(server.execbox) as idle:
-            await h.say(execute("runs", "await tools.ask()", tools=("ask",)))
+async def test_sigterm_lets_executions_finish_and_rejects_new_ones() -> None:
+    with running_server() as server:
+        async with connect_execbox(server.execbox) as h, connect_execbox(server.execbox) as idle:
+            await h.send(execute("runs", "await tools.ask()", tools=("ask",)))
             await h.started("runs")
             call = await h.call("runs")
             with Traces(server.process.pid) as traces:
                 assert traces.processes > 0
                 server.process.terminate()
                 await asyncio.to_thread(server.logged, "draining")
-                await idle.say(execute("new", "1"))
+                await idle.send(execute("new", "1"))
                 refused = await idle.end("new")
                 assert refused["error"]["code"] == "internal_error"
                 assert "The server is shutting down" in refused["error"]["message"]
                 with pytest.raises(InvalidStatus) as late:
-                    async with host(server.execbox):
+                    async with connect_execbox(server.execbox):
                         pass
                 assert late.value.response.status_code == 503
-                await h.say(tool_result(call, "finished"))
+                await h.send(tool_result(call, "finished"))
                 assert (await h.end("runs"))["result"] == "finished"
                 with pytest.raises(ConnectionClosed) as closed:
-                    await h.hear()
+                    await h.receive()
                 assert closed.value.rcvd is not None
                 assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (
                     1001,
@@ -112,9 +130,9 @@ async def test_sigterm_lets_what_runs_finish_and_takes_nothing_new() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_second_signal_stops_at_once_and_leaves_nothing(number: int) -> None:
-    with serving() as server:
-        async with host(server.execbox) as h:
-            await h.say(execute("runs", "for (;;);", timeoutMs=200_000))
+    with running_server() as server:
+        async with connect_execbox(server.execbox) as h:
+            await h.send(execute("runs", "for (;;);", timeoutMs=200_000))
             await h.started("runs")
             with Traces(server.process.pid) as traces:
                 server.process.send_signal(number)
@@ -124,10 +142,10 @@ async def test_second_signal_stops_at_once_and_leaves_nothing(number: int) -> No
                 assert traces.remaining() == []
 
 
-async def test_drain_has_an_end() -> None:
-    with serving(HUTCH_DRAIN_SECONDS="0.5", HUTCH_CANCEL_GRACE_MS="800") as server:
-        async with host(server.execbox) as h:
-            await h.say(execute("runs", "console.log('x'); for (;;);", timeoutMs=200_000))
+async def test_drain_has_a_time_limit() -> None:
+    with running_server(HUTCH_DRAIN_SECONDS="0.5", HUTCH_CANCEL_GRACE_MS="800") as server:
+        async with connect_execbox(server.execbox) as h:
+            await h.send(execute("runs", "console.log('x'); for (;;);", timeoutMs=200_000))
             await h.started("runs")
             server.process.terminate()
             done = await h.end("runs")
@@ -137,26 +155,26 @@ async def test_drain_has_an_end() -> None:
 
 
 async def test_killed_server_leaves_no_process_and_the_next_one_removes_its_files() -> None:
-    with serving() as server:
-        async with host(server.execbox) as h:
-            await h.say(execute("runs", "for (;;);", timeoutMs=200_000))
+    with running_server() as server:
+        async with connect_execbox(server.execbox) as h:
+            await h.send(execute("runs", "for (;;);", timeoutMs=200_000))
             await h.started("runs")
             with Traces(server.process.pid) as traces:
                 server.process.kill()
                 assert await asyncio.to_thread(server.wait) == -signal.SIGKILL
                 files = {str(path) for path in temporary_files(server.process.pid)}
                 assert set(traces.remaining()) <= files
-        with serving():
+        with running_server():
             assert temporary_files(server.process.pid) == []
 
 
-def test_port_in_use_is_told_and_nothing_is_started(tmp_path: Path) -> None:
+def test_port_in_use_is_reported_and_nothing_is_started(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = hutch("serve", "--port", str(port), env={"HUTCH_HOME": str(tmp_path / "home")})
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
-        f"hutch: 127.0.0.1:{port} cannot be listened on: Address already in use."
+        f"hutch: Cannot listen on 127.0.0.1:{port}: Address already in use."
         " Choose another address with --host, or port with --port; --port 0 takes a free one.\n"
     )
     assert not (tmp_path / "home").exists()
@@ -170,27 +188,29 @@ def test_port_in_use_is_told_and_nothing_is_started(tmp_path: Path) -> None:
         (
             ["--host", "no.such.host.invalid", "--port", "0"],
             1,
-            "no.such.host.invalid:0 cannot be listened on",
+            "Cannot listen on no.such.host.invalid:0",
         ),
-        (["--host", "203.0.113.7", "--port", "0"], 1, "203.0.113.7:0 cannot be listened on: Cannot assign"),
+        (["--host", "203.0.113.7", "--port", "0"], 1, "Cannot listen on 203.0.113.7:0: Cannot assign"),
         (["--egress", "all"], 2, "hutch: egress: expected one of allowlist, none, public, got 'all'.\n"),
         (["--egress-allow", "a b"], 2, "hutch: egress_allow: 'a b': "),
         (["--egress-allow", "a:1", "--egress-allow", "a:0"], 2, "egress_allow: 'a:0': expected a port from"),
     ],
 )
-def test_bad_option_is_refused_with_what_was_expected(arguments: list[str], code: int, message: str) -> None:
+def test_invalid_option_is_rejected_with_what_was_expected(
+    arguments: list[str], code: int, message: str
+) -> None:
     done = hutch("serve", *arguments)
     assert (done.returncode, done.stdout) == (code, "")
     assert message in done.stderr
 
 
-REACH = """export const reach = {
-    execute: ({url}) => fetch(url).then((response) => response.text(), (error) => error.message),
+REACH_MODULE = """export const reach = {
+    execute: ({url}) => fetch(url).then((response) => response.text(), (error) => error.cause.message),
 };"""
 
 
-def test_tools_reach_what_the_flags_allow_and_nothing_else(npm: Registry) -> None:
-    npm.publish("serve-reach", files={"index.js": REACH})
+def test_tools_reach_only_what_the_flags_allow(npm: Registry) -> None:
+    npm.publish("serve-reach", files={"index.js": REACH_MODULE})
     flags = (
         "--egress",
         "allowlist",
@@ -199,32 +219,32 @@ def test_tools_reach_what_the_flags_allow_and_nothing_else(npm: Registry) -> Non
         "--egress-allow",
         "a.invalid",
     )
-    with serving(*flags) as server:
+    with running_server(*flags) as server:
         reached = [
             httpx2.post(
                 f"{server.url}/execute-tool",
                 json={"packageName": "serve-reach", "name": "reach", "params": {"url": url}},
-                timeout=PATIENCE,
+                timeout=TIMEOUT_SECONDS,
             ).json()["output"]
             for url in (f"{npm.url}serve-reach", server.url)
         ]
     assert '"dist-tags"' in reached[0]
-    assert "is not on the list of what tools may reach" in reached[1]
+    assert "is not in the list of permitted hosts" in reached[1]
 
 
-def test_sandbox_that_cannot_be_had_is_told_and_nothing_serves() -> None:
+def test_missing_deno_is_reported_and_nothing_is_served() -> None:
     done = hutch("serve", "--port", "0", env={"HUTCH_DENO": "/no/deno"})
     assert (done.returncode, done.stdout) == (1, "")
     assert "HUTCH_DENO" in done.stderr
 
 
-async def test_client_that_does_not_read_holds_no_drain() -> None:
+async def test_client_that_does_not_read_does_not_delay_the_drain() -> None:
     code = (
         "const big = 'x'.repeat(800_000); await Promise.all(Array.from({length: 64}, () => tools.ask(big)))"
     )
-    with serving(HUTCH_DRAIN_SECONDS="0.2") as server:
-        async with host(server.execbox) as h:
-            await h.say(
+    with running_server(HUTCH_DRAIN_SECONDS="0.2") as server:
+        async with connect_execbox(server.execbox) as h:
+            await h.send(
                 execute("runs", code, tools=("ask",), timeoutMs=200_000, memoryLimitBytes=500_000_000)
             )
             await h.started("runs")
@@ -237,9 +257,34 @@ async def test_client_that_does_not_read_holds_no_drain() -> None:
             h.socket.transport.abort()
 
 
-def test_home_that_cannot_be_written_is_told_and_does_no_harm(tmp_path: Path) -> None:
+def test_unwritable_home_is_reported_and_the_server_still_runs(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with serving(HUTCH_HOME=str(tmp_path / "file" / "home")) as server:
+    with running_server(HUTCH_HOME=str(tmp_path / "file" / "home")) as server:
         assert "HUTCH_HOME" in server.logged("cannot be written")
         os.kill(server.process.pid, signal.SIGTERM)
         assert server.wait() == 0
+
+
+def test_idle_connections_do_not_use_up_the_file_descriptors() -> None:
+    """The server raises its soft limit to the hard limit and uses half of it for connections."""
+    command = ["bash", "-c", 'ulimit -Sn 64; ulimit -Hn 256; exec "$@"', "-", *HUTCH, "serve", "--port", "0"]
+    env = {**os.environ, **NO_WARM_RUNNERS}
+    pipe = subprocess.PIPE
+    with (
+        subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True) as process,
+        contextlib.ExitStack() as stack,
+    ):
+        stack.callback(stop_process, process)
+        server = ServeProcess(process)
+        limits = Path(f"/proc/{process.pid}/limits").read_text()
+        assert re.search(r"Max open files +256 +256", limits)
+        address = urlsplit(server.url)
+        for _ in range(300):
+            stack.enter_context(socket.create_connection((address.hostname, address.port), TIMEOUT_SECONDS))
+        assert httpx2.get(f"{server.url}/health", timeout=5).status_code == 200
+        assert len(list(Path(f"/proc/{process.pid}/fd").iterdir())) < 200
+        process.terminate()
+        server.wait()
+    logged = [line for line in server.seen if "limit on connections" in line]
+    assert len(logged) == 1
+    assert "max_connections=128" in logged[0]

@@ -1,4 +1,4 @@
-"""Many expressions in one execution, each by itself."""
+"""Builds programs that evaluate many expressions in one execution, each isolated from the others' errors."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import json
 from typing import Any
 
 Topic = dict[str, tuple[str, Any]]
-"""By name: an expression or a body with `return`, and its value, or "!" and the name of what it throws."""
+"""Maps a name to an expression (or a body with `return`) and its value. An expected error is "!" and its
+name.
+"""
 
 
 def program(expressions: Topic) -> str:
-    """Runs every expression by itself, all at once."""
+    """Returns a program that evaluates all expressions concurrently and returns their values by name."""
     functions = ",\n".join(
         f"{json.dumps(name)}: async () => {{ {code if 'return ' in code else f'return ({code})'} }}"
         for name, (code, _) in expressions.items()

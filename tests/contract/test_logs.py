@@ -1,4 +1,4 @@
-"""What a guest prints, as the execution's logs: forms, limits, and kept on failure."""
+"""Console output as the execution's logs: formats, limits, and logs of failed executions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FORMS = {
     "a map": ("new Map([['a', 1]])", 'Map(1) [["a",1]]'),
     "a set": ("new Set([1, 2])", "Set(2) [1,2]"),
     "a cycle": ("(() => { const a = {}; a.a = a; return a })()", "[object Object]"),
-    "what cannot be text": ("Object.create(null, { toJSON: { value() { throw 1 } } })", "[unprintable]"),
+    "a value without text": ("Object.create(null, { toJSON: { value() { throw 1 } } })", "[unprintable]"),
     "percent signs": ("'%s %d', 1", "%s %d 1"),
     "several lines": ("'a\\nb'", "a\nb"),
     "a lone surrogate": ("'a\\ud800'", "a\ufffd"),
@@ -34,41 +34,42 @@ FORMS = {
 
 
 @pytest.mark.parametrize(("arguments", "line"), FORMS.values(), ids=FORMS.keys())
-async def test_arguments_are_shown_readably(run: Run, arguments: str, line: str) -> None:
+async def test_arguments_are_formatted_readably(run: Run, arguments: str, line: str) -> None:
     result = await run(f"console.log({arguments}); return 1")
     assert result.error is None
     assert result.logs == [line]
     assert not result.logs_truncated
 
 
-async def test_an_error_is_shown_with_its_name_and_message(run: Run) -> None:
+async def test_error_is_logged_with_its_name_and_message(run: Run) -> None:
     result = await run("console.log(new TypeError('why'))")
     assert result.logs[0].startswith("TypeError: why")
 
 
 ERRORS = {
     "an error": ("new Error('err')", "Error: err"),
-    "with lines that look like frames": (
+    "message with lines that look like frames": (
         "new RangeError('a\\n    at b (prelude.js:1:2)')",
         "RangeError: a\n    at b (prelude.js:1:2)",
     ),
-    "renamed after its stack was seen": (
+    "renamed after its stack was read": (
         "((e) => (e.stack, Object.assign(e, { name: 'B', message: 'c' })))(new Error('a'))",
         "B: c",
     ),
-    "of the platform's": (
+    "thrown by the platform": (
         "(() => { try { new URL('::') } catch (e) { return e } })()",
         "TypeError: Invalid URL: '::'",
     ),
-    "through a built-in": ("[1].map(() => new Error('err'))[0]", "Error: err"),
-    "of a timer": ("await new Promise((r) => setTimeout(() => r(new Error('late')), 1))", "Error: late"),
+    "created in a built-in's callback": ("[1].map(() => new Error('err'))[0]", "Error: err"),
+    "created in a timer": (
+        "await new Promise((r) => setTimeout(() => r(new Error('late')), 1))",
+        "Error: late",
+    ),
 }
 
 
 @pytest.mark.parametrize(("error", "text"), ERRORS.values(), ids=ERRORS.keys())
-async def test_an_error_is_shown_once_and_with_frames_of_the_guests_own(
-    run: Run, error: str, text: str
-) -> None:
+async def test_error_is_logged_once_with_only_the_guests_own_frames(run: Run, error: str, text: str) -> None:
     [line] = (await run(f"console.log({error})")).logs
     assert line.startswith(f"{text}\n")
     frames = line.removeprefix(f"{text}\n").split("\n")
@@ -76,7 +77,7 @@ async def test_an_error_is_shown_once_and_with_frames_of_the_guests_own(
     assert all(frame.startswith("    at ") and "guest.js" in frame for frame in frames)
 
 
-async def test_an_error_is_shown_with_its_frames_also_when_built_ins_were_replaced(run: Run) -> None:
+async def test_error_is_logged_with_its_frames_even_if_built_ins_were_replaced(run: Run) -> None:
     code = """
         const no = () => { throw 1 };
         const error = new Error('still');
@@ -90,15 +91,15 @@ async def test_an_error_is_shown_with_its_frames_also_when_built_ins_were_replac
 
 
 STACKS = {
-    "a getter that throws": "{ get() { throw 1 } }",
-    "no text": "{ value: 5 }",
-    "nothing": "{ value: undefined }",
-    "a text without frames": "{ value: 'own' }",
+    "getter that throws": "{ get() { throw 1 } }",
+    "not a string": "{ value: 5 }",
+    "undefined": "{ value: undefined }",
+    "string without frames": "{ value: 'own' }",
 }
 
 
 @pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS.keys())
-async def test_an_error_whose_stack_is_none_is_shown_without(run: Run, stack: str) -> None:
+async def test_error_without_a_usable_stack_is_logged_without_frames(run: Run, stack: str) -> None:
     result = await run(f"console.log(Object.defineProperty(new Error('q'), 'stack', {stack}))")
     assert result.logs == ["Error: q"]
 
@@ -120,21 +121,21 @@ async def test_all_methods_log_in_order(run: Run) -> None:
         ("console.assert(true, 'no'); console.assert(0, 'not', [1])", ["Assertion failed not [1]"]),
         ("console.count(); console.count('a'); console.count()", ["default: 1", "a: 1", "default: 2"]),
         ("console.count(); console.countReset(); console.count()", ["default: 1", "default: 1"]),
-        ("console.timeEnd('never')", ["never was not begun"]),
+        ("console.timeEnd('never')", ["Timer 'never' does not exist"]),
     ],
 )
-async def test_the_other_methods_of_a_console_are_there(run: Run, code: str, lines: list[str]) -> None:
+async def test_other_console_methods_log_what_browsers_show(run: Run, code: str, lines: list[str]) -> None:
     result = await run(code)
     assert (result.error, result.logs) == (None, lines)
 
 
-async def test_methods_of_a_console_give_nothing(run: Run) -> None:
+async def test_console_methods_return_undefined(run: Run) -> None:
     names = "assert clear count countReset dir group groupCollapsed groupEnd log table time timeLog timeEnd"
     result = await run(f"return '{names}'.split(' ').filter((name) => console[name](1) !== undefined)")
     assert result.result == []
 
 
-async def test_what_would_be_left_out_of_the_logs_is_not_made_into_text(run: Run) -> None:
+async def test_values_beyond_the_log_limit_are_not_formatted(run: Run) -> None:
     counts = "let n = 0; const counts = { toJSON() { n++; return 1 } };"
     code = f"{counts} for (let i = 0; i < 9; i++) console.log(counts); return n"
     result = await run(code, max_log_lines=3)
@@ -142,34 +143,34 @@ async def test_what_would_be_left_out_of_the_logs_is_not_made_into_text(run: Run
     assert result.result <= 4
 
 
-async def test_a_console_measures_time(run: Run) -> None:
+async def test_console_measures_time(run: Run) -> None:
     result = await run("console.time('t'); console.timeLog('t', 'so far'); console.timeEnd('t')")
     assert [re.sub(r"\d+", "0", line) for line in result.logs] == ["t: 0 ms so far", "t: 0 ms"]
 
 
-async def test_the_number_of_lines_is_limited(run: Run) -> None:
+async def test_number_of_lines_is_limited(run: Run) -> None:
     result = await run("for (let i = 0; i < 10; i++) console.log(i)", max_log_lines=3)
     assert (result.logs, result.logs_truncated) == (["0", "1", "2"], True)
 
 
-async def test_the_number_of_characters_is_limited_over_all_and_the_last_line_clipped(run: Run) -> None:
+async def test_total_number_of_characters_is_limited_and_the_last_line_is_clipped(run: Run) -> None:
     code = "console.log('abcd'); console.log('efgh'); console.log('ijkl'); console.log('mnop')"
     result = await run(code, max_log_chars=10)
     assert (result.logs, result.logs_truncated) == (["abcd", "efgh", "ij"], True)
 
 
-async def test_exactly_what_is_allowed_is_not_called_truncated(run: Run) -> None:
+async def test_logs_exactly_at_the_limit_are_not_truncated(run: Run) -> None:
     result = await run("console.log('abcd'); console.log('efgh')", max_log_chars=8, max_log_lines=2)
     assert (result.logs, result.logs_truncated) == (["abcd", "efgh"], False)
 
 
 @pytest.mark.parametrize("limits", [{"max_log_lines": 0}, {"max_log_chars": 0}], ids=["lines", "characters"])
-async def test_no_logs_at_all_may_be_wanted(run: Run, limits: dict[str, int]) -> None:
+async def test_limit_of_zero_disables_logs(run: Run, limits: dict[str, int]) -> None:
     result = await run("console.log('a'); return 1", **limits)
     assert (result.result, result.logs, result.logs_truncated) == (1, [], True)
 
 
-async def test_the_default_limits_hold(run: Run) -> None:
+async def test_default_limits_apply(run: Run) -> None:
     lines = await run("for (let i = 0; i < 200; i++) console.log('x')")
     assert (len(lines.logs), lines.logs_truncated) == (100, True)
     characters = await run("for (let i = 0; i < 90; i++) console.log('x'.repeat(1000))")
@@ -180,29 +181,30 @@ ENDS = {
     "an error": ("throw new Error('no')", "runtime_error"),
     "a timeout": ("for (;;);", "timeout"),
     "a timeout in an await": ("await new Promise(() => {})", "timeout"),
-    "a result that is no JSON": ("NaN", "serialization_error"),
+    "a result that is not JSON": ("NaN", "serialization_error"),
 }
 
 
 @pytest.mark.parametrize(("end", "code"), ENDS.values(), ids=ENDS.keys())
 async def test_logs_are_kept_when_the_execution_fails(run: Run, end: str, code: str) -> None:
     result = await run(
-        f"console.log('before');\nreturn await (async () => {{ return {_body(end)} }})()", timeout_ms=700
+        f"console.log('before');\nreturn await (async () => {{ return {_as_async_call(end)} }})()",
+        timeout_ms=700,
     )
     assert result.error is not None
     assert result.error.code == code
     assert result.logs == ["before"]
 
 
-MORE = {
-    "a line": ({"max_log_lines": 2}, ["abc", "def"]),
-    "a part of a line": ({"max_log_chars": 5}, ["abc", "de"]),
+TRUNCATED = {
+    "whole line": ({"max_log_lines": 2}, ["abc", "def"]),
+    "part of a line": ({"max_log_chars": 5}, ["abc", "de"]),
     "all": ({"max_log_lines": 0}, []),
 }
 
 
-@pytest.mark.parametrize(("limits", "logs"), MORE.values(), ids=MORE.keys())
-async def test_what_was_left_out_is_known_also_of_a_guest_that_has_to_be_killed(
+@pytest.mark.parametrize(("limits", "logs"), TRUNCATED.values(), ids=TRUNCATED.keys())
+async def test_truncation_is_reported_for_a_guest_that_had_to_be_killed(
     run: Run, limits: dict[str, int], logs: list[str]
 ) -> None:
     code = "for (const line of ['abc', 'def', 'ghi']) console.log(line); for (;;);"
@@ -210,7 +212,7 @@ async def test_what_was_left_out_is_known_also_of_a_guest_that_has_to_be_killed(
     assert (result.logs, result.logs_truncated) == (logs, True)
 
 
-async def test_nothing_was_left_out_of_a_killed_guests_logs_that_are_as_long_as_they_may_be(run: Run) -> None:
+async def test_killed_guests_logs_exactly_at_the_limit_are_not_truncated(run: Run) -> None:
     result = await run("console.log('abc'); for (;;);", timeout_ms=300, max_log_lines=1, max_log_chars=3)
     assert (result.logs, result.logs_truncated) == (["abc"], False)
 
@@ -219,7 +221,9 @@ async def test_nothing_was_left_out_of_a_killed_guests_logs_that_are_as_long_as_
 @pytest.mark.parametrize(
     ("end", "logs"), [("", ["a", "b", "part", "line"]), ("for (;;);", ["part", "a", "b", "line"])]
 )
-async def test_how_the_console_is_told_twice_never_shows(run: Run, end: str, logs: list[str]) -> None:
+async def test_lines_sent_over_both_the_session_and_stdout_appear_once(
+    run: Run, end: str, logs: list[str]
+) -> None:
     code = f"""
         const print = (text) => Deno.stdout.writeSync(new TextEncoder().encode(text));
         print('part'); console.log('a'); console.log('b'); print('line\\n'); {end}
@@ -227,16 +231,16 @@ async def test_how_the_console_is_told_twice_never_shows(run: Run, end: str, log
     assert (await run(code, timeout_ms=300)).logs == logs
 
 
-def _body(end: str) -> str:
+def _as_async_call(end: str) -> str:
     return f"(async () => {{ {end if end.startswith(('throw', 'for')) else 'return ' + end} }})()"
 
 
-async def test_what_a_guest_does_to_its_console_is_its_own_affair(run: Run) -> None:
+async def test_guest_may_replace_its_console_methods(run: Run) -> None:
     result = await run("console.log('a'); console.log = () => {}; console.log('b'); console.info('c')")
     assert result.logs == ["a", "c"]
 
 
-async def test_a_log_that_throws_while_it_is_shown_does_not_end_the_execution(run: Run) -> None:
-    result = await run("console.log({ get a() { throw new Error('no') } }); return 'went on'")
-    assert result.result == "went on"
+async def test_value_that_throws_while_it_is_formatted_does_not_end_the_execution(run: Run) -> None:
+    result = await run("console.log({ get a() { throw new Error('no') } }); return 'continued'")
+    assert result.result == "continued"
     assert result.logs == ["[object Object]"]

@@ -1,4 +1,4 @@
-"""The platform that guests find: the same assertions hold in both engines, as in any browser."""
+"""Web platform API of guests: the same assertions hold in both engines and in any browser."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ CLASSES = "[URL, URLSearchParams, TextEncoder, TextDecoder, AbortController, Abo
 
 PLATFORM: dict[str, Topic] = {
     "names": {
-        "classes have theirs": (
+        "classes": (
             f"{CLASSES}.map((c) => c.name).join()",
             "URL,URLSearchParams,TextEncoder,TextDecoder,AbortController,AbortSignal,Event,EventTarget",
         ),
-        "their instances say them": (
+        "instances": (
             f"return {CLASSES}.map((c) => Object.prototype.toString.call(c.prototype)).join('')",
             (
                 "[object URL][object URLSearchParams][object TextEncoder][object TextDecoder]"
                 "[object AbortController][object AbortSignal][object Event][object EventTarget]"
             ),
         ),
-        "functions have theirs": (
+        "functions": (
             (
                 "[setTimeout, setInterval, clearTimeout, clearInterval, queueMicrotask, structuredClone,"
                 " crypto.getRandomValues, crypto.randomUUID].map((f) => f.name).join()"
@@ -37,22 +37,22 @@ PLATFORM: dict[str, Topic] = {
             "let n = 0; setTimeout(() => n++, 1); await new Promise((r) => setTimeout(r, 30)); return n",
             1,
         ),
-        "in the order of their delays": (
+        "fire in the order of their delays": (
             (
-                # Far apart: a machine may do something else between two calls.
+                # The delays are far apart because a busy machine may pause between two calls.
                 "const o = []; await Promise.all([200, 10, 100].map((d) => new Promise((r) =>"
                 " setTimeout(() => { o.push(d); r() }, d)))); return o"
             ),
             [10, 100, 200],
         ),
-        "equal delays in the order of their calls": (
+        "equal delays fire in the order of their calls": (
             (
                 "const o = []; for (const n of [1, 2, 3]) setTimeout(() => o.push(n), 5);"
                 " await new Promise((r) => setTimeout(r, 20)); return o"
             ),
             [1, 2, 3],
         ),
-        "after microtasks": (
+        "fire after microtasks": (
             (
                 "const o = []; setTimeout(() => o.push('timer'), 0); queueMicrotask(() => o.push('micro'));"
                 " await new Promise((r) => setTimeout(r, 10)); return o"
@@ -60,7 +60,7 @@ PLATFORM: dict[str, Topic] = {
             ["micro", "timer"],
         ),
         "arguments are passed": ("await new Promise((r) => setTimeout(r, 0, 'arg'))", "arg"),
-        "a cleared one does not fire": (
+        "a cleared timeout does not fire": (
             (
                 "let n = 0; const t = setTimeout(() => n++, 1); clearTimeout(t);"
                 " await new Promise((r) => setTimeout(r, 20)); return n"
@@ -75,13 +75,16 @@ PLATFORM: dict[str, Topic] = {
             ),
             3,
         ),
-        "clearing nothing is fine": ("clearTimeout(undefined); clearTimeout(123456); return 1", 1),
-        "ids tell timers apart": ("setTimeout(() => {}) !== setTimeout(() => {})", True),
-        "a delay waits at least as long": (
+        "clearing an unknown timer is allowed": (
+            "clearTimeout(undefined); clearTimeout(123456); return 1",
+            1,
+        ),
+        "ids are unique": ("setTimeout(() => {}) !== setTimeout(() => {})", True),
+        "a timer waits at least its delay": (
             "const t = Date.now(); await new Promise((r) => setTimeout(r, 25)); return Date.now() - t >= 24",
             True,
         ),
-        "a delay that is no number is none": (
+        "an invalid delay counts as zero": (
             "await new Promise((r) => setTimeout(() => r('now'), 'x'))",
             "now",
         ),
@@ -91,14 +94,14 @@ PLATFORM: dict[str, Topic] = {
         ),
     },
     "microtasks": {
-        "queueMicrotask runs before the next await goes on": (
+        "queueMicrotask runs before the next await resumes": (
             "const o = []; queueMicrotask(() => o.push(1)); o.push(0); await null; return o",
             [0, 1],
         ),
-        "it wants a function": ("queueMicrotask('x')", "!TypeError"),
+        "the argument must be a function": ("queueMicrotask('x')", "!TypeError"),
     },
     "clones": {
-        "deep and apart": (
+        "deep and independent": (
             (
                 "const a = { b: [1, { c: 2 }] }; const d = structuredClone(a); d.b[1].c = 3; return"
                 " [a.b[1].c, d]"
@@ -120,7 +123,7 @@ PLATFORM: dict[str, Topic] = {
             ),
             [True, 5, {"k": 1}, [2], "/a/gi"],
         ),
-        "buffers and views share": (
+        "views share their buffer": (
             (
                 "const b = new ArrayBuffer(4); const u = new Uint8Array(b, 1, 2); u[0] = 7;"
                 " const c = structuredClone({ u, b }); return [c.u[0], c.u.byteOffset, c.u.buffer === c.b,"
@@ -139,16 +142,16 @@ PLATFORM: dict[str, Topic] = {
             ),
             [True, "r", 1],
         ),
-        "prototypes go": (
+        "prototypes are dropped": (
             (
                 "class P { x = 1; get y() { return 2 } } const c = structuredClone(new P());"
                 " return [c.constructor === Object, c]"
             ),
             [True, {"x": 1}],
         ),
-        "functions cannot": ("structuredClone({ f() {} })", "!DataCloneError"),
-        "symbols cannot": ("structuredClone(Symbol('s'))", "!DataCloneError"),
-        "promises cannot": ("structuredClone(Promise.resolve())", "!DataCloneError"),
+        "functions are refused": ("structuredClone({ f() {} })", "!DataCloneError"),
+        "symbols are refused": ("structuredClone(Symbol('s'))", "!DataCloneError"),
+        "promises are refused": ("structuredClone(Promise.resolve())", "!DataCloneError"),
         "__proto__ stays a key": (
             (
                 'const c = structuredClone(JSON.parse(\'{"__proto__": {"a": 1}}\'));'
@@ -163,16 +166,19 @@ PLATFORM: dict[str, Topic] = {
             "const a = crypto.getRandomValues(new Uint8Array(32)); return [a.length, a.some((b) => b !== 0)]",
             [32, True],
         ),
-        "the same array": ("const a = new Uint32Array(2); return crypto.getRandomValues(a) === a", True),
-        "into a part": (
+        "returns the same array": (
+            "const a = new Uint32Array(2); return crypto.getRandomValues(a) === a",
+            True,
+        ),
+        "into a subarray": (
             (
                 "const a = new Uint8Array(64); crypto.getRandomValues(a.subarray(32));"
                 " return [a.slice(0, 32).every((b) => b === 0), a.slice(32).some((b) => b !== 0)]"
             ),
             [True, True],
         ),
-        "not too many": ("crypto.getRandomValues(new Uint8Array(65537))", "!QuotaExceededError"),
-        "no floats": ("crypto.getRandomValues(new Float64Array(1))", "!TypeMismatchError"),
+        "too many bytes": ("crypto.getRandomValues(new Uint8Array(65537))", "!QuotaExceededError"),
+        "floats are refused": ("crypto.getRandomValues(new Float64Array(1))", "!TypeMismatchError"),
         "uuids": (
             "/^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$/.test(crypto.randomUUID())",
             True,
@@ -187,11 +193,11 @@ PLATFORM: dict[str, Topic] = {
             ),
             [False, True, "AbortError"],
         ),
-        "a reason of one's own": (
+        "custom reason": (
             "const c = new AbortController(); c.abort('why'); return c.signal.reason",
             "why",
         ),
-        "listeners hear it once": (
+        "listeners are called once": (
             (
                 "const c = new AbortController(); let n = 0; c.signal.addEventListener('abort', () => n++);"
                 " c.signal.onabort = () => n += 10; c.abort(); c.abort(); return n"
@@ -230,9 +236,9 @@ PLATFORM: dict[str, Topic] = {
             ),
             [False, True, "b"],
         ),
-        "any that has already": ("AbortSignal.any([AbortSignal.abort('x')]).reason", "x"),
-        "signals are not made by hand": ("new AbortSignal()", "!TypeError"),
-        "event targets of one's own": (
+        "any of an aborted signal": ("AbortSignal.any([AbortSignal.abort('x')]).reason", "x"),
+        "signals cannot be constructed": ("new AbortSignal()", "!TypeError"),
+        "custom event targets": (
             (
                 "const t = new EventTarget(); const o = []; t.addEventListener('x', (e) => o.push(e.type),"
                 " { once: true });"
@@ -299,13 +305,13 @@ PLATFORM: dict[str, Topic] = {
 
 
 @pytest.mark.parametrize("topic", PLATFORM)
-async def test_the_platform_behaves_as_on_the_web(run: Run, topic: str) -> None:
+async def test_platform_behaves_as_in_a_browser(run: Run, topic: str) -> None:
     result = await run(program(PLATFORM[topic]))
     assert result.error is None
     assert result.result == expected(PLATFORM[topic])
 
 
-async def test_what_a_timer_throws_ends_the_execution_and_names_its_line(run: Run) -> None:
+async def test_error_thrown_in_a_timer_ends_the_execution_and_names_its_line(run: Run) -> None:
     result = await run(
         "setTimeout(() => {\n  throw new Error('in a timer')\n});\nawait new Promise(() => {})"
     )
@@ -313,19 +319,19 @@ async def test_what_a_timer_throws_ends_the_execution_and_names_its_line(run: Ru
     assert (result.error.code, result.error.message, result.error.line) == ("runtime_error", "in a timer", 2)
 
 
-async def test_timers_that_are_left_do_not_hold_up_the_end(run: Run) -> None:
+async def test_pending_timers_do_not_delay_the_end(run: Run) -> None:
     result = await run("setTimeout(() => {}, 100000); setInterval(() => {}, 1); return 'done'")
     assert result.result == "done"
     assert result.duration_ms < 2_000
 
 
-async def test_an_execution_that_waits_for_nothing_times_out(run: Run) -> None:
+async def test_execution_that_never_settles_times_out(run: Run) -> None:
     result = await run("await new Promise(() => {})", timeout_ms=100)
     assert result.error is not None
     assert result.error.code == "timeout"
 
 
-async def test_there_is_no_network_by_default(run: Run) -> None:
+async def test_network_is_closed_by_default(run: Run) -> None:
     code = (
         "if (typeof fetch !== 'function') return 'none'\n"
         "try { await fetch('http://127.0.0.1:9'); return 'open' } catch (e) { return 'closed' }"

@@ -1,4 +1,4 @@
-"""Results, their defaults and limits, and what is JSON-safe on the way out of the guest and on the way in."""
+"""Results, default limits and their ranges, and the JSON-safety of results and tool inputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hutch.errors import InvalidExecution
 from hutch.session.host import Limits
 
 
-async def test_a_success_has_a_result_and_no_error(run: Run) -> None:
+async def test_success_has_a_result_and_no_error(run: Run) -> None:
     result = await run("({ a: [1, 2.5, 'x', true, null] })")
     assert (result.ok, result.error, result.logs) == (True, None, [])
     assert result.result == {"a": [1, 2.5, "x", True, None]}
@@ -20,7 +20,7 @@ async def test_a_success_has_a_result_and_no_error(run: Run) -> None:
     assert len(result.run_id) == 32
 
 
-async def test_a_failure_has_an_error_and_no_result(run: Run) -> None:
+async def test_failure_has_an_error_and_no_result(run: Run) -> None:
     result = await run("console.log('before'); throw new Error('no')")
     assert (result.ok, result.result, result.result_json) == (False, None, None)
     assert result.error is not None
@@ -29,42 +29,42 @@ async def test_a_failure_has_an_error_and_no_result(run: Run) -> None:
     assert result.duration_ms > 0
 
 
-async def test_undefined_is_told_from_null(run: Run) -> None:
+async def test_undefined_is_distinguished_from_null(run: Run) -> None:
     nothing, null = await run("undefined"), await run("null")
     assert (nothing.ok, nothing.result, nothing.result_json) == (True, None, None)
     assert (null.ok, null.result, null.result_json) == (True, None, b"null")
 
 
-def test_the_defaults_are_those_of_the_protocol() -> None:
+def test_default_limits_are_those_of_the_protocol() -> None:
     defaults = Limits()
     assert (defaults.timeout_ms, defaults.memory_limit_bytes) == (5000, 67108864)
     assert (defaults.max_log_lines, defaults.max_log_chars) == (100, 64000)
 
 
-async def test_a_call_s_own_limits_beat_the_sandbox_s_and_those_the_defaults(engine: str) -> None:
+async def test_limits_of_the_call_override_those_of_the_sandbox(engine: str) -> None:
     code = "for (let i = 0; i < 200; i++) console.log(i)"
     async with hutch.Hutch(max_log_lines=7) as sandbox:
-        of_sandbox = await sandbox.run(code, engine=engine)
-        of_call = await sandbox.run(code, engine=engine, max_log_lines=3)
-    assert (len(of_sandbox.logs), len(of_call.logs)) == (7, 3)
+        with_sandbox_limit = await sandbox.run(code, engine=engine)
+        with_call_limit = await sandbox.run(code, engine=engine, max_log_lines=3)
+    assert (len(with_sandbox_limit.logs), len(with_call_limit.logs)) == (7, 3)
 
 
-WRONG: dict[str, dict[str, Any]] = {
-    "a timeout of nothing": {"timeout_ms": 0},
-    "a timeout that is no number": {"timeout_ms": "5"},
-    "a timeout that never comes": {"timeout_ms": float("inf")},
-    "a timeout that is not a number": {"timeout_ms": float("nan")},
-    "a timeout beyond the most": {"timeout_ms": 10**9},
-    "a memory limit below nothing": {"memory_limit_bytes": -1},
-    "a memory limit beyond the most": {"memory_limit_bytes": 2**50},
-    "log lines below nothing": {"max_log_lines": -1},
-    "log characters that are a truth": {"max_log_chars": True},
-    "an engine that is none": {"engine": "spidermonkey"},
+INVALID_OPTIONS: dict[str, dict[str, Any]] = {
+    "zero timeout": {"timeout_ms": 0},
+    "timeout of the wrong type": {"timeout_ms": "5"},
+    "infinite timeout": {"timeout_ms": float("inf")},
+    "NaN timeout": {"timeout_ms": float("nan")},
+    "timeout above the maximum": {"timeout_ms": 10**9},
+    "negative memory limit": {"memory_limit_bytes": -1},
+    "memory limit above the maximum": {"memory_limit_bytes": 2**50},
+    "negative log lines": {"max_log_lines": -1},
+    "boolean log characters": {"max_log_chars": True},
+    "unknown engine": {"engine": "spidermonkey"},
 }
 
 
-@pytest.mark.parametrize("options", WRONG.values(), ids=WRONG.keys())
-async def test_an_option_out_of_range_is_named_and_nothing_runs(
+@pytest.mark.parametrize("options", INVALID_OPTIONS.values(), ids=INVALID_OPTIONS.keys())
+async def test_option_out_of_range_is_named_and_nothing_runs(
     sandbox: hutch.Hutch, options: dict[str, Any]
 ) -> None:
     with pytest.raises(InvalidExecution) as caught:
@@ -86,15 +86,15 @@ SAFE = {
     "empty text": ("''", ""),
     "undefined properties are dropped": ("({ a: undefined, b: 1 })", {"b": 1}),
     "objects without a prototype": ("Object.assign(Object.create(null), { a: 1 })", {"a": 1}),
-    "a value twice, which is no cycle": ("const a = [1]; return [a, a, { a }]", [[1], [1], {"a": [1]}]),
-    "what JSON.parse gives": ("JSON.parse('{\"a\": [{}]}')", {"a": [{}]}),
+    "a repeated value, which is not a cycle": ("const a = [1]; return [a, a, { a }]", [[1], [1], {"a": [1]}]),
+    "result of JSON.parse": ("JSON.parse('{\"a\": [{}]}')", {"a": [{}]}),
     "the line separators": ("'\\u2028\\u2029'", "\u2028\u2029"),
     "NUL": ("'a\\0b'", "a\0b"),
     "all controls": ("String.fromCharCode(...Array(32).keys())", "".join(map(chr, range(32)))),
     "astral characters": ("'\\u{1f407}'", "\U0001f407"),
     "a lone high surrogate": ("'a\\ud800'", "a\ud800"),
     "a lone low surrogate": ("'\\udfffb'", "\udfffb"),
-    "surrogates the wrong way round": ("'\\udc07\\ud83d'", "\udc07\ud83d"),
+    "surrogates in the wrong order": ("'\\udc07\\ud83d'", "\udc07\ud83d"),
     "a lone surrogate as a key": ("({ '\\ud800': 1 })", {"\ud800": 1}),
     "__proto__ as a key": ('JSON.parse(\'{"__proto__": {"a": 1}}\')', {"__proto__": {"a": 1}}),
     "constructor as a key": (
@@ -109,18 +109,18 @@ SAFE = {
 
 
 @pytest.mark.parametrize(("code", "expected"), SAFE.values(), ids=SAFE.keys())
-async def test_json_safe_values_come_out_as_they_are(run: Run, code: str, expected: object) -> None:
+async def test_json_safe_values_are_returned_unchanged(run: Run, code: str, expected: object) -> None:
     result = await run(code)
     assert result.error is None
     assert result.result == expected
 
 
-async def test_a_result_may_nest_a_hundred_levels(run: Run) -> None:
+async def test_result_may_nest_a_hundred_levels(run: Run) -> None:
     result = await run("let v = 1; for (let i = 0; i < 100; i++) v = [v]; return v")
     assert result.result_json == b"[" * 100 + b"1" + b"]" * 100
 
 
-async def test_the_order_of_keys_is_kept(run: Run) -> None:
+async def test_order_of_keys_is_kept(run: Run) -> None:
     result = await run("({ b: 1, a: 2, 1: 3 })")
     assert list(result.result) == ["1", "b", "a"]
 
@@ -157,9 +157,7 @@ UNSAFE = {
 
 
 @pytest.mark.parametrize(("code", "found"), UNSAFE.values(), ids=UNSAFE.keys())
-async def test_a_result_that_is_not_json_safe_is_refused_with_its_place(
-    run: Run, code: str, found: str
-) -> None:
+async def test_result_that_is_not_json_safe_is_refused_with_its_path(run: Run, code: str, found: str) -> None:
     result = await run(code)
     assert result.error is not None
     assert result.error.code == "serialization_error"
@@ -168,7 +166,7 @@ async def test_a_result_that_is_not_json_safe_is_refused_with_its_place(
 
 
 @pytest.mark.parametrize(("code", "found"), UNSAFE.values(), ids=UNSAFE.keys())
-async def test_an_input_that_is_not_json_safe_never_reaches_its_tool(run: Run, code: str, found: str) -> None:
+async def test_input_that_is_not_json_safe_never_reaches_its_tool(run: Run, code: str, found: str) -> None:
     calls = []
 
     async def take(value: Any, /) -> None:
@@ -180,13 +178,13 @@ return [e instanceof Error, e.code, e.message] }}"
     result = await run(wrapped, tools=[take])
     assert result.error is None
     assert calls == []
-    is_error, code_of, message = result.result
-    assert (is_error, code_of) == (True, "serialization_error")
+    is_error, error_code, message = result.result
+    assert (is_error, error_code) == (True, "serialization_error")
     assert message.startswith("The input of tools.take is not JSON-safe: ")
     assert found in message
 
 
-async def test_an_unsafe_input_that_is_not_caught_is_the_execution_s_error(run: Run) -> None:
+async def test_uncaught_error_of_an_unsafe_input_is_the_executions_error(run: Run) -> None:
     async def take(value: Any, /) -> None: ...
 
     result = await run("await tools.take(NaN)", tools=[take])
@@ -194,7 +192,7 @@ async def test_an_unsafe_input_that_is_not_caught_is_the_execution_s_error(run: 
     assert result.error.code == "serialization_error"
 
 
-async def test_a_result_of_too_many_bytes_is_refused(run: Run) -> None:
+async def test_result_of_too_many_bytes_is_refused(run: Run) -> None:
     result = await run("'x'.repeat(9 * 1024 * 1024)")
     assert result.error is not None
     assert result.error.code == "result_too_large"

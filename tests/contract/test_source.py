@@ -1,4 +1,4 @@
-"""Guest source in all its accepted forms, JavaScript and TypeScript, and errors that name their place."""
+"""Accepted forms of guest source, in JavaScript and TypeScript, and the positions of errors."""
 
 from __future__ import annotations
 
@@ -41,14 +41,15 @@ FORMS = {
     "an async arrow with a semicolon": ("async () => 8;", 8),
     "an async arrow in parentheses": ("(async () => 8)", 8),
     "a plain arrow": ("() => 9", 9),
+    "a plain arrow in parentheses": ("(() => 9)", 9),
     "a function expression": ("(function () { return 9 })", 9),
-    "a function that was called already": ("(async () => 10)()", 10),
+    "a function that is called immediately": ("(async () => 10)()", 10),
     "a fence": ("```js\n1 + 1\n```", 2),
     "a fence without a language": ("```\nreturn 2\n```", 2),
     "a fence around an arrow": ("```javascript\nasync () => {\n  return 2\n}\n```\n", 2),
     "a fence with space around it": ("\n\n  ```ts\nconst a: number = 2;\nreturn a\n  ```  \n", 2),
     "a fence of typescript": ("```typescript\nconst n: number = 2; n\n```", 2),
-    "backticks that are no fence": ("const fence = '```';\nfence.length", 3),
+    "backticks that are not a fence": ("const fence = '```';\nfence.length", 3),
     "nothing": ("", None),
     "space": (" \n\t ", None),
     "a comment": ("// nothing here", None),
@@ -62,13 +63,13 @@ FORMS = {
     "a byte order mark": ("\ufeff1 + 1", 2),
     "a line separator in a string": ("'a\u2028b'.length", 3),
     "astral characters": ("'\U0001f407'.length", 2),
-    "optional things": ("const a = { b: null };\na.b?.c ?? 'none'", "none"),
+    "optional chaining": ("const a = { b: null };\na.b?.c ?? 'none'", "none"),
     "labels": ("outer: for (;;) { for (;;) break outer }\n'out'", "out"),
 }
 
 
 @pytest.mark.parametrize(("code", "expected"), FORMS.values(), ids=FORMS.keys())
-async def test_every_form_of_source_gives_its_value(run: Run, code: str, expected: object) -> None:
+async def test_every_form_of_source_returns_its_value(run: Run, code: str, expected: object) -> None:
     result = await run(code)
     assert result.error is None
     assert result.result == expected
@@ -99,24 +100,24 @@ TYPESCRIPT = {
     ),
     "imports of types": ('import type { X } from "x";\nconst x: X = 1;\nx', 1),
     "parameter properties": ("class P { constructor(readonly n: number) {} }\nnew P(6).n", 6),
-    "a typed function alone": ("async function main(): Promise<number> { return 5 }", 5),
-    "a typed arrow alone": ("async (): Promise<number> => 5", 5),
+    "a lone typed function": ("async function main(): Promise<number> { return 5 }", 5),
+    "a lone typed arrow": ("async (): Promise<number> => 5", 5),
     "declare": ("declare const unknown_thing: string;\nreturn 1", 1),
-    "a type that is wrong": ("const n: number = 'not checked';\nreturn n", "not checked"),
+    "a wrong type": ("const n: number = 'not checked';\nreturn n", "not checked"),
     "return with types": ("const xs: Array<number> = [1, 2];\nreturn xs.map((x: number) => x * 2)", [2, 4]),
 }
 
 
 @pytest.mark.parametrize(("code", "expected"), TYPESCRIPT.values(), ids=TYPESCRIPT.keys())
-async def test_typescript_runs_without_being_checked(run: Run, code: str, expected: object) -> None:
+async def test_typescript_runs_without_a_type_check(run: Run, code: str, expected: object) -> None:
     result = await run(code)
     assert result.error is None
     assert result.result == expected
 
 
-NATIVE = {
+COMPILED = {
     "a namespace": ("namespace N {\n  export const x: number = 1;\n}\nreturn N.x", 1),
-    "a namespace that an enum is merged with": (
+    "a namespace merged with an enum": (
         "enum E { A = 2 }\nnamespace E { export const twice = E.A * 2 }\nreturn E.twice",
         4,
     ),
@@ -144,8 +145,8 @@ NATIVE = {
 
 
 @pytest.mark.parametrize("engine", ["deno"])
-@pytest.mark.parametrize(("code", "expected"), NATIVE.values(), ids=NATIVE.keys())
-async def test_typescript_that_takes_a_compiler_runs_in_deno_as_a_body(
+@pytest.mark.parametrize(("code", "expected"), COMPILED.values(), ids=COMPILED.keys())
+async def test_typescript_that_needs_a_compiler_runs_in_deno_as_a_body(
     run: Run, code: str, expected: object
 ) -> None:
     result = await run(code)
@@ -154,7 +155,7 @@ async def test_typescript_that_takes_a_compiler_runs_in_deno_as_a_body(
 
 
 @pytest.mark.parametrize("engine", ["quickjs"])
-async def test_typescript_that_takes_a_compiler_is_a_syntax_error_in_quickjs_that_names_who_has_one(
+async def test_typescript_that_needs_a_compiler_is_a_syntax_error_in_quickjs_that_suggests_deno(
     run: Run,
 ) -> None:
     for code in ("const a = 1;\nnamespace N { export const x = a }\nreturn N.x", "\n@(() => {}) class A {}"):
@@ -176,7 +177,7 @@ async def test_typescript_that_takes_a_compiler_is_a_syntax_error_in_quickjs_tha
         ("namespace N { export const x = 1 }\nawait 0;\nthrow new Error('here')", 3, 7),
     ],
 )
-async def test_an_error_in_such_typescript_names_its_place_as_written(
+async def test_error_in_compiled_typescript_names_its_position_as_written(
     run: Run, code: str, line: int, column: int
 ) -> None:
     result = await run(code)
@@ -194,7 +195,7 @@ SYNTAX_ERRORS = {
 
 
 @pytest.mark.parametrize(("code", "line", "column"), SYNTAX_ERRORS.values(), ids=SYNTAX_ERRORS.keys())
-async def test_a_syntax_error_names_line_and_column(run: Run, code: str, line: int, column: int) -> None:
+async def test_syntax_error_names_line_and_column(run: Run, code: str, line: int, column: int) -> None:
     result = await run(code)
     assert not result.ok
     assert result.error is not None
@@ -208,7 +209,7 @@ async def test_a_syntax_error_names_line_and_column(run: Run, code: str, line: i
     ("code", "line", "column"),
     [("import.meta", 1, 8), ("const a: number = 1;\n  return a + import.meta.url", 2, 21)],
 )
-async def test_a_syntax_error_that_only_the_engine_sees_is_told_like_others(
+async def test_syntax_error_that_only_the_engine_detects_has_a_position(
     run: Run, code: str, line: int, column: int
 ) -> None:
     result = await run(code)
@@ -218,7 +219,7 @@ async def test_a_syntax_error_that_only_the_engine_sees_is_told_like_others(
     assert (result.error.line, result.error.column) == (line, column)
 
 
-async def test_an_export_is_explained(run: Run) -> None:
+async def test_export_is_refused_with_a_hint_to_return(run: Run) -> None:
     result = await run("const a = 1;\nexport default a;")
     assert result.error is not None
     assert "`return`" in result.error.message
@@ -230,7 +231,7 @@ RUNTIME_ERRORS = {
     "after a static import's line": ("const a = 1;\n\nthrow new Error('here')", 3),
     "in a function": ("function f() {\n  throw new TypeError('here');\n}\n\nf();", 2),
     "after an await": ("await 0;\nawait 0;\nthrow new Error('here');", 3),
-    "in an arrow alone": ("async () => {\n  const a = undefined;\n  return a.b;\n}", 3),
+    "in a lone arrow": ("async () => {\n  const a = undefined;\n  return a.b;\n}", 3),
     "in a fence": ("```js\n\nthrow new Error('here')\n```", 3),
     "in a callback": ("[1].map((x) => {\n  throw new RangeError('here')\n})", 2),
     "after erased types": ("interface A {\n  b: number\n}\nconst a: A | null = null;\na!.b", 5),
@@ -240,7 +241,7 @@ RUNTIME_ERRORS = {
 
 
 @pytest.mark.parametrize(("code", "line"), RUNTIME_ERRORS.values(), ids=RUNTIME_ERRORS.keys())
-async def test_an_error_names_the_line_of_the_guests_own_source(run: Run, code: str, line: int) -> None:
+async def test_error_names_the_line_of_the_guests_own_source(run: Run, code: str, line: int) -> None:
     result = await run(code)
     assert result.error is not None
     assert result.error.code == "runtime_error"
@@ -275,7 +276,7 @@ THROWN = {
     "undefined": ("throw undefined", None, "undefined"),
     "null": ("throw null", None, "null"),
     "a rejection": ("await Promise.reject(new RangeError('late'))", "RangeError", "late"),
-    "a class of its own": (
+    "a custom error class": (
         "class Mine extends Error { name = 'Mine' }\nthrow new Mine('m')",
         "Mine",
         "m",
@@ -286,7 +287,7 @@ THROWN = {
 
 
 @pytest.mark.parametrize(("code", "name", "message"), THROWN.values(), ids=THROWN.keys())
-async def test_what_a_guest_throws_is_its_runtime_error(
+async def test_thrown_value_is_reported_as_a_runtime_error(
     run: Run, code: str, name: str | None, message: str
 ) -> None:
     result = await run(code)
@@ -306,7 +307,7 @@ async def test_source_that_nests_too_deeply_is_an_error(run: Run) -> None:
     assert result.error.code == "runtime_error"
 
 
-async def test_a_model_s_usual_answer_runs(run: Run) -> None:
+async def test_typical_model_answer_runs(run: Run) -> None:
     code = textwrap.dedent(
         """
         ```typescript
@@ -331,7 +332,7 @@ async def test_a_model_s_usual_answer_runs(run: Run) -> None:
 @pytest.mark.parametrize(
     "code", ['import { join } from "node:path";\njoin("a", "b")', 'await import("node:path")']
 )
-async def test_imports_in_quickjs_fail_with_a_word_of_the_engine_that_has_them(run: Run, code: str) -> None:
+async def test_failed_import_in_quickjs_suggests_the_deno_engine(run: Run, code: str) -> None:
     result = await run(code)
     assert result.error is not None
     assert result.error.message.startswith("could not load module 'node:path': ")
@@ -339,7 +340,7 @@ async def test_imports_in_quickjs_fail_with_a_word_of_the_engine_that_has_them(r
 
 
 @pytest.mark.parametrize("engine", ["deno"])
-async def test_what_deno_advises_who_starts_it_is_not_told_to_guests(run: Run) -> None:
+async def test_denos_advice_about_permission_flags_is_not_shown_to_guests(run: Run) -> None:
     result = await run("await fetch('http://example.com')")
     assert result.error is not None
     assert result.error.message == (
@@ -350,9 +351,9 @@ async def test_what_deno_advises_who_starts_it_is_not_told_to_guests(run: Run) -
 @pytest.mark.parametrize("engine", ["deno"])
 async def test_static_imports_of_node_modules_work_in_deno(run: Run) -> None:
     code = (
-        'import path, { join as glue } from "node:path";\n'
+        'import path, { join as joinPaths } from "node:path";\n'
         'import * as all from "node:path";\n\n'
-        'return [path.basename("/a/b"), glue("a", "b"), all.dirname("/a/b")];'
+        'return [path.basename("/a/b"), joinPaths("a", "b"), all.dirname("/a/b")];'
     )
     result = await run(code)
     assert result.error is None

@@ -1,4 +1,4 @@
-"""Executions are strangers: nothing is left between them, and many at once do not meet."""
+"""Isolation between executions: one leaves nothing behind, and concurrent ones do not affect each other."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ POLLUTION = """
     new WeakRef(globalThis);
 """
 
-LOOK = """
+FIND_POLLUTION = """
     const found = [];
     for (const name of ['left', 'alsoLeft', 'tools', 'polluted'])
       if (typeof globalThis[name] !== 'undefined') found.push(name);
@@ -46,11 +46,11 @@ LOOK = """
 """
 
 
-async def test_nothing_that_an_execution_does_to_its_realm_is_left(run: Run) -> None:
+async def test_changes_to_globals_and_prototypes_do_not_survive_the_execution(run: Run) -> None:
     for _ in range(5):
-        # How the polluter itself ends is its own affair; that it ends soon is ours.
+        # The polluting code may end in any way, but must end soon.
         await run(POLLUTION, timeout_ms=300)
-        result = await run(LOOK)
+        result = await run(FIND_POLLUTION)
         assert (result.result, result.logs) == ([], ["seen"])
 
 
@@ -59,51 +59,51 @@ async def test_nothing_that_an_execution_does_to_its_realm_is_left(run: Run) -> 
     ["throw new Error('x')", "for (;;);", "await new Promise(() => {})", "const a = []; for (;;) a.push(a)"],
     ids=["an error", "a loop", "an await", "exhaustion"],
 )
-async def test_nothing_is_left_however_an_execution_ends(run: Run, end: str) -> None:
+async def test_nothing_survives_however_an_execution_ends(run: Run, end: str) -> None:
     code = f"Object.prototype.polluted = 1; globalThis.left = 1; setInterval(() => {{ left++ }}, 1);\n{end}"
     assert not (await run(code, timeout_ms=200, memory_limit_bytes=32 * 1024 * 1024)).ok
-    result = await run(LOOK)
+    result = await run(FIND_POLLUTION)
     assert (result.result, result.logs) == ([], ["seen"])
 
 
-async def test_timers_of_an_execution_that_is_over_do_not_fire(run: Run) -> None:
+async def test_timers_of_a_finished_execution_do_not_fire(run: Run) -> None:
     calls = []
 
-    async def note() -> None:
+    async def record() -> None:
         calls.append(1)
 
-    await run("setInterval(() => tools.note(), 1); return 1", tools=[note])
+    await run("setInterval(() => tools.record(), 1); return 1", tools=[record])
     before = len(calls)
     for _ in range(5):
         await run("await new Promise((resolve) => setTimeout(resolve, 5))")
     assert len(calls) == before
 
 
-async def test_randomness_differs_between_executions(run: Run) -> None:
+async def test_random_values_differ_between_executions(run: Run) -> None:
     code = (
         "[Math.random(), Math.random(), crypto.randomUUID(), [...crypto.getRandomValues(new"
         " Uint8Array(8))].join()]"
     )
-    one_by_one = [(await run(code)).result for _ in range(8)]
-    at_once = [each.result for each in await asyncio.gather(*(run(code) for _ in range(8)))]
-    drawn = [value for result in (*one_by_one, *at_once) for value in result]
+    sequential = [(await run(code)).result for _ in range(8)]
+    concurrent = [result.result for result in await asyncio.gather(*(run(code) for _ in range(8)))]
+    drawn = [value for result in (*sequential, *concurrent) for value in result]
     assert len(set(drawn)) == len(drawn) == 64
 
 
-async def test_randomness_is_even(run: Run) -> None:
+async def test_math_random_is_evenly_distributed(run: Run) -> None:
     code = "let sum = 0; for (let i = 0; i < 20000; i++) sum += Math.random(); return sum / 20000"
     assert 0.45 < (await run(code)).result < 0.55
 
 
-async def test_the_clock_is_the_hosts(run: Run) -> None:
+async def test_clock_is_the_hosts(run: Run) -> None:
     import time
 
     before = time.time() * 1000
-    told = (await run("Date.now()")).result
-    assert before - 1 <= told <= time.time() * 1000 + 1
+    guest_time = (await run("Date.now()")).result
+    assert before - 1 <= guest_time <= time.time() * 1000 + 1
 
 
-async def test_32_at_once_are_all_right(run: Run) -> None:
+async def test_32_concurrent_executions_all_return_their_own_results(run: Run) -> None:
     async def square(n: int) -> int:
         await asyncio.sleep(0)
         return n * n
@@ -119,29 +119,29 @@ async def test_32_at_once_are_all_right(run: Run) -> None:
         """
 
     results = await asyncio.gather(*(run(code(n), tools=[square], timeout_ms=30_000) for n in range(32)))
-    assert [each.result for each in results] == [[n, n * n, (n + 1) ** 2] for n in range(32)]
-    assert [each.logs for each in results] == [[f"start {n}", f"end {n}"] for n in range(32)]
-    assert len({each.run_id for each in results}) == 32
+    assert [result.result for result in results] == [[n, n * n, (n + 1) ** 2] for n in range(32)]
+    assert [result.logs for result in results] == [[f"start {n}", f"end {n}"] for n in range(32)]
+    assert len({result.run_id for result in results}) == 32
 
 
-async def test_executions_of_every_end_at_once_do_not_disturb_each_other(run: Run) -> None:
+async def test_concurrent_executions_with_different_ends_do_not_affect_each_other(run: Run) -> None:
     async def echo(value: str, /) -> str:
         return value
 
-    kinds = {
+    expected_ends = {
         "return await tools.echo('fine')": ("ok", "fine"),
         "throw new Error('wrong')": ("runtime_error", None),
         "for (;;);": ("timeout", None),
         "await new Promise(() => {})": ("timeout", None),
         "return NaN": ("serialization_error", None),
     }
-    codes = [*kinds] * 4
+    codes = [*expected_ends] * 4
     results = await asyncio.gather(*(run(code, tools=[echo], timeout_ms=2_000) for code in codes))
-    ends = [(each.error.code if each.error else "ok", each.result) for each in results]
-    assert ends == [kinds[code] for code in codes]
+    ends = [(result.error.code if result.error else "ok", result.result) for result in results]
+    assert ends == [expected_ends[code] for code in codes]
 
 
-async def test_a_loop_does_not_starve_its_neighbours(run: Run) -> None:
+async def test_endless_loop_does_not_starve_other_executions(run: Run) -> None:
     loops = [asyncio.create_task(run("for (;;);", timeout_ms=60_000)) for _ in range(3)]
     try:
         for n in range(10):
@@ -156,6 +156,6 @@ async def test_a_loop_does_not_starve_its_neighbours(run: Run) -> None:
         await asyncio.gather(*loops, return_exceptions=True)
 
 
-async def test_a_thousand_executions_one_after_another_are_all_right(run: Run, engine: str) -> None:
+async def test_a_thousand_sequential_executions_all_succeed(run: Run, engine: str) -> None:
     for n in range(1000 if engine == "quickjs" else 20):
         assert (await run(f"globalThis.n = (globalThis.n ?? 0) + {n}; return n")).result == n

@@ -1,4 +1,4 @@
-"""Calls of host tools: errors that keep their code, many at once, blocking ones, and their context."""
+"""Calls of host tools: error codes, concurrency, blocking tools, and the tool context."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 from tests.conftest import Run
-from tests.processes import PATIENCE
+from tests.support.processes import TIMEOUT_SECONDS
 
 from hutch import ToolContext, ToolError, tool
 
@@ -27,12 +27,12 @@ async def fail(code: str = "tool_error", message: str = "it broke") -> None:
     raise ToolError(message, code)
 
 
-async def test_a_tool_error_is_an_error_with_message_and_code_in_the_guest(run: Run) -> None:
+async def test_tool_error_is_an_error_with_message_and_code_in_the_guest(run: Run) -> None:
     code = "try { await tools.fail({}) } catch (e) { return [e instanceof Error, e.message, e.code] }"
     assert (await run(code, tools=[fail])).result == [True, "it broke", "tool_error"]
 
 
-async def test_an_exception_of_a_tool_is_a_tool_error_with_its_message(run: Run) -> None:
+async def test_exception_of_a_tool_is_a_tool_error_with_its_message(run: Run) -> None:
     async def explode() -> None:
         raise KeyError("missing thing")
 
@@ -42,15 +42,15 @@ async def test_an_exception_of_a_tool_is_a_tool_error_with_its_message(run: Run)
     assert "missing thing" in result.error.message
 
 
-async def test_a_tool_that_would_end_the_process_ends_its_call(run: Run) -> None:
-    def leave() -> None:
+async def test_tool_that_would_exit_the_process_only_fails_its_call(run: Run) -> None:
+    def exit_in_thread() -> None:
         sys.exit(3)
 
-    async def leave_too() -> None:
+    async def exit_in_coroutine() -> None:
         raise SystemExit(4)
 
-    for name in ("leave", "leave_too"):
-        result = await run(f"await tools.{name}()", tools=[leave, leave_too])
+    for name in ("exit_in_thread", "exit_in_coroutine"):
+        result = await run(f"await tools.{name}()", tools=[exit_in_thread, exit_in_coroutine])
         assert result.error is not None
         assert result.error.code == "tool_error"
 
@@ -58,7 +58,7 @@ async def test_a_tool_that_would_end_the_process_ends_its_call(run: Run) -> None
 @pytest.mark.parametrize(
     "code", ["tool_error", "validation_error", "runtime_error", "timeout", "memory_limit", "internal_error"]
 )
-async def test_an_uncaught_tool_error_becomes_the_execution_s_error(run: Run, code: str) -> None:
+async def test_uncaught_tool_error_becomes_the_executions_error(run: Run, code: str) -> None:
     result = await run(f"await tools.fail({{ code: {code!r} }})", tools=[fail])
     assert result.error is not None
     assert (result.error.code, result.error.message) == (code, "it broke")
@@ -72,7 +72,7 @@ async def test_an_uncaught_tool_error_becomes_the_execution_s_error(run: Run, co
         ("tools.fail(1)", "validation_error"),
     ],
 )
-async def test_an_uncaught_tool_error_names_the_place_of_the_call(run: Run, call: str, code: str) -> None:
+async def test_uncaught_tool_error_names_the_position_of_the_call(run: Run, call: str, code: str) -> None:
     source = f"await tools.echo(1);\nconst later = async () => {{\n  await {call};\n}};\nawait later()"
     result = await run(source, tools=[echo, fail])
     assert result.error is not None
@@ -81,38 +81,38 @@ async def test_an_uncaught_tool_error_names_the_place_of_the_call(run: Run, call
     assert result.error.column >= source.split("\n")[2].index("tools") + 1
 
 
-async def test_the_stack_of_a_tool_error_that_is_caught_is_not_written(run: Run, engine: str) -> None:
+async def test_stack_of_a_caught_tool_error_is_not_formatted(run: Run, engine: str) -> None:
     code = """
         let written = 0;
         Error.prepareStackTrace = () => { written++; return "" };
         for (let i = 0; i < 3; i++) await tools.fail({ code: "tool_error" }).catch(() => {});
         return written"""
     result = await run(code, tools=[fail])
-    # QuickJS writes stacks when errors are made.
+    # QuickJS formats the stack when an error is created.
     assert result.result == 0 or engine == "quickjs"
 
 
-async def test_a_guest_that_spoils_stacks_loses_the_place_alone(run: Run) -> None:
-    spoil = "Error.prepareStackTrace = () => { throw 1 }; Error.stackTraceLimit = 0;\n"
-    result = await run(f"{spoil}await tools.fail({{ code: 'tool_error' }})", tools=[fail])
+async def test_guest_that_breaks_stack_traces_only_loses_the_position(run: Run) -> None:
+    break_stacks = "Error.prepareStackTrace = () => { throw 1 }; Error.stackTraceLimit = 0;\n"
+    result = await run(f"{break_stacks}await tools.fail({{ code: 'tool_error' }})", tools=[fail])
     assert result.error is not None
     assert (result.error.code, result.error.message) == ("tool_error", "it broke")
 
 
-async def test_a_call_of_a_tool_that_is_not_there_names_it_and_those_that_are(run: Run) -> None:
+async def test_call_of_an_unknown_tool_names_it_and_lists_the_available_ones(run: Run) -> None:
     result = await run("const text = 'tools.fail()';\nawait tools.missing(text)", tools=[echo, fail])
     assert result.error is not None
     assert (result.error.code, result.error.name, result.error.line) == ("runtime_error", "TypeError", 2)
     assert result.error.message == "tools.missing is not a function; tools has echo, fail"
 
 
-async def test_what_else_is_no_function_is_not_taken_for_a_tool(run: Run) -> None:
+async def test_other_missing_function_is_not_mistaken_for_a_tool(run: Run) -> None:
     result = await run("const other = { tools: {} };\nother.tools.missing(await tools.echo(1))", tools=[echo])
     assert result.error is not None
     assert "tools has" not in result.error.message
 
 
-RECLASSIFIED = {
+DERIVED_ERRORS = {
     "wrapped in a new error": "try { await tools.fail({}) } catch (e) { throw new Error(e.message) }",
     "wrapped as a cause": (
         "try { await tools.fail({}) } catch (e) { throw new Error('it broke', { cause: e }) }"
@@ -125,18 +125,18 @@ RECLASSIFIED = {
     "a lookalike error": "throw Object.assign(new Error('it broke'), { code: 'tool_error' })",
     "a copy": "try { await tools.fail({}) } catch (e) { throw { ...e, code: e.code, message: e.message } }",
     "a proxy": "try { await tools.fail({}) } catch (e) { throw new Proxy(e, {}) }",
-    "an heir": "try { await tools.fail({}) } catch (e) { throw Object.create(e) }",
+    "an object that inherits from it": "try { await tools.fail({}) } catch (e) { throw Object.create(e) }",
 }
 
 
-@pytest.mark.parametrize("code", RECLASSIFIED.values(), ids=RECLASSIFIED.keys())
-async def test_what_a_guest_makes_of_a_tool_error_is_a_runtime_error(run: Run, code: str) -> None:
+@pytest.mark.parametrize("code", DERIVED_ERRORS.values(), ids=DERIVED_ERRORS.keys())
+async def test_error_derived_from_a_tool_error_is_a_runtime_error(run: Run, code: str) -> None:
     result = await run(code, tools=[fail])
     assert result.error is not None
     assert result.error.code == "runtime_error"
 
 
-REWRITTEN = {
+CHANGES = {
     "its code": "e.code = 'timeout'",
     "its message": "e.message = 'all is well'",
     "its name": "e.name = 'Nice'",
@@ -148,26 +148,26 @@ REWRITTEN = {
 }
 
 
-@pytest.mark.parametrize("change", REWRITTEN.values(), ids=REWRITTEN.keys())
-async def test_what_a_guest_writes_on_a_tool_error_changes_nothing(run: Run, change: str) -> None:
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+async def test_guest_cannot_change_a_tool_errors_code_or_message(run: Run, change: str) -> None:
     result = await run(f"try {{ await tools.fail({{}}) }} catch (e) {{ {change}; throw e }}", tools=[fail])
     assert result.error is not None
     assert (result.error.code, result.error.message) == ("tool_error", "it broke")
 
 
 @pytest.mark.parametrize("code", ["timeout", "memory_limit", "internal_error", "validation_error", "made_up"])
-async def test_a_code_that_a_guest_makes_up_is_a_runtime_error(run: Run, code: str) -> None:
+async def test_error_code_invented_by_the_guest_is_a_runtime_error(run: Run, code: str) -> None:
     result = await run(f"throw Object.assign(new Error('no'), {{ code: {code!r} }})")
     assert result.error is not None
     assert (result.error.code, result.error.message) == ("runtime_error", "no")
 
 
-async def test_an_error_that_nobody_awaits_does_not_end_the_execution(run: Run) -> None:
-    code = "tools.fail({});\nawait tools.echo(1);\nreturn 'went on'"
-    assert (await run(code, tools=[fail, echo])).result == "went on"
+async def test_error_of_a_call_that_is_not_awaited_does_not_end_the_execution(run: Run) -> None:
+    code = "tools.fail({});\nawait tools.echo(1);\nreturn 'continued'"
+    assert (await run(code, tools=[fail, echo])).result == "continued"
 
 
-async def test_a_long_message_is_cut_and_lone_surrogates_are_replaced(run: Run) -> None:
+async def test_long_message_is_cut_and_lone_surrogates_are_replaced(run: Run) -> None:
     code = "try { await tools.fail({ message: 'x'.repeat(100000) }) } catch (e) { return e.message.length }"
     assert (await run(code, tools=[fail])).result < 10_000
 
@@ -182,7 +182,7 @@ async def test_a_long_message_is_cut_and_lone_surrogates_are_replaced(run: Run) 
 # --- many calls, slow calls, blocking calls ---
 
 
-async def test_calls_run_at_once(run: Run) -> None:
+async def test_calls_run_concurrently(run: Run) -> None:
     met = asyncio.Barrier(10)
 
     async def meet(n: int) -> int:
@@ -194,7 +194,7 @@ async def test_calls_run_at_once(run: Run) -> None:
     assert (await run(code, tools=[meet])).result == list(range(10))
 
 
-async def test_five_thousand_calls_by_promise_all_work(run: Run) -> None:
+async def test_five_thousand_concurrent_calls_succeed(run: Run) -> None:
     async def twice(n: int) -> int:
         return 2 * n
 
@@ -205,7 +205,7 @@ async def test_five_thousand_calls_by_promise_all_work(run: Run) -> None:
     assert (await run(code, tools=[twice], timeout_ms=30_000)).result == 5000
 
 
-async def test_a_blocking_tool_does_not_block_the_loop_nor_other_calls(run: Run) -> None:
+async def test_blocking_tool_blocks_neither_the_event_loop_nor_other_calls(run: Run) -> None:
     released = threading.Event()
 
     def block() -> str:
@@ -213,21 +213,21 @@ async def test_a_blocking_tool_does_not_block_the_loop_nor_other_calls(run: Run)
         return "released"
 
     async def release() -> None:
-        # Runs in the loop, which is free although another tool blocks its own thread.
+        # Runs in the event loop, which is free although another tool blocks its own thread.
         released.set()
 
     code = "const blocked = tools.block();\nawait tools.release();\nreturn await blocked"
     assert (await run(code, tools=[block, release], timeout_ms=30_000)).result == "released"
 
 
-async def test_a_blocking_tool_is_not_in_the_loops_thread(run: Run) -> None:
+async def test_blocking_tool_does_not_run_in_the_event_loops_thread(run: Run) -> None:
     def where() -> bool:
         return threading.current_thread() is threading.main_thread()
 
     assert (await run("await tools.where()", tools=[where])).result is False
 
 
-async def test_results_are_matched_to_their_calls_whatever_the_order(run: Run) -> None:
+async def test_results_are_matched_to_their_calls_in_any_order(run: Run) -> None:
     waiting: list[asyncio.Event] = [asyncio.Event() for _ in range(4)]
     waiting[3].set()
 
@@ -249,7 +249,7 @@ async def test_results_are_matched_to_their_calls_whatever_the_order(run: Run) -
 # --- context ---
 
 
-async def test_a_tool_gets_its_context_if_it_asks(run: Run) -> None:
+async def test_tool_with_a_context_parameter_gets_its_context(run: Run) -> None:
     seen: list[ToolContext] = []
 
     async def look(context: ToolContext, n: int) -> int:
@@ -264,11 +264,11 @@ async def test_a_tool_gets_its_context_if_it_asks(run: Run) -> None:
     [context] = seen
     assert (context.run_id, context.provider, context.tool) == (result.run_id, "things", "look at")
     assert before + 20 <= context.deadline <= after + 20
-    # Nobody waits for a result of an execution that is over.
+    # The execution is over, so a result would be discarded.
     assert context.cancelled.is_set()
 
 
-async def test_cancelling_sets_the_context_s_event(run: Run) -> None:
+async def test_cancelling_sets_the_contexts_event(run: Run) -> None:
     waiting = anyio.Event()
     seen: list[ToolContext] = []
 
@@ -278,7 +278,7 @@ async def test_cancelling_sets_the_context_s_event(run: Run) -> None:
         await anyio.sleep_forever()
 
     task = asyncio.create_task(run("await tools.hang()", tools=[hang]))
-    with anyio.fail_after(PATIENCE):
+    with anyio.fail_after(TIMEOUT_SECONDS):
         await waiting.wait()
     assert not seen[0].cancelled.is_set()
     task.cancel()
@@ -287,16 +287,16 @@ async def test_cancelling_sets_the_context_s_event(run: Run) -> None:
     assert seen[0].cancelled.is_set()
 
 
-async def test_a_blocking_tool_learns_of_the_end_by_its_context(run: Run) -> None:
-    told = threading.Event()
+async def test_blocking_tool_sees_the_timeout_in_its_context(run: Run) -> None:
+    saw_cancellation = threading.Event()
 
     def wait(context: ToolContext) -> None:
-        give_up = time.monotonic() + 30
-        while not context.cancelled.is_set() and time.monotonic() < give_up:
+        deadline = time.monotonic() + 30
+        while not context.cancelled.is_set() and time.monotonic() < deadline:
             time.sleep(0.005)
-        told.set()
+        saw_cancellation.set()
 
     result = await run("await tools.wait()", tools=[wait], timeout_ms=700)
     assert result.error is not None
     assert result.error.code == "timeout"
-    assert await asyncio.to_thread(told.wait, 30)
+    assert await asyncio.to_thread(saw_cancellation.wait, 30)

@@ -1,4 +1,4 @@
-"""Host tools as a guest calls them: names, order of validation, errors that keep their code, context."""
+"""Host tools in a guest: names and namespaces, inputs, and the order of validation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def echo(value: Any, /) -> Any:
 
 
 def provider_of(*names: str) -> Provider:
-    """Tools that answer their own name, whatever it is."""
+    """Returns a provider of tools that each return their own original name."""
 
     def named(name: str) -> hutch.Tool:
         async def answer() -> str:
@@ -36,12 +36,12 @@ def provider_of(*names: str) -> Provider:
 # --- names ---
 
 
-async def test_a_tool_is_called_and_answers(run: Run) -> None:
+async def test_tool_is_called_and_returns_its_result(run: Run) -> None:
     result = await run("return (await tools.add({ a: 1, b: 2 })) * 2", tools=[add])
     assert result.result == 6
 
 
-async def test_namespaces_come_from_a_mapping_and_from_providers(run: Run) -> None:
+async def test_namespaces_come_from_a_mapping_or_from_providers(run: Run) -> None:
     code = "[await math.add({ a: 1, b: 2 }), await other.echo('x')]"
     assert (await run(code, tools={"math": [add], "other": [echo]})).result == [3, "x"]
     mixed = [Provider.of(add, name="math"), Provider.of(echo, name="other")]
@@ -64,7 +64,7 @@ async def test_calling_an_unknown_tool_is_the_guests_type_error(run: Run) -> Non
 
 
 @pytest.mark.parametrize("name", ["constructor", "__proto__", "toString", "hasOwnProperty", "then", "$"])
-async def test_a_tool_may_have_any_member_s_name(run: Run, name: str) -> None:
+async def test_tool_may_have_the_name_of_an_object_member(run: Run, name: str) -> None:
     safe = next(iter(provider_of(name).tools))
     code = f"[await tools[{safe!r}](), Object.keys(tools), Object.getPrototypeOf(tools)]"
     result = await run(code, tools=provider_of(name))
@@ -80,12 +80,12 @@ async def test_names_are_made_safe_and_collisions_numbered(run: Run) -> None:
 
 
 @pytest.mark.parametrize("name", ["1a", "a-b", "", "class", "a.b", "await"])
-async def test_a_namespace_that_is_no_identifier_is_refused(run: Run, name: str) -> None:
+async def test_namespace_that_is_not_an_identifier_is_refused(run: Run, name: str) -> None:
     with pytest.raises(InvalidTool, match="Invalid provider namespace: "):
         await run("1", tools={name: [add]})
 
 
-async def test_two_providers_of_one_name_are_refused(run: Run) -> None:
+async def test_two_providers_with_one_name_are_refused(run: Run) -> None:
     with pytest.raises(InvalidTool, match="Two providers are called tools"):
         await run("1", tools=[Provider.of(add), Provider.of(echo)])
 
@@ -95,14 +95,14 @@ async def test_tools_cannot_be_replaced_in_their_namespace(run: Run) -> None:
     assert (await run(code, tools=[add])).result == 2
 
 
-async def test_a_namespace_may_be_called_like_a_global(run: Run) -> None:
+async def test_namespace_may_have_the_name_of_a_global(run: Run) -> None:
     assert (await run("await console.add({ a: 1, b: 1 })", tools={"console": [add]})).result == 2
 
 
 # --- input ---
 
 
-async def test_only_the_first_argument_is_sent_and_none_is_null(run: Run) -> None:
+async def test_only_the_first_argument_is_sent_and_a_missing_one_is_null(run: Run) -> None:
     code = (
         "[await tools.echo('a', 'b'), await tools.echo(), await tools.echo(undefined), await"
         " tools.echo(null)]"
@@ -127,18 +127,18 @@ async def test_undefined_properties_are_dropped_from_an_input(run: Run) -> None:
     assert (await run("await tools.echo({ a: undefined, b: 1 })", tools=[echo])).result == {"b": 1}
 
 
-async def test_a_tool_may_be_called_with_values_that_change_later(run: Run) -> None:
+async def test_input_is_copied_when_the_tool_is_called(run: Run) -> None:
     code = "const v = { n: 1 };\nconst call = tools.echo(v);\nv.n = 2;\nreturn await call"
     assert (await run(code, tools=[echo])).result == {"n": 1}
 
 
-async def test_a_tool_that_returns_nothing_gives_null(run: Run) -> None:
+async def test_tool_that_returns_nothing_returns_null(run: Run) -> None:
     async def nothing() -> None: ...
 
     assert (await run("await tools.nothing() === null", tools=[nothing])).result is True
 
 
-# --- the order of validation, and its words ---
+# --- order of validation and its error messages ---
 
 
 @dataclass
@@ -171,7 +171,7 @@ async def test_messages_name_the_tool_by_its_original_name(run: Run) -> None:
     assert result.error.message.startswith("Invalid input for tool add two numbers: ")
 
 
-async def test_a_result_that_is_no_json_is_refused_before_its_schema_is_asked(run: Run) -> None:
+async def test_result_that_is_not_json_is_refused_before_its_schema_is_checked(run: Run) -> None:
     @tool(output_schema={"type": "string"})
     async def bad() -> Any:
         return {1, 2}
@@ -193,7 +193,7 @@ async def test_host_values_that_are_not_json_safe_are_refused(run: Run, value: A
     assert result.error.message.startswith("Tool give returned a non-serializable value")
 
 
-async def test_a_host_value_with_a_cycle_is_refused(run: Run) -> None:
+async def test_host_value_with_a_cycle_is_refused(run: Run) -> None:
     async def give() -> Any:
         value: list[Any] = []
         value.append(value)

@@ -1,4 +1,4 @@
-"""Code as a package's would be: in a real jail, with real packages, behind the guest's own network script."""
+"""Runs package code in a real jail, with real packages and the guest's network script."""
 
 from __future__ import annotations
 
@@ -14,37 +14,41 @@ from typing import Any
 
 from tests.sandbox import jails
 
-from hutch.egress.policy import Policy
-from hutch.egress.proxy import Proxy
-from hutch.sandbox import runtime
-from hutch.sandbox.jail import Launch, Mount
-from hutch.sandbox.network import Doorkeeper
+from hutch.egress.policy import EgressPolicy
+from hutch.egress.proxy.proxy import EgressProxy
+from hutch.sandbox import deno_binary
+from hutch.sandbox.jail.jail import Launch, Mount
+from hutch.sandbox.jail.netns import NetnsListener
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {
     "axios": "1.21.1",
     "got": "16.1.0",
+    "is-network-error": "1.3.2",
     "node-fetch": "3.3.2",
+    "p-retry": "9.0.0",
     "undici": "8.12.4",
     "ws": "8.22.2",
 }
 PORT = 3128
 FLAGS = ("--no-prompt", "--quiet", "--no-config", "--no-lock", "--no-remote", "--cached-only", "--no-check")
-# As the runner does: nothing of Node is there before the package is. Waits until the host has listened.
+# As in the runner, no part of Node is loaded before the package. Waits until the host listens.
 ENTRY = """
-import { noNetwork, useProxy } from "./network.js";
+import { blockNetwork, useProxy } from "./network.js";
 const [script, mode, ...args] = Deno.args;
 Deno.stdin.readSync(new Uint8Array(1));
 globalThis.loads = 0;
 const known = Object.getOwnPropertyDescriptor(globalThis, "process");
 Object.defineProperty(globalThis, "process", { ...known, get: () => (loads++, known.get.call(globalThis)) });
-if (mode === "none") noNetwork(args[0] ?? "");
+if (mode === "none") blockNetwork(args[0] ?? "");
 else useProxy("http://127.0.0.1:%d");
 globalThis.attempt = async (action) => {
   try {
     return String(await action());
   } catch (error) {
-    return `${error.name}: ${error.message}`;
+    // The reason of a failed `fetch` is in its cause.
+    const reason = error.message === "fetch failed" ? `: ${error.cause?.message}` : "";
+    return `${error.name}: ${error.message}${reason}`;
   }
 };
 const { default: run } = await import(`/pkg/${script}`);
@@ -54,29 +58,27 @@ Deno.exit(0);
 
 
 def deno(*arguments: str, cwd: Path) -> None:
-    """Deno outside of a jail, with its downloads kept where the build keeps them."""
+    """Runs Deno outside of a jail, with the download cache of the build."""
     environment = {"DENO_DIR": str(ROOT / "build/deno"), "DENO_TLS_CA_STORE": "mozilla,system", **os.environ}
-    command = [runtime.locate(), *arguments]
+    command = [deno_binary.find_deno(), *arguments]
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
 
 
 class Guests:
-    """Runs code in a tree of packages."""
-
     def __init__(self, tree: Path) -> None:
         self._tree = tree
         self._numbers = itertools.count(1)
         self._jail = jails.container()
-        self._doorkeeper = Doorkeeper()
+        self._netns_listener = NetnsListener()
         bundle = ("bundle", "--quiet", "--platform=deno", "-o", str(tree / "network.js"), "npm/network.ts")
         deno(*bundle, cwd=ROOT / "src/hutch/guest")
         (tree / "entry.mjs").write_text(ENTRY % PORT)
         (tree / "package.json").write_text(json.dumps({"dependencies": PACKAGES}))
         deno("install", "--quiet", cwd=tree)
 
-    async def run(self, code: str, *args: object, policy: Policy, kind: str = "mjs") -> Any:
-        """What the code's default export returns. With the mode `none` it has no proxy."""
+    async def run(self, code: str, *args: object, policy: EgressPolicy, kind: str = "mjs") -> Any:
+        """Returns the result of the code's default export. With mode `none` there is no proxy."""
         script = f"{next(self._numbers)}.{kind}"
         (self._tree / script).write_text(code)
         arguments = ("/pkg/entry.mjs", script, policy.mode, *map(str, args))
@@ -87,7 +89,8 @@ class Guests:
         with self._started(launch) as (child, pid):
             if policy.mode == "none":
                 return await self._finish(child)
-            proxy = await Proxy.start(await self._doorkeeper.listen(pid, PORT), policy)
+            listener, dns = await self._netns_listener.listen_with_dns(pid, PORT)
+            proxy = await EgressProxy.start(listener, policy, dns=dns)
             try:
                 return await self._finish(child)
             finally:
@@ -111,9 +114,9 @@ class Guests:
                 child.kill()
 
     async def _finish(self, child: subprocess.Popen[str]) -> Any:
-        out, err = await asyncio.to_thread(child.communicate, "go", jails.SECONDS)
+        out, err = await asyncio.to_thread(child.communicate, "go", jails.TIMEOUT_SECONDS)
         assert child.returncode == 0, err
         return json.loads(out.splitlines()[-1])
 
     async def close(self) -> None:
-        await self._doorkeeper.close()
+        await self._netns_listener.close()

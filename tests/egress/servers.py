@@ -1,4 +1,4 @@
-"""Servers on loopback, and a proxy to reach them through, for the tests."""
+"""Loopback servers, and a proxy to reach them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from hutch.egress.policy import Policy
-from hutch.egress.proxy import Proxy
+from hutch.egress.policy import EgressPolicy
+from hutch.egress.proxy.proxy import EgressProxy
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
-LOCAL = Policy("public", ("127.0.0.1", "localhost"))
+LOCAL = EgressPolicy("public", ("127.0.0.1", "localhost"))
 SECONDS = 10
 
 
 @contextlib.asynccontextmanager
-async def serving(handler: Handler, context: ssl.SSLContext | None = None) -> AsyncIterator[int]:
-    """A server whose every connection `handler` gets; its port."""
+async def run_server(handler: Handler, context: ssl.SSLContext | None = None) -> AsyncIterator[int]:
+    """Runs a server that passes every connection to `handler`. Yields its port."""
     tasks: set[asyncio.Task[None]] = set()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -46,21 +46,21 @@ async def serving(handler: Handler, context: ssl.SSLContext | None = None) -> As
 
 
 @contextlib.asynccontextmanager
-async def proxied(
-    policy: Policy = LOCAL, refusals: list[str] | None = None
-) -> AsyncIterator[tuple[Proxy, int]]:
-    """A proxy that anybody can reach, and its port."""
+async def run_proxy(
+    policy: EgressPolicy = LOCAL, refusals: list[str] | None = None
+) -> AsyncIterator[tuple[EgressProxy, int]]:
+    """Runs a proxy on loopback. Yields it and its port."""
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    proxy = await Proxy.start(listener, policy, None if refusals is None else refusals.append)
+    proxy = await EgressProxy.start(listener, policy, None if refusals is None else refusals.append)
     try:
         yield proxy, port
     finally:
         await proxy.close()
 
 
-async def http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answers with what it was asked."""
+async def echo_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Echoes an HTTP request."""
     head = await reader.readuntil(b"\r\n\r\n")
     length = next(
         (int(line[15:]) for line in head.split(b"\r\n") if line[:15].lower() == b"content-length:"), 0
@@ -69,9 +69,9 @@ async def http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
     if b" /redirect" in head.split(b"\r\n")[0]:
         writer.write(b"HTTP/1.1 302 Found\r\nLocation: http://10.0.0.1/\r\nContent-Length: 0\r\n\r\n")
     else:
-        told = head.split(b" HTTP/1.1")[0] + b" " + body
+        text = head.split(b" HTTP/1.1")[0] + b" " + body
         writer.write(
-            b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" % (len(told), told)
+            b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" % (len(text), text)
         )
     await writer.drain()
 
@@ -84,7 +84,7 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 @contextlib.asynccontextmanager
-async def connected(port: int) -> AsyncIterator[Streams]:
+async def open_connection(port: int) -> AsyncIterator[Streams]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         async with asyncio.timeout(SECONDS):
@@ -94,15 +94,15 @@ async def connected(port: int) -> AsyncIterator[Streams]:
 
 
 @contextlib.asynccontextmanager
-async def tunnelled(proxy: int, target: str) -> AsyncIterator[Streams]:
-    async with connected(proxy) as (reader, writer):
+async def open_tunnel(proxy: int, target: str) -> AsyncIterator[Streams]:
+    async with open_connection(proxy) as (reader, writer):
         writer.write(f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n".encode())
         assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 200 Connection established\r\n\r\n"
         yield reader, writer
 
 
 async def exchange(port: int, data: str | bytes) -> bytes:
-    """Everything that is answered to what is said."""
-    async with connected(port) as (reader, writer):
+    """Sends data and returns the whole response."""
+    async with open_connection(port) as (reader, writer):
         writer.write(data.encode() if isinstance(data, str) else data)
         return await reader.read()

@@ -5,7 +5,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 
 import pytest
 
-from hutch.egress.addresses import read_host, special
+from hutch.egress.addresses import parse_host, special_kind
 
 LOOPBACK = IPv4Address("127.0.0.1")
 
@@ -28,8 +28,8 @@ LOOPBACK = IPv4Address("127.0.0.1")
         "[0:0:0:0:0:FFFF:7F00:0001]",
     ],
 )
-def test_every_notation_of_an_address_is_that_address(text: str) -> None:
-    assert read_host(text) == LOOPBACK
+def test_every_notation_of_an_address_is_parsed(text: str) -> None:
+    assert parse_host(text) == LOOPBACK
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,9 @@ def test_every_notation_of_an_address_is_that_address(text: str) -> None:
         ".".join(["a" * 60] * 5),
     ],
 )
-def test_what_is_neither_a_name_nor_an_address_is_refused(text: str) -> None:
+def test_invalid_host_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"it |an address"):
-        read_host(text)
+        parse_host(text)
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ def test_what_is_neither_a_name_nor_an_address_is_refused(text: str) -> None:
         ("127.0.0.1.nip.io", "127.0.0.1.nip.io"),
     ],
 )
-def test_a_name_is_read_in_lower_case_and_without_its_last_dot(text: str, name: str) -> None:
-    assert read_host(text) == name
+def test_name_is_lowercased_without_trailing_dot(text: str, name: str) -> None:
+    assert parse_host(text) == name
 
 
 @pytest.mark.parametrize(
@@ -144,8 +144,8 @@ def test_a_name_is_read_in_lower_case_and_without_its_last_dot(text: str, name: 
         ("4000::1", "reserved"),
     ],
 )
-def test_an_address_that_is_not_public_is_known_by_its_kind(address: str, kind: str) -> None:
-    assert kind in (special(ip_address(address)) or "")
+def test_special_address_is_classified(address: str, kind: str) -> None:
+    assert kind in (special_kind(ip_address(address)) or "")
 
 
 @pytest.mark.parametrize(
@@ -155,14 +155,14 @@ def test_an_address_that_is_not_public_is_known_by_its_kind(address: str, kind: 
         *("2606:4700::1111", "2a00:1450::1", "64:ff9b::8.8.8.8", "2002:0808:0808::1", "2600::5efe:808:808"),
     ],
 )
-def test_a_public_address_is_nothing_special(address: str) -> None:
-    assert special(ip_address(address)) is None
+def test_public_address_is_not_special(address: str) -> None:
+    assert special_kind(ip_address(address)) is None
 
 
-def test_an_address_of_this_machine_is_not_public_even_if_it_looks_so(
+def test_public_address_of_this_machine_is_special(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As the kernel would say of an address that one of its interfaces has."""
+    """Simulates the kernel's answer for an address of a local interface."""
 
     class Probe(socket.socket):
         def connect(self, address: object) -> None:
@@ -172,6 +172,6 @@ def test_an_address_of_this_machine_is_not_public_even_if_it_looks_so(
             return ("8.8.8.8" if self.family == socket.AF_INET else "2606:4700::1111", 1)
 
     monkeypatch.setattr("hutch.egress.addresses.socket.socket", Probe)
-    assert special(IPv4Address("8.8.8.8")) == "an address of this machine"
-    assert special(IPv6Address("2606:4700::1111")) == "an address of this machine"
-    assert special(IPv4Address("8.8.4.4")) is None
+    assert special_kind(IPv4Address("8.8.8.8")) == "an address of this machine"
+    assert special_kind(IPv6Address("2606:4700::1111")) == "an address of this machine"
+    assert special_kind(IPv4Address("8.8.4.4")) is None

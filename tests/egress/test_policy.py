@@ -4,28 +4,46 @@ from ipaddress import ip_address
 
 import pytest
 
-from hutch.egress.addresses import read_host
-from hutch.egress.policy import Policy, Refused, check, policy_for
+from hutch.egress.addresses import parse_host
+from hutch.egress.policy import EgressPolicy, EgressRefused, check_settings, policy_for
 from hutch.errors import SettingError
 from hutch.settings import Settings
 
 
-def refused(policy: Policy, host: str, port: int, address: str | None = None) -> str | None:
-    """Why a host may not be reached at an address (its own, by default), or None if it may."""
-    where = read_host(host)
+def refused(policy: EgressPolicy, host: str, port: int | None, address: str | None = None) -> str | None:
+    """Returns why a host is refused at an address (by default its own), or None."""
+    where = parse_host(host)
     try:
         policy.check_host(where, port)
-    except Refused as error:
+    except EgressRefused as error:
         return error.message
     return policy.refusal(where, port, ip_address(address) if address or isinstance(where, str) else where)
 
 
 def test_none_refuses_everything() -> None:
-    assert refused(Policy("none", ("1.1.1.1",)), "1.1.1.1", 443) == "Network access is off for this tool."
+    assert (
+        refused(EgressPolicy("none", ("1.1.1.1",)), "1.1.1.1", 443) == "Network access is off for this tool."
+    )
 
 
-def test_public_permits_public_addresses_and_says_what_to_do_about_others() -> None:
-    policy = Policy("public")
+def test_without_a_port_a_host_is_permitted_if_any_of_its_ports_is() -> None:
+    assert refused(EgressPolicy("public"), "example.com", None, "1.1.1.1") is None
+    assert "a private address" in (refused(EgressPolicy("public"), "example.com", None, "10.0.0.1") or "")
+    allowed = EgressPolicy("allowlist", ("db.example:5432", "10.1.0.0/16:80"))
+    assert refused(allowed, "db.example", None, "10.0.0.1") is None
+    assert refused(allowed, "other.example", None, "1.1.1.1") == (
+        "other.example is not in the list of permitted hosts; "
+        "the operator can allow it with the setting egress_allow."
+    )
+    only = EgressPolicy("public", (), ("*.example.com:443",))
+    assert refused(only, "a.example.com", None, "1.1.1.1") is None
+    assert refused(only, "a.example.com", None, "10.0.0.1") is not None
+    assert refused(only, "example.org", None, "1.1.1.1") is not None
+    assert refused(EgressPolicy("none"), "example.com", None, "1.1.1.1") is not None
+
+
+def test_public_permits_public_addresses_and_explains_refusals() -> None:
+    policy = EgressPolicy("public")
     assert refused(policy, "example.com", 443, "1.1.1.1") is None
     assert refused(policy, "1.1.1.1", 8080) is None
     assert refused(policy, "api.example.com", 443, "10.0.0.1") == (
@@ -38,24 +56,24 @@ def test_public_permits_public_addresses_and_says_what_to_do_about_others() -> N
     assert "[fd00:ec2::254] is a metadata address" in (refused(policy, "[fd00:ec2::254]", 80) or "")
 
 
-def test_public_does_not_speak_to_ports_of_other_protocols_unless_they_are_allowed() -> None:
-    assert refused(Policy("public"), "example.com", 25, "1.1.1.1") == (
-        "Port 25 is not one for HTTP; "
+def test_public_refuses_ports_of_other_protocols_unless_allowed() -> None:
+    assert refused(EgressPolicy("public"), "example.com", 25, "1.1.1.1") == (
+        "Port 25 is not an HTTP port; "
         "the operator can allow it with example.com:25 in the setting egress_allow."
     )
-    assert refused(Policy("public", ("example.com:25",)), "example.com", 25, "1.1.1.1") is None
+    assert refused(EgressPolicy("public", ("example.com:25",)), "example.com", 25, "1.1.1.1") is None
 
 
-def test_a_host_that_the_operator_named_may_be_anywhere() -> None:
-    policy = Policy("public", ("db.internal:5432", "any.internal"))
+def test_named_host_is_permitted_at_any_address() -> None:
+    policy = EgressPolicy("public", ("db.internal:5432", "any.internal"))
     assert refused(policy, "DB.internal.", 5432, "10.0.0.1") is None
     assert refused(policy, "db.internal", 5433, "10.0.0.1") is not None
     assert refused(policy, "any.internal", 1234, "127.0.0.1") is None
     assert refused(policy, "x.any.internal", 1234, "127.0.0.1") is not None
 
 
-def test_an_address_or_network_that_the_operator_named_may_be_reached_by_any_name() -> None:
-    policy = Policy("public", ("10.1.0.0/16:80", "127.0.0.1:8080", "[fd00::1]:80", "fd01::/16", "::1"))
+def test_named_address_or_network_is_permitted_for_any_name() -> None:
+    policy = EgressPolicy("public", ("10.1.0.0/16:80", "127.0.0.1:8080", "[fd00::1]:80", "fd01::/16", "::1"))
     assert refused(policy, "10.1.2.3", 80) is None
     assert refused(policy, "name.example", 80, "10.1.2.3") is None
     assert refused(policy, "10.1.2.3", 81) is not None
@@ -67,13 +85,13 @@ def test_an_address_or_network_that_the_operator_named_may_be_reached_by_any_nam
     assert refused(policy, "[::1]", 81) is None
 
 
-def test_an_allowlist_permits_nothing_else() -> None:
-    policy = Policy("allowlist", ("api.example.com:443", "*.example.org", "1.1.1.1"))
+def test_allowlist_permits_nothing_else() -> None:
+    policy = EgressPolicy("allowlist", ("api.example.com:443", "*.example.org", "1.1.1.1"))
     assert refused(policy, "api.example.com", 443, "1.2.3.4") is None
     assert refused(policy, "x.example.org", 8443, "1.2.3.4") is None
     assert refused(policy, "1.1.1.1", 53) is None
     assert refused(policy, "api.example.com", 80, "1.2.3.4") == (
-        "api.example.com:80 is not on the list of what tools may reach; "
+        "api.example.com:80 is not in the list of permitted hosts; "
         "the operator can allow it with the setting egress_allow."
     )
     assert refused(policy, "example.org", 443, "1.2.3.4") is not None
@@ -81,37 +99,37 @@ def test_an_allowlist_permits_nothing_else() -> None:
     assert refused(policy, "8.8.8.8", 443) is not None
 
 
-def test_an_allowlist_refuses_a_name_before_it_is_looked_up() -> None:
-    """Otherwise a look-up would carry out what its name says."""
-    with pytest.raises(Refused, match=r"secret\.evil\.example:443 is not on the list"):
-        Policy("allowlist", ("10.0.0.0/8", "api.example.com")).check_host("secret.evil.example", 443)
+def test_allowlist_refuses_a_name_before_resolving_it() -> None:
+    """A DNS query could leak data in its name."""
+    with pytest.raises(EgressRefused, match=r"secret\.evil\.example:443 is not in the list"):
+        EgressPolicy("allowlist", ("10.0.0.0/8", "api.example.com")).check_host("secret.evil.example", 443)
 
 
-def test_a_suffix_says_which_names_but_not_that_they_may_lead_inside() -> None:
-    policy = Policy("allowlist", ("*.example.com",))
+def test_suffix_permits_names_but_not_internal_addresses() -> None:
+    policy = EgressPolicy("allowlist", ("*.example.com",))
     assert refused(policy, "x.example.com", 443, "1.1.1.1") is None
     assert "a private address" in (refused(policy, "x.example.com", 443, "10.0.0.1") or "")
     assert (
-        refused(Policy("allowlist", ("*.example.com", "10.0.0.0/8")), "x.example.com", 443, "10.0.0.1")
+        refused(EgressPolicy("allowlist", ("*.example.com", "10.0.0.0/8")), "x.example.com", 443, "10.0.0.1")
         is None
     )
 
 
-def test_a_package_is_narrowed_to_its_hosts() -> None:
+def test_package_is_restricted_to_its_hosts() -> None:
     settings = Settings(package_egress={"@a/b": "api.example.com:443  *.example.org", "quiet": "none"})
     policy = policy_for(settings, "@a/b")
     assert refused(policy, "api.example.com", 443, "1.1.1.1") is None
     assert refused(policy, "x.example.org", 443, "1.1.1.1") is None
     assert refused(policy, "other.example", 443, "1.1.1.1") == (
-        "other.example:443 is not among what this package may reach; "
+        "other.example:443 is not permitted for this package; "
         "the operator can add it to the setting package_egress."
     )
     assert refused(policy, "1.1.1.1", 443) is not None
-    assert policy_for(settings, "quiet") == Policy("none")
-    assert policy_for(settings, "another") == policy_for(settings) == Policy("public")
+    assert policy_for(settings, "quiet") == EgressPolicy("none")
+    assert policy_for(settings, "another") == policy_for(settings) == EgressPolicy("public")
 
 
-def test_a_package_is_never_given_more_than_the_server() -> None:
+def test_package_is_never_permitted_more_than_the_server() -> None:
     wider = {"p": "127.0.0.1:80 inside.example api.example.com"}
     policy = policy_for(Settings(package_egress=wider), "p")
     assert "a loopback address" in (refused(policy, "127.0.0.1", 80) or "")
@@ -120,17 +138,17 @@ def test_a_package_is_never_given_more_than_the_server() -> None:
         Settings(egress="allowlist", egress_allow=("api.example.com",), package_egress=wider), "p"
     )
     assert refused(listed, "api.example.com", 443, "1.1.1.1") is None
-    assert "is not on the list" in (refused(listed, "inside.example", 80, "1.1.1.1") or "")
-    assert policy_for(Settings(egress="none", package_egress=wider), "p") == Policy("none")
+    assert "is not in the list" in (refused(listed, "inside.example", 80, "1.1.1.1") or "")
+    assert policy_for(Settings(egress="none", package_egress=wider), "p") == EgressPolicy("none")
 
 
-def test_an_exception_of_the_server_holds_for_a_package_that_names_it() -> None:
+def test_server_exception_applies_to_a_package_that_names_it() -> None:
     settings = Settings(egress_allow=("127.0.0.1:8080",), package_egress={"p": "127.0.0.1"})
     assert refused(policy_for(settings, "p"), "127.0.0.1", 8080) is None
     assert refused(policy_for(settings, "p"), "127.0.0.1", 8081) is not None
 
 
-def test_equal_policies_are_one_key() -> None:
+def test_equal_policies_have_equal_hashes() -> None:
     settings = Settings(egress_allow=("a.example",), package_egress={"p": "a.example"})
     assert len({policy_for(settings, "p"), policy_for(settings, "p"), policy_for(settings)}) == 2
 
@@ -153,13 +171,13 @@ def test_equal_policies_are_one_key() -> None:
         *("[fe80::1%eth0]", "bücher.example", "user@host", "256.1.1.1", "*.example.com/8"),
     ],
 )
-def test_an_entry_that_is_none_is_an_error_that_names_it(entry: str) -> None:
+def test_invalid_entry_is_named_in_the_error(entry: str) -> None:
     with pytest.raises(SettingError) as caught:
         policy_for(Settings(egress_allow=("fine.example", entry)))
     assert caught.value.message.startswith(f"egress_allow: {entry!r}: ")
 
 
 @pytest.mark.parametrize("value", ["", "public", "allowlist", "none api.example.com", "http://x"])
-def test_what_a_package_is_narrowed_to_is_checked_at_the_start(value: str) -> None:
+def test_invalid_package_egress_is_an_error(value: str) -> None:
     with pytest.raises(SettingError, match="package_egress: @a/b: "):
-        check(Settings(package_egress={"fine": "none", "@a/b": value}))
+        check_settings(Settings(package_egress={"fine": "none", "@a/b": value}))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from urllib.parse import quote, quote_plus
 
 import pytest
+from tests.support.stalls import MAX_STALL_SECONDS, LoopStalls
 
 from hutch.egress.redaction import MARK, Redactor
 
@@ -33,7 +34,7 @@ FORMS: dict[str, Callable[[str], str]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("secret", [TOKEN, SECRET])
-def test_a_secret_is_found_in_every_form(secret: str, form: str) -> None:
+def test_secret_is_redacted_in_every_form(secret: str, form: str) -> None:
     written = FORMS[form](secret)
     redactor = Redactor([secret])
     assert redactor.text(f"<{written}>") == f"<{MARK}>"
@@ -44,24 +45,24 @@ def test_a_secret_is_found_in_every_form(secret: str, form: str) -> None:
 @pytest.mark.parametrize("after", ["", "!", "!!"])
 @pytest.mark.parametrize("before", ["", "u", "us", "user:"])
 @pytest.mark.parametrize("secret", [TOKEN, SECRET])
-def test_a_secret_is_found_in_base64_wherever_it_stands(
+def test_secret_is_redacted_in_base64_at_any_offset(
     secret: str, before: str, after: str, urlsafe: bool
 ) -> None:
     encode = base64.urlsafe_b64encode if urlsafe else base64.b64encode
-    scrubbed = Redactor([secret]).data(encode(f"{before}{secret}{after}".encode()))
-    assert MARK.encode() in scrubbed
-    # What is left are the few characters that the secret shares with its neighbours.
-    assert len(scrubbed) <= len(MARK) + 12
+    redacted = Redactor([secret]).data(encode(f"{before}{secret}{after}".encode()))
+    assert MARK.encode() in redacted
+    # Only the few characters that the secret shares with its neighbours may be left.
+    assert len(redacted) <= len(MARK) + 12
 
 
 @pytest.mark.parametrize("scheme", ["Bearer ", "bearer ", "Token ", "Bot "])
-def test_a_token_is_found_without_its_scheme(scheme: str) -> None:
+def test_token_is_redacted_without_its_scheme(scheme: str) -> None:
     redactor = Redactor([scheme + TOKEN])
     assert redactor.text(f'{{"token": "{TOKEN}"}}') == f'{{"token": "{MARK}"}}'
     assert TOKEN not in redactor.text(scheme + TOKEN)
 
 
-def test_a_login_is_found_decoded_and_its_password_alone() -> None:
+def test_basic_login_is_redacted_decoded_and_by_its_password() -> None:
     encoded = base64.b64encode(b"someone:correct horse").decode()
     redactor = Redactor([f"Basic {encoded}"])
     assert redactor.text(f"a {encoded} b") == f"a {MARK} b"
@@ -71,44 +72,53 @@ def test_a_login_is_found_decoded_and_its_password_alone() -> None:
     assert Redactor([f"Basic {key_alone}"]).text("sk_live_abc") == MARK
 
 
-def test_the_values_of_cookies_are_found_alone_and_decoded() -> None:
+def test_cookie_values_are_redacted_separately_and_decoded() -> None:
     redactor = Redactor(["theme=dark; session=s%3Aabcdef0123; csrf=0123456789"])
     assert redactor.text("s%3Aabcdef0123 s:abcdef0123 0123456789 dark") == f"{MARK} {MARK} {MARK} dark"
 
 
-def test_what_is_too_short_to_be_a_secret_is_left() -> None:
+def test_short_texts_are_not_redacted() -> None:
     assert not Redactor(["", "abc", " a "])
     assert Redactor(["abc"]).text("abcabc") == "abcabc"
     assert Redactor(["abcd"]).text("xabcdx") == f"x{MARK}x"
 
 
-def test_of_secrets_within_each_other_the_longest_is_taken() -> None:
+def test_longest_of_nested_secrets_is_redacted() -> None:
     redactor = Redactor(["secret", "secret-and-more"])
     assert redactor.text("secret-and-more secret") == f"{MARK} {MARK}"
 
 
-def test_json_values_are_scrubbed_in_every_text_and_key() -> None:
+def test_overlapping_secrets_are_redacted_completely() -> None:
+    redactor = Redactor(["abcdef-ghi", "ghi-klmnop"])
+    assert redactor.text("<abcdef-ghi-klmnop>") == f"<{MARK}>"
+    assert redactor.text("<abcdef-ghighi-klmnop>") == f"<{MARK}{MARK}>"
+    stream = redactor.stream()
+    parts = [stream.feed(byte.encode()) for byte in "<abcdef-ghi-klmnop>"]
+    assert b"".join(parts) + stream.end() == f"<{MARK}>".encode()
+
+
+async def test_json_values_are_redacted_in_strings_and_keys() -> None:
     redactor = Redactor([SECRET])
     value = {"a": [1, None, True, 1.5, {SECRET: f"x{SECRET}"}], "b": "plain"}
-    assert redactor.value(value) == {"a": [1, None, True, 1.5, {MARK: f"x{MARK}"}], "b": "plain"}
+    assert await redactor.value(value) == {"a": [1, None, True, 1.5, {MARK: f"x{MARK}"}], "b": "plain"}
     untouched = {"a": ["b", {"c": 1}]}
-    assert redactor.value(untouched) is untouched
-    assert redactor.value(SECRET) == MARK
+    assert await redactor.value(untouched) is untouched
+    assert await redactor.value(SECRET) == MARK
 
 
-def test_headers_are_scrubbed_in_names_and_values() -> None:
+async def test_headers_are_redacted_in_names_and_values() -> None:
     redactor = Redactor([TOKEN])
     headers = [("set-cookie", f"a={TOKEN}"), ("set-cookie", "b"), (TOKEN, "c")]
-    assert redactor.headers(headers) == [("set-cookie", f"a={MARK}"), ("set-cookie", "b"), (MARK, "c")]
+    assert await redactor.headers(headers) == [("set-cookie", f"a={MARK}"), ("set-cookie", "b"), (MARK, "c")]
 
 
-def test_texts_with_lone_surrogates_and_large_numbers_pass() -> None:
+async def test_lone_surrogates_and_large_numbers_are_unchanged() -> None:
     redactor = Redactor([TOKEN])
     assert redactor.text(f"\ud800{TOKEN}") == f"\ud800{MARK}"
-    assert redactor.value(["\ud800", TOKEN, 10**40]) == ["\ud800", MARK, 10**40]
+    assert await redactor.value(["\ud800", TOKEN, 10**40]) == ["\ud800", MARK, 10**40]
 
 
-def test_a_secret_is_found_as_a_header_carries_it() -> None:
+def test_secret_is_redacted_in_latin_1() -> None:
     redactor = Redactor(["pässwörd"])
     assert redactor.data("<pässwörd>".encode("latin-1")) == f"<{MARK}>".encode()
     assert redactor.data("<pässwörd>".encode()) == f"<{MARK}>".encode()
@@ -116,7 +126,7 @@ def test_a_secret_is_found_as_a_header_carries_it() -> None:
 
 
 @pytest.mark.parametrize("form", ["raw", "url", "hex", "json"])
-def test_a_secret_split_anywhere_between_pieces_never_gets_through(form: str) -> None:
+def test_secret_split_between_pieces_is_redacted(form: str) -> None:
     written = FORMS[form](SECRET).encode()
     data = b"before " + written + b" between " + written + b" after"
     expected = data.replace(written, MARK.encode())
@@ -125,29 +135,29 @@ def test_a_secret_split_anywhere_between_pieces_never_gets_through(form: str) ->
         assert stream.feed(data[:at]) + stream.feed(data[at:]) + stream.end() == expected
 
 
-def test_a_secret_in_pieces_of_any_size_never_gets_through() -> None:
-    chance = random.Random(7)
+def test_secret_in_pieces_of_any_size_is_redacted() -> None:
+    rng = random.Random(7)
     written = [FORMS[form](secret).encode() for form in FORMS for secret in (SECRET, TOKEN)]
     for _ in range(50):
-        parts = [chance.choice([*written, b"sk", b"sk-abc", b" ", b"%73", b"some text"]) for _ in range(40)]
+        parts = [rng.choice([*written, b"sk", b"sk-abc", b" ", b"%73", b"some text"]) for _ in range(40)]
         data = b"".join(parts)
         redactor = Redactor([SECRET, TOKEN])
         stream, out, at = redactor.stream(), b"", 0
         while at < len(data):
-            size = chance.choice([1, 2, 5, 17, 100])
+            size = rng.choice([1, 2, 5, 17, 100])
             out += stream.feed(data[at : at + size])
             at += size
         assert out + stream.end() == redactor.data(data)
 
 
-def test_what_cannot_become_a_secret_is_not_held_back() -> None:
+def test_data_that_cannot_become_a_secret_is_not_held_back() -> None:
     stream = Redactor([TOKEN]).stream()
     assert stream.feed(b"data: hello\n\n") == b"data: hello\n\n"
     assert stream.feed(b"data: sk-ab") == b"data: "
     assert stream.feed(b"x") == b"sk-abx"
 
 
-def test_no_secrets_cost_nothing() -> None:
+def test_without_secrets_data_is_not_copied() -> None:
     data = b"x" * 100
     redactor = Redactor([])
     assert redactor.data(data) is data
@@ -155,12 +165,12 @@ def test_no_secrets_cost_nothing() -> None:
     assert not redactor
 
 
-def test_a_redactor_does_not_show_what_it_knows() -> None:
+def test_repr_does_not_contain_secrets() -> None:
     assert TOKEN not in repr(Redactor([TOKEN]))
 
 
 @pytest.mark.parametrize("length", [1_024, 1_025, 5_000, 60_000])
-def test_long_secrets_are_found_whole_and_in_pieces(length: int) -> None:
+def test_long_secrets_are_redacted_completely(length: int) -> None:
     secret = "".join(f"{at:x}/" for at in range(length))[:length]
     redactor = Redactor([secret])
     for text in (secret, base64.b64encode(b"x" + secret.encode()).decode(), secret.encode().hex()):
@@ -168,8 +178,19 @@ def test_long_secrets_are_found_whole_and_in_pieces(length: int) -> None:
         data = f"<{text}>".encode()
         step = 700 if length < 10_000 else 7_000
         parts = [stream.feed(data[at : at + step]) for at in range(0, len(data), step)]
-        heard = (b"".join(parts) + stream.end()).decode()
-        left = heard.replace(MARK, "")
-        # Where pieces meet, a character of Base64 is in none of them alone.
+        received = (b"".join(parts) + stream.end()).decode()
+        left = received.replace(MARK, "")
+        # Where pieces meet, a Base64 character belongs to neither of them alone.
         assert len(left) <= 6 + 3 * (length // 1_000 + 1)
         assert redactor.text(text).count(MARK) >= length // 1_024
+
+
+async def test_value_that_is_made_of_a_secret_does_not_block_the_event_loop() -> None:
+    secret = "\\" * 1_000
+    redactor = Redactor([secret])
+    await redactor.value([secret])
+    text = "\\" * 500_000
+    async with LoopStalls() as stalls:
+        redacted = await redactor.value({"long": f"<{text}>", secret: [1, secret]})
+    assert redacted == {"long": f"<{MARK}>", MARK: [1, MARK]}
+    assert stalls.longest < MAX_STALL_SECONDS

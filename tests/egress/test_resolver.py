@@ -11,17 +11,17 @@ from ipaddress import ip_address
 import pytest
 
 from hutch.egress import resolver
-from hutch.egress.policy import Policy, Refused
-from hutch.egress.resolver import Unreachable, connect, resolve
+from hutch.egress.policy import EgressPolicy, EgressRefused
+from hutch.egress.resolver import HostUnreachable, connect, resolve
 
-PUBLIC = Policy("public")
+PUBLIC = EgressPolicy("public")
 
 Names = dict[str, list[str]]
 
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> Names:
-    """What the machine's resolver knows, instead of what it really does. Counts in `asked`."""
+    """Replaces the system's resolver and records its calls in `asked`."""
     known: Names = {"asked": []}
 
     def lookup(name: str) -> list[str]:
@@ -44,18 +44,18 @@ def shown(addresses: list[resolver.Address]) -> list[str]:
     return [str(address) for address in addresses]
 
 
-async def test_only_permitted_addresses_of_a_name_are_left(names: Names) -> None:
+async def test_only_permitted_addresses_are_returned(names: Names) -> None:
     names["mixed.example"] = ["10.0.0.1", "1.1.1.1", "::1", "2606:4700::1111", "169.254.169.254"]
     assert shown(await resolve(PUBLIC, "mixed.example", 443)) == ["1.1.1.1", "2606:4700::1111"]
 
 
-async def test_a_name_without_permitted_addresses_is_refused(names: Names) -> None:
+async def test_name_without_permitted_addresses_is_refused(names: Names) -> None:
     names["inside.example"] = ["::ffff:10.0.0.1", "127.0.0.1"]
-    with pytest.raises(Refused, match=r"^inside\.example resolves to 10\.0\.0\.1, a private address; "):
+    with pytest.raises(EgressRefused, match=r"^inside\.example resolves to 10\.0\.0\.1, a private address; "):
         await resolve(PUBLIC, "inside.example", 443)
 
 
-async def test_families_take_turns_after_the_first_choice_of_the_machine(names: Names) -> None:
+async def test_address_families_alternate(names: Names) -> None:
     names["a.example"] = ["2606:4700::1", "2606:4700::2", "1.1.1.1", "1.1.1.2", "1.1.1.3"]
     expected = ["2606:4700::1", "1.1.1.1", "2606:4700::2", "1.1.1.2", "1.1.1.3"]
     assert shown(await resolve(PUBLIC, "a.example", 443)) == expected
@@ -64,49 +64,56 @@ async def test_families_take_turns_after_the_first_choice_of_the_machine(names: 
 @pytest.mark.parametrize(
     "host", ["127.1", "0x7f.1", "[::1]", "localhost%", "[fe80::1%eth0]", "①.example", ""]
 )
-async def test_what_is_no_name_is_never_looked_up(names: Names, host: str) -> None:
-    with pytest.raises(Refused):
+async def test_invalid_name_is_never_resolved(names: Names, host: str) -> None:
+    with pytest.raises(EgressRefused):
         await resolve(PUBLIC, host, 80)
     assert names["asked"] == []
 
 
-async def test_what_may_not_be_reached_is_never_looked_up(names: Names) -> None:
-    for policy in (Policy("none"), Policy("allowlist", ("a.example",)), Policy("public", (), ("a.example",))):
-        with pytest.raises(Refused):
+async def test_refused_name_is_never_resolved(names: Names) -> None:
+    for policy in (
+        EgressPolicy("none"),
+        EgressPolicy("allowlist", ("a.example",)),
+        EgressPolicy("public", (), ("a.example",)),
+    ):
+        with pytest.raises(EgressRefused):
             await resolve(policy, "secret.evil.example", 443)
     assert names["asked"] == []
 
 
 @pytest.mark.parametrize("port", [0, -1, 65536])
-async def test_a_port_that_is_none_is_refused(names: Names, port: int) -> None:
-    with pytest.raises(Refused, match="is no port"):
+async def test_invalid_port_is_refused(names: Names, port: int) -> None:
+    with pytest.raises(EgressRefused, match="is not a port"):
         await resolve(PUBLIC, "1.1.1.1", port)
 
 
-async def test_an_address_with_a_zone_is_not_tried(names: Names) -> None:
+async def test_address_with_a_zone_is_ignored(names: Names) -> None:
     names["zone.example"] = ["fe80::1%lo"]
-    with pytest.raises(Unreachable, match="has no address"):
-        await resolve(Policy("public", ("zone.example",)), "zone.example", 80)
+    with pytest.raises(HostUnreachable, match="has no address"):
+        await resolve(EgressPolicy("public", ("zone.example",)), "zone.example", 80)
 
 
-async def test_a_name_is_looked_up_once_and_its_answer_is_what_is_connected_to(names: Names) -> None:
-    """Whoever answers differently the second time (DNS rebinding) is not asked a second time."""
+async def test_name_is_resolved_once_before_connecting(names: Names) -> None:
+    """DNS rebinding: a second query could return another address."""
     with listening() as port:
         names["once.example"] = ["127.0.0.1"]
-        (await connect(Policy("public", (f"once.example:{port}",)), "once.example", port)).close()
+        (await connect(EgressPolicy("public", (f"once.example:{port}",)), "once.example", port)).close()
     assert names["asked"] == ["once.example"]
 
 
-async def test_an_unknown_name_is_said_to_be_so(names: Names) -> None:
-    with pytest.raises(Unreachable, match=r"^no\.example cannot be resolved: name or service not known\.$"):
+async def test_unknown_name_is_unreachable(names: Names) -> None:
+    with pytest.raises(
+        HostUnreachable, match=r"^no\.example cannot be resolved: name or service not known\.$"
+    ) as caught:
         await connect(PUBLIC, "no.example", 443)
+    assert caught.value.error_code == "ENOTFOUND"
 
 
-async def test_the_machine_resolves_names_itself() -> None:
-    assert ip_address("127.0.0.1") in await resolve(Policy("public", ("localhost",)), "localhost", 80)
+async def test_system_resolver_is_used() -> None:
+    assert ip_address("127.0.0.1") in await resolve(EgressPolicy("public", ("localhost",)), "localhost", 80)
 
 
-async def test_a_name_server_that_does_not_answer_does_not_hold_anybody_up(
+async def test_unresponsive_name_server_does_not_block(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answer = threading.Event()
@@ -117,34 +124,37 @@ async def test_a_name_server_that_does_not_answer_does_not_hold_anybody_up(
 
     monkeypatch.setattr(resolver, "lookup", lookup)
     monkeypatch.setattr(resolver, "RESOLVE_SECONDS", 0.05)
-    with pytest.raises(Unreachable, match="was not resolved within") as caught:
+    with pytest.raises(HostUnreachable, match="was not resolved within") as caught:
         await connect(PUBLIC, "slow.example", 443)
-    assert caught.value.timed_out
+    assert (caught.value.timed_out, caught.value.error_code) == (True, "EAI_AGAIN")
     answer.set()
-    # It gives its place back, which is not to be one of the next test's.
+    # The thread releases its slot, which must not be that of the next test.
     for thread in threading.enumerate():
         if thread.name == "hutch-lookup":
             thread.join()
 
 
-async def test_look_ups_are_bounded(monkeypatch: pytest.MonkeyPatch, names: Names) -> None:
+async def test_lookups_are_limited(monkeypatch: pytest.MonkeyPatch, names: Names) -> None:
     monkeypatch.setattr(resolver, "_lookups", threading.BoundedSemaphore(1))
     names["a.example"] = ["1.1.1.1"]
     resolver._lookups.acquire()
-    with pytest.raises(Unreachable, match="Too many names"):
+    with pytest.raises(HostUnreachable, match="Too many names"):
         await resolve(PUBLIC, "a.example", 443)
     resolver._lookups.release()
     for _ in range(3):
         await resolve(PUBLIC, "a.example", 443)
 
 
-async def test_the_next_address_is_tried_when_one_fails(names: Names) -> None:
+async def test_next_address_is_tried_after_a_failure(names: Names) -> None:
     names["two.example"] = ["::1", "127.0.0.1"]
-    with listening() as port, await connect(Policy("public", ("two.example",)), "two.example", port) as sock:
+    with (
+        listening() as port,
+        await connect(EgressPolicy("public", ("two.example",)), "two.example", port) as sock,
+    ):
         assert sock.getpeername()[0] == "127.0.0.1"
 
 
-async def test_the_next_address_is_tried_beside_one_that_does_not_answer(
+async def test_next_address_is_tried_beside_an_unresponsive_one(
     names: Names, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[str] = []
@@ -158,32 +168,37 @@ async def test_the_next_address_is_tried_beside_one_that_does_not_answer(
 
     monkeypatch.setattr(resolver, "_connect_to", connect_to)
     names["two.example"] = ["127.0.0.2", "127.0.0.1"]
-    with listening() as port, await connect(Policy("public", ("two.example",)), "two.example", port) as sock:
+    with (
+        listening() as port,
+        await connect(EgressPolicy("public", ("two.example",)), "two.example", port) as sock,
+    ):
         assert sock.getpeername()[0] == "127.0.0.1"
     assert tried == ["127.0.0.2", "127.0.0.1"]
 
 
-async def test_the_last_failure_is_told(names: Names) -> None:
+async def test_last_failure_is_reported(names: Names) -> None:
     with listening() as port:
         pass
-    with pytest.raises(Unreachable, match=rf"^127\.0\.0\.1:{port} cannot be reached: .*refused") as caught:
-        await connect(Policy("public", ("127.0.0.1",)), "127.0.0.1", port)
-    assert not caught.value.timed_out
+    with pytest.raises(
+        HostUnreachable, match=rf"^127\.0\.0\.1:{port} cannot be reached: .*refused"
+    ) as caught:
+        await connect(EgressPolicy("public", ("127.0.0.1",)), "127.0.0.1", port)
+    assert (caught.value.timed_out, caught.value.error_code) == (False, "ECONNREFUSED")
 
 
-async def test_who_does_not_answer_at_all_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unresponsive_host_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     async def connect_to(address: resolver.Address, port: int) -> socket.socket:
         await asyncio.Event().wait()
         raise AssertionError
 
     monkeypatch.setattr(resolver, "_connect_to", connect_to)
     monkeypatch.setattr(resolver, "CONNECT_SECONDS", 0.05)
-    with pytest.raises(Unreachable, match=r"1\.1\.1\.1:443 did not answer within") as caught:
+    with pytest.raises(HostUnreachable, match=r"1\.1\.1\.1:443 did not answer within") as caught:
         await connect(PUBLIC, "1.1.1.1", 443)
-    assert caught.value.timed_out
+    assert (caught.value.timed_out, caught.value.error_code) == (True, "ETIMEDOUT")
 
 
-async def test_of_two_connections_one_is_closed(monkeypatch: pytest.MonkeyPatch, names: Names) -> None:
+async def test_second_of_two_connections_is_closed(monkeypatch: pytest.MonkeyPatch, names: Names) -> None:
     made: list[socket.socket] = []
     both = asyncio.Event()
     real = resolver._connect_to
@@ -200,16 +215,14 @@ async def test_of_two_connections_one_is_closed(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(resolver, "HEAD_START_SECONDS", 0)
     names["two.example"] = ["127.0.0.1", "127.0.0.2"]
     with listening("0.0.0.0") as port:
-        sock = await connect(Policy("public", ("two.example",)), "two.example", port)
+        sock = await connect(EgressPolicy("public", ("two.example",)), "two.example", port)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert [each.fileno() >= 0 for each in made].count(True) == 1
         sock.close()
 
 
-async def test_a_machine_without_the_family_goes_on_with_the_other(
-    monkeypatch: pytest.MonkeyPatch, names: Names
-) -> None:
+async def test_unsupported_address_family_is_skipped(monkeypatch: pytest.MonkeyPatch, names: Names) -> None:
     real: Callable[..., socket.socket] = socket.socket
 
     def make(family: int = socket.AF_INET, *rest: int, **more: int) -> socket.socket:
@@ -220,4 +233,4 @@ async def test_a_machine_without_the_family_goes_on_with_the_other(
     names["two.example"] = ["2606:4700::1", "127.0.0.1"]
     with listening() as port:
         monkeypatch.setattr(resolver.socket, "socket", make)
-        (await connect(Policy("public", ("two.example",)), "two.example", port)).close()
+        (await connect(EgressPolicy("public", ("two.example",)), "two.example", port)).close()

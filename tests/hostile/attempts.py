@@ -1,4 +1,4 @@
-"""Many forbidden things tried in one execution, and what became of each."""
+"""Tries many forbidden actions in one execution."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ REFUSED = "refused"
 
 
 def program(attempts: Mapping[str, str]) -> str:
-    """Code that makes every attempt by itself and tells its loot, or that it was refused."""
+    """Returns code that makes each attempt and returns what it got or that it was refused."""
     functions = ",\n".join(
         f"{json.dumps(name)}: async () => {{ {code if 'return ' in code else f'return ({code})'} }}"
         for name, code in attempts.items()
     )
     return f"""
         const attempts = {{ {functions} }};
-        const told = {{}};
+        const results = {{}};
         for (const [name, attempt] of Object.entries(attempts)) {{
           try {{
-            const loot = await Promise.race([
-              attempt(), new Promise((_, reject) => setTimeout(reject, 2000, new Error('never came'))),
+            const value = await Promise.race([
+              attempt(), new Promise((_, reject) => setTimeout(reject, 2000, new Error('timeout'))),
             ]);
-            const nothing = loot === undefined || loot === null;
-            told[name] = nothing ? '{REFUSED}: nothing' : `got ${{JSON.stringify(loot)}}`;
+            const nothing = value === undefined || value === null;
+            results[name] = nothing ? '{REFUSED}: nothing' : `got ${{JSON.stringify(value)}}`;
           }} catch (error) {{
-            told[name] = `{REFUSED}: ${{error?.name}}: ${{error?.message}}`.slice(0, 200);
+            results[name] = `{REFUSED}: ${{error?.name}}: ${{error?.message}}`.slice(0, 200);
           }}
         }}
-        return told;
+        return results;
     """
 
 
-def successes(told: Mapping[str, str]) -> dict[str, str]:
-    return {name: what for name, what in told.items() if not what.startswith(REFUSED)}
+def successes(results: Mapping[str, str]) -> dict[str, str]:
+    return {name: result for name, result in results.items() if not result.startswith(REFUSED)}

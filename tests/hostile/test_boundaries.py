@@ -1,4 +1,4 @@
-"""What attackers found once: each of these broke something, and may not again."""
+"""Regression tests for attacks that once succeeded."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 from tests.conftest import Run
-from tests.messages import execute
+from tests.support.memory_channel import MemoryChannel
+from tests.support.messages import execute
 
 import hutch
-from hutch.session.channel import MemoryChannel
 from hutch.session.host import Limits
-from hutch.session.link import Link
-from hutch.session.serving import Answer, Request, Serving
+from hutch.session.multiplexer import Multiplexer
+from hutch.session.run import Result
+from hutch.session.runner import ChannelServer, ExecutionRequest, PendingBytes
 
 
 async def echo(value: Any, /) -> Any:
-    """Gives back what it gets."""
     return value
 
 
@@ -34,11 +34,10 @@ LARGE = {
 
 
 @pytest.mark.parametrize("code", LARGE.values(), ids=LARGE.keys())
-async def test_what_is_too_large_fails_itself_and_no_neighbour(code: str) -> None:
+async def test_oversized_value_fails_only_its_own_run(code: str) -> None:
     release = asyncio.Event()
 
     async def hold() -> int:
-        """Waits."""
         await release.wait()
         return 1
 
@@ -52,12 +51,12 @@ async def test_what_is_too_large_fails_itself_and_no_neighbour(code: str) -> Non
         assert (await neighbour).result == 1
 
 
-TWICE = {
-    "a fault that is written otherwise": """
+CHANGING = {
+    "an error that changes when read again": """
         let n = 0;
         Object.prototype.toJSON = function () { return n++ ? this : { code: 1, message: 2 } };
         throw new Error("x")""",
-    "a result that is deep the second time": """
+    "a result that is deep when read again": """
         let n = 0;
         const deep = () => { let x = []; for (let i = 0; i < 200; i++) x = [x]; return x };
         return { get a() { return n++ ? deep() : 1 } }""",
@@ -68,8 +67,8 @@ TWICE = {
 }
 
 
-@pytest.mark.parametrize("code", TWICE.values(), ids=TWICE.keys())
-async def test_what_changes_while_it_is_read_ends_at_once_and_alone(run: Run, code: str) -> None:
+@pytest.mark.parametrize("code", CHANGING.values(), ids=CHANGING.keys())
+async def test_value_that_changes_while_it_is_read_fails_quickly_and_alone(run: Run, code: str) -> None:
     result = await run(code, timeout_ms=20_000)
     assert result.error is not None
     assert result.error.code in ("runtime_error", "serialization_error")
@@ -77,23 +76,23 @@ async def test_what_changes_while_it_is_read_ends_at_once_and_alone(run: Run, co
 
 
 @pytest.mark.parametrize("code", ["memory_limit", "internal_error", "timeout", "tool_error"])
-async def test_no_code_is_made_by_a_guests_own_tojson(run: Run, code: str) -> None:
+async def test_tojson_of_a_guest_cannot_forge_an_error_code(run: Run, code: str) -> None:
     result = await run(f'Object.prototype.toJSON = () => ({{ code: "{code}", message: "m" }}); throw 1')
     assert result.error is not None
     assert result.error.code == "runtime_error"
 
 
-async def test_a_fence_that_never_closes_takes_no_time(run: Run) -> None:
+async def test_unclosed_code_fence_takes_no_time(run: Run) -> None:
     result = await run("```\n" + " " * 400_000 + "x", timeout_ms=20_000)
     assert result.error is not None
     assert result.error.name == "SyntaxError"
     assert result.duration_ms < 10_000
 
 
-async def test_a_loop_over_slow_native_calls_is_stopped_and_its_neighbour_unharmed() -> None:
+async def test_loop_over_slow_native_calls_is_stopped_without_harming_its_neighbour() -> None:
     async with hutch.Hutch(quickjs_processes=1) as h:
         slow = asyncio.create_task(
-            # Some milliseconds each: what a busy machine makes of several must stay below the grace.
+            # Several calls, of some milliseconds each, must stay below the grace on a busy machine.
             h.run('const b = "x".repeat(1e6); for (;;) b.indexOf("y")', timeout_ms=1_000)
         )
         neighbour = await h.run("await tools.echo(1)", tools=[echo], timeout_ms=20_000)
@@ -103,7 +102,7 @@ async def test_a_loop_over_slow_native_calls_is_stopped_and_its_neighbour_unharm
         assert result.error.code == "timeout"
 
 
-async def test_no_timer_is_lost_however_many_are_due_at_once(run: Run) -> None:
+async def test_no_timer_is_lost_when_many_are_due_at_once(run: Run) -> None:
     result = await run(
         """
         let fired = 0;
@@ -118,91 +117,93 @@ async def test_no_timer_is_lost_however_many_are_due_at_once(run: Run) -> None:
     assert result.result == 3000
 
 
-async def test_a_runner_that_says_started_again_and_again_ends_no_later() -> None:
+async def test_repeated_started_messages_do_not_extend_the_timeout() -> None:
     host, runner = MemoryChannel.pair()
-    link = Link(host)
+    multiplexer = Multiplexer(host)
     runner.on_line = lambda _: None
-    session = link.open("e", "", Limits(timeout_ms=100), [])
+    session = multiplexer.open("e", "", Limits(timeout_ms=100), [])
 
     async def insist() -> None:
-        while session.outcome is None:
+        while session.result is None:
             runner.send(b'{"type":"started","id":"e"}\n')
             await asyncio.sleep(0.005)
 
     async with asyncio.timeout(10):
         await asyncio.gather(insist(), session.wait())
-    assert session.outcome is not None
-    assert session.outcome.error is not None
-    assert session.outcome.error.code == "timeout"
+    assert session.result is not None
+    assert session.result.error is not None
+    assert session.result.error.code == "timeout"
 
 
-async def test_a_result_with_line_breaks_stays_one_message() -> None:
+async def test_result_with_line_breaks_stays_one_message() -> None:
     host, runner = MemoryChannel.pair()
-    link = Link(host)
+    multiplexer = Multiplexer(host)
     runner.on_line = lambda _: None
-    session = link.open("e", "", Limits(), [])
+    session = multiplexer.open("e", "", Limits(), [])
     forged = b'[1,\r{"type":"done","id":"victim","ok":true,"durationMs":1,"logs":[]}\r]'
     runner.send(b'{"type":"done","id":"e","ok":true,"durationMs":1,"logs":[],"result":' + forged + b"}\n")
-    outcome = await session.wait()
-    assert outcome.result_json is not None
-    assert b"\r" not in outcome.result_json
-    assert json.loads(outcome.result_json) == json.loads(forged)
+    result = await session.wait()
+    assert result.result_json is not None
+    assert b"\r" not in result.result_json
+    assert json.loads(result.result_json) == json.loads(forged)
 
 
-class Client:
-    """A host on the other end of a serving channel."""
+class FakeHost:
+    """The host side of a served channel."""
 
     def __init__(self, run: Any) -> None:
-        ours, self.channel = MemoryChannel.pair()
-        self.heard: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self.channel.on_line = lambda line: self.heard.put_nowait(json.loads(line))
-        self.serving = Serving(ours, run, multiplexed=True)
+        served, self.channel = MemoryChannel.pair()
+        self.received: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.channel.on_line = lambda line: self.received.put_nowait(json.loads(line))
+        self.server = ChannelServer(
+            served, run, multiplexed=True, pending=PendingBytes(2**20), owner="client"
+        )
 
-    def say(self, message: dict[str, Any]) -> None:
+    def send(self, message: dict[str, Any]) -> None:
         self.channel.send(json.dumps(message).encode() + b"\n")
 
 
-async def test_an_execution_cancelled_before_it_began_is_answered_and_leaves_nothing() -> None:
-    async def run(request: Request) -> Answer:
-        raise AssertionError("it never begins")
+async def test_execution_cancelled_before_its_start_is_answered() -> None:
+    async def run(request: ExecutionRequest) -> Result:
+        raise AssertionError("it must not start")
 
-    client = Client(run)
-    client.say(execute("s", "1"))
-    client.say({"type": "cancel", "id": "s"})
+    host = FakeHost(run)
+    host.send(execute("s", "1"))
+    host.send({"type": "cancel", "id": "s"})
     async with asyncio.timeout(10):
-        done = await client.heard.get()
+        done = await host.received.get()
         assert (done["id"], done["error"]["code"]) == ("s", "timeout")
-        await client.serving.stop()
-    assert client.serving.active == 0
+        await host.server.stop()
+        await host.server.wait_idle()
 
 
-async def test_a_clients_pretty_printed_tool_result_does_not_break_the_runners_lines() -> None:
-    got: list[bytes] = []
+async def test_pretty_printed_tool_result_of_a_client_stays_one_line() -> None:
+    results: list[bytes] = []
 
-    async def run(request: Request) -> Answer:
-        got.append(await request.providers[0].dispatch("t", None, None))  # type: ignore[arg-type]
-        return Answer(ok=True, duration_ms=1, logs=[])
+    async def run(request: ExecutionRequest) -> Result:
+        results.append(await request.providers[0].dispatch("t", None, None))  # type: ignore[arg-type]
+        return Result(ok=True, duration_ms=1, logs=[])
 
-    client = Client(run)
-    client.say(execute("s", "1", tools=("t",)))
+    host = FakeHost(run)
+    host.send(execute("s", "1", tools=("t",)))
     async with asyncio.timeout(10):
-        call = await client.heard.get()
+        call = await host.received.get()
         line = json.dumps(
             {"type": "tool_result", "callId": call["callId"], "ok": True, "result": {"a": 1}}, indent=1
         )
-        client.channel.send(line.replace("\n", "\r").encode())
-        await client.heard.get()
-    assert json.loads(got[0]) == {"a": 1}
-    assert b"\r" not in got[0]
+        host.channel.send(line.replace("\n", "\r").encode())
+        await host.received.get()
+    assert json.loads(results[0]) == {"a": 1}
+    assert b"\r" not in results[0]
 
 
-async def test_a_guest_that_ends_its_own_process_is_not_run_again() -> None:
+async def test_guest_that_ends_its_own_process_is_not_retried() -> None:
     async with hutch.Hutch(deno_warm=0) as h:
         result = await h.run("Deno.exit(1)", engine="deno")
         assert result.error is not None
         assert result.error.code == "runtime_error"
         assert h._kernel is not None
-        assert h._kernel.pool.stats().tally.started == 1
+        assert h._kernel.pool.stats().counters.started == 1
 
 
 async def test_many_first_executions_at_once_start_no_more_processes_than_allowed() -> None:
@@ -210,21 +211,21 @@ async def test_many_first_executions_at_once_start_no_more_processes_than_allowe
         results = await asyncio.gather(*(h.run(f"{n}") for n in range(32)))
         assert [each.result for each in results] == [*range(32)]
         assert h._kernel is not None
-        assert h._kernel.pool.stats().tally.started <= 3
+        assert h._kernel.pool.stats().counters.started <= 3
 
 
-async def test_nonsense_without_end_is_cut_off(tmp_path: Path) -> None:
+async def test_endless_garbage_disconnects_the_runner(tmp_path: Path) -> None:
     evil = tmp_path / "evil.py"
     evil.write_text(
         textwrap.dedent("""
             import sys
             for line in sys.stdin:
                 while True:
-                    sys.stdout.write("nonsense\\n" * 1000)
+                    sys.stdout.write("garbage\\n" * 1000)
         """)
     )
     async with hutch.Hutch(runner=[sys.executable, str(evil)]) as h, asyncio.timeout(60):
         result = await h.run("1", timeout_ms=30_000)
     assert result.error is not None
     assert result.error.code == "internal_error"
-    assert "protocol" in result.error.message
+    assert "invalid messages" in result.error.message

@@ -1,4 +1,4 @@
-"""Ways out of the sandbox: to the host's objects, files, environment, processes and network."""
+"""Attempts to reach the host's objects, files, environment, processes and network."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tests.hostile.attempts import program, successes
 
 import hutch
 
-# What each gives is loot unless it is nothing or an error.
+# An attempt succeeds if its value is neither null, undefined nor an error.
 CONSTRUCTORS = {
     "the environment through Function": "([]).constructor.constructor('return process')().env.PATH",
-    "all of it": "Object.keys(([]).constructor.constructor('return process')().env).length || null",
+    "all variables": "Object.keys(([]).constructor.constructor('return process')().env).length || null",
     "through an async function": "(async () => {}).constructor('return process.env.HOME')()",
     "through a generator": "(function* () {}).constructor('yield process.env.HOME')().next().value",
     "through a tool": "tools.echo.constructor('return process.env.HOME')()",
@@ -35,14 +35,14 @@ CONSTRUCTORS = {
 }
 
 IMPORTS = {
-    "a text": "(await import('/etc/passwd', { with: { type: 'text' } })).default",
-    "a text by URL": "(await import('file:///etc/hostname', { with: { type: 'text' } })).default",
-    "a text by a relative path": "(await import('../../../etc/passwd', { with: { type: 'text' } })).default",
+    "a text module": "(await import('/etc/passwd', { with: { type: 'text' } })).default",
+    "a text module by URL": "(await import('file:///etc/hostname', { with: { type: 'text' } })).default",
+    "a text module by path": "(await import('../../../etc/passwd', { with: { type: 'text' } })).default",
     "bytes": "(await import('file:///etc/hostname', { with: { type: 'bytes' } })).default",
     "json": "(await import('file:///hutch/image.json', { with: { type: 'json' } })).default",
     "a module of WebAssembly": "Object.keys(await import('file:///hutch/quickjs.wasm'))",
     "the runner itself": "Object.keys(await import('file:///hutch/deno.js'))",
-    "its image": "(await import('file:///hutch/image.bin', { with: { type: 'bytes' } })).default",
+    "the memory image": "(await import('file:///hutch/image.bin', { with: { type: 'bytes' } })).default",
     "from a module of data": (
         '(await import(\'data:text/javascript,export default (await import("file:///etc/passwd",'
         ' {with:{type:"text"}})).default\')).default'
@@ -61,7 +61,7 @@ IMPORTS = {
     "jsr": "await import('jsr:@std/path')",
     "https": "await import('https://deno.land/std/version.ts')",
     "http on the loopback": "await import('http://127.0.0.1:8080/x.js')",
-    "a bare name": "await import('left-pad')",
+    "a bare specifier": "await import('left-pad')",
     "node's loader": (
         "const { createRequire } = await import('node:module');"
         " return createRequire('file:///')('/etc/passwd')"
@@ -112,7 +112,7 @@ FILES = {
         "await Deno.connect({ transport: 'unix', path: '/hutch.sock' }); return 'connected'"
     ),
     "stat": "Deno.statSync('/etc/passwd').size",
-    "real paths": "Deno.realPathSync('/')",
+    "real path of a file": "Deno.realPathSync('/')",
     "a key-value store": "await Deno.openKv('/tmp/kv'); return 'opened'",
     "a database": "new (await import('node:sqlite')).DatabaseSync('/tmp/db'); return 'opened'",
     "watching": "Deno.watchFs('/'); return 'watching'",
@@ -123,7 +123,7 @@ SYSTEM = {
     "the environment": "Deno.env.toObject()",
     "one variable": "Deno.env.get('PATH')",
     "node's environment": "(await import('node:process')).env.PATH",
-    "setting one": "Deno.env.set('LD_PRELOAD', '/tmp/x'); return 'set'",
+    "setting a variable": "Deno.env.set('LD_PRELOAD', '/tmp/x'); return 'set'",
     "a command": "new Deno.Command('/deno', { args: ['--version'] }).outputSync().code",
     "spawning": "new Deno.Command('/bin/sh').spawn().pid",
     "node's exec": "(await import('node:child_process')).execSync('id').toString()",
@@ -151,7 +151,7 @@ SYSTEM = {
     "asking for permission": (
         "(await Deno.permissions.request({ name: 'read' })).state === 'granted' ? 'granted' : null"
     ),
-    "a worker with as much": (
+    "a worker with inherited permissions": (
         'const w = new Worker(\'data:text/javascript,try{postMessage(Deno.readTextFileSync("/etc/passwd"))}'
         "catch(e){postMessage(null)}', { type: 'module' });"
         " return await new Promise((r, j) => { w.onmessage = (e) => r(e.data);"
@@ -166,11 +166,11 @@ NETWORK = {
     "fetch of metadata": "(await fetch('http://169.254.169.254/latest/meta-data/')).status",
     "fetch of the loopback": "(await fetch('http://127.0.0.1:PORT/')).status",
     "fetch of a file": "await (await fetch('file:///etc/passwd')).text()",
-    "a name": "await Deno.resolveDns('example.com', 'A')",
-    "a name by a server": (
+    "a DNS lookup": "await Deno.resolveDns('example.com', 'A')",
+    "a lookup with a name server": (
         "await Deno.resolveDns('example.com', 'A', { nameServer: { ipAddr: '8.8.8.8', port: 53 } })"
     ),
-    "node's names": "await (await import('node:dns/promises')).lookup('example.com')",
+    "node's DNS lookup": "await (await import('node:dns/promises')).lookup('example.com')",
     "a connection": "await Deno.connect({ hostname: '127.0.0.1', port: PORT }); return 'connected'",
     "a connection with TLS": "await Deno.connectTls({ hostname: '1.1.1.1', port: 443 }); return 'connected'",
     "listening": "Deno.listen({ port: 0 }).addr.port",
@@ -203,9 +203,9 @@ NETWORK = {
     ),
 }
 
-# Deno answers these by ending the execution, or even its process.
+# Deno ends the execution, or even its process, on these.
 LETHAL = {
-    "a worker with more": (
+    "a worker with more permissions": (
         "const w = new Worker('data:text/javascript,postMessage(Deno.readTextFileSync(\"/etc/passwd\"))',"
         " { type: 'module', deno: { permissions: { read: true } } });"
         " return await new Promise((r, j) => { w.onmessage = (e) => r(e.data);"
@@ -229,7 +229,7 @@ async def fail() -> None:
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-async def test_every_way_out_is_refused(run: Run, topic: str) -> None:
+async def test_every_escape_is_refused(run: Run, topic: str) -> None:
     attempts = TOPICS[topic]
     result = await run(program(attempts), tools=[echo, fail], timeout_ms=60_000)
     assert result.error is None
@@ -238,14 +238,14 @@ async def test_every_way_out_is_refused(run: Run, topic: str) -> None:
 
 
 @pytest.mark.parametrize("code", LETHAL.values(), ids=LETHAL.keys())
-async def test_what_deno_does_not_stand_for_ends_the_guest_alone(sandbox: hutch.Hutch, code: str) -> None:
+async def test_lethal_attempt_ends_only_the_guest(sandbox: hutch.Hutch, code: str) -> None:
     result = await sandbox.run(code, engine="deno")
     assert result.error is not None
     assert result.error.code in ("runtime_error", "internal_error")
     assert (await sandbox.run("1", engine="deno")).result == 1
 
 
-async def test_no_network_of_any_kind_can_be_reached(run: Run) -> None:
+async def test_no_network_can_be_reached(run: Run) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
         port = server.getsockname()[1]
@@ -253,12 +253,12 @@ async def test_no_network_of_any_kind_can_be_reached(run: Run) -> None:
         result = await run(program(attempts), timeout_ms=60_000)
         assert result.error is None
         assert successes(result.result) == {}
-        # Not even the attempt of a connection has come out.
+        # Not even a connection attempt got out.
         with pytest.raises(BlockingIOError):
             server.accept()
 
 
-async def test_the_hosts_environment_is_nowhere_inside(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_environment_of_the_host_is_not_visible(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HUTCH_TEST_SECRET", "very-secret-indeed")
     code = (
         "const p = globalThis.process; return JSON.stringify([globalThis.Deno?.args, p?.argv,"
@@ -272,7 +272,7 @@ async def test_the_hosts_environment_is_nowhere_inside(run: Run, monkeypatch: py
     assert home == "/" or home not in result.result
 
 
-async def test_only_data_and_blobs_and_node_s_own_modules_can_be_imported_in_deno(
+async def test_deno_imports_only_data_blobs_and_node_modules(
     sandbox: hutch.Hutch,
 ) -> None:
     code = """
@@ -285,7 +285,7 @@ async def test_only_data_and_blobs_and_node_s_own_modules_can_be_imported_in_den
     assert (await sandbox.run(code, engine="deno")).result == [1, 2, "a/b"]
 
 
-async def test_quickjs_imports_nothing_at_all(sandbox: hutch.Hutch) -> None:
+async def test_quickjs_imports_nothing(sandbox: hutch.Hutch) -> None:
     attempts = {
         kind: f"Object.keys(await import('{kind}'))"
         for kind in (
@@ -301,17 +301,17 @@ async def test_quickjs_imports_nothing_at_all(sandbox: hutch.Hutch) -> None:
     assert successes(result.result) == {}
 
 
-async def test_the_host_s_own_event_loop_is_free_while_all_this_goes_on(run: Run) -> None:
-    beats = 0
+async def test_event_loop_of_the_host_stays_responsive(run: Run) -> None:
+    ticks = 0
 
-    async def beat() -> None:
-        nonlocal beats
+    async def tick() -> None:
+        nonlocal ticks
         while True:
             await anyio.sleep(0.01)
-            beats += 1
+            ticks += 1
 
     async with anyio.create_task_group() as group:
-        group.start_soon(beat)
+        group.start_soon(tick)
         await run("for (;;);", timeout_ms=500)
         group.cancel_scope.cancel()
-    assert beats > 15
+    assert ticks > 15

@@ -1,4 +1,4 @@
-"""A host that is killed takes its guests with it, and the next one sweeps up what it left."""
+"""Guests die with a killed host, and the next host cleans up after it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.hostile.processes import exists, gone, groups
+from tests.hostile.processes import exists, groups, wait_for_exit
 from tests.sandbox.jails import descendants
 
 import hutch
@@ -45,8 +45,8 @@ asyncio.run(main())
 
 
 @pytest.fixture(autouse=True)
-def apart(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Where no host of another test sweeps. Short: there are sockets in it."""
+def own_runtime_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A runtime folder that no other test's host cleans up. Short, because it contains sockets."""
     with tempfile.TemporaryDirectory(prefix="hd") as folder:
         monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
         yield
@@ -63,46 +63,46 @@ def host() -> Iterator[subprocess.Popen[str]]:
             child.kill()
 
 
-def left_folders(pid: int) -> list[Path]:
+def temp_dirs(pid: int) -> list[Path]:
     folder = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     return [*Path(folder).glob(f"hutch-run-*-{pid}-*")]
 
 
-async def test_no_guest_outlives_a_host_that_was_killed(host: subprocess.Popen[str]) -> None:
-    below = descendants(host.pid)[1:]
-    assert len(below) >= 8
+async def test_no_guest_outlives_a_killed_host(host: subprocess.Popen[str]) -> None:
+    pids = descendants(host.pid)[1:]
+    assert len(pids) >= 8
     os.kill(host.pid, signal.SIGKILL)
     host.wait(30)
-    for pid in below:
-        await gone(pid)
-    assert not any(map(exists, below))
+    for pid in pids:
+        await wait_for_exit(pid)
+    assert not any(map(exists, pids))
 
 
-async def test_the_next_host_sweeps_up(host: subprocess.Popen[str]) -> None:
-    below = descendants(host.pid)[1:]
-    assert left_folders(host.pid)
+async def test_next_host_cleans_up(host: subprocess.Popen[str]) -> None:
+    pids = descendants(host.pid)[1:]
+    assert temp_dirs(host.pid)
     os.kill(host.pid, signal.SIGKILL)
     host.wait(30)
-    for pid in below:
-        await gone(pid)
-    assert left_folders(host.pid)
+    for pid in pids:
+        await wait_for_exit(pid)
+    assert temp_dirs(host.pid)
     async with hutch.Hutch() as sandbox:
         assert (await sandbox.run("1")).ok
-        assert left_folders(host.pid) == []
+        assert temp_dirs(host.pid) == []
         assert groups(host.pid) == set()
 
 
-async def test_a_host_that_ends_by_itself_leaves_nothing() -> None:
-    before = {*left_folders(os.getpid())}, groups(os.getpid())
+async def test_host_that_closes_leaves_nothing_behind() -> None:
+    before = {*temp_dirs(os.getpid())}, groups(os.getpid())
     async with hutch.Hutch() as sandbox:
         for engine in ("quickjs", "deno"):
             assert (await sandbox.run("1", engine=engine)).ok
-        assert {*left_folders(os.getpid())} > before[0]
-    assert ({*left_folders(os.getpid())}, groups(os.getpid()) - before[1]) == (before[0], set())
+        assert {*temp_dirs(os.getpid())} > before[0]
+    assert ({*temp_dirs(os.getpid())}, groups(os.getpid()) - before[1]) == (before[0], set())
 
 
-async def test_a_folder_of_a_host_that_lives_is_not_swept(host: subprocess.Popen[str]) -> None:
-    mine = left_folders(host.pid)
+async def test_folder_of_a_running_host_is_kept(host: subprocess.Popen[str]) -> None:
+    before = temp_dirs(host.pid)
     async with hutch.Hutch() as sandbox:
         assert (await sandbox.run("1")).ok
-    assert left_folders(host.pid) == mine != []
+    assert temp_dirs(host.pid) == before != []

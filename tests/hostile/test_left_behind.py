@@ -1,4 +1,4 @@
-"""What a guest could leave for the next: storage, files, channels, threads; nothing of it is found."""
+"""State that a guest leaves in storage, files, channels or threads is not visible to the next one."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import anyio
 import pytest
 from tests.conftest import Run
 from tests.hostile.attempts import program
-from tests.hostile.processes import gone, runners
-from tests.processes import PATIENCE
+from tests.hostile.processes import runners, wait_for_exit
+from tests.support.processes import TIMEOUT_SECONDS
 
 import hutch
 
-LEAVE = {
+LEAVE_STATE = {
     "localStorage": "localStorage.setItem('left', 'secret'); return localStorage.getItem('left')",
     "sessionStorage": "sessionStorage.setItem('left', 'secret'); return sessionStorage.getItem('left')",
     "caches": (
@@ -25,7 +25,7 @@ LEAVE = {
     "a file": "Deno.writeTextFileSync('/tmp/left', 'secret'); return 'written'",
     "a file beside the bundle": "Deno.writeTextFileSync('/hutch/left', 'secret'); return 'written'",
     "a variable": "Deno.env.set('LEFT', 'secret'); return 'set'",
-    "a directory to be in": "Deno.chdir('/tmp'); return 'moved'",
+    "a working directory": "Deno.chdir('/tmp'); return 'moved'",
     "a global": "globalThis.left = 'secret'; return 'set'",
     "a symbol": "globalThis[Symbol.for('left')] = Symbol.for('left').description; return 'set'",
     "a module": (
@@ -41,7 +41,7 @@ LEAVE = {
     "a lock": "await navigator.locks?.request?.('left', () => new Promise(() => {})); return 'locked'",
 }
 
-LOOK = {
+FIND = {
     "localStorage": "localStorage.getItem('left')",
     "sessionStorage": "sessionStorage.getItem('left')",
     "caches": "(await (await caches.open('left')).match('http://left/'))?.status",
@@ -50,7 +50,7 @@ LOOK = {
     "files": "[...Deno.readDirSync('/tmp')].map((e) => e.name)",
     "a file beside the bundle": "Deno.readTextFileSync('/hutch/left')",
     "a variable": "Deno.env.get('LEFT')",
-    "a directory to be in": "typeof Deno !== 'undefined' && Deno.cwd() !== '/' ? Deno.cwd() : null",
+    "a working directory": "typeof Deno !== 'undefined' && Deno.cwd() !== '/' ? Deno.cwd() : null",
     "a global": "globalThis.left",
     "a symbol": "globalThis[Symbol.for('left')]",
     "a module": "(await import('data:text/javascript,export const box = {}')).box.left",
@@ -59,66 +59,66 @@ LOOK = {
 }
 
 
-async def test_nothing_that_one_execution_leaves_is_found_by_the_next(run: Run) -> None:
-    # How much of it can be left at all is not the question here.
-    left = await run(program(LEAVE), timeout_ms=30_000)
+async def test_no_state_of_one_execution_is_visible_to_the_next(run: Run) -> None:
+    # Some attempts to leave something may fail; that does not matter here.
+    left = await run(program(LEAVE_STATE), timeout_ms=30_000)
     assert left.error is None
     for _ in range(3):
-        result = await run(program(LOOK), timeout_ms=30_000)
+        result = await run(program(FIND), timeout_ms=30_000)
         assert result.error is None
         assert {name: what for name, what in result.result.items() if what.startswith("got")} == {}
 
 
 @pytest.mark.parametrize("owners", [("a", "a"), ("a", "b")], ids=["of one owner", "of two"])
-async def test_executions_at_once_cannot_talk_to_each_other(
+async def test_concurrent_executions_cannot_communicate(
     sandbox: hutch.Hutch, owners: tuple[str, str]
 ) -> None:
     listening = anyio.Event()
-    spoken = anyio.Event()
+    sent = anyio.Event()
 
     async def ready() -> None:
         listening.set()
-        await spoken.wait()
+        await sent.wait()
 
     listener = """
-        const heard = [];
-        const hear = (e) => heard.push(e.data);
-        for (const name of ['left', 'hutch']) new BroadcastChannel(name).onmessage = hear;
-        addEventListener('storage', (e) => heard.push(e.key));
+        const received = [];
+        const receive = (e) => received.push(e.data);
+        for (const name of ['left', 'hutch']) new BroadcastChannel(name).onmessage = receive;
+        addEventListener('storage', (e) => received.push(e.key));
         await tools.ready();
         await new Promise((resolve) => setTimeout(resolve, 50));
-        return heard;
+        return received;
     """
-    speaker = """
+    sender = """
         for (const name of ['left', 'hutch']) new BroadcastChannel(name).postMessage('secret');
         await new Promise((resolve) => setTimeout(resolve, 50));
-        return 'spoken';
+        return 'sent';
     """
     task = asyncio.create_task(sandbox.run(listener, engine="deno", tools=[ready], owner=owners[0]))
-    with anyio.fail_after(PATIENCE):
+    with anyio.fail_after(TIMEOUT_SECONDS):
         await listening.wait()
-    assert (await sandbox.run(speaker, engine="deno", owner=owners[1])).result == "spoken"
-    spoken.set()
+    assert (await sandbox.run(sender, engine="deno", owner=owners[1])).result == "sent"
+    sent.set()
     assert (await task).result == []
 
 
-async def test_threads_that_a_guest_started_end_with_it(sandbox: hutch.Hutch) -> None:
-    before, held = runners(sandbox), set()
+async def test_threads_of_a_guest_end_with_it(sandbox: hutch.Hutch) -> None:
+    before, started = runners(sandbox), set()
 
-    async def look() -> None:
-        held.update(runners(sandbox) - before)
+    async def find_runner() -> None:
+        started.update(runners(sandbox) - before)
 
     code = """
         for (let i = 0; i < 4; i++) new Worker('data:text/javascript,for (;;);', { type: 'module' });
-        await tools.look();
+        await tools.find_runner();
         return 'left';
     """
-    assert (await sandbox.run(code, engine="deno", tools=[look])).result == "left"
-    [holder] = held
-    await gone(holder)
+    assert (await sandbox.run(code, engine="deno", tools=[find_runner])).result == "left"
+    [pid] = started
+    await wait_for_exit(pid)
 
 
-async def test_a_bomb_of_threads_is_bounded(sandbox: hutch.Hutch) -> None:
+async def test_thread_bomb_is_limited(sandbox: hutch.Hutch) -> None:
     code = """
         const workers = [];
         for (let i = 0; i < 2000; i++) {

@@ -1,4 +1,6 @@
-"""Guests that never end: what can be interrupted is, what cannot costs its process; neighbours live on."""
+"""Endless guests time out: by interruption if possible, otherwise by killing their process. Neighbours
+survive.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ from collections.abc import AsyncIterator
 import anyio
 import pytest
 from tests.conftest import Run
-from tests.hostile.processes import exists, gone, runners
-from tests.processes import PATIENCE
+from tests.hostile.processes import exists, runners, wait_for_exit
+from tests.support.processes import TIMEOUT_SECONDS
 
 import hutch
 
@@ -43,7 +45,7 @@ LOOPS = {
     "an error's message": "throw Object.defineProperty(new Error(), 'message', { get() { for (;;); } })",
     "a thrown object": "throw { toString() { for (;;); }, toJSON() { for (;;); } }",
     "sort": "[3, 1, 2].sort(() => { for (;;); })",
-    "sort that never agrees": (
+    "inconsistent sort comparator": (
         "const a = Array.from({ length: 1e6 }, Math.random); for (;;) a.sort(() => Math.random() - 0.5)"
     ),
     "a regular expression": "/^(a+)+$/.test('a'.repeat(40) + 'b')",
@@ -62,7 +64,7 @@ LOOPS = {
     "Atomics.wait": "Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0)",
 }
 
-# QuickJS does not look at the clock inside these, Deno's own timers do not either.
+# QuickJS does not check the clock inside these calls, nor do Deno's own timers.
 NATIVE = {
     "join": "const a = []; a.length = 4294967295; a.join()",
     "a big integer as text": "for (;;) (7n ** 200000n).toString()",
@@ -74,12 +76,12 @@ NATIVE = {
 }
 
 
-async def test_endless_guests_time_out_each_by_itself(run: Run) -> None:
+async def test_endless_guests_time_out(run: Run) -> None:
     began = time.monotonic()
     results = await asyncio.gather(*(run(code, timeout_ms=500) for code in LOOPS.values()))
     assert time.monotonic() - began < 20
     ends = {name: result.error and result.error.code for name, result in zip(LOOPS, results, strict=True)}
-    # Where an engine refuses something at once, that is an end too.
+    # The engine may also refuse these immediately.
     assert {name: end for name, end in ends.items() if end not in ("timeout", "runtime_error")} == {}
     refused = {name for name, end in ends.items() if end == "runtime_error"}
     assert refused <= {"Atomics.wait", "recursion", "a regular expression", "another"}
@@ -87,7 +89,7 @@ async def test_endless_guests_time_out_each_by_itself(run: Run) -> None:
 
 
 @pytest.mark.parametrize("code", NATIVE.values(), ids=NATIVE.keys())
-async def test_a_native_call_that_cannot_be_interrupted_times_out(run: Run, code: str) -> None:
+async def test_uninterruptible_native_call_times_out(run: Run, code: str) -> None:
     began = time.monotonic()
     result = await run(code, timeout_ms=250)
     assert result.error is not None
@@ -97,31 +99,31 @@ async def test_a_native_call_that_cannot_be_interrupted_times_out(run: Run, code
 
 @pytest.fixture
 async def one_process() -> AsyncIterator[hutch.Hutch]:
-    """All executions in one runner process."""
+    """A sandbox with one runner process."""
     async with hutch.Hutch(quickjs_processes=1, quickjs_warm=0, deno_warm=0) as sandbox:
         yield sandbox
 
 
-async def test_the_process_of_a_call_that_cannot_be_interrupted_is_gone(one_process: hutch.Hutch) -> None:
+async def test_process_of_an_uninterruptible_call_is_killed(one_process: hutch.Hutch) -> None:
     await one_process.run("1")
-    [mine] = runners(one_process)
+    [pid] = runners(one_process)
     result = await one_process.run(NATIVE["join"], timeout_ms=250)
     assert result.error is not None
     assert result.error.code == "timeout"
-    await gone(mine)
+    await wait_for_exit(pid)
     assert (await one_process.run("1 + 1")).result == 2
 
 
-async def test_a_loop_that_can_be_interrupted_costs_nobody_a_process(one_process: hutch.Hutch) -> None:
+async def test_interruptible_loop_costs_no_process(one_process: hutch.Hutch) -> None:
     await one_process.run("1")
-    mine = runners(one_process)
+    pid = runners(one_process)
     for _ in range(3):
         assert not (await one_process.run("for (;;);", timeout_ms=100)).ok
     assert (await one_process.run("1")).ok
-    assert runners(one_process) == mine
+    assert runners(one_process) == pid
 
 
-async def test_innocent_neighbours_run_again_or_are_told(one_process: hutch.Hutch) -> None:
+async def test_neighbours_of_a_killed_process_are_retried_or_get_an_error(one_process: hutch.Hutch) -> None:
     called = anyio.Event()
     calls = 0
 
@@ -134,14 +136,14 @@ async def test_innocent_neighbours_run_again_or_are_told(one_process: hutch.Hutc
     await one_process.run("1")
     [shared] = runners(one_process)
     slow = "await new Promise((resolve) => setTimeout(resolve, 600)); return 'fine'"
-    innocent = [asyncio.create_task(one_process.run(slow, timeout_ms=10_000)) for _ in range(3)]
+    neighbours = [asyncio.create_task(one_process.run(slow, timeout_ms=10_000)) for _ in range(3)]
     with_tool = asyncio.create_task(one_process.run("await tools.wait()", tools=[wait], timeout_ms=10_000))
-    with anyio.fail_after(PATIENCE):
+    with anyio.fail_after(TIMEOUT_SECONDS):
         await called.wait()
-    culprit = await one_process.run(NATIVE["join"], timeout_ms=200)
-    assert culprit.error is not None
-    assert culprit.error.code == "timeout"
-    assert [each.result for each in await asyncio.gather(*innocent)] == ["fine"] * 3
+    uninterruptible = await one_process.run(NATIVE["join"], timeout_ms=200)
+    assert uninterruptible.error is not None
+    assert uninterruptible.error.code == "timeout"
+    assert [each.result for each in await asyncio.gather(*neighbours)] == ["fine"] * 3
     victim = await with_tool
     assert victim.error is not None
     assert victim.error.code == "internal_error"
@@ -150,7 +152,7 @@ async def test_innocent_neighbours_run_again_or_are_told(one_process: hutch.Hutc
     assert not exists(shared)
 
 
-async def test_a_parser_s_worst_case_times_out(run: Run) -> None:
+async def test_worst_case_of_the_parser_times_out(run: Run) -> None:
     began = time.monotonic()
     result = await run("const a: x = " + "f<" * 5_000 + "1", timeout_ms=300)
     assert result.error is not None
@@ -169,20 +171,76 @@ async def test_guests_that_ignore_signals_are_killed(sandbox: hutch.Hutch) -> No
         await tools.ready();
         for (;;);
     """
-    there = anyio.Event()
+    started = anyio.Event()
     before, alive = runners(sandbox), set()
 
     async def ready() -> None:
         alive.update(runners(sandbox) - before)
-        there.set()
+        started.set()
 
     task = asyncio.create_task(sandbox.run(code, engine="deno", tools=[ready], timeout_ms=1_000))
-    with anyio.fail_after(PATIENCE):
-        await there.wait()
+    with anyio.fail_after(TIMEOUT_SECONDS):
+        await started.wait()
     result = await task
     assert result.error is not None
     assert result.error.code == "timeout"
     assert (await sandbox.run("1", engine="deno")).result == 1
     assert alive
     for pid in alive:
-        await gone(pid)
+        await wait_for_exit(pid)
+
+
+TRAPS = {
+    "loop": "const trap = () => { for (;;); };",
+    "throw": "const trap = () => { throw new Error('trap') };",
+    "throw a Proxy": "const trap = () => { throw thrown };",
+    "recursion": "const trap = () => trap() + 1;",
+}
+PROXY = (
+    "const names = ['get', 'has', 'getPrototypeOf', 'ownKeys', 'getOwnPropertyDescriptor', 'apply'];"
+    " const handler = Object.fromEntries(names.map((name) => [name, trap]));"
+    " const thrown = new Proxy({target}, handler);"
+)
+PROXY_TARGETS = ("{}", "new Error('inner')", "() => 1")
+
+
+@pytest.mark.parametrize("throw", ["throw thrown", "await Promise.reject(thrown)"])
+@pytest.mark.parametrize("trap", TRAPS.values(), ids=TRAPS)
+async def test_thrown_proxy_ends_the_execution_immediately(run: Run, trap: str, throw: str) -> None:
+    for target in PROXY_TARGETS:
+        result = await run(f"{trap} {PROXY.replace('{target}', target)} {throw}", timeout_ms=20_000)
+        assert result.error is not None
+        assert (result.error.code, result.error.message) == ("runtime_error", "The guest threw a Proxy")
+
+
+async def test_proxy_thrown_in_a_timer_ends_the_execution_immediately(sandbox: hutch.Hutch) -> None:
+    """Deno itself reads errors of timers, so there the traps take the guest's time."""
+    throw = "setTimeout(() => { throw thrown }); await new Promise(() => {})"
+    for trap in TRAPS.values():
+        code = f"{trap} {PROXY.replace('{target}', '{}')} {throw}"
+        result = await sandbox.run(code, timeout_ms=20_000)
+        assert result.error is not None
+        assert result.error.message == "The guest threw a Proxy"
+
+
+UNREADABLE = {
+    "getters that throw": (
+        "class E extends Error { get message() { throw 1 } get stack() { throw 2 } } throw new E()"
+    ),
+    "a symbol as the message": "throw Object.assign(new Error(), { message: Symbol('x') })",
+    "a prototype that throws": (
+        "throw Object.create(new Proxy({}, { get() { throw 1 }, getPrototypeOf() { throw 2 } }))"
+    ),
+    "an object that cannot be converted": "throw { toJSON() { throw 1 }, toString() { throw 2 } }",
+    "an object without conversions": "const o = Object.create(null); o.o = o; throw o",
+}
+
+
+@pytest.mark.parametrize("code", UNREADABLE.values(), ids=UNREADABLE)
+async def test_thrown_value_that_cannot_be_read_ends_the_execution_immediately(run: Run, code: str) -> None:
+    result = await run(code, timeout_ms=20_000)
+    assert result.error is not None
+    assert (result.error.code, result.error.message) == (
+        "runtime_error",
+        "The guest threw a value that cannot be read",
+    )

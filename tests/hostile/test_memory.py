@@ -1,4 +1,4 @@
-"""Memory: bombs of every kind end as memory_limit, nobody imitates one, what was taken is given back."""
+"""Memory bombs end as memory_limit, cannot be faked, and leave no memory in use."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ BOMBS = {
 async def test_every_bomb_exceeds_its_memory_limit(run: Run) -> None:
     options = {"memory_limit_bytes": LIMIT, "timeout_ms": 60_000}
     results = await asyncio.gather(*(run(code, **options) for code in BOMBS.values()))
-    wanted = ("memory_limit", "Execution exceeded its memory limit of 32 MiB")
+    expected = ("memory_limit", "Execution exceeded its memory limit of 32 MiB")
     ends = {
         name: (result.error.code, result.error.message) if result.error else result.result
         for name, result in zip(BOMBS, results, strict=True)
     }
-    assert {name: end for name, end in ends.items() if end != wanted} == {}
+    assert {name: end for name, end in ends.items() if end != expected} == {}
 
 
-async def test_a_guest_that_only_makes_jobs_exceeds_its_memory_whatever_is_left_of_it(
+async def test_guest_that_only_queues_jobs_exceeds_its_memory_at_every_limit(
     sandbox: hutch.Hutch,
 ) -> None:
-    """Where there is room for a promise and none for its job, QuickJS drops the job and goes on."""
+    """If memory suffices for a promise but not for its job, QuickJS drops the job and continues."""
     limits = range(4 * MIB, 5 * MIB, 64 * 1024)
     code = "for (;;) queueMicrotask(() => {})"
     results = await asyncio.gather(
@@ -71,13 +71,13 @@ async def test_a_guest_that_only_makes_jobs_exceeds_its_memory_whatever_is_left_
     assert {result.error and result.error.code for result in results} == {"memory_limit"}
 
 
-async def test_a_string_that_doubles_exceeds_the_memory_of_quickjs(sandbox: hutch.Hutch) -> None:
+async def test_doubling_string_exceeds_the_memory_of_quickjs(sandbox: hutch.Hutch) -> None:
     result = await sandbox.run("let s = 'x'; for (;;) s += s", memory_limit_bytes=LIMIT)
     assert result.error is not None
     assert result.error.code == "memory_limit"
 
 
-async def test_what_is_within_the_limit_may_be_used(run: Run) -> None:
+async def test_memory_within_the_limit_may_be_used(run: Run) -> None:
     code = (
         "const a = []; for (let i = 0; i < 40; i++) a.push(new Uint8Array(1024 * 1024).fill(1));"
         " return a.length"
@@ -85,12 +85,12 @@ async def test_what_is_within_the_limit_may_be_used(run: Run) -> None:
     assert (await run(code, memory_limit_bytes=64 * MIB)).result == 40
 
 
-async def test_memory_that_is_freed_may_be_used_again(run: Run) -> None:
+async def test_freed_memory_may_be_reused(run: Run) -> None:
     code = "let a; for (let i = 0; i < 200; i++) a = new Uint8Array(1024 * 1024).fill(i); return a[0]"
     assert (await run(code, memory_limit_bytes=64 * MIB, timeout_ms=20_000)).result == 199
 
 
-async def test_a_larger_limit_is_larger(run: Run) -> None:
+async def test_larger_limit_allows_more(run: Run) -> None:
     code = (
         "const a = []; for (let i = 0; i < 150; i++) a.push(new Uint8Array(1024 * 1024).fill(1));"
         " return a.length"
@@ -101,7 +101,7 @@ async def test_a_larger_limit_is_larger(run: Run) -> None:
     assert (await run(code, memory_limit_bytes=256 * MIB)).result == 150
 
 
-async def test_the_logs_before_a_bomb_are_kept(run: Run) -> None:
+async def test_logs_before_a_bomb_are_kept(run: Run) -> None:
     result = await run(
         f"console.log('before'); {BOMBS['arrays']}", memory_limit_bytes=LIMIT, timeout_ms=20_000
     )
@@ -109,7 +109,7 @@ async def test_the_logs_before_a_bomb_are_kept(run: Run) -> None:
     assert (result.error.code, result.logs) == ("memory_limit", ["before"])
 
 
-IMITATIONS = {
+FAKES = {
     "an internal error": "throw new (globalThis.InternalError ?? Error)('out of memory')",
     "another": "throw new (globalThis.InternalError ?? Error)('string too long')",
     "an object": "throw { name: 'InternalError', message: 'out of memory' }",
@@ -126,31 +126,31 @@ IMITATIONS = {
 }
 
 
-@pytest.mark.parametrize("code", IMITATIONS.values(), ids=IMITATIONS.keys())
-async def test_an_imitation_is_a_runtime_error(run: Run, code: str) -> None:
+@pytest.mark.parametrize("code", FAKES.values(), ids=FAKES.keys())
+async def test_faked_memory_error_is_a_runtime_error(run: Run, code: str) -> None:
     result = await run(code)
     assert result.error is not None
-    # The engine's own word for a string beyond all limits may be that memory is exhausted.
-    if code != IMITATIONS["a string that is too long"]:
+    # The engine itself may report exhausted memory for a string beyond all limits.
+    if code != FAKES["a string that is too long"]:
         assert result.error.code == "runtime_error"
 
 
-async def test_a_bomb_that_was_caught_does_not_make_later_errors_look_like_one(run: Run, engine: str) -> None:
+async def test_caught_bomb_does_not_turn_later_errors_into_memory_limit(run: Run, engine: str) -> None:
     if engine == "deno":
-        # There the process itself is bounded, and nothing can be caught.
-        code, wanted = BOMBS["arrays"], "memory_limit"
+        # The limit applies to the process, so nothing can be caught.
+        code, expected = BOMBS["arrays"], "memory_limit"
     else:
         code = (
             "try { const a = []; for (;;) a.push(new Array(1000).fill(1.5)) } catch {}\nthrow new"
             " Error('mine')"
         )
-        wanted = "runtime_error"
+        expected = "runtime_error"
     result = await run(code, memory_limit_bytes=LIMIT, timeout_ms=20_000)
     assert result.error is not None
-    assert result.error.code == wanted
+    assert result.error.code == expected
 
 
-async def test_a_guest_in_quickjs_that_catches_exhaustion_may_go_on(sandbox: hutch.Hutch) -> None:
+async def test_quickjs_guest_may_continue_after_catching_exhaustion(sandbox: hutch.Hutch) -> None:
     code = (
         "let n = 0; try { const a = []; for (;;) a.push(new Array(1000).fill(1.5)) } catch { n = 1"
         " }\nreturn n"
@@ -159,7 +159,7 @@ async def test_a_guest_in_quickjs_that_catches_exhaustion_may_go_on(sandbox: hut
     assert result.result == 1
 
 
-SUICIDES = {
+SELF_KILLS = {
     "exit 137": "Deno.exit(137)",
     "exit 133": "Deno.exit(133)",
     "exit 0": "Deno.exit(0)",
@@ -172,10 +172,8 @@ SUICIDES = {
 }
 
 
-@pytest.mark.parametrize("code", SUICIDES.values(), ids=SUICIDES.keys())
-async def test_a_guest_that_ends_its_own_process_has_not_run_out_of_memory(
-    sandbox: hutch.Hutch, code: str
-) -> None:
+@pytest.mark.parametrize("code", SELF_KILLS.values(), ids=SELF_KILLS.keys())
+async def test_guest_that_ends_its_own_process_gets_no_memory_error(sandbox: hutch.Hutch, code: str) -> None:
     result = await sandbox.run(code, engine="deno")
     assert result.error is not None
     assert result.error.code in ("internal_error", "runtime_error")
@@ -183,10 +181,10 @@ async def test_a_guest_that_ends_its_own_process_has_not_run_out_of_memory(
     assert (await sandbox.run("1", engine="deno")).result == 1
 
 
-# --- given back ---
+# --- memory is returned ---
 
 
-async def test_the_runner_and_the_host_stay_small_after_many_bombs() -> None:
+async def test_runner_and_host_stay_small_after_many_bombs() -> None:
     async with hutch.Hutch(quickjs_processes=1, quickjs_warm=0) as sandbox:
         await sandbox.run("1")
         [runner] = runners(sandbox)
@@ -200,13 +198,13 @@ async def test_the_runner_and_the_host_stay_small_after_many_bombs() -> None:
             sizes.append(resident_bytes(runner))
             hosts.append(resident_bytes(os.getpid()))
         assert runners(sandbox) == {runner}
-    # All of them had a gigabyte together. What is dropped waits for a collection or two.
+    # All bombs together used a gigabyte. Garbage waits for a collection or two.
     assert max(sizes[4:]) < 400 * MIB
     assert max(sizes[4:]) < max(sizes[:4]) + 100 * MIB
     assert max(hosts[4:]) < max(hosts[:4]) + 16 * MIB
 
 
-async def test_a_bomb_does_not_harm_its_neighbours(run: Run) -> None:
+async def test_bomb_does_not_harm_its_neighbours(run: Run) -> None:
     async def echo(n: int) -> int:
         return n
 
@@ -215,7 +213,7 @@ async def test_a_bomb_does_not_harm_its_neighbours(run: Run) -> None:
         run(BOMBS[name], memory_limit_bytes=LIMIT, timeout_ms=20_000)
         for name in ("arrays", "buffers", "a map")
     ]
-    honests = [run(honest, tools=[echo], timeout_ms=20_000) for _ in range(5)]
-    results = await asyncio.gather(*bombs, *honests)
+    honest_runs = [run(honest, tools=[echo], timeout_ms=20_000) for _ in range(5)]
+    results = await asyncio.gather(*bombs, *honest_runs)
     assert [each.error and each.error.code for each in results[:3]] == ["memory_limit"] * 3
     assert [each.result for each in results[3:]] == [190] * 5

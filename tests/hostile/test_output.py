@@ -1,4 +1,4 @@
-"""Floods: of logs, of results, of nesting; none of them grows in the host, none is taken for the protocol."""
+"""Floods of logs, results and nesting do not grow in the host and are not parsed as protocol messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.hostile.processes import resident_bytes
 import hutch
 
 MIB = 1024 * 1024
-ROOM = 64 * MIB
+MAX_GROWTH = 64 * MIB
 
 FLOODS = {
     "console.log": (
@@ -31,7 +31,7 @@ DENO_FLOODS = {
         "const b = new Uint8Array(1 << 20).fill(120); b[0] = 10; for (let i = 0; i < 300; i++)"
         " Deno.stdout.writeSync(b); return 'done'"
     ),
-    "one line without an end": (
+    "one endless line": (
         "const b = new Uint8Array(1 << 20).fill(120); for (let i = 0; i < 300;"
         " i++) Deno.stdout.writeSync(b); return 'done'"
     ),
@@ -47,17 +47,17 @@ DENO_FLOODS = {
         "for (let i = 0; i < 2000; i++) { console.table([[i]]); console.dir({ i"
         " }); console.group('g') } return 'done'"
     ),
-    "bytes that are no text": (
+    "invalid UTF-8": (
         "const b = crypto.getRandomValues(new Uint8Array(1 << 16)); for (let i ="
         " 0; i < 300; i++) Deno.stdout.writeSync(b); return 'done'"
     ),
 }
 
 
-async def flooded(run: Run, code: str) -> hutch.Result:
+async def run_flood(run: Run, code: str) -> hutch.Result:
     before = resident_bytes(os.getpid())
     result = await run(code, timeout_ms=60_000)
-    assert resident_bytes(os.getpid()) < before + ROOM
+    assert resident_bytes(os.getpid()) < before + MAX_GROWTH
     assert result.error is None
     assert result.result == "done"
     assert result.logs_truncated
@@ -67,17 +67,17 @@ async def flooded(run: Run, code: str) -> hutch.Result:
 
 
 @pytest.mark.parametrize("code", FLOODS.values(), ids=FLOODS.keys())
-async def test_a_flood_of_logs_is_cut_and_said_to_be(run: Run, code: str) -> None:
-    assert (await flooded(run, code)).logs
+async def test_flood_of_logs_is_truncated_and_flagged(run: Run, code: str) -> None:
+    assert (await run_flood(run, code)).logs
 
 
 @pytest.mark.parametrize("engine", ["deno"])
 @pytest.mark.parametrize("code", DENO_FLOODS.values(), ids=DENO_FLOODS.keys())
-async def test_a_flood_past_the_console_is_cut_too(run: Run, code: str) -> None:
-    assert (await flooded(run, code)).logs
+async def test_flood_past_the_console_is_truncated(run: Run, code: str) -> None:
+    assert (await run_flood(run, code)).logs
 
 
-async def test_a_flood_that_never_ends_is_a_timeout_with_its_beginning_kept(run: Run) -> None:
+async def test_endless_flood_times_out_and_keeps_its_beginning(run: Run) -> None:
     result = await run("for (let i = 0; ; i++) console.log('line', i)", timeout_ms=700)
     assert result.error is not None
     assert result.error.code == "timeout"
@@ -89,13 +89,13 @@ async def test_a_flood_that_never_ends_is_a_timeout_with_its_beginning_kept(run:
 
 
 @pytest.fixture(scope="module")
-async def narrow(anyio_backend: object) -> AsyncIterator[hutch.Hutch]:
-    """A sandbox whose results may have a mebibyte."""
+async def small_results(anyio_backend: object) -> AsyncIterator[hutch.Hutch]:
+    """A sandbox with results of at most one MiB."""
     async with hutch.Hutch(max_result_bytes=MIB) as sandbox:
         yield sandbox
 
 
-HUGE = {
+HUGE_RESULTS = {
     "a text": "'x'.repeat(50 * 1024 * 1024)",
     "very many keys": "const o = {}; for (let i = 0; i < 3e5; i++) o['key' + i] = i; return o",
     "a long array": "new Array(5e6).fill(7)",
@@ -104,11 +104,11 @@ HUGE = {
 }
 
 
-@pytest.mark.parametrize("code", HUGE.values(), ids=HUGE.keys())
-async def test_a_huge_result_is_refused_clearly(narrow: hutch.Hutch, engine: str, code: str) -> None:
+@pytest.mark.parametrize("code", HUGE_RESULTS.values(), ids=HUGE_RESULTS.keys())
+async def test_huge_result_is_rejected(small_results: hutch.Hutch, engine: str, code: str) -> None:
     before = resident_bytes(os.getpid())
-    result = await narrow.run(code, engine=engine, memory_limit_bytes=900 * MIB, timeout_ms=60_000)
-    assert resident_bytes(os.getpid()) < before + ROOM
+    result = await small_results.run(code, engine=engine, memory_limit_bytes=900 * MIB, timeout_ms=60_000)
+    assert resident_bytes(os.getpid()) < before + MAX_GROWTH
     assert result.error is not None
     assert result.error.code == "result_too_large"
     assert result.error.message == "The result is too large: its JSON text has more than 1048576 bytes"
@@ -123,13 +123,15 @@ async def test_a_huge_result_is_refused_clearly(narrow: hutch.Hutch, engine: str
         "({ a: 'x'.repeat(1048568) })",
     ],
 )
-async def test_a_result_of_exactly_the_limit_is_taken(narrow: hutch.Hutch, engine: str, code: str) -> None:
-    exact = await narrow.run(code, engine=engine)
+async def test_result_of_exactly_the_limit_is_accepted(
+    small_results: hutch.Hutch, engine: str, code: str
+) -> None:
+    exact = await small_results.run(code, engine=engine)
     assert exact.error is None
     assert len(exact.result_json or b"") in (MIB, MIB - 1)
 
 
-async def test_a_huge_input_is_refused_and_its_tool_not_called(run: Run) -> None:
+async def test_huge_input_is_rejected_without_calling_the_tool(run: Run) -> None:
     calls = []
 
     async def take(value: Any, /) -> None:
@@ -145,7 +147,7 @@ async def test_a_huge_input_is_refused_and_its_tool_not_called(run: Run) -> None
     assert calls == []
 
 
-async def test_a_huge_tool_result_is_an_error_that_the_guest_can_catch(run: Run) -> None:
+async def test_huge_tool_result_is_an_error_that_the_guest_can_catch(run: Run) -> None:
     async def give() -> str:
         return "x" * (20 * MIB)
 
@@ -157,7 +159,7 @@ async def test_a_huge_tool_result_is_an_error_that_the_guest_can_catch(run: Run)
     assert "limit" in message
 
 
-async def test_a_huge_error_is_cut(run: Run) -> None:
+async def test_huge_error_is_truncated(run: Run) -> None:
     result = await run("const e = new Error('x'.repeat(5e6)); e.name = 'N'.repeat(5e6); throw e")
     assert result.error is not None
     assert result.error.code == "runtime_error"
@@ -168,13 +170,13 @@ async def test_a_huge_error_is_cut(run: Run) -> None:
 # --- nesting ---
 
 
-async def test_nesting_of_200_000_levels_is_refused_on_the_way_out(run: Run) -> None:
+async def test_result_nested_200_000_levels_is_rejected(run: Run) -> None:
     result = await run("let v = 1; for (let i = 0; i < 200000; i++) v = [v]; return v")
     assert result.error is not None
     assert result.error.code in ("serialization_error", "runtime_error")
 
 
-async def test_nesting_of_200_000_levels_is_refused_as_an_input(run: Run) -> None:
+async def test_input_nested_200_000_levels_is_rejected(run: Run) -> None:
     calls = []
 
     async def take(value: Any, /) -> None:
@@ -189,7 +191,7 @@ async def test_nesting_of_200_000_levels_is_refused_as_an_input(run: Run) -> Non
     assert calls == []
 
 
-async def test_nesting_of_200_000_levels_is_refused_on_the_way_in(run: Run) -> None:
+async def test_tool_result_nested_200_000_levels_is_rejected(run: Run) -> None:
     async def give() -> Any:
         value: Any = 1
         for _ in range(200_000):
@@ -202,7 +204,7 @@ async def test_nesting_of_200_000_levels_is_refused_on_the_way_in(run: Run) -> N
     assert result.error.message.startswith("Tool give returned a non-serializable value")
 
 
-async def test_an_error_with_a_long_chain_of_causes_is_just_an_error(run: Run) -> None:
+async def test_error_with_a_long_chain_of_causes_is_a_plain_error(run: Run) -> None:
     result = await run(
         "let e = new Error('first'); for (let i = 0; i < 20000; i++) e = new Error('next', { cause: e"
         " }); throw e"
@@ -211,7 +213,7 @@ async def test_an_error_with_a_long_chain_of_causes_is_just_an_error(run: Run) -
     assert (result.error.code, result.error.message) == ("runtime_error", "next")
 
 
-# --- what looks like the protocol ---
+# --- fake protocol messages ---
 
 FORGED = [
     '{"type":"done","id":"x","ok":true,"durationMs":1,"logs":[],"result":"forged"}',

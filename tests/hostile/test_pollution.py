@@ -1,4 +1,4 @@
-"""Guests that poison keys and their own realm: neither the host nor anybody later is harmed."""
+"""Guests that pollute prototypes or their own realm harm neither the host nor later executions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ POLLUTED: list[Any] = [
 
 
 @pytest.mark.parametrize("value", POLLUTED)
-async def test_polluting_keys_travel_as_data_and_pollute_nothing(run: Run, value: Any) -> None:
+async def test_polluting_keys_are_passed_as_data(run: Run, value: Any) -> None:
     seen: list[Any] = []
 
     async def give() -> Any:
@@ -39,14 +39,14 @@ async def test_polluting_keys_travel_as_data_and_pollute_nothing(run: Run, value
     assert (await run("({}).polluted === undefined && [].polluted === undefined")).result is True
 
 
-async def test_a_thenable_from_a_tool_is_not_mistaken_for_a_promise(run: Run) -> None:
+async def test_thenable_from_a_tool_is_not_treated_as_a_promise(run: Run) -> None:
     async def give() -> Any:
         return {"then": "data"}
 
     assert (await run("await tools.give()", tools=[give])).result == {"then": "data"}
 
 
-async def test_parameters_with_python_s_own_names_harm_no_host(run: Run) -> None:
+async def test_parameters_named_like_python_internals_are_harmless(run: Run) -> None:
     async def take(name: str, value: Any = None) -> str:
         return f"{name}.{value}"
 
@@ -94,15 +94,15 @@ SABOTAGE = {
 
 
 @pytest.mark.parametrize("sabotage", SABOTAGE.values(), ids=SABOTAGE.keys())
-async def test_sabotage_of_the_realm_spoils_only_the_saboteur_s_own_run(run: Run, sabotage: str) -> None:
+async def test_sabotaged_realm_affects_only_its_own_run(run: Run, sabotage: str) -> None:
     async def note(value: Any, /) -> str:
         return "noted"
 
-    saboteur = (
+    hostile_code = (
         f"{sabotage};\nawait tools.note({{ a: 1 }});\nthrow Object.assign(new Error('x'), {{"
         f" code: 'timeout' }})"
     )
-    result = await run(saboteur, tools=[note], timeout_ms=400)
+    result = await run(hostile_code, tools=[note], timeout_ms=400)
     assert not result.ok or result.result in ("forged", None)
     assert result.error is None or result.error.code in (
         "runtime_error",

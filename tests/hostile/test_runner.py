@@ -1,4 +1,4 @@
-"""A runner that is hostile itself: it can lose its own session, and nothing else."""
+"""A hostile runner can lose its own session and nothing else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.hostile.notes import Notes
+from tests.hostile.recording_tool import RecordingTool
+from tests.support.stalls import MAX_STALL_SECONDS, LoopStalls
 
 import hutch
 
@@ -18,28 +19,28 @@ RUNNER = textwrap.dedent(
     """
     import json, sys, time
 
-    def say(**message):
+    def send(**message):
         sys.stdout.write(json.dumps(message) + "\\n")
         sys.stdout.flush()
 
-    def hear():
+    def receive():
         line = sys.stdin.readline()
         if not line:
             sys.exit(0)
         return json.loads(line)
 
     def done(id, **more):
-        say(**{"type": "done", "id": id, "ok": True, "durationMs": 1, "logs": [], **more})
+        send(**{"type": "done", "id": id, "ok": True, "durationMs": 1, "logs": [], **more})
 
     def call(_, call_id="c1", tool="note", provider="tools", input=None, **more):
-        say(type="tool_call", callId=call_id, providerName=provider, safeToolName=tool, input=input, **more)
+        send(type="tool_call", callId=call_id, providerName=provider, safeToolName=tool, input=input, **more)
 
     def raw(text):
         sys.stdout.write(text)
         sys.stdout.flush()
 
     while True:
-        message = hear()
+        message = receive()
         if message["type"] != "execute":
             continue
         id = message["id"]
@@ -50,57 +51,56 @@ RUNNER = textwrap.dedent(
 
 @pytest.fixture
 async def with_runner(tmp_path: Path) -> AsyncIterator[Callable[..., hutch.Hutch]]:
-    """Makes a sandbox whose runner answers `execute` by the Python statements given."""
-    opened: list[hutch.Hutch] = []
+    """Makes a sandbox whose runner executes these Python statements on `execute`."""
+    sandboxes: list[hutch.Hutch] = []
 
     def make(behaviour: str, **settings: Any) -> hutch.Hutch:
-        script = tmp_path / f"runner{len(opened)}.py"
+        script = tmp_path / f"runner{len(sandboxes)}.py"
         body = textwrap.indent(textwrap.dedent(behaviour).strip(), "    ").lstrip()
         script.write_text(RUNNER.replace("BEHAVIOUR", body))
         sandbox = hutch.Hutch(runner=[sys.executable, "-I", str(script)], **settings)
-        opened.append(sandbox)
+        sandboxes.append(sandbox)
         return sandbox
 
     yield make
-    for sandbox in opened:
+    for sandbox in sandboxes:
         await sandbox.close()
 
 
 WithRunner = Callable[..., hutch.Hutch]
 
 
-async def test_an_honest_runner_of_another_make_works_and_is_reused(with_runner: WithRunner) -> None:
+async def test_honest_external_runner_works_and_is_reused(with_runner: WithRunner) -> None:
     sandbox = with_runner(
         """
-        say(type="started", id=id)
+        send(type="started", id=id)
         call(id, input={"code": message["code"]})
-        answer = hear()
-        lent = list(message["providers"][0]["tools"])
-        done(id, result=[answer["ok"], answer["result"], message["options"]["timeoutMs"], lent])
+        answer = receive()
+        names = list(message["providers"][0]["tools"])
+        done(id, result=[answer["ok"], answer["result"], message["options"]["timeoutMs"], names])
         """
     )
-    notes = Notes()
+    recording_tool = RecordingTool()
     for n in range(3):
-        result = await sandbox.run(f"code {n}", tools=[notes.tool()], timeout_ms=4_000)
+        result = await sandbox.run(f"code {n}", tools=[recording_tool.tool()], timeout_ms=4_000)
         assert result.result == [True, "noted", 4000, ["note"]]
-    assert notes.taken == [{"code": f"code {n}"} for n in range(3)]
+    assert recording_tool.calls == [{"code": f"code {n}"} for n in range(3)]
 
 
 DROPPED = {
     "garbage": "raw('garbage\\n{\\n\\x00\\n[]\\nnull\\n\"text\"\\n')",
-    "bytes that are no UTF-8": "sys.stdout.buffer.write(b'\\xff\\xfe\\x00\\n'); sys.stdout.flush()",
+    "invalid UTF-8": "sys.stdout.buffer.write(b'\\xff\\xfe\\x00\\n'); sys.stdout.flush()",
     "empty lines": "raw('\\n' * 1000)",
-    "a message of no type": "say(id=id, ok=True)",
-    "an unknown type": "say(type='surprise', id=id)",
-    "a host's own messages": "say(type='cancel', id=id); say(type='execute', id=id)",
-    "a done of another": "done('someone-else', result='forged')",
-    "a done without what it needs": "say(type='done', id=id, ok=True)",
+    "a message without a type": "send(id=id, ok=True)",
+    "an unknown type": "send(type='surprise', id=id)",
+    "messages that only a host sends": "send(type='cancel', id=id); send(type='execute', id=id)",
+    "done of another execution": "done('another', result='forged')",
+    "done with missing fields": "send(type='done', id=id, ok=True)",
     "a failure without an error": "done(id, ok=False)",
-    "an error that is none": "done(id, ok=False, error={'code': 5, 'message': None})",
-    "logs that are none": "done(id, logs=[1, 2])",
-    "a call without a name": "say(type='tool_call', callId='c1', input=None)",
-    "a call of another execution": "call(id, id='someone-else')",
-    "a call without input": "say(type='tool_call', callId='c1', providerName='tools', safeToolName='note')",
+    "an invalid error": "done(id, ok=False, error={'code': 5, 'message': None})",
+    "invalid logs": "done(id, logs=[1, 2])",
+    "a call without a name": "send(type='tool_call', callId='c1', input=None)",
+    "a call of another execution": "call(id, id='another')",
     "200 000 levels": "raw('[' * 200000 + '\\n'); raw('{\"type\":\"done\",\"id\":' + '[' * 200000 + '\\n')",
     "200 000 levels of a call": (
         'raw(\'{"type":"tool_call","callId":"c1","providerName":"tools","safeToolName":"note","input":\''
@@ -109,34 +109,152 @@ DROPPED = {
     "numbers out of range": (
         'raw(\'{"type":"done","id":"\' + id + \'","ok":true,"durationMs":1e999,"logs":[]}\\n\')'
     ),
-    "several starts": "say(type='started', id=id); say(type='started', id=id)",
+    "NaN": 'raw(\'{"type":"done","id":"\' + id + \'","ok":true,"durationMs":NaN,"logs":[]}\\n\')',
+    "NaN as the result": (
+        'raw(\'{"type":"done","id":"\' + id + \'","ok":true,"durationMs":1,"logs":[],"result":NaN}\\n\')'
+    ),
+    "a negative number of a wrong type": "done(id, ok=-1); done(-1, result='forged'); done(id, logs=-1)",
+    "the result of another execution in a repeated key": (
+        'raw(\'{"type":"done","id":"\' + id + \'","ok":true,"durationMs":1,"logs":[],"id":"another"}\\n\')'
+    ),
+    "invalid UTF-8 in a log": (
+        'sys.stdout.buffer.write(b\'{"type":"done","id":"\' + id.encode()'
+        ' + b\'","ok":true,"durationMs":1,"logs":["\\xff"]}\\n\'); sys.stdout.flush()'
+    ),
+    "a result of a call that it did not make": "send(type='tool_result', callId='c1', ok=True, result=1)",
+    "several starts": "send(type='started', id=id); send(type='started', id=id)",
 }
 
 
 @pytest.mark.parametrize("behaviour", DROPPED.values(), ids=DROPPED.keys())
-async def test_what_is_no_message_is_dropped_and_the_channel_stays(
+async def test_invalid_message_is_dropped_and_the_channel_stays_open(
     with_runner: WithRunner, behaviour: str
 ) -> None:
-    sandbox = with_runner(f'say(type="started", id=id)\n{behaviour}\ndone(id, result="honest")')
-    notes = Notes()
+    sandbox = with_runner(f'send(type="started", id=id)\n{behaviour}\ndone(id, result="honest")')
+    recording_tool = RecordingTool()
     for _ in range(2):
-        assert (await sandbox.run("x", tools=[notes.tool()])).result == "honest"
-    assert notes.taken == []
+        assert (await sandbox.run("x", tools=[recording_tool.tool()])).result == "honest"
+    assert recording_tool.calls == []
+
+
+async def test_call_without_input_gets_null(with_runner: WithRunner) -> None:
+    """The public runner leaves out `input` if the guest passes no argument."""
+    sandbox = with_runner(
+        """
+        send(type="started", id=id)
+        send(type="tool_call", callId="c1", providerName="tools", safeToolName="note")
+        done(id, result=receive()["result"])
+        """
+    )
+    recording_tool = RecordingTool()
+    result = await sandbox.run("x", tools=[recording_tool.tool()], timeout_ms=5_000)
+    assert (result.result, recording_tool.calls) == ("noted", [None])
+
+
+async def test_last_of_repeated_keys_counts(with_runner: WithRunner) -> None:
+    sandbox = with_runner(
+        """
+        send(type="started", id=id)
+        raw('{"type":"done","id":"a","id":"' + id + '","ok":false,"ok":true,"durationMs":-5,'
+            '"logs":[],"result":1,"result":{"a":1,"a":2}}\\n')
+        """
+    )
+    result = await sandbox.run("x")
+    assert result.result == {"a": 2}
+    assert result.duration_ms >= 0
+
+
+async def test_message_may_arrive_in_pieces(with_runner: WithRunner) -> None:
+    sandbox = with_runner(
+        """
+        for part in json.dumps({"type": "started", "id": id}) + "\\n":
+            raw(part)
+        text = json.dumps({"type": "done", "id": id, "ok": True, "durationMs": 1, "logs": [], "result": "é"})
+        for byte in (text + "\\n").encode():
+            sys.stdout.buffer.write(bytes([byte]))
+            sys.stdout.buffer.flush()
+        """
+    )
+    assert (await sandbox.run("x")).result == "é"
+
+
+async def test_half_a_message_before_the_end_loses_the_runner(with_runner: WithRunner) -> None:
+    sandbox = with_runner(
+        """
+        raw('{"type":"done","id":"' + id + '","ok":true,"durationMs":1,"logs":[],"result":1}')
+        sys.exit(0)
+        """
+    )
+    result = await sandbox.run("x")
+    assert result.error is not None
+    assert (result.error.code, result.error.message[:20]) == ("internal_error", "The runner was lost:")
+
+
+FLOODS = {
+    "garbage": "while True: raw('garbage\\n' * 1000)",
+    "ends of other executions": "while True: [done(f'other {n}') for n in range(1000)]",
+    "unknown tools": "n = 0\nwhile True: n += 1; call(id, f'c{n}', tool=f'forged {n}')",
+    "long ignored fields": "n = 0\nwhile True: n += 1; call(id, f'c{n}', more='x' * 1_000_000)",
+    "long inputs of unknown tools": "while True: call(id, tool='forged', input='x' * 1_000_000)",
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
+async def test_flood_of_useless_messages_loses_the_runner(with_runner: WithRunner, flood: str) -> None:
+    """The flood has no end, so only a limit can end it before the time limit."""
+    sandbox = with_runner(f'send(type="started", id=id)\n{flood}', max_calls=20_000)
+    async with LoopStalls() as stalls:
+        result = await sandbox.run("x", tools=[RecordingTool().tool()], timeout_ms=60_000)
+    assert result.error is not None
+    assert result.error.code == "internal_error"
+    assert result.error.message.startswith("The runner was lost: it ")
+    assert stalls.longest < MAX_STALL_SECONDS
+
+
+LONG_LINES = {
+    "values": "b'[' + b'{},' * 700_000 + b'1]'",
+    "strings": "b'[' + b'\"\",' * 700_000 + b'1]'",
+    "surrogates": "b'\"' + b'\\\\ud800' * 400_000 + b'\"'",
+}
+
+
+@pytest.mark.parametrize("payload", LONG_LINES.values(), ids=LONG_LINES)
+@pytest.mark.parametrize("field", ["ignored", "input", "logs"])
+async def test_long_line_with_a_lone_surrogate_does_not_block_the_host(
+    with_runner: WithRunner, payload: str, field: str
+) -> None:
+    """Python's own JSON parser, which accepts lone surrogates, needs a fifth of a second for such a line."""
+    sandbox = with_runner(
+        f"""
+        payload = {payload}
+        send(type="started", id=id)
+        for n in range(2):
+            head = '{{"type":"tool_call","callId":"c%d","providerName":"tools","safeToolName":"note",' % n
+            text = head.encode() + b'"lone":"\\\\ud800","{field}":' + payload + b'}}\\n'
+            sys.stdout.buffer.write(text)
+            sys.stdout.buffer.flush()
+        done(id, result="honest")
+        """
+    )
+    async with LoopStalls() as stalls:
+        result = await sandbox.run("x", tools=[RecordingTool().tool()], timeout_ms=60_000)
+    assert result.result == "honest" or result.error is not None
+    assert stalls.longest < MAX_STALL_SECONDS
 
 
 async def test_extra_fields_are_ignored(with_runner: WithRunner) -> None:
     sandbox = with_runner(
         """
-        say(type="started", id=id, extra={"a": 1})
+        send(type="started", id=id, extra={"a": 1})
         call(id, extra=[1], another=None)
-        answer = hear()
+        answer = receive()
         done(id, result=answer["result"], extra="x")
         """
     )
-    assert (await sandbox.run("x", tools=[Notes().tool()])).result == "noted"
+    assert (await sandbox.run("x", tools=[RecordingTool().tool()])).result == "noted"
 
 
-async def test_a_line_beyond_the_limit_loses_the_runner(with_runner: WithRunner) -> None:
+async def test_line_over_the_limit_loses_the_runner(with_runner: WithRunner) -> None:
     sandbox = with_runner("raw('x' * 3_000_000 + '\\n')\ndone(id)", max_line_bytes=1_000_000)
     result = await sandbox.run("x")
     assert result.error is not None
@@ -144,15 +262,15 @@ async def test_a_line_beyond_the_limit_loses_the_runner(with_runner: WithRunner)
     assert "longer than 1000000 bytes" in result.error.message
 
 
-async def test_a_line_that_never_ends_loses_the_runner(with_runner: WithRunner) -> None:
+async def test_endless_line_loses_the_runner(with_runner: WithRunner) -> None:
     sandbox = with_runner("while True: raw('x' * 65536)", max_line_bytes=1_000_000)
     result = await sandbox.run("x")
     assert result.error is not None
     assert result.error.code == "internal_error"
 
 
-@pytest.mark.parametrize("when", ["", "say(type='started', id=id)"], ids=["before", "after"])
-async def test_a_runner_that_leaves_early_is_told_with_the_reason(with_runner: WithRunner, when: str) -> None:
+@pytest.mark.parametrize("when", ["", "send(type='started', id=id)"], ids=["before", "after"])
+async def test_early_exit_of_a_runner_is_reported_with_the_reason(with_runner: WithRunner, when: str) -> None:
     sandbox = with_runner(f"{when}\nsys.exit(3)" if when else "sys.exit(3)")
     result = await sandbox.run("x")
     assert result.error is not None
@@ -160,7 +278,7 @@ async def test_a_runner_that_leaves_early_is_told_with_the_reason(with_runner: W
     assert "The runner was lost: " in result.error.message
 
 
-async def test_a_runner_that_leaves_in_the_middle_is_not_asked_again(
+async def test_execution_is_not_retried_after_its_runner_exits(
     with_runner: WithRunner, tmp_path: Path
 ) -> None:
     asked = tmp_path / "asked"
@@ -168,7 +286,7 @@ async def test_a_runner_that_leaves_in_the_middle_is_not_asked_again(
         f"""
         with open({str(asked)!r}, "a") as file:
             file.write("once ")
-        say(type="started", id=id)
+        send(type="started", id=id)
         sys.exit(3)
         """
     )
@@ -178,10 +296,10 @@ async def test_a_runner_that_leaves_in_the_middle_is_not_asked_again(
     assert asked.read_text() == "once "
 
 
-async def test_a_runner_that_never_starts_is_told_once_and_replaced(
+async def test_runner_that_never_starts_the_execution_is_replaced(
     with_runner: WithRunner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("hutch.sandbox.external.READY_SECONDS", 0.3)
+    monkeypatch.setattr("hutch.sandbox.runner.external.READY_SECONDS", 0.3)
     asked = tmp_path / "asked"
     sandbox = with_runner(
         f"""
@@ -189,8 +307,8 @@ async def test_a_runner_that_never_starts_is_told_once_and_replaced(
             file.write(message["code"] + " ")
         if message["code"] == "never":
             while True:
-                hear()
-        say(type="started", id=id)
+                receive()
+        send(type="started", id=id)
         done(id, result=message["code"])
         """
     )
@@ -202,13 +320,13 @@ async def test_a_runner_that_never_starts_is_told_once_and_replaced(
     assert asked.read_text() == "never next "
 
 
-async def test_a_runner_that_ignores_cancel_is_a_timeout_and_is_replaced(with_runner: WithRunner) -> None:
+async def test_runner_that_ignores_cancel_times_out_and_is_replaced(with_runner: WithRunner) -> None:
     sandbox = with_runner(
         """
-        say(type="started", id=id)
+        send(type="started", id=id)
         if message["code"] == "hang":
             while True:
-                hear()
+                receive()
         done(id, result=message["code"])
         """
     )
@@ -218,11 +336,11 @@ async def test_a_runner_that_ignores_cancel_is_a_timeout_and_is_replaced(with_ru
     assert (await sandbox.run("next")).result == "next"
 
 
-async def test_a_done_after_the_cancel_is_still_a_timeout(with_runner: WithRunner) -> None:
+async def test_done_after_cancel_is_still_a_timeout(with_runner: WithRunner) -> None:
     sandbox = with_runner(
         """
-        say(type="started", id=id)
-        while hear()["type"] != "cancel":
+        send(type="started", id=id)
+        while receive()["type"] != "cancel":
             pass
         done(id, result="too late")
         """
@@ -232,56 +350,56 @@ async def test_a_done_after_the_cancel_is_still_a_timeout(with_runner: WithRunne
     assert result.error.code == "timeout"
 
 
-async def test_a_runner_cannot_call_it_a_timeout_before_its_time(with_runner: WithRunner) -> None:
+async def test_runner_cannot_report_a_timeout_early(with_runner: WithRunner) -> None:
     sandbox = with_runner(
-        'say(type="started", id=id)\ndone(id, ok=False, error={"code": "timeout", "message": "x"})'
+        'send(type="started", id=id)\ndone(id, ok=False, error={"code": "timeout", "message": "x"})'
     )
     result = await sandbox.run("x", timeout_ms=60_000)
     assert result.error is not None
     assert result.error.code == "runtime_error"
 
 
-async def test_a_result_for_a_call_is_sent_once(with_runner: WithRunner) -> None:
+async def test_result_of_a_repeated_call_is_sent_once(with_runner: WithRunner) -> None:
     sandbox = with_runner(
         """
-        say(type="started", id=id)
+        send(type="started", id=id)
         for _ in range(5):
             call(id, "same", input="twice")
         call(id, "other", input="once")
-        answers = [hear() for _ in range(2)]
+        answers = [receive() for _ in range(2)]
         done(id, result=sorted(each["callId"] for each in answers))
         """
     )
-    notes = Notes()
-    assert (await sandbox.run("x", tools=[notes.tool()])).result == ["other", "same"]
-    assert sorted(notes.taken) == ["once", "twice"]
+    recording_tool = RecordingTool()
+    assert (await sandbox.run("x", tools=[recording_tool.tool()])).result == ["other", "same"]
+    assert sorted(recording_tool.calls) == ["once", "twice"]
 
 
 async def test_too_many_calls_are_refused(with_runner: WithRunner) -> None:
     sandbox = with_runner(
         """
-        say(type="started", id=id)
+        send(type="started", id=id)
         for n in range(10):
             call(id, f"c{n}", input=n)
-            answer = hear()
+            answer = receive()
         done(id, result=[answer["ok"], answer["error"]])
         """,
         max_calls=5,
     )
-    notes = Notes()
-    ok, error = (await sandbox.run("x", tools=[notes.tool()])).result
+    recording_tool = RecordingTool()
+    ok, error = (await sandbox.run("x", tools=[recording_tool.tool()])).result
     assert ok is False
     assert error == {"code": "tool_error", "message": "More than 5 tool calls in one execution"}
-    assert notes.taken == [0, 1, 2, 3, 4]
+    assert recording_tool.calls == [0, 1, 2, 3, 4]
 
 
-async def test_too_many_calls_at_once_are_refused(with_runner: WithRunner) -> None:
+async def test_too_many_concurrent_calls_are_refused(with_runner: WithRunner) -> None:
     sandbox = with_runner(
         """
-        say(type="started", id=id)
+        send(type="started", id=id)
         for n in range(10):
             call(id, f"c{n}", tool="hang")
-        answers = [hear() for _ in range(7)]
+        answers = [receive() for _ in range(7)]
         done(id, result=answers)
         """,
         max_outstanding_calls=3,
@@ -298,44 +416,44 @@ async def test_too_many_calls_at_once_are_refused(with_runner: WithRunner) -> No
     assert started == 3
 
 
-async def test_an_unknown_tool_is_an_internal_error_with_its_name(with_runner: WithRunner) -> None:
+async def test_unknown_tool_is_an_internal_error_with_its_name(with_runner: WithRunner) -> None:
     sandbox = with_runner(
         """
-        say(type="started", id=id)
+        send(type="started", id=id)
         call(id, "c1", tool="nope")
         call(id, "c2", provider="nope")
-        done(id, result=[hear()["error"], hear()["error"]])
+        done(id, result=[receive()["error"], receive()["error"]])
         """
     )
-    result = (await sandbox.run("x", tools=[Notes().tool()])).result
+    result = (await sandbox.run("x", tools=[RecordingTool().tool()])).result
     assert sorted(each["message"] for each in result) == ["Unknown tool nope.note", "Unknown tool tools.nope"]
     assert {each["code"] for each in result} == {"internal_error"}
 
 
-async def test_a_runner_that_does_not_read_does_not_fill_the_host(with_runner: WithRunner) -> None:
+async def test_runner_that_does_not_read_does_not_fill_the_hosts_memory(with_runner: WithRunner) -> None:
     sandbox = with_runner(
         """
-        say(type="started", id=id)
+        send(type="started", id=id)
         for n in range(2000):
             call(id, f"c{n}", tool="big")
         time.sleep(60)
         """,
         max_outstanding_calls=2000,
     )
-    made = 0
+    results = 0
 
     async def big() -> str:
-        nonlocal made
-        made += 1
+        nonlocal results
+        results += 1
         return "x" * 1_000_000
 
     result = await sandbox.run("x", tools=[big], timeout_ms=1_000)
     assert result.error is not None
     assert result.error.code == "timeout"
-    assert made < 100
+    assert results < 100
 
 
-async def test_a_command_that_does_not_exist_is_named(tmp_path: Path) -> None:
+async def test_missing_command_is_named(tmp_path: Path) -> None:
     async with hutch.Hutch(runner=[str(tmp_path / "nothing")]) as sandbox:
         with pytest.raises(hutch.HutchError, match="nothing"):
             await sandbox.run("x")

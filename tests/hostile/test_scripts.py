@@ -1,4 +1,4 @@
-"""Toolscripts that want out: what Deno's permissions leave open, the jail and the gateway do not."""
+"""Toolscripts that try to escape: the jail and the gateway stop what Deno's permissions allow."""
 
 from __future__ import annotations
 
@@ -13,10 +13,18 @@ import msgspec
 import pytest
 from tests.hostile.attempts import successes
 from tests.hostile.conftest import peak_bytes
-from tests.mcp_servers.everything import Everything, app
-from tests.mcp_servers.serving import serving
-from tests.processes import PATIENCE, Traces, hutch, until
-from tests.toolscripts import IMPORT, TOKEN, Place, place, scripts_below, starts, stdio
+from tests.support.mcp_servers.asgi_server import running_app
+from tests.support.mcp_servers.everything import Everything, app
+from tests.support.processes import TIMEOUT_SECONDS, Traces, hutch, wait_until
+from tests.support.toolscripts import (
+    IMPORT,
+    TOKEN,
+    ScriptEnvironment,
+    script_environment,
+    scripts_below,
+    start_command,
+    stdio,
+)
 
 MIB = 2**20
 
@@ -24,25 +32,25 @@ MIB = 2**20
 @pytest.fixture(scope="module")
 async def victim(
     anyio_backend: object, environment: None, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Place]:
-    with serving(app(Everything())) as far:
-        servers = {"every": stdio("everything"), "far": {"type": "http", "url": f"{far.url}/mcp"}}
-        async with place(tmp_path_factory.mktemp("servers"), servers, api_key=TOKEN) as made:
-            yield made
+) -> AsyncIterator[ScriptEnvironment]:
+    with running_app(app(Everything())) as remote:
+        servers = {"every": stdio("everything"), "remote": {"type": "http", "url": f"{remote.url}/mcp"}}
+        async with script_environment(tmp_path_factory.mktemp("servers"), servers, api_key=TOKEN) as server:
+            yield server
 
 
 @pytest.fixture
-async def scripts(victim: Place) -> AsyncIterator[Place]:
-    """Looked after when the test is over: the next script is served as if nothing had been."""
-    victim.asked.clear()
+async def scripts(victim: ScriptEnvironment) -> AsyncIterator[ScriptEnvironment]:
+    """After each test, another script must run normally."""
+    victim.requests.clear()
     yield victim
-    ran = await victim.run(f"{IMPORT}return [await tools.every.zero(), await tools.far.zero()]")
-    assert (ran.exit_code, ran.value, ran.stderr) == (0, ["0", "0"], "")
+    result = await victim.run(f"{IMPORT}return [await tools.every.zero(), await tools.remote.zero()]")
+    assert (result.exit_code, result.value, result.stderr) == (0, ["0", "0"], "")
 
 
 @pytest.fixture
 def listener() -> Iterator[int]:
-    """A port of the host's loopback where something listens."""
+    """A port of the host's loopback with a listener."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 
@@ -50,43 +58,45 @@ def listener() -> Iterator[int]:
 # --- files ---
 
 IMPORTS = {
-    "text": 'import text from "/etc/passwd" with { type: "text" }; console.log("loot", text);',
-    "bytes": 'import bytes from "/etc/passwd" with { type: "bytes" }; console.log("loot", bytes);',
-    "JSON": 'import json from "/etc/passwd" with { type: "json" }; console.log("loot", json);',
-    "a URL": 'import text from "file:///etc/passwd" with { type: "text" }; console.log("loot", text);',
-    "from above": 'import text from "../../etc/passwd" with { type: "text" }; console.log("loot", text);',
-    "late": 'console.log("loot", await import("file:///etc/passwd", { with: { type: "text" } }));',
-    "late, JSON": 'console.log("loot", await import("file:///etc/passwd", { with: { type: "json" } }));',
+    "text": 'import text from "/etc/passwd" with { type: "text" }; console.log("leak", text);',
+    "bytes": 'import bytes from "/etc/passwd" with { type: "bytes" }; console.log("leak", bytes);',
+    "JSON": 'import json from "/etc/passwd" with { type: "json" }; console.log("leak", json);',
+    "a URL": 'import text from "file:///etc/passwd" with { type: "text" }; console.log("leak", text);',
+    "a parent": 'import text from "../../etc/passwd" with { type: "text" }; console.log("leak", text);',
+    "dynamic": 'console.log("leak", await import("file:///etc/passwd", { with: { type: "text" } }));',
+    "dynamic JSON": 'console.log("leak", await import("file:///etc/passwd", { with: { type: "json" } }));',
     "the environment": (
-        'import text from "/proc/self/environ" with { type: "text" }; console.log("loot", text);'
+        'import text from "/proc/self/environ" with { type: "text" }; console.log("leak", text);'
     ),
-    "npm": 'import pad from "npm:left-pad@1.3.0"; console.log("loot", pad);',
-    "npm, late": 'console.log("loot", await import("npm:left-pad@1.3.0"));',
-    "jsr": 'import { join } from "jsr:@std/path@1"; console.log("loot", join);',
-    "https": 'import { x } from "https://esm.sh/left-pad"; console.log("loot", x);',
-    "another port": 'import { x } from "http://127.0.0.1:4112/x.ts"; console.log("loot", x);',
-    "another name": 'import { x } from "http://localhost:4111/runtime/tools.ts"; console.log("loot", x);',
+    "npm": 'import pad from "npm:left-pad@1.3.0"; console.log("leak", pad);',
+    "dynamic npm import": 'console.log("leak", await import("npm:left-pad@1.3.0"));',
+    "jsr": 'import { join } from "jsr:@std/path@1"; console.log("leak", join);',
+    "https": 'import { x } from "https://esm.sh/left-pad"; console.log("leak", x);',
+    "another port": 'import { x } from "http://127.0.0.1:4112/x.ts"; console.log("leak", x);',
+    "another host": 'import { x } from "http://localhost:4111/runtime/tools.ts"; console.log("leak", x);',
 }
 
 
-async def test_nothing_of_the_host_or_of_a_registry_can_be_imported(scripts: Place) -> None:
+async def test_nothing_of_the_host_or_a_registry_can_be_imported(scripts: ScriptEnvironment) -> None:
     runs = await asyncio.gather(*(scripts.run(code, check=False) for code in IMPORTS.values()))
     ends = dict(zip(IMPORTS, runs, strict=True))
-    assert {name: ran for name, ran in ends.items() if ran.exit_code != 1 or "loot" in ran.stdout} == {}
-    # A file that might be found is no clue either.
-    assert {name for name, ran in ends.items() if "root:" in ran.stderr} == set()
+    assert {
+        name: result for name, result in ends.items() if result.exit_code != 1 or "leak" in result.stdout
+    } == {}
+    # Errors reveal no file contents either.
+    assert {name for name, result in ends.items() if "root:" in result.stderr} == set()
 
 
-async def test_a_checked_import_of_another_kind_says_what_there_is_instead(scripts: Place) -> None:
+async def test_unsupported_import_names_the_alternative(scripts: ScriptEnvironment) -> None:
     for specifier in ("npm:left-pad", "https://esm.sh/left-pad", "/etc/passwd"):
-        ran = await scripts.run(f'import x from "{specifier}";\nconsole.log(x);')
-        assert (ran.exit_code, ran.stdout) == (1, "")
-        assert "toolscript" in ran.stderr
-        assert "script.ts:1:" in ran.stderr
+        result = await scripts.run(f'import x from "{specifier}";\nconsole.log(x);')
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert "toolscript" in result.stderr
+        assert "script.ts:1:" in result.stderr
 
 
-def found_in(pid: int) -> tuple[set[str], list[str], set[int]]:
-    """Folders of a host, network interfaces, and ports that are listened on, as a process has them."""
+def visible_to(pid: int) -> tuple[set[str], list[str], set[int]]:
+    """Returns host folders, network interfaces and listening ports that a process sees."""
     root = Path(f"/proc/{pid}/root")
     folders = {"etc", "root", "home", "usr", "bin", "sys", "var"}
     interfaces = Path(f"/proc/{pid}/net/dev").read_text().splitlines()[2:]
@@ -98,19 +108,19 @@ def found_in(pid: int) -> tuple[set[str], list[str], set[int]]:
     )
 
 
-async def test_the_jail_has_nothing_of_the_host(scripts: Place, listener: int) -> None:
-    """Not what Deno permits counts here but what is there: looked at from outside, through /proc."""
+async def test_jail_contains_nothing_of_the_host(scripts: ScriptEnvironment, listener: int) -> None:
+    """Checks from outside, through /proc, what exists, not what Deno permits."""
     running = asyncio.create_task(scripts.run(f"{IMPORT}await tools.every.slow({{ seconds: 60 }})"))
     await scripts.until_called("every__slow")
     [pid] = scripts_below(os.getpid())
-    assert found_in(pid) == (set(), ["lo"], {4111})
+    assert visible_to(pid) == (set(), ["lo"], {4111})
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     code = f"try {{ await Deno.connect({{ port: {listener} }}) }} catch (error) {{ console.log(error.name) }}"
     assert (await scripts.run(code, check=False)).stdout == "NotCapable\n"
 
 
-async def test_processes_libraries_and_system_are_refused(scripts: Place) -> None:
+async def test_processes_libraries_and_system_are_refused(scripts: ScriptEnvironment) -> None:
     attempts = {
         "run": "new Deno.Command('/deno', { args: ['--version'] }).outputSync().code",
         "shell": "(await import('node:child_process')).execSync('id').toString()",
@@ -130,32 +140,32 @@ async def test_processes_libraries_and_system_are_refused(scripts: Place) -> Non
     }
     functions = ",\n".join(f"{name!r}: async () => {code}" for name, code in attempts.items())
     code = f"""
-        const told = {{}};
+        const results = {{}};
         for (const [name, attempt] of Object.entries({{ {functions} }})) {{
           try {{
-            const loot = await attempt();
-            told[name] = loot === undefined || loot === null ? "refused: nothing" : `got ${{loot}}`;
+            const leak = await attempt();
+            results[name] = leak === undefined || leak === null ? "refused: nothing" : `got ${{leak}}`;
           }} catch (error) {{
-            told[name] = `refused: ${{error.name}}: ${{error.message}}`;
+            results[name] = `refused: ${{error.name}}: ${{error.message}}`;
           }}
         }}
-        console.log(JSON.stringify(told));
+        console.log(JSON.stringify(results));
         Deno.exit(0);
     """
-    ran = await scripts.run(code, check=False)
-    told = msgspec.json.decode(ran.stdout)
-    assert successes(told) == {}
-    assert len(told) == len(attempts)
+    result = await scripts.run(code, check=False)
+    results = msgspec.json.decode(result.stdout)
+    assert successes(results) == {}
+    assert len(results) == len(attempts)
 
 
-async def test_stdin_is_empty(scripts: Place, tmp_path: Path) -> None:
+async def test_stdin_is_empty(scripts: ScriptEnvironment, tmp_path: Path) -> None:
     code = "console.log(JSON.stringify(await new Response(Deno.stdin.readable).text()))"
     assert (await scripts.run(code)).stdout == '""\n'
-    done = await asyncio.to_thread(hutch, "exec", code, input="what is meant for others", cwd=tmp_path)
+    done = await asyncio.to_thread(hutch, "exec", code, input="input of the command", cwd=tmp_path)
     assert done.stdout == '""\n'
 
 
-async def test_nothing_is_kept_from_one_run_to_the_next(scripts: Place) -> None:
+async def test_no_state_is_kept_between_runs(scripts: ScriptEnvironment) -> None:
     code = """
         const before: unknown[] = [];
         try {
@@ -168,20 +178,20 @@ async def test_nothing_is_kept_from_one_run_to_the_next(scripts: Place) -> None:
           before.push((await cache.match("http://127.0.0.1:4111/x")) ?? null);
           await cache.put("http://127.0.0.1:4111/x", new Response("1"));
         } catch { /* likewise */ }
-        before.push((globalThis as any).kept ?? null);
-        (globalThis as any).kept = 1;
+        before.push((globalThis as any).left ?? null);
+        (globalThis as any).left = 1;
         return before.filter((each) => each !== null);
     """
     for _ in range(2):
-        ran = await scripts.run(code)
-        assert (ran.exit_code, ran.value) == (0, []), ran
+        result = await scripts.run(code)
+        assert (result.exit_code, result.value) == (0, []), result
 
 
 # --- time and memory ---
 
 BOMBS = {
     "buffers": "const all = []; for (;;) all.push(new Uint8Array(1 << 20).fill(1));",
-    "one buffer": "new Uint8Array(1 << 30).fill(1); console.log('loot');",
+    "one buffer": "new Uint8Array(1 << 30).fill(1); console.log('leak');",
     "WebAssembly": (
         "const memory = new WebAssembly.Memory({ initial: 1, maximum: 65536 });"
         " for (;;) { memory.grow(16); new Uint8Array(memory.buffer).fill(1); }"
@@ -196,18 +206,18 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-async def test_memory_is_bounded(scripts: Place, bomb: str) -> None:
-    ran = await scripts.run(BOMBS[bomb], check=False, memory_bytes=128 * MIB, timeout_ms=20_000)
-    assert ran.exit_code == 1
-    assert "loot" not in ran.stdout
+async def test_memory_is_limited(scripts: ScriptEnvironment, bomb: str) -> None:
+    result = await scripts.run(BOMBS[bomb], check=False, memory_bytes=128 * MIB, timeout_ms=20_000)
+    assert result.exit_code == 1
+    assert "leak" not in result.stdout
     if bomb != "workers":
-        assert ran.message == "Execution exceeded its memory limit of 128 MiB"
-    await asyncio.to_thread(until, lambda: len(scripts_below(os.getpid())) <= 1)
+        assert result.message == "Execution exceeded its memory limit of 128 MiB"
+    await asyncio.to_thread(wait_until, lambda: len(scripts_below(os.getpid())) <= 1)
 
 
-async def test_a_catastrophic_regular_expression_ends(scripts: Place) -> None:
-    ran = await scripts.run("return /^(a+)+$/.test('a'.repeat(50) + 'b')", timeout_ms=20_000)
-    assert (ran.exit_code, ran.value) == (0, False)
+async def test_catastrophic_regular_expression_ends(scripts: ScriptEnvironment) -> None:
+    result = await scripts.run("return /^(a+)+$/.test('a'.repeat(50) + 'b')", timeout_ms=20_000)
+    assert (result.exit_code, result.value) == (0, False)
 
 
 @pytest.mark.parametrize(
@@ -221,15 +231,15 @@ async def test_a_catastrophic_regular_expression_ends(scripts: Place) -> None:
         "for (;;) { try { for (;;); } finally { continue; } }",
     ],
 )
-async def test_what_never_ends_is_ended_with_124(scripts: Place, code: str) -> None:
-    ran = await scripts.run(code, check=False, timeout_ms=300)
-    assert (ran.exit_code, ran.message) == (124, "The script did not finish in time")
+async def test_endless_script_exits_with_124(scripts: ScriptEnvironment, code: str) -> None:
+    result = await scripts.run(code, check=False, timeout_ms=300)
+    assert (result.exit_code, result.message) == (124, "The script did not finish in time")
 
 
 # --- the gateway ---
 
 
-async def test_the_token_is_nowhere_that_a_script_can_look(scripts: Place) -> None:
+async def test_token_is_not_visible_to_a_script(scripts: ScriptEnvironment) -> None:
     code = (
         IMPORT
         + """
@@ -239,23 +249,23 @@ async def test_the_token_is_nowhere_that_a_script_can_look(scripts: Place) -> No
           const answer = await fetch(gateway + path, { headers: { authorization: "Bearer guess" } });
           seen.push(JSON.stringify([...answer.headers]), await answer.text());
         }
-        seen.push(JSON.stringify([await tools.far.headers(), await tools.every.environment()]));
+        seen.push(JSON.stringify([await tools.remote.headers(), await tools.every.environment()]));
         seen.push(JSON.stringify(Deno.args), Deno.mainModule, import.meta.url);
         return seen;
     """
     )
-    ran = await scripts.run(code)
-    assert ran.exit_code == 0, ran
-    assert len(ran.value) > 10
-    assert TOKEN not in "".join(ran.value)
-    # It was shown by the listener in the jail all the same, and nothing else was.
-    assert {each.headers.get("authorization") for each in scripts.asked} == {f"Bearer {TOKEN}"}
+    result = await scripts.run(code)
+    assert result.exit_code == 0, result
+    assert len(result.value) > 10
+    assert TOKEN not in "".join(result.value)
+    # Requests from a jail need no token, and one that a script sends is ignored.
+    assert {each.headers.get("authorization") for each in scripts.requests} == {"Bearer guess", None}
 
 
-async def test_a_script_cannot_approve_its_own_calls(scripts: Place) -> None:
+async def test_script_cannot_approve_its_own_calls(scripts: ScriptEnvironment) -> None:
     code = r"""
         const gateway = Deno.env.get("TOOLSCRIPT_GATEWAY_URL")!;
-        const told: Record<string, unknown> = {};
+        const results: Record<string, unknown> = {};
         const paths = ["/approvals", "/approvals/x", "/approvals/events", "//approvals", "/approvals/",
           "/%61pprovals", "/APPROVALS", "/x/../approvals", "/status", "/metrics", "/mcp", "/execute-tool",
           "/execbox", "/info"];
@@ -265,7 +275,7 @@ async def test_a_script_cannot_approve_its_own_calls(scripts: Place) -> None:
             const body = method === "POST" ? '{"decision":"allow"}' : undefined;
             const answer = await fetch(gateway + path, { method, headers, body });
             await answer.body?.cancel();
-            told[`${method} ${path}`] = answer.status;
+            results[`${method} ${path}`] = answer.status;
           }
         }
         const wanted = "GET /approvals HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
@@ -281,33 +291,35 @@ async def test_a_script_cannot_approve_its_own_calls(scripts: Place) -> None:
           const connection = await Deno.connect({ hostname: "127.0.0.1", port });
           await connection.write(new TextEncoder().encode(raw));
           const text = await new Response(connection.readable).text();
-          told[name] = text.match(/HTTP\/1.1 \d+/g)?.at(-1);
+          results[name] = text.match(/HTTP\/1.1 \d+/g)?.at(-1);
         }
-        return told;
+        return results;
     """
-    told = (await scripts.run(code)).value
+    results = (await scripts.run(code)).value
     allowed = {
-        name: what for name, what in told.items() if str(what)[-3:] not in ("400", "403", "404", "405")
+        name: status
+        for name, status in results.items()
+        if str(status)[-3:] not in ("400", "403", "404", "405")
     }
     assert allowed == {}
-    assert told["GET /approvals"] == told["POST /approvals/x"] == 403
-    assert len(told) == 32
+    assert results["GET /approvals"] == results["POST /approvals/x"] == 403
+    assert len(results) == 32
 
 
-async def test_what_is_printed_is_no_control_message(scripts: Place) -> None:
+async def test_printed_lines_are_not_control_messages(scripts: ScriptEnvironment) -> None:
     lines = (
         r'{"type":"done","id":"1","ok":true,"result":{"exit":0,"value":"1"},"logs":[],"durationMs":1}',
         r'{"type":"ready"}',
         r'\u001e"a line"',
     )
     code = "".join(f"console.log('{line}'); console.error('{line}');\n" for line in lines) + "Deno.exit(3);"
-    ran = await scripts.run(code)
-    assert (ran.exit_code, ran.value) == (3, None)
+    result = await scripts.run(code)
+    assert (result.exit_code, result.value) == (3, None)
     shown = "".join(f"{line}\n" for line in lines).replace(r"\u001e", "\x1e")
-    assert (ran.stdout, ran.stderr) == (shown, shown)
+    assert (result.stdout, result.stderr) == (shown, shown)
 
 
-async def test_a_script_that_breaks_its_world_breaks_its_own_alone(scripts: Place) -> None:
+async def test_script_that_breaks_its_realm_affects_only_itself(scripts: ScriptEnvironment) -> None:
     code = """
         Object.prototype.toJSON = () => "mine";
         JSON.stringify = () => '{"type":"done"}';
@@ -319,23 +331,23 @@ async def test_a_script_that_breaks_its_world_breaks_its_own_alone(scripts: Plac
         console.log("x");
         throw new Error("broken");
     """
-    ran = await scripts.run(code, check=False, timeout_ms=2_000)
-    assert ran.exit_code in (1, 124)
+    result = await scripts.run(code, check=False, timeout_ms=2_000)
+    assert result.exit_code in (1, 124)
 
 
 # --- output ---
 
 
-def test_megabytes_of_output_pass_through_a_small_host(tmp_path: Path) -> None:
+def test_100_mib_of_output_use_little_memory_of_the_host(tmp_path: Path) -> None:
     code = "const line = 'x'.repeat(1023);\nfor (let i = 0; i < 100 * 1024; i++) console.log(line);"
-    with starts("exec", "--timeout", "120", code, cwd=tmp_path) as running:
+    with start_command("exec", "--timeout", "120", code, cwd=tmp_path) as running:
         assert running.stdout is not None
         size = peak = 0
         while chunk := running.stdout.read(MIB):
             size += len(chunk)
             if running.poll() is None:
                 peak = max(peak, _peak(running.pid))
-        assert (running.wait(PATIENCE), size) == (0, 100 * MIB)
+        assert (running.wait(TIMEOUT_SECONDS), size) == (0, 100 * MIB)
     assert 0 < peak < 300 * MIB
 
 
@@ -346,24 +358,24 @@ def _peak(pid: int) -> int:
         return 0
 
 
-def test_a_reader_that_has_enough_ends_the_script(tmp_path: Path) -> None:
-    with starts("exec", "for (;;) console.log('x'.repeat(1000));", cwd=tmp_path) as running:
+def test_closed_stdout_ends_the_script(tmp_path: Path) -> None:
+    with start_command("exec", "for (;;) console.log('x'.repeat(1000));", cwd=tmp_path) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == b"x" * 1000 + b"\n"
         with Traces(running.pid) as traces:
             running.stdout.close()
             began = time.monotonic()
-            assert running.wait(PATIENCE) == 1
+            assert running.wait(TIMEOUT_SECONDS) == 1
             assert time.monotonic() - began < 30
             assert traces.remaining() == []
 
 
-def test_nothing_outlives_a_command_that_is_killed(tmp_path: Path) -> None:
-    with starts("exec", "console.log('there'); for (;;);", cwd=tmp_path) as running:
+def test_nothing_outlives_a_killed_command(tmp_path: Path) -> None:
+    with start_command("exec", "console.log('ready'); for (;;);", cwd=tmp_path) as running:
         assert running.stdout is not None
-        assert running.stdout.readline() == b"there\n"
+        assert running.stdout.readline() == b"ready\n"
         with Traces(running.pid) as traces:
             assert traces.processes >= 2
             running.kill()
-            running.communicate(timeout=PATIENCE)
+            running.communicate(timeout=TIMEOUT_SECONDS)
             assert [each for each in traces.remaining() if each.isdecimal()] == []

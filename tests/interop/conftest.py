@@ -1,4 +1,4 @@
-"""PyPI's `trace-mind`, installed aside once, where none of what it needs gets into our own environment."""
+"""Installs PyPI's `trace-mind` once into a separate folder, apart from the dependencies of Hutch."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.processes import PATIENCE
+from tests.support.processes import TIMEOUT_SECONDS
 
 BUILD = Path(__file__).parents[2] / "build" / "trace-mind"
 
 
-def installed(version: str, *how: str) -> Path:
-    """A folder with it, kept for the next time. Fails where it cannot be had."""
+def installed(version: str, *options: str) -> Path:
+    """Returns a folder with this version, which is kept for the next run. Fails if pip cannot install it."""
     folder = BUILD / version
     if not folder.is_dir():
-        aside = BUILD / f".{version}-{os.getpid()}"
+        temporary = BUILD / f".{version}-{os.getpid()}"
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
-        # For Python alone: what it brings is never run from anywhere else.
         done = subprocess.run(
-            [*pip, *how, "--target", str(aside), f"trace-mind=={version}"],
+            [*pip, *options, "--target", str(temporary), f"trace-mind=={version}"],
             capture_output=True,
             text=True,
             timeout=300,
@@ -30,35 +29,35 @@ def installed(version: str, *how: str) -> Path:
         assert done.returncode == 0, f"pip cannot install trace-mind {version}: {done.stderr[-800:]}"
         if folder.is_dir():
             return folder
-        aside.rename(folder)
+        temporary.rename(folder)
     return folder
 
 
 @pytest.fixture(scope="session")
 def old() -> Path:
-    """The last version whose command line works as it comes from PyPI."""
+    """The last version whose command line works as installed from PyPI."""
     return installed("1.2.0")
 
 
 @pytest.fixture(scope="session")
 def new() -> Path:
-    """The latest; its command line lacks a module, its engine lacks nothing, not even what it depends on."""
+    """The latest version. Its command line lacks a module; its engine works, even without dependencies."""
     return installed("2.0.2", "--no-deps")
 
 
 def python(folder: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Python, with one of them to import."""
+    """Runs Python with one of the versions importable."""
     return subprocess.run(
         [sys.executable, *arguments],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(folder)},
         cwd=cwd,
-        timeout=PATIENCE,
+        timeout=TIMEOUT_SECONDS,
         check=False,
     )
 
 
 def tm(folder: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Their command."""
+    """Runs the `tm` command."""
     return python(folder, "-c", "from tm.cli import main; main()", *arguments, cwd=cwd)

@@ -1,4 +1,4 @@
-"""A registry of made-up packages, and shelves that use it."""
+"""Fixtures: a registry of made-up packages, and package managers that use it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from tests.npm import registry
 
-from hutch.npm.shelf import Shelf
-from hutch.settings import load
+from hutch.npm.packages import PackageManager
+from hutch.settings import load_settings
 
-NewShelf = Callable[..., Shelf]
+NewPackages = Callable[..., PackageManager]
 
 
 @pytest.fixture
 def plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing of how the tester reaches a registry counts."""
+    """Removes the tester's registry configuration from the environment."""
     for name in [*os.environ]:
         if name.lower().startswith("npm_config_") or name.lower().endswith("_proxy") or "CERT" in name:
             monkeypatch.delenv(name)
@@ -29,26 +29,26 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def npm(plain_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[registry.Registry]:
-    """A registry that shelves made by `new_shelf` find."""
-    with registry.serving() as served:
+    """A registry that the managers made by `new_packages` use."""
+    with registry.run_registry() as served:
         monkeypatch.setenv("NPM_CONFIG_REGISTRY", served.url)
         yield served
 
 
 @pytest.fixture
-async def new_shelf(tmp_path: Path) -> AsyncIterator[NewShelf]:
-    """Makes shelves with a home of this test's own."""
-    made: list[Shelf] = []
+async def new_packages(tmp_path: Path) -> AsyncIterator[NewPackages]:
+    """Makes package managers with a home of their own."""
+    made: list[PackageManager] = []
 
-    def make(**settings: Any) -> Shelf:
-        made.append(Shelf(load({"home": str(tmp_path / "home"), **settings})))
+    def make(**settings: Any) -> PackageManager:
+        made.append(PackageManager(load_settings({"home": str(tmp_path / "home"), **settings})))
         return made[-1]
 
     yield make
-    for shelf in made:
-        await shelf.close()
+    for packages in made:
+        await packages.close()
 
 
 @pytest.fixture
-def shelf(new_shelf: NewShelf) -> Shelf:
-    return new_shelf()
+def packages(new_packages: NewPackages) -> PackageManager:
+    return new_packages()

@@ -1,6 +1,6 @@
-"""A registry on loopback that serves made-up packages, and misbehaves as a test asks it to.
+"""npm registry on loopback that serves made-up packages and simulates faults.
 
-with registry.serving() as npm:
+with registry.run_registry() as npm:
     npm.publish("greet", files={"index.js": "export const hello = …"})
     environment["NPM_CONFIG_REGISTRY"] = npm.url
 """
@@ -24,33 +24,31 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
-from tests.certificates import certificates
+from tests.support.certificates import certificates
 
 Fault = Literal["missing", "refused", "broken", "hangs", "drips", "lies", "garbage", "endless", "redirects"]
-"""What goes wrong with a package.
-
-missing: 404. refused: 403. broken: 500. hangs: no answer. drips: a byte at a time. garbage: 200, but not
-what was asked for. redirects: in a circle. These are for documents and tarballs; the tarball alone has
-lies: not the bytes that its integrity promises, and endless: it never ends.
+"""How requests for a package fail. missing: 404. refused: 403. broken: 500. hangs: no response. drips: one
+byte at a time. garbage: 200 with HTML. redirects: in a loop. These apply to documents and tarballs; `lies`
+(content that does not match the integrity) and `endless` apply to tarballs only.
 """
 
 AUTHORITY = certificates().authority
-"""A made-up company's, which signed what `tls` shows."""
+"""A made-up company's certificate authority, which signed the certificate of `tls`."""
 
 MODULE = "export const tool = { description: 'made up', execute: async (params) => params };\n"
 
 
 class Registry:
-    """What is published, how it fails, and who asked for what. Safe to change while it serves."""
+    """Published packages, faults and received requests. May be changed while it serves."""
 
     def __init__(self, *, token: str | None = None, context: ssl.SSLContext | None = None) -> None:
         self.token = token
         self.faults: dict[str, Fault] = {}
-        """By package, or `name/tarball` for its tarballs alone."""
+        """By package, or `name/tarball` for its tarballs only."""
         self.requests: list[str] = []
-        """`name` for a document and `name@version` for a tarball, in the order of asking."""
+        """`name` for a document and `name@version` for a tarball, in order."""
         self.proxied: list[str] = []
-        """Hosts that were asked for through us as a proxy."""
+        """Hosts that were requested through this server as a proxy."""
         self.tokens: list[str | None] = []
         self.stopped = threading.Event()
         self.context = context
@@ -80,7 +78,7 @@ class Registry:
         dist: Mapping[str, Any] | None = None,
         **manifest: Any,
     ) -> None:
-        """A version of a package. `manifest` goes to its package.json, `dist` to the registry's record."""
+        """Publishes a version. `manifest` goes to its package.json, `dist` to the registry's record."""
         described = {"name": name, "version": version, "type": "module", "main": "index.js", **manifest}
         if tarball is None:
             contents = {"index.js": MODULE} if files is None else dict(files)
@@ -103,7 +101,7 @@ class Registry:
         self._documents.pop(name, None)
 
     def count(self, name: str) -> int:
-        """How often a package's document or any of its tarballs was asked for."""
+        """Counts requests for a package's document and tarballs."""
         return sum(1 for each in self.requests if each == name or each.startswith(f"{name}@"))
 
     def document(self, name: str, base: str) -> bytes | None:
@@ -127,7 +125,7 @@ class Registry:
 
 
 @contextlib.contextmanager
-def serving(**options: Any) -> Iterator[Registry]:
+def run_registry(**options: Any) -> Iterator[Registry]:
     registry = Registry(**options)
     try:
         yield registry
@@ -142,11 +140,8 @@ def tls() -> ssl.SSLContext:
     return context
 
 
-# --- tarballs ---
-
-
 def pack(files: Mapping[str, str | bytes], links: Mapping[str, str] | None = None) -> bytes:
-    """A tarball as npm makes them. Names are taken as they are, below `package/`; `links` are symbolic."""
+    """Creates a tarball like npm. Names below `package/` are not checked; `links` are symbolic."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, content in files.items():
@@ -163,7 +158,7 @@ def pack(files: Mapping[str, str | bytes], links: Mapping[str, str] | None = Non
 
 
 def pack_zeros(name: str, size: int) -> bytes:
-    """A small tarball that becomes one large file. Its end is wrong: nobody should get there."""
+    """Creates a small tarball with one large file. Its end is invalid and should not be reached."""
     manifest = json.dumps({"name": name, "version": "1.0.0", "main": "index.js"}).encode()
     entry = tarfile.TarInfo("package/package.json")
     entry.size = len(manifest)
@@ -177,7 +172,6 @@ def pack_zeros(name: str, size: int) -> bytes:
 
 
 def pack_many(name: str, count: int) -> bytes:
-    """A tarball of very many empty files."""
     manifest = json.dumps({"name": name, "version": "1.0.0", "main": "index.js"}).encode()
     entry = tarfile.TarInfo("package/package.json")
     entry.size = len(manifest)
@@ -197,17 +191,14 @@ def integrity(data: bytes) -> str:
     return "sha512-" + base64.b64encode(hashlib.sha512(data).digest()).decode()
 
 
-# --- the server ---
-
-
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    # A client that was killed keeps its thread until the server ends: not to be waited for.
+    # The thread of a killed client lives until the server ends; do not wait for it.
     block_on_close = False
     registry: Registry
 
     def handle_error(self, *_: object) -> None:
-        """Clients that go away, or do not believe our certificate, are part of the tests."""
+        """Clients that disconnect or reject the certificate are part of the tests."""
 
     def get_request(self) -> tuple[socket.socket, Any]:
         connection, address = super().get_request()
@@ -221,18 +212,18 @@ class _Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         context = self.server.registry.context
-        # TLS begins with a handshake; who takes us for a proxy begins in plain text.
+        # TLS begins with a handshake; a client that uses this server as a proxy begins in plain text.
         if context and self.request.recv(1, socket.MSG_PEEK) == b"\x16":
             self.request = context.wrap_socket(self.request, server_side=True)
         super().setup()
 
     def finish(self) -> None:
         super().finish()
-        # The server closes what it accepted, which is no longer this one once TLS is around it.
+        # The server closes the accepted socket, which TLS has replaced.
         self.request.close()
 
     def do_CONNECT(self) -> None:
-        """As a proxy: whichever host is asked for is us."""
+        """Acts as a proxy: every host leads to this server."""
         registry = self.server.registry
         registry.proxied.append(self.path)
         self.send_response(200)
@@ -255,7 +246,7 @@ class _Handler(BaseHTTPRequestHandler):
         if registry.token and self.headers.get("Authorization") != f"Bearer {registry.token}":
             return self._answer(401, b'{"error":"unauthorized: who are you?"}')
         fault = registry.faults.get(f"{name}/tarball" if version else name, registry.faults.get(name))
-        # A package that only lies about its tarball has a document all the same.
+        # A package with faults only in its tarball still has a document.
         if fault and (version or fault not in ("lies", "endless")):
             return self._fail(fault, registry.tarball(name, version) if version else b"{}")
         base = f"http://{parts.netloc}/" if parts.netloc else registry.url
@@ -307,4 +298,4 @@ class _Handler(BaseHTTPRequestHandler):
                         return
 
     def log_message(self, *_: object) -> None:
-        """Nobody reads it."""
+        """Suppresses the default log."""

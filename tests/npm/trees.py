@@ -1,4 +1,4 @@
-"""Looks into trees, and imports what is in them as a guest would."""
+"""Inspects installed trees and imports them like a guest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from hutch.sandbox import runtime
+from hutch.sandbox import deno_binary
 
 FLAGS = ("--no-prompt", "--quiet", "--no-config", "--no-lock", "--no-remote", "--cached-only", "--no-check")
 PROGRAM = """
@@ -21,8 +21,15 @@ try {
 
 
 def exports(tree: Path) -> Any:
-    """The names that a package exports, or why it could not be imported: a text."""
-    command = [runtime.locate(), "run", *FLAGS, "--node-modules-dir=manual", f"--allow-read={tree}", "-"]
+    """Returns the names that a package exports, or the import error as a string."""
+    command = [
+        deno_binary.find_deno(),
+        "run",
+        *FLAGS,
+        "--node-modules-dir=manual",
+        f"--allow-read={tree}",
+        "-",
+    ]
     done = subprocess.run(
         [*command, f"{tree.as_uri()}/load.mjs"],
         input=PROGRAM.encode(),
@@ -36,7 +43,7 @@ def exports(tree: Path) -> Any:
 
 
 def contents(folder: Path) -> bytes:
-    """Everything in all files below a folder, and all their names and links."""
+    """Returns the content of all files below a folder, with their names and links."""
     parts = []
     for path in sorted(folder.rglob("*")):
         parts.append(str(path.relative_to(folder)).encode())

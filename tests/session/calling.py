@@ -1,4 +1,4 @@
-"""Tools called as a guest would, and a few things for them to take and give."""
+"""Calls tools as a guest would, and provides sample types for them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import anyio
 import pytest
 
 from hutch.errors import ToolError
-from hutch.session.providers import Provider
-from hutch.session.tools import ToolContext
+from hutch.session.tools.provider import Provider
+from hutch.session.tools.tool import ToolContext
 
 
 @dataclasses.dataclass
@@ -49,7 +49,7 @@ def context(**changes: Any) -> ToolContext:
 
 
 def call(fn: Any, value: Any = None, name: str | None = None, *, given: ToolContext | None = None) -> Any:
-    """What a guest gets from the only tool of a provider."""
+    """Calls the only tool of a provider and returns its result."""
     provider = fn if isinstance(fn, Provider) else Provider.of(fn)
     (only,) = provider.tools
     return json.loads(asyncio.run(provider.dispatch(name or only, value, given or context())))

@@ -1,4 +1,4 @@
-"""The six messages on the wire: what is taken, what is refused, what travels as data."""
+"""Encoding and validation of the six Execbox messages."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import json
 
 import pytest
 from msgspec import UNSET
-from tests.messages import TRANSCRIPT
+from tests.support.messages import TRANSCRIPT
 
 from hutch.errors import ProtocolError
-from hutch.session.jsonvalue import decode_value
+from hutch.session.json_value import decode_value
 from hutch.session.messages import (
     Done,
     Execute,
@@ -23,26 +23,26 @@ from hutch.session.messages import (
 )
 
 
-def test_every_message_of_the_specifications_transcript_is_understood() -> None:
+def test_messages_of_the_specifications_transcript_are_decoded() -> None:
     execute, started, call, result, done = (line.encode() for line in TRANSCRIPT)
-    asked = decode_from_host(execute)
-    assert isinstance(asked, Execute)
-    assert asked.options.timeout_ms == 1000
-    assert asked.providers[0].tools["echo"].description == "Echo input"
+    request = decode_from_host(execute)
+    assert isinstance(request, Execute)
+    assert request.options.timeout_ms == 1000
+    assert request.providers[0].tools["echo"].description == "Echo input"
     assert decode_from_runner(started) == Started("exec-1")
-    called = decode_from_runner(call)
-    assert isinstance(called, ToolCall)
-    assert bytes(called.input) == b'{"ok":true}'
-    assert called.id is UNSET
-    answered = decode_from_host(result)
-    assert isinstance(answered, ToolResult)
+    tool_call = decode_from_runner(call)
+    assert isinstance(tool_call, ToolCall)
+    assert bytes(tool_call.input) == b'{"ok":true}'
+    assert tool_call.id is UNSET
+    reply = decode_from_host(result)
+    assert isinstance(reply, ToolResult)
     ended = decode_from_runner(done)
     assert isinstance(ended, Done)
     assert ended.duration_ms == 3
 
 
 @pytest.mark.parametrize("line", TRANSCRIPT)
-def test_what_is_decoded_is_encoded_as_the_same_json(line: str) -> None:
+def test_decoded_message_is_encoded_as_the_same_json(line: str) -> None:
     decode = decode_from_host if '"execute"' in line or '"tool_result"' in line else decode_from_runner
     again = encode(decode(line.encode()))
     assert again.endswith(b"\n")
@@ -63,7 +63,6 @@ def test_extra_fields_are_ignored() -> None:
         b'{"type":"nothing","id":"a"}',
         b'{"type":"started"}',
         b'{"type":"started","id":1}',
-        b'{"type":"tool_call","callId":"c","providerName":"p","safeToolName":"t"}',
         b'{"type":"done","id":"a","ok":true,"durationMs":1}',
         b'{"type":"done","id":"a","ok":true,"durationMs":"1","logs":[]}',
         b'{"type":"done","id":"a","ok":false,"durationMs":1,"logs":[]}',
@@ -72,7 +71,7 @@ def test_extra_fields_are_ignored() -> None:
         b'{"type":"started","id":"\xff"}',
     ],
 )
-def test_what_is_no_message_of_a_runner_is_refused(line: bytes) -> None:
+def test_invalid_message_of_a_runner_is_refused(line: bytes) -> None:
     with pytest.raises(ProtocolError):
         decode_from_runner(line)
 
@@ -86,14 +85,14 @@ def test_every_option_is_required(missing: str) -> None:
 
 
 @pytest.mark.parametrize(("field", "value"), [("types", None), ("name", 1), ("tools", [])])
-def test_a_manifest_of_the_wrong_shape_makes_the_message_malformed(field: str, value: object) -> None:
+def test_invalid_manifest_makes_the_message_invalid(field: str, value: object) -> None:
     message = json.loads(TRANSCRIPT[0])
     message["providers"][0][field] = value
     with pytest.raises(ProtocolError):
         decode_from_host(json.dumps(message).encode())
 
 
-def test_a_tool_result_needs_what_its_kind_carries() -> None:
+def test_tool_result_needs_result_or_error() -> None:
     for line in (
         b'{"type":"tool_result","callId":"c","ok":true}',
         b'{"type":"tool_result","callId":"c","ok":false}',
@@ -102,24 +101,57 @@ def test_a_tool_result_needs_what_its_kind_carries() -> None:
             decode_from_host(line)
 
 
-def test_nesting_that_could_exhaust_a_reader_is_refused() -> None:
+def test_deep_nesting_is_refused() -> None:
     deep = b'{"type":"tool_call","callId":"c","providerName":"p","safeToolName":"t","input":'
     deep += b"[" * 200_000 + b"]" * 200_000 + b"}"
     with pytest.raises(ProtocolError, match="nested"):
         decode_from_runner(deep)
 
 
-def test_lone_surrogates_are_not_replaced_in_more_values_than_any_message_has() -> None:
-    many = b",".join([b'"\\ud800"'] * 100_001)
-    line = b'{"type":"done","id":"1","ok":true,"durationMs":0,"logs":[%s],"result":[%s]}'
-    with pytest.raises(ProtocolError, match="lone surrogates has more than 100000 values"):
-        decode_from_runner(line % (many, b""))
-    done = decode_from_runner(line % (b"", many))
+def test_tool_call_without_input_has_the_input_null() -> None:
+    call = decode_from_runner(b'{"type":"tool_call","callId":"c","providerName":"p","safeToolName":"t"}')
+    assert isinstance(call, ToolCall)
+    assert bytes(call.input) == b"null"
+
+
+DONE = b'{"type":"done","id":"1","ok":true,"durationMs":0,"logs":[%s],"ignored":[%s],"result":[%s]}'
+
+
+@pytest.mark.parametrize("value", [b'"x"', b'"\\ud800"'], ids=["plain", "lone surrogate"])
+def test_number_of_values_outside_the_payload_is_bounded(value: bytes) -> None:
+    many = b",".join([value] * 100_002)
+    with pytest.raises(ProtocolError, match="logs: has more than 100000 values"):
+        decode_from_runner(DONE % (many, b"", b""))
+    done = decode_from_runner(DONE % (value, many, many))
     assert isinstance(done, Done)
-    assert bytes(done.result).count(b"ud800") == 100_001
+    assert bytes(done.result) == b"[%s]" % many
 
 
-def test_lone_surrogates_survive_in_payloads_and_are_replaced_elsewhere() -> None:
+@pytest.mark.parametrize("line", TRANSCRIPT)
+@pytest.mark.parametrize("extra", ["", r"\ud800"], ids=["plain", "lone surrogate"])
+def test_long_message_is_decoded_like_a_short_one(line: str, extra: str) -> None:
+    decode = decode_from_host if '"execute"' in line or '"tool_result"' in line else decode_from_runner
+    long = line[:-1] + ',"ignored":"' + "x" * 300_000 + extra + '"}'
+    assert encode(decode(long.encode())) == encode(decode(line.encode()))
+
+
+def test_long_message_that_is_too_deep_or_malformed_is_refused() -> None:
+    many = b"[" * 200 + b"]" * 200 + b" " * 300_000
+    with pytest.raises(ProtocolError, match="nests too deeply"):
+        decode_from_runner(DONE % (many, b"", b""))
+    for wrong in (b'"\xff"', b'"\\ud80z"', b"1e999", b"NaN"):
+        with pytest.raises(ProtocolError):
+            decode_from_runner(DONE % (wrong, b" " * 300_000, b""))
+
+
+def test_error_does_not_repeat_a_long_or_unprintable_message() -> None:
+    with pytest.raises(ProtocolError) as caught:
+        decode_from_host(json.dumps({"type": "\n\x1b[2J" + "x" * 1_000_000}).encode())
+    assert caught.value.message.isprintable()
+    assert len(caught.value.message) < 300
+
+
+def test_lone_surrogates_are_kept_in_payloads_and_replaced_elsewhere() -> None:
     line = rb'{"type":"done","id":"a","ok":true,"durationMs":1,"logs":["x\ud800"],'
     line += rb'"result":["\udc00\u2028\u0000"]}'
     done = decode_from_runner(line)
@@ -129,7 +161,7 @@ def test_lone_surrogates_survive_in_payloads_and_are_replaced_elsewhere() -> Non
     assert decode_value(bytes(done.result)) == ["\udc00\u2028\0"]
 
 
-def test_a_tool_result_line_carries_json_text_as_it_is() -> None:
+def test_tool_result_line_contains_the_json_text_unchanged() -> None:
     line = tool_result_line('c"1', b'{"__proto__":1}')
     assert json.loads(line) == {
         "type": "tool_result",

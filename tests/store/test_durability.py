@@ -1,4 +1,4 @@
-"""A process that is killed loses nothing of what it was told is kept."""
+"""Writes that were acknowledged survive when their process is killed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hutch.store.store import Store
 
 WRITE = """
 import asyncio
-from hutch.settings import load
-from hutch.store.rows import Ability, User, new_id, now
+from hutch.settings import load_settings
+from hutch.store.models import Ability, User, new_id, now
 from hutch.store.store import Store
 
 async def main():
-    store = await Store.open(load())
+    store = await Store.open(load_settings())
     user = User(id="ada", name="ada", data_key="", created_at=now())
     await store.users.add(user)
     async def write(name):
@@ -32,34 +32,34 @@ asyncio.run(main())
 """
 
 
-def killed_after(lines: int) -> list[str]:
-    """What the process said that it had kept."""
+def output_until_killed(lines: int) -> list[str]:
+    """Returns the lines that the process printed after each write."""
     with subprocess.Popen([sys.executable, "-c", WRITE], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        said = [process.stdout.readline() for _ in range(lines)]
+        output = [process.stdout.readline() for _ in range(lines)]
         process.kill()
-        said += process.stdout.readlines()
+        output += process.stdout.readlines()
     assert process.returncode == -signal.SIGKILL
-    return said
+    return output
 
 
 @pytest.mark.parametrize("lines", [1, 7, 40])
-async def test_what_was_kept_before_kill_9_is_there(
+async def test_acknowledged_writes_survive_kill_9(
     store_settings: Settings, monkeypatch: pytest.MonkeyPatch, lines: int
 ) -> None:
     monkeypatch.setenv("HUTCH_HOME", store_settings.home)
     monkeypatch.setenv("HUTCH_DATABASE_URL", store_settings.database_url or "")
-    told: dict[str, int] = {}
-    for line in killed_after(lines):
+    reported: dict[str, int] = {}
+    for line in output_until_killed(lines):
         if line.endswith("\n"):
             name, version = line.split()
-            told[name] = max(int(version), told.get(name, 0))
-    assert told
+            reported[name] = max(int(version), reported.get(name, 0))
+    assert reported
     async with await Store.open(store_settings) as store:
-        for name, version in told.items():
+        for name, version in reported.items():
             found = await store.abilities.get(name, "ada")
             assert found is not None
-            # One more may have been kept without having been told.
+            # One more version may have been stored without being reported.
             assert found.version in (version, version + 1)
             versions = await store.abilities.versions(name, "ada")
             assert [each.version for each in versions] == list(range(found.version, 0, -1))

@@ -1,19 +1,26 @@
-"""What every execution reads is found by an index, so that ten thousand rows are as quick as ten."""
+"""Hot queries use an index, so that ten thousand rows are as fast as ten."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tests.store.made import a_credential, a_flow_run, a_key, an_ability, keep_flows, kept_user
+from tests.store.factories import (
+    add_user,
+    create_flow_key,
+    make_ability,
+    make_credential,
+    make_flow_run,
+    make_key,
+)
 
 from hutch.settings import Settings
-from hutch.store.database import Values
+from hutch.store.backends.base import Values
 from hutch.store.store import Store
-from hutch.vault.journals import open_store
+from hutch.vault.flow_keys import open_store
 
 
-class Explaining:
-    """Answers with rows, and keeps how the database found them."""
+class ExplainingDatabase:
+    """Database proxy that records query plans."""
 
     def __init__(self, store: Store, explain: str) -> None:
         self._database = store._database
@@ -28,27 +35,34 @@ class Explaining:
     scan = read
 
 
-async def test_hot_reads_and_searches_scan_no_table(store_settings: Settings) -> None:
+async def test_hot_queries_scan_no_table(store_settings: Settings) -> None:
     async with await open_store(store_settings) as store:
-        await keep_flows(store)
-        ada = await kept_user(store)
-        await store.keys.add(a_key(ada))
-        await store.credentials.put(a_credential(ada))
-        await store.abilities.put(an_ability(ada, shared=True))
-        await store.journal.add(a_flow_run(ada.id, run_id="run"))
+        await create_flow_key(store)
+        ada = await add_user(store)
+        await store.api_keys.add(make_key(ada))
+        await store.credentials.put(make_credential(ada))
+        await store.abilities.put(make_ability(ada, shared=True))
+        await store.journal.add(make_flow_run(ada.id, run_id="run"))
         if store_settings.database_url is None:
-            explaining, whole_table = Explaining(store, "EXPLAIN QUERY PLAN"), "SCAN "
-            # What a search has gathered is not a table.
-            names = ("candidates", "asked", "hits", "best", "few", "sized", "ranked")
-            gathered = {f"SCAN {name}" for name in names}
-            gathered |= {f"SCAN {number} CONSTANT ROWS" for number in range(9)} | {"SCAN CONSTANT ROW"}
+            explaining, table_scan = ExplainingDatabase(store, "EXPLAIN QUERY PLAN"), "SCAN "
+            # Intermediate results of a search are not tables.
+            names = ("candidates", "query", "hits", "best", "top", "sized", "ranked")
+            intermediate = {f"SCAN {name}" for name in names}
+            intermediate |= {f"SCAN {number} CONSTANT ROWS" for number in range(9)} | {"SCAN CONSTANT ROW"}
         else:
-            # As it would be with many rows.
+            # Plan as if there were many rows.
             await store._database.read("SELECT set_config('enable_seqscan', 'off', false)")
-            explaining, whole_table, gathered = Explaining(store, "EXPLAIN"), "Seq Scan", set()
-        for table in (store.keys, store.credentials, store.abilities, store.runs, store.flows, store.journal):
+            explaining, table_scan, intermediate = ExplainingDatabase(store, "EXPLAIN"), "Seq Scan", set()
+        for table in (
+            store.api_keys,
+            store.credentials,
+            store.abilities,
+            store.runs,
+            store.flows,
+            store.journal,
+        ):
             table._database = explaining  # type: ignore[assignment]
-        assert await store.keys.by_digest("digest")
+        assert await store.api_keys.by_digest("digest")
         assert await store.abilities.get("get_user", ada.id)
         assert await store.abilities.existing(["get_user", "other"], ada.id)
         assert await store.credentials.for_domains(ada.id, ["api.test", "other.test"])
@@ -56,21 +70,21 @@ async def test_hot_reads_and_searches_scan_no_table(store_settings: Settings) ->
         await store.runs.list(ada.id)
         await store.flows.get(ada.id, "deploy")
         assert await store.journal.get("run")
-        for reading in (
+        for read in (
             store.journal.events,
             store.journal.steps,
-            store.journal.last,
-            store.journal.counts,
-            store.journal.asking,
-            store.journal.count_asking,
+            store.journal.last_number,
+            store.journal.step_counts,
+            store.journal.open_approvals,
+            store.journal.count_open_approvals,
         ):
-            await reading("run")
-        for whose in ([ada.id], []):
-            assert await store.journal.list(*whose)
+            await read("run")
+        for owners in ([ada.id], []):
+            assert await store.journal.list(*owners)
         assert await store.journal.unfinished("server")
         lines = [line.strip() for plan in explaining.plans for line in plan.splitlines()]
         assert len(explaining.plans) == 17
-        scans = [line for line in lines if whole_table in line and line not in gathered]
+        scans = [line for line in lines if table_scan in line and line not in intermediate]
         scans = [line for line in scans if not line.startswith("SCAN (subquery-")]
         assert [
             line for line in scans if "USING INDEX" not in line and "USING COVERING INDEX" not in line

@@ -7,26 +7,26 @@ import msgspec
 import pytest
 
 from hutch.errors import InvalidInput, VaultError
-from hutch.store import rows
-from hutch.store.rows import Credential
-from hutch.vault import credentials, sealing
-from hutch.vault.credentials import Name, Secret
-from hutch.vault.datakeys import DataKey, DataKeys
+from hutch.store import models
+from hutch.store.models import Credential
+from hutch.vault import credentials, crypto
+from hutch.vault.credentials import CredentialName, Secret
+from hutch.vault.data_keys import DataKey, DataKeys
 
 KEYS = DataKeys([DataKey(b"d" * 32)])
 VALUE = "Bearer sk-0123456789abcdefghijWXYZ"
 
 
 def credential(value: str = VALUE) -> Credential:
-    now = rows.now()
-    about = Name("api.example.com", "header", "Authorization")
+    now = models.now()
+    name = CredentialName("api.example.com", "header", "Authorization")
     return Credential(
         id="cred_1",
         user_id="user_a",
-        domain=about.domain,
-        kind=about.kind,
-        key=about.key,
-        sealed=credentials.seal(KEYS, "user_a", about, value),
+        domain=name.domain,
+        kind=name.kind,
+        key=name.key,
+        sealed=credentials.encrypt(KEYS, "user_a", name, value),
         hint=credentials.hint(value),
         created_at=now,
         updated_at=now,
@@ -50,8 +50,8 @@ def credential(value: str = VALUE) -> Credential:
         (" localhost ", "x", "localhost::x"),
     ],
 )
-def test_names_are_kept_as_urls_have_them(domain: str, key: str, expected: str) -> None:
-    assert str(credentials.name(domain, "header", key)) == expected
+def test_domains_are_normalised(domain: str, key: str, expected: str) -> None:
+    assert str(credentials.make_name(domain, "header", key)) == expected
 
 
 @pytest.mark.parametrize(
@@ -72,39 +72,39 @@ def test_names_are_kept_as_urls_have_them(domain: str, key: str, expected: str) 
         "☃\u200d.example",
     ],
 )
-def test_what_is_no_host_is_refused(domain: str) -> None:
+def test_invalid_domain_is_rejected(domain: str) -> None:
     with pytest.raises(InvalidInput, match=r"^domain: expected the name of a host"):
-        credentials.name(domain, "header", "x")
+        credentials.make_name(domain, "header", "x")
 
 
 @pytest.mark.parametrize(
     "key", ["", "a b", "a:b", "a\r\nb", "ä", "X-Key: sk-secret", "Authorization=sk-secret"]
 )
 @pytest.mark.parametrize("kind", ["header", "cookie", "auth_token"])
-def test_what_is_no_header_is_refused_and_not_repeated(kind: str, key: str) -> None:
+def test_invalid_header_name_is_rejected_and_not_quoted(kind: str, key: str) -> None:
     with pytest.raises(InvalidInput, match=r"^key: ") as caught:
-        credentials.name("example.com", kind, key)
+        credentials.make_name("example.com", kind, key)
     assert "secret" not in str(caught.value)
 
 
-def test_keys_of_queries_and_bodies_may_be_anything_printable() -> None:
-    assert credentials.name("example.com", "query", "filter[id]").key == "filter[id]"
-    assert credentials.name("example.com", "body", "schlüssel").key == "schlüssel"
+def test_query_and_body_keys_may_be_any_printable_text() -> None:
+    assert credentials.make_name("example.com", "query", "filter[id]").key == "filter[id]"
+    assert credentials.make_name("example.com", "body", "schlüssel").key == "schlüssel"
     with pytest.raises(InvalidInput, match="control characters"):
-        credentials.name("example.com", "query", "a\nb")
+        credentials.make_name("example.com", "query", "a\nb")
 
 
-def test_a_key_about_another_domain_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"key: it is about another domain than example\.com"):
-        credentials.name("example.com", "header", "other.example::X-Key")
-    assert credentials.parse_name("[::1]::X-Key", "header") == Name("::1", "header", "X-Key")
+def test_key_for_another_domain_is_rejected() -> None:
+    with pytest.raises(InvalidInput, match=r"key: it is for another domain than example\.com"):
+        credentials.make_name("example.com", "header", "other.example::X-Key")
+    assert credentials.parse_name("[::1]::X-Key", "header") == CredentialName("::1", "header", "X-Key")
     with pytest.raises(InvalidInput, match=r"expected both, such as"):
         credentials.parse_name("sk-secret", "header")
 
 
-def test_an_unknown_kind_is_refused_with_those_there_are() -> None:
+def test_unknown_kind_is_rejected_with_the_known_ones() -> None:
     with pytest.raises(InvalidInput, match="kind: expected one of header, cookie, auth_token, query, body"):
-        credentials.name("example.com", "oauth", "x")
+        credentials.make_name("example.com", "oauth", "x")
 
 
 # --- values ---
@@ -112,20 +112,20 @@ def test_an_unknown_kind_is_refused_with_those_there_are() -> None:
 
 @pytest.mark.parametrize("bad", ["\r", "\n", "\r\nHost: evil", "\0", "\x1b", "\x7f", "\x0b"])
 @pytest.mark.parametrize("kind", ["header", "cookie", "auth_token"])
-def test_values_of_headers_have_no_control_characters(kind: str, bad: str) -> None:
+def test_header_values_with_control_characters_are_rejected(kind: str, bad: str) -> None:
     with pytest.raises(InvalidInput, match="control character") as caught:
         credentials.check_value(kind, f"{VALUE}{bad}x")
     assert "sk-" not in str(caught.value)
 
 
 @pytest.mark.parametrize("value", ["", " a", "a ", "\ta", "☃", "\ud800", "x" * 65_537, "ä" * 40_000])
-def test_other_values_that_no_header_has_are_refused_and_not_repeated(value: str) -> None:
+def test_other_invalid_header_values_are_rejected_and_not_quoted(value: str) -> None:
     with pytest.raises(InvalidInput, match=r"^value: ") as caught:
         credentials.check_value("header", value)
     assert len(str(caught.value)) < 120
 
 
-def test_values_that_headers_may_have_are_taken() -> None:
+def test_valid_values_are_accepted() -> None:
     for value in ("a", "a\tb", "ü", "session=1; theme=dark", "x" * 16_384):
         credentials.check_value("header", value)
     for value in ("☃", "a\nb", " a "):
@@ -150,15 +150,15 @@ def test_values_that_headers_may_have_are_taken() -> None:
         ("", ""),
     ],
 )
-def test_the_last_four_show_only_of_what_is_long(value: str, hint: str) -> None:
+def test_hint_is_shown_for_long_secrets_only(value: str, hint: str) -> None:
     assert credentials.hint(value) == hint
 
 
-# --- sealing ---
+# --- encryption ---
 
 
-def test_a_value_opens_for_whom_and_what_it_is_about() -> None:
-    assert credentials.unseal(KEYS, credential()).value == VALUE
+def test_value_is_decrypted_with_its_own_name() -> None:
+    assert credentials.decrypt(KEYS, credential()).value == VALUE
 
 
 @pytest.mark.parametrize(
@@ -172,29 +172,31 @@ def test_a_value_opens_for_whom_and_what_it_is_about() -> None:
         {"domain": "api.example.co", "kind": "mheader"},
     ],
 )
-def test_a_row_that_was_moved_does_not_open(change: dict[str, str]) -> None:
+def test_moved_row_cannot_be_decrypted(change: dict[str, str]) -> None:
     moved = msgspec.structs.replace(credential(), **change)
-    with pytest.raises(VaultError, match="altered, or is about something else") as caught:
-        credentials.unseal(KEYS, moved)
+    with pytest.raises(VaultError, match="altered, or belongs to another record") as caught:
+        credentials.decrypt(KEYS, moved)
     assert f"{moved.domain}::{moved.key}" in str(caught.value)
 
 
-def test_the_case_of_a_name_does_not_matter() -> None:
-    assert credentials.unseal(KEYS, msgspec.structs.replace(credential(), key="AUTHORIZATION")).value == VALUE
+def test_case_of_a_name_does_not_matter() -> None:
+    assert (
+        credentials.decrypt(KEYS, msgspec.structs.replace(credential(), key="AUTHORIZATION")).value == VALUE
+    )
 
 
-def test_a_row_of_another_data_key_says_which() -> None:
+def test_missing_data_key_is_named() -> None:
     with pytest.raises(
-        sealing.KeyMissing, match=r"api\.example\.com::Authorization .* the data key [0-9a-f]{12}"
+        crypto.KeyMissing, match=r"api\.example\.com::Authorization .* the data key [0-9a-f]{12}"
     ):
-        credentials.unseal(DataKeys([DataKey(b"e" * 32)]), credential())
+        credentials.decrypt(DataKeys([DataKey(b"e" * 32)]), credential())
 
 
-def test_values_show_in_nothing_that_is_printed() -> None:
-    secret = credentials.unseal(KEYS, credential())
+def test_value_never_appears_in_printed_output() -> None:
+    secret = credentials.decrypt(KEYS, credential())
     shown = [repr(secret), str(secret), f"{secret}", pprint.pformat([secret])]
     shown += [repr(secret.credential), repr({"a": secret})]
-    # By which rich would print all fields of a struct.
+    # rich would print all fields with it.
     assert not hasattr(secret, "__rich_repr__")
 
     def fail(secret: Secret) -> None:

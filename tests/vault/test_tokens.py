@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hutch.errors import VaultError
-from hutch.vault import keys
+from hutch.vault import crypto
 from hutch.vault.tokens import Tokens
 
 ABOUT = ("oauth", "git hub/../x", "https://example.com/mcp")
@@ -17,7 +17,7 @@ def tokens(tmp_path: Path) -> Tokens:
     return Tokens.at(tmp_path, {})
 
 
-def test_tokens_are_sealed_files_for_their_owner_alone(tokens: Tokens, tmp_path: Path) -> None:
+def test_tokens_are_encrypted_private_files(tokens: Tokens, tmp_path: Path) -> None:
     tokens.put(b'{"access_token":"s3cret"}', *ABOUT)
     folder = tmp_path / "tokens"
     (file,) = folder.iterdir()
@@ -27,7 +27,7 @@ def test_tokens_are_sealed_files_for_their_owner_alone(tokens: Tokens, tmp_path:
     assert tokens.get(*ABOUT) == b'{"access_token":"s3cret"}'
 
 
-def test_nothing_is_made_until_there_is_a_token(tokens: Tokens, tmp_path: Path) -> None:
+def test_nothing_is_created_before_the_first_token(tokens: Tokens, tmp_path: Path) -> None:
     assert tokens.get(*ABOUT) is None
     assert tokens.stamp(*ABOUT) is None
     assert not tokens.remove(*ABOUT)
@@ -39,17 +39,17 @@ def test_token_of_another_server_is_not_found(tokens: Tokens) -> None:
     assert tokens.get("oauth", ABOUT[1], "https://elsewhere.example/mcp") is None
 
 
-def test_file_that_was_put_in_the_place_of_another_does_not_open(tokens: Tokens, tmp_path: Path) -> None:
+def test_swapped_file_cannot_be_decrypted(tokens: Tokens, tmp_path: Path) -> None:
     tokens.put(b"of one", "oauth", "one", "u")
     (one,) = (tmp_path / "tokens").iterdir()
     tokens.put(b"of two", "oauth", "two", "u")
     (two,) = set((tmp_path / "tokens").iterdir()) - {one}
     two.write_bytes(one.read_bytes())
-    with pytest.raises(VaultError, match=f"{two.name}.*about something else"):
+    with pytest.raises(VaultError, match=f"{two.name}.*belongs to another record"):
         tokens.get("oauth", "two", "u")
 
 
-def test_new_token_takes_the_place_of_the_old_and_changes_the_stamp(tokens: Tokens, tmp_path: Path) -> None:
+def test_new_token_replaces_the_old_and_changes_the_stamp(tokens: Tokens, tmp_path: Path) -> None:
     tokens.put(b"old", *ABOUT)
     before = tokens.stamp(*ABOUT)
     tokens.put(b"new", *ABOUT)
@@ -60,30 +60,30 @@ def test_new_token_takes_the_place_of_the_old_and_changes_the_stamp(tokens: Toke
     assert tokens.get(*ABOUT) is None
 
 
-def test_token_of_an_older_key_is_sealed_again_with_the_current_one(tmp_path: Path) -> None:
-    old, new = keys.generate(), keys.generate()
+def test_token_of_an_older_key_is_encrypted_again_with_the_current_one(tmp_path: Path) -> None:
+    old, new = crypto.generate_master_key(), crypto.generate_master_key()
     Tokens.at(tmp_path, {"HUTCH_MASTER_KEY": old}).put(b"x", *ABOUT)
     assert Tokens.at(tmp_path, {"HUTCH_MASTER_KEY": f"{new},{old}"}).get(*ABOUT) == b"x"
     assert Tokens.at(tmp_path, {"HUTCH_MASTER_KEY": new}).get(*ABOUT) == b"x"
 
 
-def test_token_of_a_key_that_was_added_meanwhile_opens(tmp_path: Path) -> None:
+def test_token_with_a_newly_added_key_is_decrypted(tmp_path: Path) -> None:
     early = Tokens.at(tmp_path, {})
     early.put(b"first", "oauth", "a")
-    late = keys.add(tmp_path, {})
+    late = crypto.add_master_key(tmp_path, {})
     Tokens.at(tmp_path, {}).put(b"second", "oauth", "a")
-    assert early.master_ids() == [late.current.id]
+    assert early.master_key_ids() == [late.current.id]
     assert early.get("oauth", "a") == b"second"
 
 
-def test_lost_master_key_is_named_with_the_file(tmp_path: Path) -> None:
+def test_lost_master_key_is_reported_with_the_file(tmp_path: Path) -> None:
     Tokens.at(tmp_path, {}).put(b"x", *ABOUT)
     (tmp_path / "master.key").unlink()
-    with pytest.raises(VaultError, match=r"\.sealed: It is sealed with the master key"):
+    with pytest.raises(VaultError, match=r"\.sealed: It is encrypted with the master key"):
         Tokens.at(tmp_path, {}).get(*ABOUT)
 
 
-def test_file_that_others_may_read_is_refused(tokens: Tokens, tmp_path: Path) -> None:
+def test_accessible_token_file_is_rejected(tokens: Tokens, tmp_path: Path) -> None:
     tokens.put(b"x", *ABOUT)
     (file,) = (tmp_path / "tokens").iterdir()
     file.chmod(0o644)
@@ -91,17 +91,17 @@ def test_file_that_others_may_read_is_refused(tokens: Tokens, tmp_path: Path) ->
         tokens.get(*ABOUT)
 
 
-def test_folder_that_others_may_enter_is_closed_and_told_of(
+def test_accessible_folder_is_made_private_and_logged(
     tokens: Tokens, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "tokens").mkdir(mode=0o755)
     with caplog.at_level(logging.WARNING):
         tokens.put(b"x", *ABOUT)
     assert (tmp_path / "tokens").stat().st_mode & 0o777 == 0o700
-    assert "could be entered by others" in caplog.text
+    assert "was accessible to other users" in caplog.text
 
 
-def test_what_is_no_sealed_file_is_named(tokens: Tokens, tmp_path: Path) -> None:
+def test_invalid_token_file_is_reported(tokens: Tokens, tmp_path: Path) -> None:
     tokens.put(b"x", *ABOUT)
     (file,) = (tmp_path / "tokens").iterdir()
     for content in (b"", b"\xff", b"hello"):
@@ -110,6 +110,6 @@ def test_what_is_no_sealed_file_is_named(tokens: Tokens, tmp_path: Path) -> None
             tokens.get(*ABOUT)
 
 
-def test_secrets_do_not_show(tokens: Tokens) -> None:
+def test_secrets_are_never_shown(tokens: Tokens) -> None:
     tokens.put(b"s3cret", *ABOUT)
     assert "s3cret" not in repr(tokens)

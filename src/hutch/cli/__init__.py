@@ -1,54 +1,58 @@
-"""The `hutch` command: the same things by hand. Every command imports its room only when it is called."""
+"""The `hutch` command. Each command imports its modules when it runs."""
 
 from __future__ import annotations
 
 import gc
+import io
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING, NoReturn
-
-if TYPE_CHECKING:
-    from hutch.errors import HutchError
+from typing import NoReturn
 
 
 def main() -> NoReturn:
-    """Entry of the console script.
-
-    Exits with 1 if the command failed, with 2 if it could not begin because of what it was given.
-    """
-    # What a command makes while it starts stays, nearly all of it: to look for garbage there takes a tenth of
-    # that time.
+    """Entry point of the console script. Exits with 1 if the command failed, and with 2 for invalid input."""
+    # Nearly all objects that are created during start-up stay alive. Searching them for garbage would take a
+    # tenth of the start-up time.
     gc.set_threshold(10_000)
     import click
 
     from hutch.cli.commands import hutch
+    from hutch.cli.support.log_format import PrintableFormatter
     from hutch.errors import HutchError
 
-    logging.basicConfig(level=logging.WARNING, format="hutch: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(PrintableFormatter("hutch: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     try:
         status = hutch.main(prog_name="hutch", standalone_mode=False)
         sys.stdout.flush()
     except click.ClickException as error:
-        error.show()
+        from hutch.cli.support.console import print_message
+
+        # The message quotes arguments, so click must not print it.
+        text = io.StringIO()
+        error.show(text)
+        print_message(text.getvalue().removesuffix("\n"))
         status = error.exit_code
     except HutchError as error:
-        print(f"hutch: {error}", file=sys.stderr)
+        from hutch.cli.support.console import exit_code_of, print_note
+
+        print_note(str(error))
         status = exit_code_of(error)
+    except ModuleNotFoundError as error:
+        from hutch.cli.support.console import print_note
+        from hutch.cli.support.extras import missing_extra
+
+        if (message := missing_extra(error)) is None:
+            raise
+        print_note(message)
+        status = 1
     except BrokenPipeError:
-        # Who read our output has enough; what is left in the buffer must not complain at the end.
+        # The reader of stdout has closed it. Flushing the buffer at exit must not raise another error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1
     except (KeyboardInterrupt, click.Abort):
         status = 130
-    # What is left now goes with the process.
-    gc.freeze()
+    gc.freeze()  # skips the last garbage collection, because the process ends
     sys.exit(status)
-
-
-def exit_code_of(error: HutchError) -> int:
-    """2 for what was given, 1 for all else."""
-    from hutch.errors import ConfigError, InvalidExecution, InvalidInput, InvalidPackage, SettingError
-
-    given = InvalidExecution | InvalidInput | InvalidPackage | SettingError | ConfigError
-    return 2 if isinstance(error, given) else 1

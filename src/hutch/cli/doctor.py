@@ -1,16 +1,41 @@
-"""`hutch doctor`: what this machine gives, and what to do about the rest."""
+"""`hutch doctor`: reports which isolation this machine provides and how to improve it."""
 
 from __future__ import annotations
 
-from hutch import settings as settings_module
-from hutch.sandbox.doctor import examine
+import msgspec
+
+from hutch.cli.support.console import print_json, print_report
+from hutch.cli.support.project import files_in_current_folder
+from hutch.cli.support.trust import TrustStore, describe_trust
+from hutch.config_text import read_config_text
+from hutch.errors import HutchError
+from hutch.sandbox.selftest.doctor import DoctorFinding, examine_machine
+from hutch.settings import Settings, load_settings
 
 
 def doctor(*, json: bool) -> int:
-    """The command's exit code: 0 when guests can run here as the settings want it."""
-    report = examine(settings_module.load())
+    """Prints the report. Returns 0 if guests can run here with the isolation that the settings require."""
+    settings = load_settings()
+    report = examine_machine(settings)
+    report = msgspec.structs.replace(report, findings=[*report.findings, *_project_findings(settings)])
     if json:
-        print(report.json())
+        print_json(report.json().encode())
     else:
-        print(*report.lines(), sep="\n")
+        print_report(report.lines())
     return 0 if report.healthy else 1
+
+
+def _project_findings(settings: Settings) -> list[DoctorFinding]:
+    """Tells for each configuration file of the current directory whether it is trusted."""
+    findings = []
+    for path in files_in_current_folder(settings):
+        try:
+            source = read_config_text(path)
+            record = TrustStore(settings.home_path).find(path.parent, path.name)
+        except HutchError as error:
+            findings.append(DoctorFinding("project", "weak", error.message, error.remedy or ""))
+            continue
+        if source is not None:
+            found = describe_trust(path.parent, path.name, source, record)
+            findings.append(DoctorFinding("project", "ok", found))
+    return findings

@@ -1,175 +1,214 @@
-"""`hutch gateway` and `hutch tools`: all MCP servers behind one address, and what they have."""
+"""`hutch gateway`, `hutch tools` and `hutch auth`: the gateway, its tools, and logins to MCP servers."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import ssl
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx2
 import msgspec
 
-from hutch import settings as settings_module
-from hutch.cli import loop
-from hutch.cli.alone import ALONE, started
-from hutch.cli.output import print_json
-from hutch.doors.toolscript.client import checked_url
-from hutch.doors.toolscript.execute import VARIABLE
-from hutch.errors import HutchError
-from hutch.settings import Settings
+from hutch.cli.support import event_loop
+from hutch.cli.support.console import print_json, print_line, print_message, print_note, print_text
+from hutch.cli.support.event_loop import ONE_SHOT_SETTINGS, open_app
+from hutch.cli.support.project import current_folder, load_project_settings, project_servers
+from hutch.errors import HutchError, InvalidExecution
+from hutch.mcp_client.config_file import load_config
+from hutch.protocols.toolscript.execute import GATEWAY_VARIABLE
+from hutch.protocols.toolscript.gateway.answers import (
+    Answer,
+    GatewayStatus,
+    ListedMatch,
+    ListedServer,
+    ListedTool,
+    decode_answer,
+)
+from hutch.protocols.toolscript.gateway.client import parse_gateway_url
+from hutch.settings import MIB, Settings, load_settings
+from hutch.text import printable
 
-_ANSWER_SECONDS = 60.0
+if TYPE_CHECKING:
+    from hutch.mcp_client.config import ServerConfig
+    from hutch.vault.tokens import Tokens
 
-# Of a description in a list of tools.
-_MOST_CHARACTERS = 100
+T = TypeVar("T")
+
+MAX_ANSWER_BYTES = 64 * MIB
+_RESPONSE_SECONDS = 60.0
+
+_MAX_DESCRIPTION_CHARS = 100
 
 
-def url_of(settings: Settings) -> str:
+def _default_gateway_url(settings: Settings) -> str:
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
     return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
 
 
-def environment() -> int:
-    """Prints what a shell is to evaluate, so that scripts find the gateway."""
-    print(f"export {VARIABLE}={shlex.quote(url_of(settings_module.load()))}")
+def print_environment() -> int:
+    """Prints the shell command that exports the gateway's URL for scripts."""
+    print_line(f"export {GATEWAY_VARIABLE}={shlex.quote(_default_gateway_url(load_settings()))}")
     return 0
 
 
-def status(url: str | None, *, json: bool) -> int:
-    """Exit code 1 when a server cannot be reached."""
-    settings = settings_module.load()
-    asked = url or os.environ.get(VARIABLE) or url_of(settings)
-    found = loop.run(_ask(settings, asked, "/status"))
+def show_gateway_status(url: str | None, *, json: bool) -> int:
+    """Prints the status of a gateway. Returns 1 if a server cannot be reached."""
+    settings = load_settings()
+    gateway_url = url or os.environ.get(GATEWAY_VARIABLE) or _default_gateway_url(settings)
+    answer = event_loop.run_async(_get_status(settings, gateway_url))
+    status = answer.value
     if json:
-        print_json(msgspec.json.encode(found))
+        print_json(msgspec.json.encode(answer.json))
     else:
-        counted = f"{found['tools']} tools of {len(found['servers'])} servers"
-        print(f"{asked}: {counted}, revision {found['revision']}")
-        for server in found["servers"]:
-            trouble = f"   {server['error']}" if server["error"] else ""
-            print(f"  {server['name']:20} {server['state']:12} {server['tools']} tools{trouble}")
-        for clash in found["collisions"]:
-            print(f"  note: {clash['became']} would all be called {clash['name']}")
-    return 0 if all(server["state"] != "failed" for server in found["servers"]) else 1
+        counts = f"{status.tools} tools of {len(status.servers)} servers"
+        print_line(f"{gateway_url}: {counts}, revision {status.revision}")
+        for server in status.servers:
+            error = f"   {server.error}" if server.error else ""
+            print_line(f"  {server.name:20} {server.state:12} {server.tools} tools{error}")
+        for collision in status.collisions:
+            print_line(f"  note: {collision.became} would all be called {collision.name}")
+    return 0 if all(server.state != "failed" for server in status.servers) else 1
 
 
-def list_tools(url: str | None, only: str | None, *, json: bool) -> int:
-    entries, servers = loop.run(_tools_and_servers(url, only))
-    if not entries:
-        print(f"hutch: {_why_none(servers, only)}", file=sys.stderr)
+def list_tools(url: str | None, tool_filter: str | None, *, json: bool) -> int:
+    tools, servers = event_loop.run_async(_list_tools(url, tool_filter))
+    if not tools.value:
+        print_note(_explain_no_tools(servers, tool_filter))
     if json:
-        print_json(msgspec.json.encode(entries))
-    for entry in () if json else entries:
-        description = (entry["description"] or "").strip().split("\n")[0]
-        print(f"{entry['qualifiedName']:40} {_clipped(description)}")
+        print_json(msgspec.json.encode(tools.json))
+    for tool in () if json else tools.value:
+        description = (tool.description or "").strip().split("\n")[0]
+        print_line(f"{tool.name:40} {_clip(description)}")
     return 0
 
 
-def _clipped(text: str) -> str:
-    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 2].rstrip()} …"
+def _clip(text: str) -> str:
+    return text if len(text) <= _MAX_DESCRIPTION_CHARS else f"{text[: _MAX_DESCRIPTION_CHARS - 2].rstrip()} …"
 
 
 def search_tools(url: str | None, query: str, limit: int, *, json: bool) -> int:
-    """Exit code 1 when nothing is found."""
-    found, why_none = loop.run(_search(url, query, limit))
+    """Prints the tools that match a query. Returns 1 if nothing is found."""
+    matches, why_none = event_loop.run_async(_search(url, query, limit))
     if json:
-        print_json(msgspec.json.encode(found))
-    for each in () if json else found:
-        tool = each["tool"]
-        print(f"{each['score']:.2f}  {tool['qualifiedName']}   {each['reason']}")
-    if not found:
-        print(f"hutch: {why_none}", file=sys.stderr)
-    return 0 if found else 1
+        print_json(msgspec.json.encode(matches.json))
+    for match in () if json else matches.value:
+        print_line(f"{match.score:.2f}  {match.tool.name}   {match.reason or ''}".rstrip())
+    if not matches.value:
+        print_note(why_none)
+    return 0 if matches.value else 1
 
 
-def show_types(url: str | None, only: str | None, *, compact: bool) -> int:
-    query = {"filter": only, "compact": "true" if compact else None}
-    print(loop.run(_text(url, "/runtime/tools.d.ts", **query)))
+def show_types(url: str | None, tool_filter: str | None, *, compact: bool) -> int:
+    print_text(event_loop.run_async(_get_types(url, tool_filter, compact)))
     return 0
 
 
-async def _search(url: str | None, query: str, limit: int) -> tuple[Any, str]:
-    """What is found, and why nothing is."""
-    async with _client(url) as client:
-        found = _checked(await client.get("/search", params=_given({"q": query, "limit": limit}))).json()
-        if found:
-            return found, ""
-        tools, servers = await _listed(client, None)
-        return found, "nothing found; try other words" if tools else _why_none(servers, None)
+# --- client of the gateway ---
 
 
-async def _tools_and_servers(url: str | None, only: str | None) -> tuple[Any, Any]:
-    async with _client(url) as client:
-        return await _listed(client, only)
+async def _search(url: str | None, query: str, limit: int) -> tuple[Answer[list[ListedMatch]], str]:
+    """Returns the matches, and the reason if there are none."""
+    async with _open_client(url) as client:
+        matches = await _get(client, "/search", list[ListedMatch], q=query, limit=limit)
+        if matches.value:
+            return matches, ""
+        tools, servers = await _get_tools_and_servers(client, None)
+        return matches, "nothing found; try other words" if tools.value else _explain_no_tools(servers, None)
 
 
-async def _listed(client: httpx2.AsyncClient, only: str | None) -> tuple[Any, Any]:
-    tools = _checked(await client.get("/tools", params=_given({"filter": only}))).json()
-    return tools, _checked(await client.get("/servers")).json()
+async def _list_tools(
+    url: str | None, tool_filter: str | None
+) -> tuple[Answer[list[ListedTool]], list[ListedServer]]:
+    async with _open_client(url) as client:
+        return await _get_tools_and_servers(client, tool_filter)
 
 
-def _why_none(servers: list[dict[str, Any]], only: str | None) -> str:
+async def _get_tools_and_servers(
+    client: httpx2.AsyncClient, tool_filter: str | None
+) -> tuple[Answer[list[ListedTool]], list[ListedServer]]:
+    tools = await _get(client, "/tools", list[ListedTool], filter=tool_filter)
+    return tools, (await _get(client, "/servers", list[ListedServer])).value
+
+
+def _explain_no_tools(servers: list[ListedServer], tool_filter: str | None) -> str:
     if not servers:
-        return (
-            "there are no MCP servers, and so no tools; write .toolscript.json, or name a file in mcp_config"
-        )
-    named = ", ".join(each["name"] for each in servers)
-    if only is not None:
-        return f"no tool is named by --filter {only}; the servers are {named}"
-    return f"none of the servers has any tools: {named}; a gateway's `hutch gateway status` says why"
+        return "no MCP servers are configured; write .toolscript.json, or name a file in mcp_config"
+    names = ", ".join(server.name for server in servers)
+    if tool_filter is not None:
+        return f"--filter {tool_filter} matches no tool; the servers are {names}"
+    return f"none of the servers has any tools: {names}; `hutch gateway status` shows why"
 
 
-async def _text(url: str | None, path: str, **query: Any) -> str:
-    async with _client(url) as client:
-        return _checked(await client.get(path, params=_given(query))).text
+async def _get_types(url: str | None, tool_filter: str | None, compact: bool) -> str:
+    async with _open_client(url) as client:
+        query = {"filter": tool_filter, "compact": "true" if compact else None}
+        status, body = await _request(client, "/runtime/tools.d.ts", query)
+        if status == 404:
+            # The public implementation has only this path. Without `compact` it also sends the functions.
+            query["compact"] = "true"
+            status, body = await _request(client, "/runtime/tools.ts", query)
+        return _check_status(status, body).decode(errors="replace")
 
 
-async def _ask(settings: Settings, url: str, path: str) -> Any:
-    async with _remote(settings, url) as client:
-        return _checked(await client.get(path)).json()
+async def _get_status(settings: Settings, url: str) -> Answer[GatewayStatus]:
+    async with _open_remote_client(settings, url) as client:
+        return await _get(client, "/status", GatewayStatus)
 
 
-def _given(query: dict[str, Any]) -> dict[str, str]:
-    return {name: str(value) for name, value in query.items() if value is not None}
+async def _get(client: httpx2.AsyncClient, path: str, kind: type[T], **query: Any) -> Answer[T]:
+    return decode_answer(path, _check_status(*await _request(client, path, query)), kind)
 
 
-def _checked(answer: httpx2.Response) -> httpx2.Response:
-    if answer.status_code != 200:
-        raise HutchError(f"The gateway answers {answer.status_code}: {answer.text[:500]}")
-    return answer
+async def _request(client: httpx2.AsyncClient, path: str, query: dict[str, Any]) -> tuple[int, bytes]:
+    params = {name: str(value) for name, value in query.items() if value is not None}
+    body = bytearray()
+    async with client.stream("GET", path, params=params) as response:
+        async for part in response.aiter_bytes():
+            body += part
+            if len(body) > MAX_ANSWER_BYTES:
+                raise HutchError(f"The gateway's answer to {path} is larger than {MAX_ANSWER_BYTES} bytes.")
+    return response.status_code, bytes(body)
+
+
+def _check_status(status: int, body: bytes) -> bytes:
+    if status != 200:
+        raise HutchError(f"The gateway answers {status}: {body[:500].decode(errors='replace')}")
+    return body
 
 
 @asynccontextmanager
-async def _client(url: str | None) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client of the gateway named, or of one of our own for as long as this takes."""
-    settings = settings_module.load(ALONE)
-    url = url or os.environ.get(VARIABLE) or None
+async def _open_client(url: str | None) -> AsyncIterator[httpx2.AsyncClient]:
+    """Opens a client of the given gateway, or of a temporary one in this process."""
+    settings = load_project_settings(ONE_SHOT_SETTINGS, current_folder())
+    url = url or os.environ.get(GATEWAY_VARIABLE) or None
     if url is not None:
-        async with _remote(settings, url) as client:
+        async with _open_remote_client(settings, url) as client:
             yield client
         return
-    async with started(settings) as app:
+    async with open_app(settings, project_servers(settings, current_folder())) as app:
         transport = httpx2.ASGITransport(app.gateway_app)
         async with httpx2.AsyncClient(
-            transport=transport, base_url=app.world.url, timeout=None, headers=_key(settings)
+            transport=transport,
+            base_url=app.script_gateway.url,
+            timeout=None,
+            headers=_auth_headers(settings),
         ) as client:
             yield client
 
 
 @asynccontextmanager
-async def _remote(settings: Settings, url: str) -> AsyncIterator[httpx2.AsyncClient]:
-    checked_url(url)
+async def _open_remote_client(settings: Settings, url: str) -> AsyncIterator[httpx2.AsyncClient]:
+    parse_gateway_url(url)
     try:
         async with httpx2.AsyncClient(
             base_url=url,
-            timeout=_ANSWER_SECONDS,
-            headers=_key(settings),
+            timeout=_RESPONSE_SECONDS,
+            headers=_auth_headers(settings),
             trust_env=False,
-            verify=_authorities(url),
+            verify=_tls_verification(url),
         ) as client:
             yield client
     except httpx2.HTTPError as error:
@@ -179,10 +218,51 @@ async def _remote(settings: Settings, url: str) -> AsyncIterator[httpx2.AsyncCli
         ) from None
 
 
-def _authorities(url: str) -> ssl.SSLContext | bool:
-    """Without TLS none, so that nobody could be verified: reading all takes 30 ms."""
+def _tls_verification(url: str) -> ssl.SSLContext | bool:
+    """Returns the TLS setting for a URL. For http it is an empty context, because loading the certificate
+    authorities takes 30 ms.
+    """
     return httpx2.URL(url).scheme == "https" or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
-def _key(settings: Settings) -> dict[str, str]:
+def _auth_headers(settings: Settings) -> dict[str, str]:
     return {"authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
+
+
+# --- hutch auth ---
+
+
+def log_in(server: str) -> int:
+    from hutch.mcp_client.login import login  # imported here, because the import takes long
+
+    logged_in = event_loop.run_async(login(*_find_server(server), show=_print_login_url))
+    print_note(f"logged in to {server}" if logged_in else f"{server} requires no login")
+    return 0
+
+
+def log_out(server: str) -> int:
+    from hutch.mcp_client.login import logout
+
+    logged_out = logout(*_find_server(server))
+    print_note(f"logged out of {server}" if logged_out else f"there was no login to {server}")
+    return 0
+
+
+def _find_server(server: str) -> tuple[ServerConfig, Tokens]:
+    """Returns a configured server and the token store. Raises InvalidExecution."""
+    from hutch.vault.tokens import Tokens
+
+    settings = load_settings()
+    paths = settings.mcp_config or None
+    project = None if paths else project_servers(settings, current_folder())()
+    servers = load_config(paths, project=project).servers
+    if server not in servers:
+        known = ", ".join(sorted(servers)) or "none"
+        raise InvalidExecution(
+            "SERVER", f"there is no server {server!r} in the configuration; it lists {known}"
+        )
+    return servers[server], Tokens.at(settings.home_path, os.environ)
+
+
+def _print_login_url(url: str) -> None:
+    print_message(f"Open this page to log in:\n  {printable(url)}")

@@ -1,44 +1,59 @@
-"""`hutch mcp`: Hutch as an MCP server on stdin and stdout, for the client that starts it."""
+"""`hutch mcp`: an MCP server over stdio."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
+import sys
 from collections.abc import Mapping
 
 import uvloop
 
 from hutch import logs
-from hutch import settings as settings_module
-from hutch.app import App
-from hutch.doors.mcp.loading import load
+from hutch.app.app import App
+from hutch.cli.support.console import print_note
+from hutch.cli.support.project import current_folder, load_project_settings, project_servers
+from hutch.errors import HutchError
+from hutch.mcp_client.config import INSIDE_VARIABLE
+from hutch.protocols.mcp.http import load_sdk
 from hutch.settings import Settings
 
 
 def mcp(flags: Mapping[str, object]) -> int:
-    """The command's exit code. Its stdout is the client's: all that is to be read by people is on stderr."""
-    settings = settings_module.load(flags)
+    """Serves one client on stdin and stdout. Logs go to stderr."""
+    if os.environ.get(INSIDE_VARIABLE):
+        raise HutchError(
+            "`hutch mcp` was started as an MCP server of Hutch, which would start itself again and again.",
+            remedy=f"Remove its entry from the servers, or unset {INSIDE_VARIABLE} if you started it.",
+        )
+    if sys.stdin.isatty():
+        print_note(
+            "`hutch mcp` is an MCP server. It waits for the messages of an MCP client on stdin; an AI "
+            "application starts it (see `hutch mcp --help`). Press Ctrl-C to stop it."
+        )
+    settings = load_project_settings(flags, current_folder())
     logs.configure(settings)
     return uvloop.run(serve(settings))
 
 
 async def serve(settings: Settings) -> int:
-    """Until the client goes, or a signal comes."""
+    """Serves until the client closes stdin or a signal arrives."""
     ended = asyncio.Event()
-    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(each, ended.set)
-    loading = asyncio.create_task(load())
-    app = await App.create(settings)
+    for signal_number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(signal_number, ended.set)
+    loading = asyncio.create_task(load_sdk())
+    app = await App.create(settings, project_servers=project_servers(settings, current_folder()))
     try:
-        # Read now: a configuration that cannot be read is to be told before any client waits for us.
-        connecting = asyncio.create_task(app.upstreams.start(eager=settings.mcp_eager))
+        # Started now, so that an invalid configuration is reported before the client waits for a response.
+        app.start_gateway()
         serving = asyncio.create_task(_serve(app, loading))
         signalled = asyncio.create_task(ended.wait())
         await asyncio.wait((serving, signalled), return_when=asyncio.FIRST_COMPLETED)
-        for task in (connecting, serving, signalled):
+        for task in (serving, signalled):
             task.cancel()
-        await asyncio.gather(connecting, signalled, return_exceptions=True)
+        await asyncio.gather(signalled, return_exceptions=True)
         with contextlib.suppress(asyncio.CancelledError):
             await serving
         return 0
@@ -48,11 +63,11 @@ async def serve(settings: Settings) -> int:
 
 async def _serve(app: App, loading: asyncio.Task[None]) -> None:
     await loading
-    from hutch.doors.mcp import stdio
-    from hutch.doors.mcp.server import Door
+    from hutch.protocols.mcp import stdio
+    from hutch.protocols.mcp.server import HutchMcpServer
 
-    door = Door(app, pass_through=app.settings.mcp_pass_through)
+    server = HutchMcpServer(app, pass_through=app.settings.mcp_pass_through)
     try:
-        await stdio.serve(door)
+        await stdio.serve(server)
     finally:
-        door.close()
+        server.close()

@@ -1,4 +1,4 @@
-"""`hutch serve`: all doors on one port, until SIGTERM, which drains."""
+"""`hutch serve`: serves all protocols on one port. After SIGTERM, running executions finish first."""
 
 from __future__ import annotations
 
@@ -7,184 +7,211 @@ import contextlib
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
-import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
 
 import uvicorn
 import uvloop
 
 from hutch import logs
-from hutch import settings as settings_module
-from hutch.app import App
-from hutch.doors.bounded import BoundedHttp
-from hutch.doors.gate import Gate, is_loopback
-from hutch.doors.refusing import RefusingWebSockets
+from hutch.app.app import App
+from hutch.cli.support.console import print_line, print_note
+from hutch.cli.support.project import files_in_current_folder, load_project_settings, project_servers
 from hutch.egress import policy
 from hutch.errors import HutchError
-from hutch.settings import Settings
+from hutch.http.auth import AccessControl, is_loopback
+from hutch.http.connections import ConnectionLimits
+from hutch.http.uvicorn_protocols import BoundedHttpProtocol, QuietWebSocketProtocol
+from hutch.settings import FILE, Settings
 
 logger = logging.getLogger("hutch.serve")
 
-_CALL = (
+# The process may open this many files, or fewer if the hard limit is lower.
+MAX_FILES = 65_536
+
+_EXAMPLE_BODY = (
     '{"packageName": "@tpmjs/tools-template-render", "version": "0.1.0", "name": "templateRenderTool",'
     ' "params": {"template": "Hello {{name}}!", "data": {"name": "Bo"}}}'
 )
 
 
-class Server(uvicorn.Server):
-    """uvicorn, with the signals left to us: its own way ends the process by the signal, uncleaned."""
+class UvicornServer(uvicorn.Server):
+    """uvicorn without its signal handling, which ends the process before the clean-up."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
-class Signals:
-    """SIGTERM, SIGINT and SIGHUP: the first asks for an end, the second for one at once."""
+class ShutdownSignals:
+    """Handles SIGTERM, SIGINT and SIGHUP. The first signal starts draining, the second one stops the server
+    immediately.
+    """
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
         self.second = asyncio.Event()
-        for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            asyncio.get_running_loop().add_signal_handler(each, self._came)
+        for signal_number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(signal_number, self._on_signal)
 
-    def _came(self) -> None:
+    def _on_signal(self) -> None:
         (self.second if self.first.is_set() else self.first).set()
 
 
-def serve(flags: Mapping[str, object], *, gateway_alone: bool = False) -> int:
-    """The command's exit code: 0 when all that ran had the time to finish."""
-    settings = settings_module.load(flags)
-    policy.check(settings)
+def serve(flags: Mapping[str, object], *, gateway_only: bool = False, project: Path | None = None) -> int:
+    """Runs the server. Returns 0 if everything that was running could finish.
+
+    Uses the trusted files of the folder `project`, if given, and no files of the current directory.
+    """
+    settings = load_project_settings(flags, project)
+    policy.check_settings(settings)
     logs.configure(settings)
+    max_files = _raise_file_limit()
     with _listen(settings) as listener:
-        return uvloop.run(_serve(settings, listener, gateway_alone))
+        return uvloop.run(_serve(settings, listener, gateway_only, max_files, project))
+
+
+def _raise_file_limit() -> int:
+    """Raises the soft limit on open files, which is often 1024. Returns the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = max(soft, min(hard, MAX_FILES))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return limit
 
 
 def _listen(settings: Settings) -> socket.socket:
-    """Takes the port before anything else is done, so that a second server leaves no trace."""
+    """Opens the port before anything else, so that starting a second server by mistake changes nothing."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((settings.host, settings.port))
         listener.listen(1024)
-    except OSError as error:
+    except (OSError, TypeError, UnicodeError) as error:
         listener.close()
+        reason = error.strerror if isinstance(error, OSError) else "it is not the name of a host"
         raise HutchError(
-            f"{settings.host}:{settings.port} cannot be listened on: {error.strerror}.",
+            f"Cannot listen on {settings.host}:{settings.port}: {reason}.",
             remedy="Choose another address with --host, or port with --port; --port 0 takes a free one.",
         ) from None
     return listener
 
 
-async def _serve(settings: Settings, listener: socket.socket, gateway_alone: bool) -> int:
-    signals = Signals()
-    app = await App.create(settings)
-    connecting: list[asyncio.Task[None]] = []
+async def _serve(
+    settings: Settings, listener: socket.socket, gateway_only: bool, max_files: int, project: Path | None
+) -> int:
+    signals = ShutdownSignals()
+    app = await App.create(settings, project_servers=project_servers(settings, project))
     try:
-        gate = Gate(settings, app.keeping)
-        if not gateway_alone:
-            await app.keeping.start()
-        web = app.gateway_web(gate) if gateway_alone else app.web(gate)
-        if not gateway_alone:
+        access = AccessControl(settings, app.storage)
+        if not gateway_only:
+            await app.storage.start()
+        web = app.gateway_http_app(access) if gateway_only else app.http_app(access)
+        if not gateway_only:
             await app.warm_up()
-        # Those who ask for a tool wait for its server; nobody else does.
-        connecting.append(asyncio.create_task(app.upstreams.start(eager=settings.mcp_eager)))
+        # Start-up does not wait for MCP servers. Only requests for their tools wait.
+        app.start_gateway()
+        limits = ConnectionLimits(
+            # The other half is for runners, files and outgoing connections.
+            min(settings.max_connections, max_files // 2),
+            settings.max_connections_per_address,
+        )
         config = uvicorn.Config(
             web,
             log_config=None,
             access_log=False,
             server_header=False,
-            http=BoundedHttp,
-            ws=RefusingWebSockets,
+            http=partial(BoundedHttpProtocol, limits=limits),  # type: ignore[arg-type]
+            ws=QuietWebSocketProtocol,
             ws_max_size=settings.max_line_bytes,
             ws_per_message_deflate=False,
             timeout_graceful_shutdown=5,
             lifespan="off",
         )
-        server = Server(config)
+        server = UvicornServer(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
-        if not gateway_alone and app.keeping.keeps_runs:
+        if not gateway_only and app.storage.stores_runs:
             app.flows.start()
-        _announce(settings, app, listener, gateway_alone)
-        _settle_in()
-        await _first_of(serving, asyncio.create_task(signals.first.wait()))
-        finished = await _drain(gate, app, signals, settings.drain_seconds)
+        _announce(settings, app, listener, gateway_only, project)
+        # Everything that was created so far lives until the end, so exclude it from garbage collection.
+        gc.collect()
+        gc.freeze()
+        await _wait_for_first(serving, asyncio.create_task(signals.first.wait()))
+        finished = await _drain(access, app, signals, settings.drain_seconds)
         server.should_exit = True
         server.force_exit = not finished
         if not finished:
-            # Whoever is still connected does not read: nothing more can be said to it.
+            # Clients that are still connected are not reading their responses, so waiting for them would not
+            # help.
             for connection in server.server_state.connections:
                 if connection.transport is not None:
                     connection.transport.abort()
         await serving
         if not finished:
-            print("hutch: stopped before everything had finished", file=sys.stderr)
+            print_note("stopped before everything had finished")
         return 0 if finished else 1
     finally:
-        for task in connecting:
-            task.cancel()
-        await asyncio.gather(*connecting, return_exceptions=True)
         await app.close()
 
 
-def _settle_in() -> None:
-    """What is there by now stays to the end: the collector need not look at it again and again."""
-    gc.collect()
-    gc.freeze()
-
-
-async def _drain(gate: Gate, app: App, signals: Signals, seconds: float) -> bool:
-    print("hutch: draining; send the signal again to stop at once", file=sys.stderr, flush=True)
-    draining = asyncio.create_task(_finished(gate, app, seconds))
-    await _first_of(draining, asyncio.create_task(signals.second.wait()))
+async def _drain(access: AccessControl, app: App, signals: ShutdownSignals, seconds: float) -> bool:
+    print_note("draining; send the signal again to stop at once")
+    draining = asyncio.create_task(_drain_all(access, app, seconds))
+    await _wait_for_first(draining, asyncio.create_task(signals.second.wait()))
     return draining.done() and not draining.cancelled() and draining.result()
 
 
-async def _finished(gate: Gate, app: App, seconds: float) -> bool:
-    """Flows that did not finish are no loss: the next server goes on with them."""
-    finished, _ = await asyncio.gather(gate.drain(seconds), app.drain(seconds))
+async def _drain_all(access: AccessControl, app: App, seconds: float) -> bool:
+    # Unfinished flows do not count, because the next server resumes them.
+    finished, _ = await asyncio.gather(access.drain(seconds), app.drain(seconds))
     return finished
 
 
-async def _first_of(wanted: asyncio.Task[object], other: asyncio.Task[object]) -> None:
-    """Waits for either, and ends the other one unless it is `wanted`."""
-    await asyncio.wait({wanted, other}, return_when=asyncio.FIRST_COMPLETED)
+async def _wait_for_first(task: asyncio.Task[object], other: asyncio.Task[object]) -> None:
+    """Waits until one of the tasks is done, then cancels `other`."""
+    await asyncio.wait({task, other}, return_when=asyncio.FIRST_COMPLETED)
     other.cancel()
 
 
-def _announce(settings: Settings, app: App, listener: socket.socket, gateway_alone: bool) -> None:
+def _announce(
+    settings: Settings, app: App, listener: socket.socket, gateway_only: bool, project: Path | None
+) -> None:
     host, port = listener.getsockname()[:2]
-    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    url_host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     isolation = app.verdict.isolation
     weak = "" if isolation == "container" else "  (weak: see `hutch doctor`)"
     key = "   (API key required)" if settings.api_key else ""
-    url = f"http://{shown}:{port}"
-    servers = len(app.upstreams.servers())
-    if gateway_alone:
-        print(f"Hutch's gateway serves {servers} MCP servers at {url}{key}")
-        print(f"  Try:      curl {url}/status", flush=True)
+    url = f"http://{url_host}:{port}"
+    servers = len(app.mcp_servers.servers())
+    if gateway_only:
+        print_line(f"Hutch gateway: {servers} MCP servers at {url}{key}")
+        print_line(f"  Try:      curl {url}/status")
     else:
-        print(f"Hutch serves {url}   isolation: {isolation}{weak}{key}")
-        print(f"  Execbox:    ws://{shown}:{port}/execbox")
-        print(f"  TPMJS:      {url}/execute-tool")
-        print(f"  Gateway:    {url}/tools   ({servers} MCP servers)")
-        print(f"  Abilities:  {url}/abilities/ID/execute   (with a user's key: `hutch key add`)")
-        print(f"  Flows:      {url}/flows")
-        print(f"  MCP:        {url}/mcp")
-        print(f"  Try:        {_example(settings, url)}", flush=True)
+        print_line(f"Hutch serves {url}   isolation: {isolation}{weak}{key}")
+        print_line(f"  Execbox:    ws://{url_host}:{port}/execbox")
+        print_line(f"  TPMJS:      {url}/execute-tool")
+        print_line(f"  Gateway:    {url}/tools   ({servers} MCP servers)")
+        print_line(f"  Abilities:  {url}/abilities/ID/execute   (with a user's key: `hutch key add`)")
+        print_line(f"  Flows:      {url}/flows")
+        print_line(f"  MCP:        {url}/mcp")
+        print_line(f"  Try:        {_example(settings, url)}")
     if not is_loopback(host) and settings.api_key is None:
-        print("hutch: whoever reaches this address can run code here; set HUTCH_API_KEY", file=sys.stderr)
+        print_note("everyone who can reach this address can run code here; set HUTCH_API_KEY")
+    for file in () if project is not None else files_in_current_folder(settings):
+        # An operator may rely on a file that earlier versions read.
+        remedy = f"move it to {settings.home_path}" if file.name == FILE else f"--config {file.name} uses it"
+        print_note(f"{file} is not used: servers read no files of the current directory; {remedy}")
     logger.info("serving", extra={"fields": {"host": host, "port": port, "isolation": isolation}})
 
 
 def _example(settings: Settings, url: str) -> str:
-    """A line for a shell that shows that all of it works."""
+    """Returns a shell command with which the user can test the server."""
     if settings.offline:
         return f"curl {url}/health"
     name = "HUTCH_API_KEY" if os.environ.get("HUTCH_API_KEY") else "EXECUTOR_API_KEY"
     key = f' -H "Authorization: Bearer ${name}"' if settings.api_key else ""
-    return f"curl {url}/execute-tool -H 'Content-Type: application/json'{key} -d '{_CALL}'"
+    return f"curl {url}/execute-tool -H 'Content-Type: application/json'{key} -d '{_EXAMPLE_BODY}'"

@@ -1,1 +1,1 @@
-"""The way out: who may be reached, under which address, and through what."""
+"""Access to the network: egress policy, address checks, resolver, HTTP client, proxy and redaction."""

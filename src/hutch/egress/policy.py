@@ -1,9 +1,9 @@
-"""What a run may reach: none, the public internet, or a list; with the operator's exceptions, and narrower
-for some packages.
+"""Egress policy: destinations that a run may reach, with the operator's exceptions and restrictions per
+package.
 
-A name is decided on before it is looked up, and each of its addresses before it is connected to. An entry
-that names a host permits it wherever it is; `*.suffix` says which names, but not that they may lead inside:
-there, others may be able to make names.
+A name is checked before it is resolved. Each of its addresses is checked before a connection. An entry that
+names a host permits that host at any address. An entry `*.suffix` permits only public addresses, because
+strangers may be able to create names below a suffix.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Literal
 
 import msgspec
 
-from hutch.egress.addresses import Address, Network, read_host, special
+from hutch.egress.addresses import Address, Network, parse_host, special_kind
 from hutch.errors import HutchError, SettingError
 from hutch.settings import Settings
 
-Mode = Literal["none", "public", "allowlist"]
+EgressMode = Literal["none", "public", "allowlist"]
 
 _EXPECTED = (
     "expected a host, *.suffix, an address or a network, "
@@ -29,7 +29,7 @@ _ENTRY = re.compile(
     r"(?P<host>\[[^\]]*\]|[^:\[\]/]+)(?P<bits>/[0-9]{1,3})?(:(?P<port>[0-9]{1,5}))?"
     r"|(?P<bare>[0-9a-fA-F:.]*:[0-9a-fA-F:.]*:[0-9a-fA-F:.]*)(?P<bare_bits>/[0-9]{1,3})?"
 )
-# Ports of other protocols (fetch standard, "port blocking"): mail, shells, IRC, printers and such.
+# Ports of other protocols, such as mail, shells, IRC and printers (fetch standard, "port blocking").
 # fmt: off
 _OTHER_PROTOCOLS = frozenset((
     1, 7, 9, 11, 13, 15, 17, 19, 20, 21, 22, 23, 25, 37, 42, 43, 53, 69, 77, 79, 87, 95, 101, 102, 103, 104,
@@ -40,168 +40,178 @@ _OTHER_PROTOCOLS = frozenset((
 # fmt: on
 
 
-class Refused(HutchError):
-    """What was to be reached is not permitted."""
+class EgressRefused(HutchError):
+    """The policy does not permit this destination."""
 
     code = "egress_refused"
 
 
-class Rule(msgspec.Struct, frozen=True):
-    """One entry: a host, or names that end alike, or addresses; on one port or all."""
+class EgressRule(msgspec.Struct, frozen=True):
+    """One entry of a policy. In its methods, the port None stands for any port."""
 
     host: str | None = None
     suffix: str | None = None
     network: Network | None = None
     port: int | None = None
 
-    def names(self, host: str, port: int) -> bool:
-        return self._on(port) and host == self.host
+    def is_host(self, host: str, port: int | None) -> bool:
+        return self._is_port(port) and host == self.host
 
-    def fits(self, host: str, port: int) -> bool:
-        return self._on(port) and self.suffix is not None and host.endswith(self.suffix)
+    def has_suffix(self, host: str, port: int | None) -> bool:
+        return self._is_port(port) and self.suffix is not None and host.endswith(self.suffix)
 
-    def covers(self, address: Address, port: int) -> bool:
+    def contains(self, address: Address, port: int | None) -> bool:
         network = self.network
-        if network is None or not self._on(port) or network.version != address.version:
+        if network is None or not self._is_port(port) or network.version != address.version:
             return False
         return address in network
 
-    def _on(self, port: int) -> bool:
-        return self.port is None or self.port == port
+    def _is_port(self, port: int | None) -> bool:
+        return port is None or self.port is None or self.port == port
 
 
-class Policy(msgspec.Struct, frozen=True):
-    """What one run may reach."""
-
-    mode: Mode
+class EgressPolicy(msgspec.Struct, frozen=True):
+    mode: EgressMode
     allow: tuple[str, ...] = ()
-    """What may be reached although it is not public or, with `allowlist`, at all."""
+    """Destinations that are permitted even if they are not public. In mode `allowlist`, only these are
+    permitted.
+    """
     only: tuple[str, ...] | None = None
-    """Narrower: of what the rest permits, no more than these."""
-    plain: tuple[str, ...] = ()
-    """Where the broker may use http; besides what `allow` names as such, not by its suffix."""
+    """If set, a destination must also match one of these entries."""
+    plain_http: tuple[str, ...] = ()
+    """Destinations for which the HTTP client may use http. Hosts and addresses in `allow`, but not suffixes,
+    may use it too.
+    """
 
-    def check_host(self, host: Address | str, port: int) -> None:
-        """Before a name is looked up. Raises Refused."""
+    def check_host(self, host: Address | str, port: int | None) -> None:
+        """Checks a host before it is resolved. With the port None, checks whether any port is permitted.
+        Raises EgressRefused.
+        """
         if self.mode == "none":
-            raise Refused("Network access is off for this tool.")
-        if self.only is not None and not _mentions(self.only, host, port):
-            raise Refused(
-                f"{_shown(host, port)} is not among what this package may reach; the operator can add it to "
-                "the setting package_egress."
+            raise EgressRefused("Network access is off for this tool.")
+        if self.only is not None and not _any_rule_matches(self.only, host, port):
+            raise EgressRefused(
+                f"{_host_and_port(host, port)} is not permitted for this package; the operator can add it "
+                "to the setting package_egress."
             )
-        if _mentions(self.allow, host, port):
+        if _any_rule_matches(self.allow, host, port):
             return
         if self.mode == "allowlist":
-            raise Refused(f"{_shown(host, port)} is not on the list of what tools may reach; {_advice()}.")
-        if port in _OTHER_PROTOCOLS:
-            raise Refused(f"Port {port} is not one for HTTP; {_advice(f'{_host(host)}:{port}')}.")
+            raise EgressRefused(
+                f"{_host_and_port(host, port)} is not in the list of permitted hosts; {_operator_hint()}."
+            )
+        if port is not None and port in _OTHER_PROTOCOLS:
+            raise EgressRefused(
+                f"Port {port} is not an HTTP port; {_operator_hint(f'{_host_text(host)}:{port}')}."
+            )
 
-    def refusal(self, host: Address | str, port: int, address: Address) -> str | None:
-        """Why a host that passed `check_host` may not be reached at an address, or None if it may."""
-        kind = special(address)
-        if kind is None or _permits(self.allow, host, port, address):
+    def refusal(self, host: Address | str, port: int | None, address: Address) -> str | None:
+        """Returns the reason why a host that passed `check_host` is not permitted at this address, or None if
+        it is permitted.
+        """
+        kind = special_kind(address)
+        if kind is None or _permits_address(self.allow, host, port, address):
             return None
         if host == address:
-            return f"{_host(host)} is {kind}; {_advice()}."
-        return f"{host} resolves to {address}, {kind}; {_advice()}."
+            return f"{_host_text(host)} is {kind}; {_operator_hint()}."
+        return f"{host} resolves to {address}, {kind}; {_operator_hint()}."
 
-    def permits_plain(self, host: Address | str, port: int) -> bool:
-        """Whether http, which anybody on the way can read, is good enough there."""
+    def permits_http(self, host: Address | str, port: int) -> bool:
         if isinstance(host, str) and any(
-            rule.names(host, port) for rule in parse("egress_allow", self.allow)
+            rule.is_host(host, port) for rule in parse_rules("egress_allow", self.allow)
         ):
             return True
-        return _mentions(self.plain, host, port) or (
-            not isinstance(host, str) and _mentions(self.allow, host, port)
+        return _any_rule_matches(self.plain_http, host, port) or (
+            not isinstance(host, str) and _any_rule_matches(self.allow, host, port)
         )
 
 
-def fetch_policy(settings: Settings) -> Policy:
-    """What the broker may reach. Raises SettingError for an entry that is none."""
-    parse("egress_allow", settings.egress_allow)
-    parse("egress_http_hosts", settings.egress_http_hosts)
+def fetch_policy(settings: Settings) -> EgressPolicy:
+    """Returns the policy of the HTTP client. Raises SettingError for an invalid entry."""
+    parse_rules("egress_allow", settings.egress_allow)
+    parse_rules("egress_http_hosts", settings.egress_http_hosts)
     if settings.egress == "none":
-        return Policy("none")
-    return Policy(settings.egress, settings.egress_allow, plain=settings.egress_http_hosts)
+        return EgressPolicy("none")
+    return EgressPolicy(settings.egress, settings.egress_allow, plain_http=settings.egress_http_hosts)
 
 
-def policy_for(settings: Settings, package: str | None = None) -> Policy:
-    """What the tools of a package may reach. Raises SettingError for an entry that is none."""
-    parse("egress_allow", settings.egress_allow)
-    narrower = settings.package_egress.get(package) if package is not None else None
-    if settings.egress == "none" or narrower == "none":
-        return Policy("none")
-    if narrower is None:
-        return Policy(settings.egress, settings.egress_allow)
-    where = f"package_egress: {package}"
-    only = tuple(narrower.split())
+def policy_for(settings: Settings, package: str | None = None) -> EgressPolicy:
+    """Returns the policy for the tools of a package. Raises SettingError for an invalid entry."""
+    parse_rules("egress_allow", settings.egress_allow)
+    restriction = settings.package_egress.get(package) if package is not None else None
+    if settings.egress == "none" or restriction == "none":
+        return EgressPolicy("none")
+    if restriction is None:
+        return EgressPolicy(settings.egress, settings.egress_allow)
+    parsed = f"package_egress: {package}"
+    only = tuple(restriction.split())
     if not only or {"public", "allowlist", "none"} & {*only}:
-        raise SettingError(f"{where}: expected `none`, or hosts separated by spaces, got {narrower!r}.")
-    parse(where, only)
-    return Policy(settings.egress, settings.egress_allow, only)
+        raise SettingError(f"{parsed}: expected `none`, or hosts separated by spaces, got {restriction!r}.")
+    parse_rules(parsed, only)
+    return EgressPolicy(settings.egress, settings.egress_allow, only)
 
 
-def check(settings: Settings) -> None:
-    """Raises SettingError for the first entry of any policy that is none."""
+def check_settings(settings: Settings) -> None:
+    """Raises SettingError for the first invalid entry of any policy."""
     fetch_policy(settings)
     for package in (None, *settings.package_egress):
         policy_for(settings, package)
 
 
 @lru_cache(maxsize=1024)
-def parse(setting: str, entries: tuple[str, ...]) -> tuple[Rule, ...]:
-    """The rules of a setting's entries. Raises SettingError, which names both."""
-    return tuple(_rule(setting, entry) for entry in entries)
+def parse_rules(setting: str, entries: tuple[str, ...]) -> tuple[EgressRule, ...]:
+    """Parses the entries of a setting. Raises SettingError that names the setting and the entry."""
+    return tuple(_parse_rule(setting, entry) for entry in entries)
 
 
-def _rule(setting: str, entry: str) -> Rule:
-    found = _ENTRY.fullmatch(entry.strip())
-    if found is None:
+def _parse_rule(setting: str, entry: str) -> EgressRule:
+    match = _ENTRY.fullmatch(entry.strip())
+    if match is None:
         raise SettingError(f"{setting}: {entry!r}: {_EXPECTED}.")
-    port = int(found["port"]) if found["port"] else None
+    port = int(match["port"]) if match["port"] else None
     if port is not None and not 0 < port < 65536:
         raise SettingError(f"{setting}: {entry!r}: expected a port from 1 to 65535.")
-    host = found["host"] or f"[{found['bare']}]"
-    bits = found["bits"] or found["bare_bits"]
+    host = match["host"] or f"[{match['bare']}]"
+    bits = match["bits"] or match["bare_bits"]
     try:
         if host.startswith("*."):
-            suffix = read_host(host[2:])
+            suffix = parse_host(host[2:])
             if isinstance(suffix, str) and not bits:
-                return Rule(suffix=f".{suffix}", port=port)
+                return EgressRule(suffix=f".{suffix}", port=port)
             raise ValueError("an address has no suffix")
-        where = read_host(host)
-        if isinstance(where, str):
+        parsed = parse_host(host)
+        if isinstance(parsed, str):
             if bits:
-                raise ValueError("a name is no network")
-            return Rule(host=where, port=port)
-        return Rule(network=ip_network(f"{where}{bits or ''}"), port=port)
+                raise ValueError("a name is not a network")
+            return EgressRule(host=parsed, port=port)
+        return EgressRule(network=ip_network(f"{parsed}{bits or ''}"), port=port)
     except ValueError as error:
         raise SettingError(f"{setting}: {entry!r}: {error}; {_EXPECTED}.") from None
 
 
-def _mentions(entries: tuple[str, ...], host: Address | str, port: int) -> bool:
-    rules = parse("egress_allow", entries)
+def _any_rule_matches(entries: tuple[str, ...], host: Address | str, port: int | None) -> bool:
+    rules = parse_rules("egress_allow", entries)
     if isinstance(host, str):
-        return any(rule.names(host, port) or rule.fits(host, port) for rule in rules)
-    return any(rule.covers(host, port) for rule in rules)
+        return any(rule.is_host(host, port) or rule.has_suffix(host, port) for rule in rules)
+    return any(rule.contains(host, port) for rule in rules)
 
 
-def _permits(entries: tuple[str, ...], host: Address | str, port: int, address: Address) -> bool:
-    rules = parse("egress_allow", entries)
-    named = isinstance(host, str) and any(rule.names(host, port) for rule in rules)
-    return named or any(rule.covers(address, port) for rule in rules)
+def _permits_address(
+    entries: tuple[str, ...], host: Address | str, port: int | None, address: Address
+) -> bool:
+    rules = parse_rules("egress_allow", entries)
+    named = isinstance(host, str) and any(rule.is_host(host, port) for rule in rules)
+    return named or any(rule.contains(address, port) for rule in rules)
 
 
-def _host(host: Address | str) -> str:
+def _host_text(host: Address | str) -> str:
     return f"[{host}]" if not isinstance(host, str) and host.version == 6 else str(host)
 
 
-def _shown(host: Address | str, port: int) -> str:
-    return f"{_host(host)}:{port}"
+def _host_and_port(host: Address | str, port: int | None) -> str:
+    return _host_text(host) if port is None else f"{_host_text(host)}:{port}"
 
 
-def _advice(entry: str | None = None) -> str:
-    """Who can do what about it."""
+def _operator_hint(entry: str | None = None) -> str:
     what = f"with {entry} in" if entry else "with"
     return f"the operator can allow it {what} the setting egress_allow"

@@ -1,7 +1,7 @@
-"""Takes secrets out of what comes back: as they are, and in the forms that servers commonly give them.
+"""Redacts secrets from responses, in plain text and in the encodings that servers commonly use.
 
-A net, not a boundary: who has a secret can always write it in a form that nobody else knows. What keeps
-secrets from others is that they are sent to their own host alone.
+Redaction is a safety net, not a boundary, because a server can always encode a secret in another way. The
+boundary is that a secret is sent only to its own host.
 """
 
 from __future__ import annotations
@@ -11,222 +11,313 @@ import binascii
 import html
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import lru_cache
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any
-from urllib.parse import quote, quote_plus, unquote
+from urllib.parse import unquote
 
 import msgspec
 
+from hutch.egress.pattern_search import ROOT, PatternSearch, Span
+from hutch.tasks import TimeSlices
+
 MARK = "[redacted]"
-# Shorter ones are in any text by chance.
+# Shorter secrets are not redacted, because they occur in any text by chance.
 MIN_SECRET = 4
-# Of what is only a part of a secret, or a form of one.
+# Minimum length of a part of a secret, and of a part that is also searched in encoded forms.
 MIN_PART = 8
 MIN_FORM = 6
-# What is looked for costs time with every piece that comes: of so many parts, of so few in the rarest forms.
-MOST_PARTS = 256
-MOST_STRICT = 8
-# Longer ones are looked for in pieces: where one may have begun is looked at again and again.
-MOST_PART_CHARS = 1024
+# Every form takes time and memory. This limits the number of parts, and the number of parts that are also
+# searched in the rarest forms.
+MAX_PARTS = 256
+MAX_STRICT_PARTS = 8
+# Longer parts are split, so that less data is held back because it may be the start of a form.
+MAX_PART_CHARS = 1024
+# Redactors in the cache, and characters of all their secrets. A character takes up to 1 KiB.
+MAX_CACHED = 64
+MAX_CACHED_CHARS = 256 * 1024
+# Data that is searched in one step. A byte takes up to 1.5 µs.
+STEP_BYTES = 4 * 1024
 
 _MARK = MARK.encode()
 _SCHEME = re.compile(r"(?:bearer|basic|token|bot|key|apikey|api-key) +(\S.*)", re.I)
 _COOKIES = re.compile(r"[^\s=;,]+=[^;]*(?:; *[^\s=;,]+=[^;]*)*;? *")
-# What few escape.
-_ALIKE = re.compile(r"[A-Za-z0-9_.-]*")
+# Characters that most encoders leave unescaped.
+_UNESCAPED = re.compile(r"[A-Za-z0-9_.-]*")
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789")
-# As those encoders write a character that leave nothing to chance.
-_STRICT = (
+# Formats in which strict encoders write a byte.
+_STRICT_FORMATS = (
     *("%{:02x}", "%{:02X}", "\\x{:02x}", "\\x{:02X}", "\\u{:04x}", "\\u{:04X}"),
     *("&#x{:x};", "&#x{:X};", "&#{};"),
 )
-_SOME_ESCAPED = tuple(
-    {code: form.format(code) for code in range(256) if chr(code) not in _PLAIN} for form in _STRICT
-)
+
+
+def _table(escape: str, kept: frozenset[str]) -> list[bytes]:
+    """Returns how every byte is written by an encoder that leaves the characters `kept` unescaped."""
+    return [
+        (chr(code) if chr(code) in kept else escape.format(code)).encode("latin-1") for code in range(256)
+    ]
+
+
+_STRICT_TABLES = [_table(escape, _PLAIN) for escape in _STRICT_FORMATS]
+_URL_TABLE = _table("%{:02X}", _PLAIN.union("_.-~"))
+_LOWER_URL_TABLE = _table("%{:02x}", _PLAIN.union("_.-~"))
 _BASE64_INNER = (0, 2, 3)
-_FOR_URLS = bytes.maketrans(b"+/", b"-_")
-# What forms of one kind all have in them. Looking for one byte is a fraction of looking for each of them.
-_MARKERS = (b"%", b"\\", b"&", b"\0")
+_URL_SAFE = bytes.maketrans(b"+/", b"-_")
+_UNICODE_ESCAPE = re.compile(r"\\u[0-9a-f]{4}")
+
+_cache: dict[tuple[str, ...], Redactor] = {}
 
 
-@lru_cache(64)
-def redactor_of(secrets: tuple[str, ...]) -> Redactor:
-    """One for the same secrets: its making takes longer than all that it does in most runs."""
-    return Redactor(secrets)
+def cached_redactor(secrets: tuple[str, ...]) -> Redactor:
+    """Returns a redactor for these secrets from a cache. In most runs, creating a redactor takes longer than
+    using it.
+    """
+    redactor = _cache.pop(secrets, None)
+    if redactor is None:
+        redactor = Redactor(secrets)
+        _make_room(sum(map(len, secrets)))
+    _cache[secrets] = redactor
+    return redactor
+
+
+async def prepare_redactor(secrets: tuple[str, ...]) -> None:
+    """Creates the redactor that `cached_redactor` returns, and lets other tasks run meanwhile. For 64 KiB of
+    secrets it takes more than a tenth of a second.
+    """
+    if secrets not in _cache:
+        forms, slices = set(), TimeSlices()
+        for form in _forms_of_secrets(secrets):
+            forms.add(form)
+            await slices.pause()
+        _make_room(sum(map(len, secrets)))
+        _cache[secrets] = Redactor((), forms)
+
+
+def _make_room(chars: int) -> None:
+    chars += sum(len(secret) for secrets in _cache for secret in secrets)
+    while _cache and (len(_cache) >= MAX_CACHED or chars > MAX_CACHED_CHARS):
+        oldest = next(iter(_cache))
+        chars -= sum(map(len, oldest))
+        del _cache[oldest]
 
 
 class Redactor:
-    """Knows the secrets of one run, and of another with the same; whoever uses it does not change it."""
+    """Replaces secrets in data, text and JSON values. Runs with the same secrets share a redactor."""
 
-    def __init__(self, secrets: Iterable[str]) -> None:
-        forms = {
-            form
-            for count, part in enumerate(_ranked(secrets))
-            for form in chain(_forms(part), _strictly_escaped(part) if count < MOST_STRICT else ())
-        }
-        ordered = sorted(forms, key=lambda form: (-len(form), form))
-        self._groups = _grouped(ordered)
-        self._forms = ordered
-        self._by_first: dict[bytes, list[bytes]] = {}
-        for form in ordered:
-            self._by_first.setdefault(form[:1], []).append(form)
-        self._longest = len(ordered[0]) if ordered else 0
-        self._nested = any(other.startswith(one) for one, other in pairwise(sorted(forms)))
+    def __init__(self, secrets: Iterable[str], forms: Iterable[bytes] = ()) -> None:
+        """Creates a redactor. `forms` are further texts, which are redacted only as they are given."""
+        self._search = PatternSearch(chain(_forms_of_secrets(secrets), forms))
 
     def __repr__(self) -> str:
-        return f"<Redactor of {len(self._forms)} forms>"
+        return f"<Redactor of {len(self._search)} forms>"
 
     def __bool__(self) -> bool:
-        return bool(self._forms)
+        return bool(self._search)
 
     def data(self, data: bytes) -> bytes:
-        for marker, forms in self._groups:
-            if marker in data:
-                for form in forms:
-                    if form in data:
-                        data = data.replace(form, _MARK)
-        return data
+        spans = self._search.find(data)
+        if not spans:
+            return data
+        parts: list[bytes] = []
+        at = 0
+        for start, end in spans:
+            parts += (data[at:start], _MARK)
+            at = end
+        return b"".join((*parts, data[at:]))
 
     def text(self, text: str) -> str:
-        if not self._forms:
+        if not self._search:
             return text
         data = text.encode("utf-8", "surrogatepass")
         scrubbed = self.data(data)
         return text if scrubbed is data else scrubbed.decode("utf-8", "surrogatepass")
 
-    def headers(self, headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-        given = list(headers)
-        # Most have nothing in them: one look at all is a fraction of a look at each.
-        together = "\n".join(text for header in given for text in header)
-        if self.text(together) is together:
-            return given
-        return [(self.text(name), self.text(value)) for name, value in given]
+    async def texts(self, texts: Sequence[str]) -> Sequence[str]:
+        """Redacts many texts. Lets other tasks run meanwhile."""
+        # Most texts contain no secret, and one search over all of them is much faster than one search per
+        # text.
+        if not self._search or not await self._is_in("\n".join(texts).encode("utf-8", "surrogatepass")):
+            return texts
+        slices = TimeSlices()
+        return [await self._long_text(text, slices) for text in texts]
 
-    def value(self, value: Any) -> Any:
-        """A JSON value with every text in it scrubbed, keys too."""
-        if not self._forms:
+    async def headers(self, headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+        pairs = list(headers)
+        texts = await self.texts([text for header in pairs for text in header])
+        return list(zip(texts[::2], texts[1::2], strict=True))
+
+    async def value(self, value: Any) -> Any:
+        """Redacts every string in a JSON value, including keys. Lets other tasks run meanwhile."""
+        if not self._search:
             return value
         if isinstance(value, str):
-            return self.text(value)
-        # Lone surrogates and large numbers are values too.
+            return (await self.texts([value]))[0]
+        # Lone surrogates and large numbers are valid values but cannot be encoded.
         with suppress(UnicodeEncodeError, OverflowError):
-            data = msgspec.json.encode(value)
-            if self.data(data) is data:
+            if not await self._is_in(msgspec.json.encode(value)):
                 return value
-        return self._walk(value)
+        return await self._walk(value, TimeSlices())
 
-    def _walk(self, value: Any) -> Any:
+    async def _is_in(self, data: bytes) -> bool:
+        """Returns True if `data` contains a secret."""
+        if len(data) <= STEP_BYTES:
+            return bool(self._search.find(data))
+        stream, slices = self.stream(), TimeSlices()
+        for _ in stream.steps(data):
+            await slices.pause()
+        stream.end()
+        return stream.has_redacted
+
+    async def _walk(self, value: Any, slices: TimeSlices) -> Any:
         if isinstance(value, str):
-            return self.text(value)
+            return await self._long_text(value, slices)
         if isinstance(value, dict):
-            return {self.text(key): self._walk(each) for key, each in value.items()}
+            return {
+                await self._long_text(key, slices): await self._walk(item, slices)
+                for key, item in value.items()
+            }
         if isinstance(value, list | tuple):
-            return [self._walk(each) for each in value]
+            return [await self._walk(item, slices) for item in value]
         return value
 
-    def stream(self) -> Stream:
-        return Stream(self)
+    async def _long_text(self, text: str, slices: TimeSlices) -> str:
+        """Like `text`. Lets other tasks run meanwhile."""
+        await slices.pause()
+        data = text.encode("utf-8", "surrogatepass")
+        if len(data) <= STEP_BYTES:
+            return self.text(text)
+        stream, parts = self.stream(), list[bytes]()
+        for part in stream.steps(data):
+            parts.append(part)
+            await slices.pause()
+        parts.append(stream.end())
+        return b"".join(parts).decode("utf-8", "surrogatepass") if stream.has_redacted else text
 
-    def held(self, data: bytes) -> int:
-        """Where the end of `data` may be the beginning of a secret; its length if it is not."""
-        start = max(0, len(data) - self._longest + 1)
-        first = len(data)
-        for form in chain.from_iterable(
-            forms for byte, forms in self._by_first.items() if data.find(byte, start) >= 0
-        ):
-            at = data.find(form[:1], max(start, len(data) - len(form) + 1), first)
-            while at >= 0:
-                if form.startswith(data[at:]):
-                    first = at
-                    break
-                at = data.find(form[:1], at + 1, first)
-        return first
-
-    def undecided(self, data: bytes) -> int:
-        """Where the end of `data` begins that has a secret in it, but may be more of a longer one; its length
-        if there is no such end."""
-        if not self._nested:
-            return len(data)
-        at = self.held(data)
-        for form in self._forms:
-            if data.find(form, max(0, at - len(form) + 1), at + len(form) - 1) >= 0:
-                return len(data)  # it is in the middle of one
-        return at
+    def stream(self) -> RedactingStream:
+        return RedactingStream(self._search)
 
 
-class Stream:
-    """Scrubs what comes in pieces; a secret that is split between them is found."""
+class RedactingStream:
+    """Redacts data that arrives in pieces, including secrets that are split between pieces."""
 
-    def __init__(self, redactor: Redactor) -> None:
-        self._redactor = redactor
+    def __init__(self, search: PatternSearch) -> None:
+        self._search = search
+        # End of the data that may be the start of a secret, its position in the stream, and its node.
         self._tail = b""
+        self._tail_start = 0
+        self._node = ROOT
+        # Ranges of the tail to redact, and the end of those that have been redacted.
+        self._spans: deque[Span] = deque()
+        self._redacted_end = 0
+
+    @property
+    def has_redacted(self) -> bool:
+        return self._redacted_end > 0
 
     def feed(self, data: bytes) -> bytes:
-        """What can be passed on by now."""
-        if not self._redactor:
-            return data
-        data = self._tail + data
-        decided = self._redactor.undecided(data)
-        if decided < len(data):
-            self._tail = data[decided:]
-            return self._redactor.data(data[:decided])
-        data = self._redactor.data(data)
-        held = self._redactor.held(data)
-        self._tail = data[held:]
-        return data[:held]
+        """Returns the redacted data, except for an end that may be the start of a secret."""
+        return b"".join(self.steps(data))
+
+    def steps(self, data: bytes) -> Iterator[bytes]:
+        """Like `feed`, but returns the data in parts, each after at most a few milliseconds. The time is
+        linear in the data, whatever the sizes of the pieces are.
+        """
+        search = self._search
+        if not search:
+            yield data
+        elif len(data) <= STEP_BYTES:
+            yield self._step(data)
+        elif search.may_contain(whole := self._tail + data):
+            for at in range(0, len(data), STEP_BYTES):
+                yield self._step(data[at : at + STEP_BYTES])
+        else:
+            self._node = search.end_node(whole)
+            yield self._release(whole)
+
+    def _step(self, data: bytes) -> bytes:
+        search, tail = self._search, self._tail
+        if tail and len(data) < search.longest:
+            # The filter would search all of the tail again.
+            at = self._tail_start + len(tail)
+            self._node = search.automaton.scan(data, 0, len(data), self._node, self._spans, at)
+            data = tail + data
+        else:
+            data = tail + data
+            self._spans = search.find(data, self._tail_start)
+            self._node = search.end_node(data)
+        return self._release(data)
 
     def end(self) -> bytes:
-        tail, self._tail = self._tail, b""
-        return self._redactor.data(tail)
+        self._node = ROOT
+        return self._release(self._tail)
+
+    def _release(self, data: bytes) -> bytes:
+        """Redacts and returns the start of `data`, and keeps the rest as the tail."""
+        size = len(data) - (self._search.automaton.depth(self._node) if self._node != ROOT else 0)
+        offset, spans = self._tail_start, self._spans
+        self._tail, self._tail_start = data[size:], offset + size
+        at = max(0, self._redacted_end - offset)
+        if at == 0 and not spans:
+            return data[:size]
+        parts: list[bytes] = []
+        while spans and spans[0][0] < self._tail_start:
+            start, end = spans.popleft()
+            # A range that overlaps the previous one continues it.
+            if start - offset >= at:
+                parts += (data[at : start - offset], _MARK)
+            at = max(at, end - offset)
+        self._redacted_end = offset + at
+        return b"".join((*parts, data[at:size]))
 
 
-def _grouped(forms: list[bytes]) -> tuple[tuple[bytes, tuple[bytes, ...]], ...]:
-    """Forms by the byte that has to be there for any of them; the empty one always is. Order is kept."""
-    groups: dict[bytes, list[bytes]] = {}
-    for form in forms:
-        marker = next((each for each in _MARKERS if each in form), b"")
-        groups.setdefault(marker, []).append(form)
-    return tuple((marker, tuple(group)) for marker, group in groups.items())
+def _forms_of_secrets(secrets: Iterable[str]) -> Iterator[bytes]:
+    for count, part in enumerate(_parts_to_search(secrets)):
+        yield from _forms(part)
+        if count < MAX_STRICT_PARTS:
+            yield from _strictly_escaped(part)
 
 
-def _ranked(secrets: Iterable[str]) -> list[str]:
-    """The parts of all of them that are looked for: of each the first before the second of any, and of more
-    than can be looked for the longest."""
+def _parts_to_search(secrets: Iterable[str]) -> list[str]:
+    """Returns the parts to search for: first the main part of each secret, then all other parts, longest
+    first.
+    """
     parts = [list(dict.fromkeys(_parts(secret))) for secret in secrets]
-    first = chain.from_iterable(_pieces(each[0]) for each in parts if each)
-    others = sorted(chain.from_iterable(each[1:] for each in parts), key=len, reverse=True)
-    return list(dict.fromkeys(chain(first, chain.from_iterable(map(_pieces, others)))))[:MOST_PARTS]
+    first = chain.from_iterable(_pieces(group[0]) for group in parts if group)
+    others = sorted(chain.from_iterable(group[1:] for group in parts), key=len, reverse=True)
+    return list(dict.fromkeys(chain(first, chain.from_iterable(map(_pieces, others)))))[:MAX_PARTS]
 
 
 def _pieces(part: str) -> Iterator[str]:
-    """All of them long, so that none is in any text by chance."""
-    count = -(-len(part) // MOST_PART_CHARS)
+    """Splits a part into pieces of nearly equal length, so that no piece is short enough to occur by
+    chance.
+    """
+    count = -(-len(part) // MAX_PART_CHARS)
     size = -(-len(part) // count)
     for at in range(0, len(part), size):
         yield part[at : at + size]
 
 
 def _parts(secret: str) -> Iterator[str]:
-    """A secret, and what of it is one by itself."""
+    """Yields a secret, and those parts of it that are secrets in themselves."""
     secret = secret.strip()
-    found = _SCHEME.fullmatch(secret)
-    core = found[1] if found is not None and len(found[1]) >= MIN_SECRET else secret
+    match = _SCHEME.fullmatch(secret)
+    core = match[1] if match is not None and len(match[1]) >= MIN_SECRET else secret
     if len(core) >= MIN_SECRET:
         yield core
     decoded = unquote(core)
     if decoded != core and len(decoded) >= MIN_PART:
         yield decoded
-    if found is not None and secret.lower().startswith("basic"):
+    if match is not None and secret.lower().startswith("basic"):
         yield from _login(core)
     if _COOKIES.fullmatch(core):
         for pair in core.split(";"):
             value = pair.partition("=")[2].strip().strip('"')
-            for each in {value, unquote(value)}:
-                if len(each) >= MIN_PART:
-                    yield each
+            for text in {value, unquote(value)}:
+                if len(text) >= MIN_PART:
+                    yield text
 
 
 def _login(encoded: str) -> Iterator[str]:
@@ -235,17 +326,16 @@ def _login(encoded: str) -> Iterator[str]:
     except (binascii.Error, UnicodeDecodeError):
         return
     user, _, password = login.partition(":")
-    for each in (login, password or user):
-        if len(each) >= MIN_SECRET:
-            yield each
+    for text in (login, password or user):
+        if len(text) >= MIN_SECRET:
+            yield text
 
 
 def _forms(part: str) -> Iterator[bytes]:
-    """A part as it is, and as it looks in URLs, JSON, HTML, hexadecimal and Base64."""
-    if not _ALIKE.fullmatch(part):
-        for text in _escaped(part):
-            yield text.encode("utf-8", "surrogatepass")
-    # Headers are sent in Latin-1, texts mostly in UTF-8.
+    """Yields the forms of a part: plain text, and as encoded in URLs, JSON, HTML, hexadecimal and Base64."""
+    if not _UNESCAPED.fullmatch(part):
+        yield from _escaped(part)
+    # Headers are sent in Latin-1, bodies mostly in UTF-8.
     yield from _encoded(part.encode("utf-8", "surrogatepass"))
     if not part.isascii() and max(part) <= "\xff":
         yield from _encoded(part.encode("latin-1"))
@@ -261,58 +351,82 @@ def _encoded(data: bytes) -> Iterator[bytes]:
         inner = _base64_inner(data, before)
         yield inner
         if not inner.isalnum():
-            yield inner.translate(_FOR_URLS)
+            yield inner.translate(_URL_SAFE)
             yield inner.replace(b"/", rb"\/")
-            escaped = quote(inner, safe="")
-            yield escaped.encode()
-            yield _lower_escapes(escaped).encode()
+            yield inner.replace(b"+", b"%2B").replace(b"/", b"%2F")
+            yield inner.replace(b"+", b"%2b").replace(b"/", b"%2f")
 
 
-def _escaped(part: str) -> set[str]:
-    texts = {*_in_json(part), html.escape(part), html.escape(part).replace("&#x27;", "&#39;")}
-    for text in {quote(part, safe=""), quote(part, safe="!'()*~"), quote(part), quote_plus(part)}:
-        texts |= {text, _lower_escapes(text)}
-    return texts
+def _escaped(part: str) -> Iterator[bytes]:
+    data = part.encode("utf-8", "surrogatepass")
+    for form in _json_forms(part):
+        yield form.encode("utf-8", "surrogatepass")
+    in_html = html.escape(part).encode("utf-8", "surrogatepass")
+    yield in_html
+    yield in_html.replace(b"&#x27;", b"&#39;")
+    for table in (_URL_TABLE, _LOWER_URL_TABLE):
+        escaped = _translated(data, table)
+        yield escaped
+        yield escaped.replace(table[32], b"+")
+        yield escaped.replace(table[47], b"/")
+        for code in b"!'()*":
+            escaped = escaped.replace(table[code], bytes((code,)))
+        yield escaped
+
+
+def _translated(data: bytes, table: list[bytes]) -> bytes:
+    return b"".join(map(table.__getitem__, data))
 
 
 def _strictly_escaped(part: str) -> Iterator[bytes]:
-    """With every character escaped that is no letter or digit, and with those escaped too; and as UTF-16."""
+    """Yields the rarest forms of a part: all characters escaped, all but letters and digits escaped, and
+    UTF-16.
+    """
     if len(part) < MIN_FORM or max(part) > "\xff":
         return
     yield part.encode("utf-16-le")
     yield part.encode("utf-16-be")
     codes = part.encode("latin-1")
     lower = codes.hex("%").encode()
-    for each in (lower, lower.upper()):
-        yield b"%" + each
-        yield b"\\x" + each.replace(b"%", b"\\x")
-        yield b"\\u00" + each.replace(b"%", b"\\u00")
-        yield b"&#x" + each.replace(b"%", b";&#x") + b";"
+    for digits in (lower, lower.upper()):
+        yield b"%" + digits
+        yield b"\\x" + digits.replace(b"%", b"\\x")
+        yield b"\\u00" + digits.replace(b"%", b"\\u00")
+        yield b"&#x" + digits.replace(b"%", b";&#x") + b";"
     yield "".join([f"&#{code};" for code in codes]).encode()
     if not _PLAIN.issuperset(part):
-        for table in _SOME_ESCAPED:
-            yield part.translate(table).encode()
+        for table in _STRICT_TABLES:
+            yield _translated(codes, table)
 
 
 def _base64_inner(data: bytes, before: int) -> bytes:
-    """What is the same whatever else is encoded with it, if so many bytes (mod 3) come before."""
+    """Returns the Base64 characters of `data` that do not depend on the data before and after it. `before` is
+    the number of preceding bytes modulo 3.
+    """
     encoded = base64.b64encode(b"\0" * before + data).rstrip(b"=")
     end = len(encoded) - (1 if (before + len(data)) % 3 else 0)
     return encoded[_BASE64_INNER[before] : end]
 
 
-def _in_json(part: str) -> set[str]:
-    """As encoders differ: in what they leave beyond ASCII, and in what they escape for the sake of HTML."""
-    made: set[str] = set()
+def _json_forms(part: str) -> set[str]:
+    """Returns the JSON forms of a part. Encoders differ in whether they escape non-ASCII characters and
+    characters that are special in HTML.
+    """
+    forms: set[str] = set()
     for ascii_only in (True, False):
-        text = json.dumps(part, ensure_ascii=ascii_only)[1:-1]
-        for_html = re.sub(r"[<>&'+]", lambda found: f"\\u{ord(found[0]):04x}", text)
-        for_pages = re.sub(r"[<>&]", lambda found: f"\\u{ord(found[0]):04x}", text)
-        for each in (text, for_html, for_pages):
-            made |= {each, each.replace("/", r"\/")}
-    upper = {re.sub(r"\\u[0-9a-f]{4}", lambda found: "\\u" + found[0][2:].upper(), each) for each in made}
-    return made | upper
+        lower = json.dumps(part, ensure_ascii=ascii_only)[1:-1]
+        upper = _UNICODE_ESCAPE.sub(_upper_escape, lower) if "\\u" in lower else lower
+        for text, escape in ((lower, "\\u{:04x}"), (upper, "\\u{:04X}")):
+            for_pages = text
+            for char in "<>&":
+                for_pages = for_pages.replace(char, escape.format(ord(char)))
+            for_html = for_pages
+            for char in "'+":
+                for_html = for_html.replace(char, escape.format(ord(char)))
+            for form in (text, for_pages, for_html):
+                forms |= {form, form.replace("/", r"\/")}
+    return forms
 
 
-def _lower_escapes(text: str) -> str:
-    return re.sub(r"%[0-9A-F]{2}", lambda found: found[0].lower(), text)
+def _upper_escape(match: re.Match[str]) -> str:
+    return "\\u" + match[0][2:].upper()

@@ -1,4 +1,4 @@
-"""Connects under a policy: a name is looked up once, and only the addresses that were checked are tried."""
+"""Resolves a name once and connects only to the addresses that the policy permits."""
 
 from __future__ import annotations
 
@@ -12,130 +12,138 @@ from collections.abc import Callable, Iterator
 from ipaddress import IPv4Address, ip_address
 from itertools import chain, zip_longest
 
-from hutch.egress.addresses import Address, plain, read_host
-from hutch.egress.policy import Policy, Refused
+from hutch.egress.addresses import Address, parse_host, unmap_ipv4
+from hutch.egress.policy import EgressPolicy, EgressRefused
 from hutch.errors import HutchError
 
 RESOLVE_SECONDS = 10.0
 CONNECT_SECONDS = 10.0
-# RFC 8305: how long an address has for itself before the next is tried beside it.
+# Delay before the next address is tried in parallel (RFC 8305).
 HEAD_START_SECONDS = 0.25
 MAX_ADDRESSES = 16
-# Threads that wait for a name server, of all runs together.
+# Maximum number of threads that wait for a name server, for all runs together.
 MAX_LOOKUPS = 256
 
-_TOO_MANY = "Too many names are being looked up at once; try again later."
+_UNKNOWN_NAME = (socket.EAI_NONAME, socket.EAI_NODATA)
+_TOO_MANY_LOOKUPS = "Too many names are being looked up at once; try again later."
 _lookups = threading.BoundedSemaphore(MAX_LOOKUPS)
 
 
-class Unreachable(HutchError):
-    """What was to be reached does not answer, or does not exist."""
+class HostUnreachable(HutchError):
+    """The destination does not exist or does not answer."""
 
     code = "unreachable"
 
-    def __init__(self, message: str, *, timed_out: bool = False) -> None:
+    def __init__(self, message: str, error_code: str, *, timed_out: bool = False) -> None:
+        """`error_code` is the code that Node's errors have for this failure, such as `ENOTFOUND`."""
         super().__init__(message)
+        self.error_code = error_code
         self.timed_out = timed_out
 
 
-async def connect(policy: Policy, host: str, port: int) -> socket.socket:
-    """A connected, non-blocking socket; the caller closes it.
+async def connect(policy: EgressPolicy, host: str, port: int) -> socket.socket:
+    """Connects to a permitted address of a host and returns a non-blocking socket. The caller closes it.
 
-    `host` is as a client wrote it: a name, or an address in any notation.
-    Raises Refused where the policy says no, Unreachable where nobody is there.
+    `host` is a name, or an address in any notation. Raises EgressRefused and HostUnreachable.
     """
-    return await reach(await resolve(policy, host, port), host, port)
+    return await connect_to_first(await resolve(policy, host, port), host, port)
 
 
-async def reach(addresses: list[Address], host: str, port: int) -> socket.socket:
-    """The second half of `connect`, for who wants to do something between both. Raises Unreachable."""
+async def connect_to_first(addresses: list[Address], host: str, port: int) -> socket.socket:
+    """Connects to the first address that answers. Raises HostUnreachable."""
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
-            return await _first_of(addresses, port)
+            return await _race(addresses, port)
     except TimeoutError:
-        what = f"{host}:{port} did not answer within {CONNECT_SECONDS:g} s."
-        raise Unreachable(what, timed_out=True) from None
+        message = f"{host}:{port} did not answer within {CONNECT_SECONDS:g} s."
+        raise HostUnreachable(message, "ETIMEDOUT", timed_out=True) from None
     except OSError as error:
-        raise Unreachable(f"{host}:{port} cannot be reached: {_reason(error)}.") from None
+        code = errno.errorcode.get(error.errno or 0, "EHOSTUNREACH")
+        raise HostUnreachable(f"{host}:{port} cannot be reached: {_reason(error)}.", code) from None
 
 
-async def resolve(policy: Policy, host: str, port: int) -> list[Address]:
-    """The permitted addresses of a host, in the order in which they are to be tried. Raises as `connect`."""
+async def resolve(policy: EgressPolicy, host: str, port: int | None) -> list[Address]:
+    """Returns the permitted addresses of a host in the order in which to try them. With the port None,
+    returns those that are permitted with any port. Raises EgressRefused and HostUnreachable.
+    """
     try:
-        where = read_host(host)
+        parsed = parse_host(host)
     except ValueError as error:
-        raise Refused(f"{host[:253]!r} is no host: {error}.") from None
-    if not 0 < port < 65536:
-        raise Refused(f"{port} is no port.")
-    policy.check_host(where, port)
-    addresses = await _look_up(where) if isinstance(where, str) else [where]
-    refusals = {address: policy.refusal(where, port, address) for address in addresses}
+        raise EgressRefused(f"{host[:253]!r} is not a host: {error}.") from None
+    if port is not None and not 0 < port < 65536:
+        raise EgressRefused(f"{port} is not a port.")
+    policy.check_host(parsed, port)
+    addresses = await _resolve_name(parsed) if isinstance(parsed, str) else [parsed]
+    refusals = {address: policy.refusal(parsed, port, address) for address in addresses}
     permitted = [address for address, refusal in refusals.items() if refusal is None]
     if not permitted:
-        raise Refused(next(refusal for refusal in refusals.values() if refusal is not None))
+        raise EgressRefused(next(refusal for refusal in refusals.values() if refusal is not None))
     return permitted
 
 
-async def _look_up(name: str) -> list[Address]:
+async def _resolve_name(name: str) -> list[Address]:
     try:
         async with asyncio.timeout(RESOLVE_SECONDS):
-            found = await _in_thread(lambda: lookup(name))
+            texts = await _run_in_daemon_thread(lambda: lookup(name))
     except TimeoutError:
-        what = f"{name} was not resolved within {RESOLVE_SECONDS:g} s."
-        raise Unreachable(what, timed_out=True) from None
+        message = f"{name} was not resolved within {RESOLVE_SECONDS:g} s."
+        raise HostUnreachable(message, "EAI_AGAIN", timed_out=True) from None
     except (OSError, UnicodeError) as error:
-        raise Unreachable(f"{name} cannot be resolved: {_reason(error)}.") from None
-    # A zone would not survive being checked.
-    addresses = list(dict.fromkeys(plain(ip_address(text)) for text in found if "%" not in text))
+        code = "ENOTFOUND" if isinstance(error, UnicodeError) or error.errno in _UNKNOWN_NAME else "EAI_AGAIN"
+        raise HostUnreachable(f"{name} cannot be resolved: {_reason(error)}.", code) from None
+    # Addresses with a zone are dropped, because they cannot be checked.
+    addresses = list(dict.fromkeys(unmap_ipv4(ip_address(text)) for text in texts if "%" not in text))
     if not addresses:
-        raise Unreachable(f"{name} has no address.")
-    return _interleaved(addresses)[:MAX_ADDRESSES]
+        raise HostUnreachable(f"{name} has no address.", "ENOTFOUND")
+    return _interleave(addresses)[:MAX_ADDRESSES]
 
 
 def lookup(name: str) -> list[str]:
-    """The addresses of a name, from the machine's own resolver. Blocks."""
-    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    return [str(entry[4][0]) for entry in found]
+    """Returns the addresses of a name from the system's resolver. Blocks."""
+    entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    return [str(entry[4][0]) for entry in entries]
 
 
-async def _in_thread(call: Callable[[], list[str]]) -> list[str]:
-    """In a thread of its own, which neither a slow name server nor the end of the program waits for."""
+async def _run_in_daemon_thread(call: Callable[[], list[str]]) -> list[str]:
+    """Runs a lookup in a daemon thread, so that the exit of the process does not wait for a slow name
+    server.
+    """
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[list[str]] = loop.create_future()
 
-    def settle(found: list[str], error: BaseException | None) -> None:
+    def settle(addresses: list[str], error: BaseException | None) -> None:
         if outcome.done():
             return
         if error is not None:
             outcome.set_exception(error)
         else:
-            outcome.set_result(found)
+            outcome.set_result(addresses)
 
     def work() -> None:
-        found: list[str] = []
+        addresses: list[str] = []
         failure: BaseException | None = None
         try:
-            found = call()
+            addresses = call()
         except Exception as error:
             failure = error
         finally:
             _lookups.release()
-        # The loop may be closed by now.
+        # The event loop may be closed by now.
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(settle, found, failure)
+            loop.call_soon_threadsafe(settle, addresses, failure)
 
     if not _lookups.acquire(blocking=False):
-        raise Unreachable(_TOO_MANY)
+        raise HostUnreachable(_TOO_MANY_LOOKUPS, "EAI_AGAIN")
     try:
         threading.Thread(target=work, name="hutch-lookup", daemon=True).start()
     except RuntimeError:
         _lookups.release()
-        raise Unreachable(_TOO_MANY) from None
+        raise HostUnreachable(_TOO_MANY_LOOKUPS, "EAI_AGAIN") from None
     return await outcome
 
 
-def _interleaved(addresses: list[Address]) -> list[Address]:
-    """The families by turns, the resolver's first choice first (RFC 8305, section 4)."""
+def _interleave(addresses: list[Address]) -> list[Address]:
+    """Alternates address families, starting with the resolver's first choice (RFC 8305, section 4)."""
     first = addresses[0].version
     same = [address for address in addresses if address.version == first]
     other = [address for address in addresses if address.version != first]
@@ -143,35 +151,39 @@ def _interleaved(addresses: list[Address]) -> list[Address]:
     return [address for address in chain.from_iterable(pairs) if address is not None]
 
 
-async def _first_of(addresses: list[Address], port: int) -> socket.socket:
-    """The first to answer; each starts when the one before it fails, or has had its head start."""
-    waiting: Iterator[Address] = iter(addresses)
-    trying: set[asyncio.Task[socket.socket]] = set()
+async def _race(addresses: list[Address], port: int) -> socket.socket:
+    """Returns the first connection that succeeds. The next attempt starts when the previous one has failed or
+    had its head start.
+    """
+    remaining: Iterator[Address] = iter(addresses)
+    attempts: set[asyncio.Task[socket.socket]] = set()
     failure: BaseException = OSError(errno.EHOSTUNREACH, os.strerror(errno.EHOSTUNREACH))
     more = True
     try:
         while True:
-            if more and (address := next(waiting, None)) is not None:
-                trying.add(asyncio.get_running_loop().create_task(_connect_to(address, port)))
+            if more and (address := next(remaining, None)) is not None:
+                attempts.add(asyncio.get_running_loop().create_task(_connect_to(address, port)))
             else:
                 more = False
-            if not trying:
+            if not attempts:
                 raise failure
-            patience = HEAD_START_SECONDS if more else None
-            done, trying = await asyncio.wait(trying, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            timeout = HEAD_START_SECONDS if more else None
+            done, attempts = await asyncio.wait(
+                attempts, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+            )
             for task in done:
                 error = task.exception()
                 if error is None:
-                    trying |= done - {task}
+                    attempts |= done - {task}
                     return task.result()
                 failure = error
     finally:
-        for task in trying:
+        for task in attempts:
             task.cancel()
-            task.add_done_callback(_discard)
+            task.add_done_callback(_close_late_connection)
 
 
-def _discard(task: asyncio.Task[socket.socket]) -> None:
+def _close_late_connection(task: asyncio.Task[socket.socket]) -> None:
     if not task.cancelled() and task.exception() is None:
         task.result().close()
 
@@ -190,7 +202,8 @@ async def _connect_to(address: Address, port: int) -> socket.socket:
 
 
 def _reason(error: BaseException) -> str:
-    # Event loops have their own words, and a look-up its own numbers.
+    # Event loops replace the text of an OSError, so the text is derived from the number. A gaierror has error
+    # numbers of its own and keeps its text.
     number = error.errno if isinstance(error, OSError) and not isinstance(error, socket.gaierror) else None
     text = os.strerror(number) if number else getattr(error, "strerror", None) or str(error)
     return text[:1].lower() + text[1:]

@@ -1,4 +1,4 @@
-/** Time, without what Deno would have to load for it first; taken before guest code can replace it. */
+/** Clock and timer that load no further part of Deno. Captured before guest code can replace them. */
 
 const { apply } = Reflect;
 const { now } = performance;
@@ -8,7 +8,7 @@ export function clock(): number {
   return apply(now, performance, []);
 }
 
-/** As `setTimeout` does, whose first use loads 15 ms of Node. */
-export function after(ms: number, action: () => void): void {
+/** Like `setTimeout`, whose first use spends 15 ms on loading Node's timers. */
+export function runAfter(ms: number, action: () => void): void {
   apply(timeout, AbortSignal, [Math.min(ms, 2 ** 31 - 1)]).addEventListener("abort", action);
 }

@@ -1,20 +1,20 @@
-/** The methods of `console`, by one way to print a line: the same in both engines. */
+/** The methods of `console` on top of a function that prints a line; shared by the engines. */
 
 import { toLog } from "./json.ts";
 
-/** Taken before guest code can replace it. */
+/** Captured before guest code can replace it. */
 const { now } = Date;
 const PLAIN = ["log", "info", "warn", "error", "debug", "trace"];
 
 type Method = (...values: unknown[]) => void;
 
-/** `isFull`: whether whatever is printed would be left out, and need not be made into text. */
-export function methods(print: (line: string) => void, isFull: () => boolean): Record<string, Method> {
+/** While `isFull` returns true, values are not formatted, because the line would be dropped. */
+export function consoleMethods(print: (line: string) => void, isFull: () => boolean): Record<string, Method> {
   const counts: Record<string, number> = { __proto__: null as any };
-  const began: Record<string, number> = { __proto__: null as any };
+  const startTimes: Record<string, number> = { __proto__: null as any };
   let indent = "";
 
-  function say(...values: unknown[]): void {
+  function printValues(...values: unknown[]): void {
     if (isFull()) return;
     let line = indent;
     for (let i = 0; i < values.length; i++) line += (i ? " " : "") + toLog(values[i]);
@@ -22,43 +22,46 @@ export function methods(print: (line: string) => void, isFull: () => boolean): R
   }
 
   function group(...values: unknown[]): void {
-    if (values.length) say(...values);
+    if (values.length) printValues(...values);
     indent += "  ";
   }
 
-  function lap(label: unknown, values: unknown[]): void {
-    const since = began[`${label}`];
-    say(since === undefined ? `${label} was not begun` : `${label}: ${now() - since} ms`, ...values);
+  function printElapsed(label: unknown, values: unknown[]): void {
+    const since = startTimes[`${label}`];
+    printValues(
+      since === undefined ? `Timer '${label}' does not exist` : `${label}: ${now() - since} ms`,
+      ...values,
+    );
   }
 
   const all: Record<string, Method> = {
     assert(holds, ...values) {
-      if (!holds) say("Assertion failed", ...values);
+      if (!holds) printValues("Assertion failed", ...values);
     },
     clear() {},
     count(label = "default") {
       const count = counts[`${label}`] = (counts[`${label}`] ?? 0) + 1;
-      say(`${label}: ${count}`);
+      printValues(`${label}: ${count}`);
     },
     countReset(label = "default") {
       counts[`${label}`] = 0;
     },
-    dir: (value) => say(value),
+    dir: (value) => printValues(value),
     group,
     groupCollapsed: (...values) => group(...values),
     groupEnd() {
       indent = indent.slice(2);
     },
-    table: (value) => say(value),
+    table: (value) => printValues(value),
     time(label = "default") {
-      began[`${label}`] = now();
+      startTimes[`${label}`] = now();
     },
-    timeLog: (label = "default", ...values) => lap(label, values),
+    timeLog: (label = "default", ...values) => printElapsed(label, values),
     timeEnd(label = "default") {
-      lap(label, []);
-      delete began[`${label}`];
+      printElapsed(label, []);
+      delete startTimes[`${label}`];
     },
   };
-  for (const name of PLAIN) all[name] = (...values) => say(...values);
+  for (const name of PLAIN) all[name] = (...values) => printValues(...values);
   return all;
 }

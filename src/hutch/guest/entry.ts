@@ -1,4 +1,4 @@
-/** What Deno is told to run: `entry.js FOLDER/RUNNER.js SOCKET`. Has V8 evaluate the runner's script. */
+/** Entry point: `entry.js FOLDER/RUNNER.js SOCKET` lets V8 evaluate the runner's script. */
 
 const script = Deno.args[0];
 (0, eval)(`${Deno.readTextFileSync(script)}\n//# sourceURL=${script.slice(script.lastIndexOf("/") + 1)}`);

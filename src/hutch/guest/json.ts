@@ -1,7 +1,7 @@
 /**
- * JSON-safe values, strictly: null, booleans, finite numbers, strings, arrays and plain objects.
+ * Strict JSON encoding: null, booleans, finite numbers, strings, arrays and plain objects.
  *
- * Used by both engines, in the guest's own realm, so it keeps hold of what it needs before guest code runs.
+ * Runs in the guest's realm, so it captures the built-ins that it needs before guest code can replace them.
  */
 
 const { getPrototypeOf, keys, prototype: objectPrototype } = Object;
@@ -12,10 +12,12 @@ const { apply } = Reflect;
 const { charCodeAt, indexOf, slice, startsWith } = String.prototype;
 const { exec, test } = RegExp.prototype;
 const NOT_ASCII = /[^\0-\x7f]/;
-/** A frame of a stack as both engines write it; one of ours, of Deno's or of a built-in. */
-const FRAME = /^ +at /, FOREIGN = /[ (](?:(?:prelude|deno)\.js[:,]|(?:ext|node):|native\)|<anonymous>\)$)/;
+/** A stack frame in both engines' format. */
+const FRAME = /^ +at /;
+/** A frame of the runner, of Deno or of a built-in. */
+const INTERNAL_FRAME = /[ (](?:(?:prelude|deno)\.js[:,]|(?:ext|node):|native\)|<anonymous>\)$)/;
 
-/** One less than what the host takes for a whole message, which wraps the value. */
+/** Below the host's limit for a message, which contains the value. */
 const MAX_DEPTH = 120;
 
 export class NotJsonSafe extends Error {
@@ -26,45 +28,45 @@ export class NotJsonSafe extends Error {
   }
 }
 
-/** Where a walk through a value is, and how much it may still see. */
+/** State of the traversal of a value. */
 interface Walk {
-  readonly what: string;
+  readonly label: string;
   readonly maxBytes: number;
-  left: number;
-  readonly above: object[];
+  bytesLeft: number;
+  readonly ancestors: object[];
   readonly keys: (string | number)[];
 }
 
-/** JSON text of `value`, or undefined for undefined; throws NotJsonSafe that says where and what. */
-export function toJson(value: unknown, what: string, maxBytes = Infinity): string | undefined {
+/** Returns the JSON text of `value`, or undefined for undefined. Throws NotJsonSafe. */
+export function toJson(value: unknown, label: string, maxBytes = Infinity): string | undefined {
   if (value === undefined) return undefined;
-  check(value, 0, { what, maxBytes, left: maxBytes + 1, above: [], keys: [] });
+  check(value, 0, { label, maxBytes, bytesLeft: maxBytes + 1, ancestors: [], keys: [] });
   const text = stringify(value);
-  if (exceeds(text, maxBytes)) throw tooLarge(what, maxBytes);
+  if (exceeds(text, maxBytes)) throw tooLarge(label, maxBytes);
   return text;
 }
 
-/** Whether a text has more bytes in UTF-8. */
+/** Whether the text has more than `maxBytes` bytes in UTF-8. */
 export function exceeds(text: string, maxBytes: number): boolean {
   if (text.length > maxBytes || 3 * text.length <= maxBytes) return text.length > maxBytes;
   if (!apply(test, NOT_ASCII, [text])) return false;
   let bytes = text.length;
   for (let i = 0; i < text.length && bytes <= maxBytes; i++) {
     const unit = apply(charCodeAt, text, [i]);
-    // Two units of a pair make four bytes.
+    // The two units of a surrogate pair make four bytes.
     if (unit >= 0x80) bytes += unit < 0x800 || (unit >= 0xd800 && unit < 0xe000) ? 1 : 2;
   }
   return bytes > maxBytes;
 }
 
-export function tooLarge(what: string, maxBytes: number): NotJsonSafe {
-  return new NotJsonSafe(`${what} is too large: its JSON text has more than ${maxBytes} bytes`, true);
+export function tooLarge(label: string, maxBytes: number): NotJsonSafe {
+  return new NotJsonSafe(`${label} is too large: its JSON text has more than ${maxBytes} bytes`, true);
 }
 
 function check(value: unknown, depth: number, walk: Walk): void {
-  // Shared references can make a small value long. Every visit is one character of JSON, and a comma.
-  walk.left -= typeof value === "string" ? value.length + 2 : 2;
-  if (walk.left < 0) throw tooLarge(walk.what, walk.maxBytes);
+  // Shared references can make the JSON of a small value long. Every value takes a character and a comma.
+  walk.bytesLeft -= typeof value === "string" ? value.length + 2 : 2;
+  if (walk.bytesLeft < 0) throw tooLarge(walk.label, walk.maxBytes);
   switch (typeof value) {
     case "string":
     case "boolean":
@@ -81,10 +83,10 @@ function check(value: unknown, depth: number, walk: Walk): void {
 }
 
 function checkObject(value: object, depth: number, walk: Walk): void {
-  const { above, keys: path } = walk;
+  const { ancestors, keys: path } = walk;
   if (depth >= MAX_DEPTH) refuse(`nested deeper than ${MAX_DEPTH} levels`, 8, walk);
-  for (let i = 0; i < depth; i++) if (above[i] === value) refuse("a cycle", depth, walk);
-  above[depth] = value;
+  for (let i = 0; i < depth; i++) if (ancestors[i] === value) refuse("a cycle", depth, walk);
+  ancestors[depth] = value;
   if (isArray(value)) {
     for (let i = 0; i < value.length; i++) {
       path[depth] = i;
@@ -98,13 +100,13 @@ function checkObject(value: object, depth: number, walk: Walk): void {
       const name = path[depth] = names[i];
       const member = (value as Record<string, unknown>)[name];
       if (member === undefined) continue;
-      walk.left -= name.length + 3;
+      walk.bytesLeft -= name.length + 3;
       check(member, depth + 1, walk);
     }
   }
 }
 
-function refuse(found: string, depth: number, { what, keys: path }: Walk): never {
+function refuse(found: string, depth: number, { label, keys: path }: Walk): never {
   let at = "";
   for (let i = 0; i < depth; i++) at += typeof path[i] === "number" ? `[${path[i]}]` : `.${path[i]}`;
   const hint = found === "an instance of Promise"
@@ -112,7 +114,7 @@ function refuse(found: string, depth: number, { what, keys: path }: Walk): never
     : found === "an instance of Date"
     ? "; use .toISOString()"
     : "";
-  throw new NotJsonSafe(`${what} is not JSON-safe: ${found}${at ? ` at ${at}` : ""}${hint}`);
+  throw new NotJsonSafe(`${label} is not JSON-safe: ${found}${at ? ` at ${at}` : ""}${hint}`);
 }
 
 function describe(value: unknown): string {
@@ -123,7 +125,7 @@ function describe(value: unknown): string {
   return value === undefined ? "undefined" : `a ${typeof value}`;
 }
 
-/** How a value looks in a log line: strings as they are, the rest as JSON, else something readable. */
+/** Formats a value for a log line: strings unchanged, other values as JSON if possible. */
 export function toLog(value: unknown): string {
   if (typeof value === "string") return value;
   try {
@@ -142,18 +144,18 @@ export function toLog(value: unknown): string {
   }
 }
 
-/** An error, then the guest's own frames of its stack; what V8 has above these is the error once more. */
+/** Formats an error with the guest's frames of its stack. V8 puts the error's text before the frames. */
 function withFrames(error: Error): string {
   const text = `${error}`, { stack } = error;
   if (typeof stack !== "string") return text;
-  let shown = text, begun = false;
+  let output = text, inFrames = false;
   for (let at = apply(startsWith, stack, [text]) ? text.length : 0, end; at < stack.length; at = end + 1) {
     end = apply(indexOf, stack, ["\n", at]);
     if (end < 0) end = stack.length;
     const line: string = apply(slice, stack, [at, end]);
     const isFrame = apply(exec, FRAME, [line]) !== null;
-    begun ||= isFrame;
-    if (begun && line && !(isFrame && apply(exec, FOREIGN, [line]))) shown += `\n${line}`;
+    inFrames ||= isFrame;
+    if (inFrames && line && !(isFrame && apply(exec, INTERNAL_FRAME, [line]))) output += `\n${line}`;
   }
-  return shown;
+  return output;
 }

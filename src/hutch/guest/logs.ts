@@ -1,4 +1,4 @@
-/** What a guest printed, within the limits: lines first, then characters over all, the last line clipped. */
+/** Log lines of a guest, limited by number and by total characters; the last line is truncated. */
 
 export class Logs {
   readonly lines: string[] = [];
@@ -11,7 +11,7 @@ export class Logs {
     this.#charsLeft = maxChars;
   }
 
-  /** Keeps a line; answers whether a further one could still be kept. */
+  /** Returns false if the line was dropped. */
   add(line: string): boolean {
     if (this.lines.length >= this.#maxLines || this.#charsLeft <= 0) {
       this.truncated = true;

@@ -1,4 +1,4 @@
-/** What runners do alike that have a process to themselves; taken before guest code can replace it. */
+/** Output of runners that run a guest in their own process. Captured before guest code can replace it. */
 
 const { stringify } = JSON;
 const { apply } = Reflect;
@@ -7,9 +7,9 @@ const encoder = new TextEncoder();
 const { encode } = encoder;
 
 /**
- * Says a line of the console at once, for the case that this process is killed before it can say `done`;
- * null says that one was left out or clipped.
+ * Writes a log line to stdout immediately, in case the process is killed before it sends `done`.
+ * null means that lines were dropped or truncated.
  */
-export function echo(line: string | null): void {
+export function echoLine(line: string | null): void {
   apply(writeSync, Deno.stdout, [apply(encode, encoder, [`\x1e${stringify(line)}\n`])]);
 }

@@ -1,4 +1,4 @@
-/** What guest source becomes: one function, and where in the source each place in it came from. */
+/** Programs: guest source as one function, with a map from positions in it to positions in the source. */
 
 export interface Position {
   line: number;
@@ -6,88 +6,113 @@ export interface Position {
 }
 
 export class GuestSyntaxError extends Error {
-  /** `isBeyond`: it may be TypeScript that takes a compiler. */
-  constructor(readonly reason: string, readonly at?: Position, readonly isBeyond = false) {
+  /** `needsCompiler`: the source may be TypeScript that cannot be run by removing its types. */
+  constructor(readonly reason: string, readonly at?: Position, readonly needsCompiler = false) {
     super(at ? `${reason} (${at.line}:${at.column})` : reason);
   }
 
-  /** The message, with a word about who has such a compiler. */
-  hinted(hint: string): string {
-    return this.isBeyond ? new GuestSyntaxError(`${this.reason}; ${hint}`, this.at).message : this.message;
+  /** Returns the message, with the hint if the source may need a compiler. */
+  withHint(hint: string): string {
+    return this.needsCompiler
+      ? new GuestSyntaxError(`${this.reason}; ${hint}`, this.at).message
+      : this.message;
   }
 }
 
-/** What there is to say against a source. */
-export interface Refusal {
+export interface SourceError {
   reason: string;
   at?: Position;
 }
 
-/** What was inserted into a line of the source behind a column, counted from 0: so many characters. */
-export type Moved = [line: number, behind: number, by: number];
+/** Text that was inserted into a line after a column, counted from 0. */
+export type Insertion = [line: number, column: number, length: number];
 
-/** For every line the columns, from 0, at which something was moved, and what they were in the original. */
-export type Columns = [at: number, was: number][][];
+/** For every line, the columns, from 0, at which the offset to the original column changes. */
+export type Columns = [generated: number, original: number][][];
 
-/** A program as JSON, for another process to run. */
+/** JSON form of a program, for another process. */
 export interface ProgramData {
   code: string;
-  opening: number;
-  lines: number;
-  moved: Moved[];
+  prefixLength: number;
+  lineCount: number;
+  insertions: Insertion[];
   columns?: Columns;
-  refusal?: Refusal;
+  sourceError?: SourceError;
 }
 
-/** Guest code is evaluated under this name; V8 and QuickJS write its frames differently. */
+/** File name of guest code in stack traces. V8 and QuickJS format frames differently. */
 export const FILE = "guest.js";
 const FRAME = /guest\.js(?:, <anonymous>)?:(\d+):(\d+)/;
-/** A module has the address that Deno made for it. */
+/** Deno creates a blob URL for a module. */
 const MODULE_FRAME = /blob:null\/[\w-]+:(\d+):(\d+)/;
+/** Function of a frame in a stack trace. */
+const FRAME_FUNCTION = /^\s*at (?:async )?([^()]+) \(/;
+/** Names of functions without one, in QuickJS and in V8. */
+const UNNAMED = new Set(["<anonymous>", "eval"]);
+const MAX_FRAMES = 20;
+const MAX_FRAME_NAME = 100;
 
 export class Program {
   /**
-   * `code` evaluates to the function to call. It begins with `opening` characters that are ours. With a `refusal`
-   * it is a TypeScript module that has the function by default; that holds if it is none for Deno either.
+   * `code` evaluates to the function to call; its first `prefixLength` characters are not the guest's.
+   * With a `sourceError`, `code` is instead a TypeScript module whose default export is the function; if Deno
+   * cannot compile it either, that error is reported.
    */
   constructor(
     readonly code: string,
-    readonly opening: number,
-    readonly lines: number,
-    readonly moved: () => Moved[],
+    readonly prefixLength: number,
+    readonly lineCount: number,
+    readonly insertions: () => Insertion[],
     readonly columns: () => Columns | undefined,
-    readonly refusal?: Refusal,
+    readonly sourceError?: SourceError,
   ) {}
 
-  static of({ code, opening, lines, moved, columns, refusal }: ProgramData): Program {
-    return new Program(code, opening, lines, () => moved, () => columns, refusal);
+  static fromData({ code, prefixLength, lineCount, insertions, columns, sourceError }: ProgramData): Program {
+    return new Program(code, prefixLength, lineCount, () => insertions, () => columns, sourceError);
   }
 
   data(): ProgramData {
-    const { code, opening, lines, refusal } = this;
-    return { code, opening, lines, moved: this.moved(), columns: this.columns(), refusal };
+    const { code, prefixLength, lineCount, sourceError } = this;
+    const insertions = this.insertions();
+    return { code, prefixLength, lineCount, insertions, columns: this.columns(), sourceError };
   }
 
-  /** The innermost of the guest's own lines in a stack. */
-  lineOf(stack: string | undefined): Partial<Position> {
-    const frame = (this.refusal ? MODULE_FRAME : FRAME).exec(stack ?? "");
+  /** Returns the position of the innermost guest frame in a stack trace. */
+  locateStack(stack: string | undefined): Partial<Position> {
+    const frame = (this.sourceError ? MODULE_FRAME : FRAME).exec(stack ?? "");
     return frame ? this.locate(Number(frame[1]), Number(frame[2])) : {};
   }
 
-  /** Where a position in `code` is in what the guest's author wrote. */
-  locate(line: number, column: number): Position {
-    // A guest can write any number into a stack.
-    if (line > this.lines) return { line: this.lines, column: 1 };
-    if (line === 1) column -= this.opening;
-    for (const [on, behind, by] of this.moved()) {
-      if (on === line && column - 1 > behind) column -= by;
+  /** Returns the guest's frames of a stack trace, one per line. */
+  describeStack(stack: string | undefined): string | undefined {
+    const pattern = this.sourceError ? MODULE_FRAME : FRAME, insertions = this.insertions();
+    const frames: string[] = [];
+    for (const text of (stack ?? "").split("\n")) {
+      const frame = pattern.exec(text);
+      if (!frame) continue;
+      if (frames.length === MAX_FRAMES) break;
+      const { line, column } = this.locate(Number(frame[1]), Number(frame[2]), insertions);
+      const name = FRAME_FUNCTION.exec(text)?.[1].slice(0, MAX_FRAME_NAME);
+      const where = `line ${line}, column ${column}`;
+      frames.push(name && !UNNAMED.has(name) ? `at ${name} (${where})` : `at ${where}`);
     }
-    return { line, column: Math.max(1, original(this.columns(), line, column)) };
+    return frames.length ? frames.join("\n") : undefined;
+  }
+
+  /** Maps a position in `code` to the source as its author wrote it. */
+  locate(line: number, column: number, insertions = this.insertions()): Position {
+    // A guest can forge the numbers in a stack trace.
+    if (line > this.lineCount) return { line: this.lineCount, column: 1 };
+    if (line === 1) column -= this.prefixLength;
+    for (const [insertedLine, insertedColumn, length] of insertions) {
+      if (insertedLine === line && column - 1 > insertedColumn) column -= length;
+    }
+    return { line, column: Math.max(1, originalColumn(this.columns(), line, column)) };
   }
 }
 
-/** What column of the original a column, from 1, was. */
-export function original(columns: Columns | undefined, line: number, column: number): number {
-  const token = columns?.[line - 1]?.findLast(([at]) => at < column);
+/** Maps a column, counted from 1, to its column in the original. */
+export function originalColumn(columns: Columns | undefined, line: number, column: number): number {
+  const token = columns?.[line - 1]?.findLast(([generated]) => generated < column);
   return token ? token[1] + column - token[0] : column;
 }

@@ -1,12 +1,12 @@
 /**
- * Guest source in all its accepted forms, made into one async function.
+ * Makes one async function of guest source.
  *
- * An expression, statements that end in one, a body with `return`, one function, any of these fenced,
- * in JavaScript or TypeScript. Lines stay where they are.
+ * Accepts an expression, statements that end in one, a body with `return`, or one function; in JavaScript or
+ * TypeScript, optionally inside a Markdown fence. Keeps line numbers.
  */
 
 import { type ImportDeclaration, parse, type Program as Tree, type Statement } from "acorn";
-import { GuestSyntaxError, type Moved, original, type Position, Program } from "./program.ts";
+import { GuestSyntaxError, type Insertion, originalColumn, type Position, Program } from "./program.ts";
 import type { Stripped } from "./typescript/strip.ts";
 
 export interface Edit {
@@ -26,38 +26,38 @@ const CACHEABLE = 64 * 1024;
 type Strip = (source: string) => Stripped;
 
 const evaluate = eval;
-let script = () => "";
-let known: Strip | undefined;
+let readTypeScript = () => "";
+let strip: Strip | undefined;
 
-/** Where TypeScript's part comes from. It takes some 20 ms to load, and most sources are JavaScript. */
+/** Sets how to read `typescript.js`. Loading it takes about 20 ms, and most sources are JavaScript. */
 export function provideTypeScript(read: () => string): void {
-  script = read;
+  readTypeScript = read;
 }
 
-/** Happens by itself when it is needed. */
+/** Loads `typescript.js` if it is not loaded; `prepare` does so when it needs it. */
 export function loadTypeScript(): Strip {
-  return known ??= evaluate(script()) as Strip;
+  return strip ??= evaluate(readTypeScript()) as Strip;
 }
 
 const cache = new Map<string, Program>();
 
 export function prepare(source: string): Program {
-  return remembered(source, source, build);
+  return buildCached(source, source, build);
 }
 
-/** The same for Deno, whose own TypeScript may take as the body of a function what ours does not. */
+/** Prepares source for the deno engine, whose compiler accepts more TypeScript than `strip` does. */
 export function prepareForDeno(source: string): Program {
   try {
     return prepare(source);
   } catch (error) {
-    if (!(error instanceof GuestSyntaxError) || !error.isBeyond) throw error;
+    if (!(error instanceof GuestSyntaxError) || !error.needsCompiler) throw error;
     const module = assemble(OPEN_MODULE, unfence(source), [], CLOSE_MODULE, () => undefined);
-    return Program.of({ ...module.data(), refusal: { reason: error.reason, at: error.at } });
+    return Program.fromData({ ...module.data(), sourceError: { reason: error.reason, at: error.at } });
   }
 }
 
-/** What `build` makes of a source, or made of it when `key` came before. */
-export function remembered(key: string, source: string, build: (source: string) => Program): Program {
+/** Returns the cached program of `key`, or builds it. */
+export function buildCached(key: string, source: string, build: (source: string) => Program): Program {
   const cached = cache.get(key);
   if (cached) return cached;
   const program = build(unfence(source));
@@ -68,21 +68,23 @@ export function remembered(key: string, source: string, build: (source: string) 
   return program;
 }
 
-/** One Markdown fence around everything; its opening line stays as an empty one. */
+/** Removes a Markdown fence around the whole source. Its opening line becomes empty. */
 function unfence(source: string): string {
-  const start = source.search(/\S/), opened = source.indexOf("\n", start), end = source.trimEnd().length - 3;
-  if (start < 0 || opened < 0 || end <= opened) return source;
+  const start = source.search(/\S/),
+    firstBreak = source.indexOf("\n", start),
+    end = source.trimEnd().length - 3;
+  if (start < 0 || firstBreak < 0 || end <= firstBreak) return source;
   if (!source.startsWith("```", start) || !source.startsWith("```", end)) return source;
-  if (source.slice(start + 3, opened).includes("`")) return source;
-  const inner = source.slice(opened + 1, end).trimEnd();
+  if (source.slice(start + 3, firstBreak).includes("`")) return source;
+  const inner = source.slice(firstBreak + 1, end).trimEnd();
   if (inner.includes("\n```")) return source;
-  return source.slice(0, opened + 1).replace(/[^\n]+/g, "") + inner;
+  return source.slice(0, firstBreak + 1).replace(/[^\n]+/g, "") + inner;
 }
 
 function build(source: string): Program {
-  const { tree, text, columns } = parseEither(source);
+  const { tree, text, columns } = parseSource(source);
   const edits: Edit[] = [];
-  let tail = "";
+  let suffix = "";
   const statements = tree.body.filter((node) => node.type !== "EmptyStatement");
   for (const node of statements) {
     if (node.type === "ImportDeclaration") edits.push(importEdit(node, text));
@@ -91,20 +93,21 @@ function build(source: string): Program {
     }
   }
   const last = statements.at(-1) as Statement | undefined;
-  const only = statements.length === 1;
-  if (only && last?.type === "FunctionDeclaration") {
-    tail = `\nreturn ${last.id.name}();`;
+  const isOnly = statements.length === 1;
+  if (isOnly && last?.type === "FunctionDeclaration") {
+    suffix = `\nreturn ${last.id.name}();`;
   } else if (last?.type === "ExpressionStatement") {
     const { expression } = last;
-    const called = only &&
+    const isFunction = isOnly &&
       (expression.type === "ArrowFunctionExpression" || expression.type === "FunctionExpression");
     edits.push({ from: last.start, to: last.start, text: "return (" });
-    edits.push({ from: enclosed(text, last), to: enclosed(text, last), text: called ? ")()" : ")" });
+    const end = expressionEnd(text, last);
+    edits.push({ from: end, to: end, text: isFunction ? ")()" : ")" });
   }
-  return assemble(OPEN, text, edits, tail + CLOSE, columns);
+  return assemble(OPEN, text, edits, suffix + CLOSE, columns);
 }
 
-/** A text with its edits, and something around it. */
+/** Applies the edits and puts the result between `open` and `close`. */
 export function assemble(
   open: string,
   text: string,
@@ -112,18 +115,17 @@ export function assemble(
   close: string,
   columns: Stripped["columns"],
 ): Program {
-  const lines = lineCount(text);
   return new Program(
-    open + apply(text, edits) + close,
+    open + applyEdits(text, edits) + close,
     open.length,
-    lines,
-    () => moved(text, edits),
+    countLines(text),
+    () => insertions(text, edits),
     columns,
   );
 }
 
-/** Edits come in the order of the text. */
-function moved(text: string, edits: Edit[]): Moved[] {
+/** Edits must be in the order of the text. */
+function insertions(text: string, edits: Edit[]): Insertion[] {
   let line = 1, start = 0;
   return edits.map(({ from, to, text: inserted }) => {
     for (let end = text.indexOf("\n", start); end >= 0 && end < from; end = text.indexOf("\n", start)) {
@@ -134,18 +136,18 @@ function moved(text: string, edits: Edit[]): Moved[] {
   });
 }
 
-function lineCount(text: string): number {
+function countLines(text: string): number {
   let count = 1;
   for (let at = text.indexOf("\n"); at >= 0; at = text.indexOf("\n", at + 1)) count++;
   return count;
 }
 
-/** The end of an expression statement without its semicolon (an expression may stand in parentheses). */
-function enclosed(text: string, statement: Statement): number {
+/** End of an expression statement without its semicolon, but with its parentheses. */
+function expressionEnd(text: string, statement: Statement): number {
   return text[statement.end - 1] === ";" ? statement.end - 1 : statement.end;
 }
 
-function apply(text: string, edits: Edit[]): string {
+function applyEdits(text: string, edits: Edit[]): string {
   let out = "", at = 0;
   for (const edit of [...edits].sort((a, b) => a.from - b.from)) {
     out += text.slice(at, edit.from) + edit.text;
@@ -154,8 +156,8 @@ function apply(text: string, edits: Edit[]): string {
   return out + text.slice(at);
 }
 
-/** JavaScript as it is, else TypeScript without its types. */
-export function parseEither(source: string): Stripped & { tree: Tree } {
+/** Parses JavaScript, or else TypeScript without its types. */
+export function parseSource(source: string): Stripped & { tree: Tree } {
   try {
     return { tree: parseJs(source), text: source, columns: () => undefined };
   } catch (error) {
@@ -163,47 +165,47 @@ export function parseEither(source: string): Stripped & { tree: Tree } {
   }
 }
 
-function parseTypeScript(source: string, asJavaScript: GuestSyntaxError): Stripped & { tree: Tree } {
-  if (!asJavaScript.at) throw asJavaScript;
+function parseTypeScript(source: string, jsError: GuestSyntaxError): Stripped & { tree: Tree } {
+  if (!jsError.at) throw jsError;
   let stripped: Stripped | undefined;
   try {
     stripped = loadTypeScript()(source);
     return { ...stripped, tree: parseJs(stripped.text) };
   } catch (error) {
-    const asTypeScript = error instanceof GuestSyntaxError ? relocated(error, stripped!) : syntaxError(error);
-    // Of two complaints about a source, the one that got further is about what is really wrong.
-    const { reason, at } = asTypeScript.at && !after(asTypeScript.at, asJavaScript.at)
-      ? asJavaScript
-      : asTypeScript;
-    throw new GuestSyntaxError(reason, at, asTypeScript.isBeyond);
+    const tsError = error instanceof GuestSyntaxError
+      ? atOriginalColumn(error, stripped!)
+      : syntaxError(error);
+    // The parser that got further reports the actual mistake.
+    const { reason, at } = tsError.at && !isAfter(tsError.at, jsError.at) ? jsError : tsError;
+    throw new GuestSyntaxError(reason, at, tsError.needsCompiler);
   }
 }
 
-function relocated(error: GuestSyntaxError, stripped: Stripped): GuestSyntaxError {
+function atOriginalColumn(error: GuestSyntaxError, stripped: Stripped): GuestSyntaxError {
   if (!error.at) return error;
   const { line, column } = error.at;
-  const at = { line, column: original(stripped.columns(), line, column) };
+  const at = { line, column: originalColumn(stripped.columns(), line, column) };
   return new GuestSyntaxError(error.reason, at, isDecorator(stripped.text, line, column));
 }
 
-/** Whether a decorator may begin there: Sucrase leaves them as they are. */
+/** Whether a decorator may begin there: Sucrase does not remove them. */
 function isDecorator(text: string, line: number, column: number): boolean {
   return text.includes("class") && DECORATOR.test(text.split("\n", line).at(-1)!.slice(0, column + 1));
 }
 
-/** What a parser threw; anything but a SyntaxError means that it ran out of stack. */
+/** Converts a parser's error; anything but a SyntaxError is a stack overflow. */
 function syntaxError(error: unknown, firstColumn = 1): GuestSyntaxError {
   if (!(error instanceof SyntaxError)) return new GuestSyntaxError("The source is nested too deeply");
-  const { loc: at, isBeyond } = error as SyntaxError & { loc?: Position; isBeyond?: boolean };
+  const { loc: at, needsCompiler } = error as SyntaxError & { loc?: Position; needsCompiler?: boolean };
   const message = error.message.replace(/^Error transforming [^:]*: | \(\d+:\d+\)$/g, "");
   return new GuestSyntaxError(
     message,
     at && { line: at.line, column: at.column + 1 - firstColumn },
-    isBeyond,
+    needsCompiler,
   );
 }
 
-function after(one: Position, other: Position): boolean {
+function isAfter(one: Position, other: Position): boolean {
   return one.line > other.line || (one.line === other.line && one.column > other.column);
 }
 
@@ -221,16 +223,18 @@ function parseJs(text: string): Tree {
   }
 }
 
-/** `import a, { b as c } from "m"` as `const { default: a, b: c } = await import("m");`, lines kept. */
+/** Rewrites `import a, { b as c } from "m"` to `const { default: a, b: c } = await import("m");`. */
 export function importEdit(node: ImportDeclaration, text: string): Edit {
-  const module = `await import(${node.source.raw})`;
+  // The exports of the module of toolscripts are globals.
+  const module = node.source.value === "toolscript" ? "globalThis" : `await import(${node.source.raw})`;
   let declaration = `${module};`;
-  const namespace = node.specifiers.find((each) => each.type === "ImportNamespaceSpecifier");
-  const names = node.specifiers.flatMap((each) => {
-    if (each.type === "ImportDefaultSpecifier") return [`default: ${each.local.name}`];
-    if (each.type === "ImportNamespaceSpecifier") return [];
-    const imported = each.imported.type === "Identifier" ? each.imported.name : each.imported.raw;
-    return [`${imported}: ${each.local.name}`];
+  const namespace = node.specifiers.find(({ type }) => type === "ImportNamespaceSpecifier");
+  const names = node.specifiers.flatMap((specifier) => {
+    const { local } = specifier;
+    if (specifier.type === "ImportDefaultSpecifier") return [`default: ${local.name}`];
+    if (specifier.type === "ImportNamespaceSpecifier") return [];
+    const { imported } = specifier;
+    return [`${imported.type === "Identifier" ? imported.name : imported.raw}: ${local.name}`];
   });
   const bindings = [
     ...(namespace ? [`${namespace.local.name} = ${module}`] : []),

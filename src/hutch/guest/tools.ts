@@ -1,159 +1,207 @@
 /**
- * The host's tools as the guest sees them, and what a guest's error becomes: the same in both engines.
+ * Functions that call the host's tools, and the conversion of guest errors; shared by the engines.
  *
- * Runs in the guest's realm, so it keeps hold of what it needs before guest code can replace it.
+ * Runs in the guest's realm, so it captures the built-ins that it needs before guest code can replace them.
  */
 
 import { NotJsonSafe, toJson } from "./json.ts";
 
 const { parse, stringify } = JSON;
-const { defineProperty, create } = Object;
+const { defineProperty, create, keys } = Object;
 const { apply } = Reflect;
 const { get: weakGet, set: weakSet } = WeakMap.prototype;
 const { shift, push } = Array.prototype;
-const Trace = Error;
+const { indexOf, slice } = String.prototype;
+const CallSite = Error;
 
-/** Calls beyond this wait their turn, so that `Promise.all` over many items just works. */
+/** Further calls are queued, so that `Promise.all` over many items works. */
 const MAX_OUTSTANDING = 128;
-/** Calls that wait and know where they were made. */
-const MOST_PLACES = 1_000;
+/** Queued calls that record where they were made. */
+const MAX_CALL_SITES = 1_000;
+const UNREADABLE = "The guest threw a value that cannot be read";
 
-/** `tool` counts through all providers' tools, in the order in which they were lent. */
+/** `tool` is the index of the tool among those of all providers. */
 export type Emit = (call: number, tool: number, input: string) => void;
 
 /** Namespaces and the names of their tools. */
-export type Lent = [name: string, tools: string[]][];
+export type ProviderTools = [name: string, tools: string[]][];
 
-interface Waiting {
+interface PendingCall {
   resolve: (value: unknown) => void;
   reject: (error: unknown) => void;
-  /** Knows where the call is. */
-  from?: Error;
+  /** Its stack contains the position of the call. */
+  callSite?: Error;
 }
 
-export interface Fault {
+export interface ErrorInfo {
   code: string;
   message: string;
   name?: string;
   stack?: string;
 }
 
-interface Trusted {
-  fault: Fault;
-  from?: Error;
+interface TrustedError {
+  info: ErrorInfo;
+  callSite?: Error;
 }
 
-/** Errors that did not come from the guest, by the object that carries each: writing on it changes nothing. */
-const trusted = new WeakMap<object, Trusted>();
-const waiting: Record<number, Waiting> = create(null);
-const backlog: (() => void)[] = [];
-let calls = 0, outstanding = 0;
+/** Whether a value is a Proxy. The engine provides it, because JavaScript cannot tell. */
+let isProxy: (value: object) => boolean = () => false;
 
-function trustedError(code: string, message: string, from?: Error): Error {
+export function provideProxyCheck(check: (value: object) => boolean): void {
+  isProxy = check;
+}
+
+/** Errors that the guest did not make, by error object: the guest may change the object, but not this. */
+const trustedErrors = new WeakMap<object, TrustedError>();
+const pending: Record<number, PendingCall> = create(null);
+const backlog: (() => void)[] = [];
+let lastCallId = 0, outstanding = 0;
+
+function createTrustedError(code: string, message: string, callSite?: Error): Error {
   const error = new Error(message) as Error & { code: string };
   error.code = code;
-  apply(weakSet, trusted, [error, { fault: fault(code, message), from }]);
+  apply(weakSet, trustedErrors, [error, { info: errorInfo(code, message), callSite }]);
   return error;
 }
 
-/** A guest may have a say in how stacks are written. */
+/** Reads a stack, whose formatting a guest can replace. */
 function stackOf(error?: Error): string | undefined {
-  try {
-    return error && `${error.stack}`;
-  } catch {
-    return undefined;
-  }
+  return error && readText(() => error.stack);
 }
 
-/** A function that calls the host's tool. */
-export function proxy(
+export function createToolFunction(
   name: string,
   tool: number,
   emit: Emit,
   maxBytes?: number,
 ): (input?: unknown) => Promise<unknown> {
   return (input) => {
-    // With very many calls at once, what they keep would be what their memory is used for.
-    const from = backlog.length < MOST_PLACES ? new Trace() : undefined;
+    // With very many calls at once, their stack traces would use up the memory.
+    const callSite = backlog.length < MAX_CALL_SITES ? new CallSite() : undefined;
     return new Promise((resolve, reject) => {
       let text: string;
       try {
         text = toJson(input, `The input of ${name}`, maxBytes) ?? "null";
       } catch (error) {
         if (!(error instanceof NotJsonSafe)) throw error;
-        return reject(trustedError("serialization_error", error.message, from));
+        return reject(createTrustedError("serialization_error", error.message, callSite));
       }
-      queue(resolve, reject, (id) => emit(id, tool, text), from);
+      startCall(resolve, reject, (id) => emit(id, tool, text), callSite);
     });
   };
 }
 
-/** Begins a call under a number of its own, which `settle` ends; now, or when fewer are open. */
-export function queue(
+/** Starts a call, or queues it while too many are open. `emit` gets its number, which `settle` expects. */
+export function startCall(
   resolve: (value: unknown) => void,
   reject: (error: unknown) => void,
   emit: (call: number) => void,
-  from?: Error,
+  callSite?: Error,
 ): void {
   const begin = () => {
     outstanding++;
-    const id = ++calls;
-    waiting[id] = { resolve, reject, from };
+    const id = ++lastCallId;
+    pending[id] = { resolve, reject, callSite };
     emit(id);
   };
   if (outstanding < MAX_OUTSTANDING) begin();
   else apply(push, backlog, [begin]);
 }
 
-/** Defines the providers' namespaces as globals without a prototype, so that every tool's name is data. */
-export function lend(providers: Lent, emit: Emit, maxInputBytes?: number): void {
+/**
+ * Defines the namespaces as globals, and one with a dotted name, such as `tools.github`, as a member of another
+ * object. They have no prototype, so that a tool can have any name.
+ */
+export function defineProviders(providers: ProviderTools, emit: Emit, maxInputBytes?: number): void {
   let count = 0;
+  const parents: Record<string, object> = create(null);
   for (let i = 0; i < providers.length; i++) {
     const [name, tools] = providers[i];
     const namespace = create(null);
     for (let j = 0; j < tools.length; j++) {
-      const value = proxy(`${name}.${tools[j]}`, count++, emit, maxInputBytes);
+      const value = createToolFunction(`${name}.${tools[j]}`, count++, emit, maxInputBytes);
       defineProperty(namespace, tools[j], { value, enumerable: true });
     }
-    defineProperty(globalThis, name, { value: namespace, writable: true, configurable: true });
+    const dot = apply(indexOf, name, ["."]), parent = dot < 0 ? "" : apply(slice, name, [0, dot]);
+    if (parent && !(parent in parents)) defineGlobal(parent, parents[parent] = create(null));
+    if (!parent) defineGlobal(name, namespace);
+    else {defineProperty(parents[parent], apply(slice, name, [dot + 1]), {
+        value: namespace,
+        enumerable: true,
+      });}
   }
 }
 
-/** Delivers the host's answer to one call; `text` is JSON of the result or of the error. */
+/** Defines the inputs of the execution as globals. */
+export function defineInputs(inputs: Record<string, unknown>): void {
+  for (const name of keys(inputs)) defineGlobal(name, inputs[name]);
+}
+
+function defineGlobal(name: string, value: unknown): void {
+  defineProperty(globalThis, name, { value, writable: true, configurable: true });
+}
+
+/** Settles a call with the JSON text of its result or error. */
 export function settle(id: number, ok: boolean, text: string): void {
-  const call = waiting[id];
+  const call = pending[id];
   if (!call) return;
-  delete waiting[id];
+  delete pending[id];
   outstanding--;
   (apply(shift, backlog, []) as (() => void) | undefined)?.();
   if (ok) return call.resolve(parse(text));
   const { code, message } = parse(text);
-  call.reject(trustedError(code, message, call.from));
+  call.reject(createTrustedError(code, message, call.callSite));
 }
 
-/** What an uncaught error means: the host's own keep their code, everything else is the guest's. */
-export function explain(error: unknown): Fault {
+/**
+ * Converts an uncaught error. Errors of the host keep their code; all others are `runtime_error`.
+ *
+ * Never throws: reading a thrown value can run code of the guest, and if that throws, the execution must still
+ * end. A Proxy is not read at all, because its traps need not return.
+ */
+export function describeError(error: unknown): ErrorInfo {
+  if (((typeof error === "object" && error !== null) || typeof error === "function") && isProxy(error)) {
+    return errorInfo("runtime_error", "The guest threw a Proxy");
+  }
+  try {
+    return describeReadable(error);
+  } catch {
+    return errorInfo("runtime_error", UNREADABLE);
+  }
+}
+
+function describeReadable(error: unknown): ErrorInfo {
   if (error instanceof NotJsonSafe) {
-    return fault(error.tooLarge ? "result_too_large" : "serialization_error", error.message);
+    return errorInfo(error.tooLarge ? "result_too_large" : "serialization_error", error.message);
   }
   if (typeof error === "object" && error !== null) {
-    const known = apply(weakGet, trusted, [error]);
-    // Not before: to write a stack takes longer than the call, and most errors of tools are caught.
-    if (known) return { ...known.fault, __proto__: null, stack: stackOf(known.from) } as Fault;
+    const trusted = apply(weakGet, trustedErrors, [error]);
+    // Formatting a stack takes longer than the call, and most errors of tools are caught: only do it here.
+    if (trusted) return { ...trusted.info, __proto__: null, stack: stackOf(trusted.callSite) } as ErrorInfo;
   }
   if (error instanceof Error) {
-    const { message, name, stack } = error;
-    return fault("runtime_error", `${message}`, `${name}`, `${stack}`);
+    const message = readText(() => error.message) ?? UNREADABLE;
+    return errorInfo("runtime_error", message, readText(() => error.name), stackOf(error));
   }
-  return fault("runtime_error", typeof error === "string" ? error : readable(error));
+  return errorInfo("runtime_error", typeof error === "string" ? error : toText(error));
 }
 
-/** Without a prototype, so that no `toJSON` of the guest's has a say in how it is written. */
-function fault(code: string, message: string, name?: string, stack?: string): Fault {
-  return { __proto__: null, code, message, name, stack } as Fault;
+/** Returns the text of a property, or undefined if reading it throws. */
+function readText(read: () => unknown): string | undefined {
+  try {
+    return `${read()}`;
+  } catch {
+    return undefined;
+  }
 }
 
-function readable(value: unknown): string {
+/** The object has no prototype, so that a guest cannot give it a `toJSON`. */
+function errorInfo(code: string, message: string, name?: string, stack?: string): ErrorInfo {
+  return { __proto__: null, code, message, name, stack } as ErrorInfo;
+}
+
+function toText(value: unknown): string {
   try {
     return stringify(value) ?? String(value);
   } catch {

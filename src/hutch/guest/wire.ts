@@ -1,6 +1,6 @@
-/** What is said between host and runner: the six Execbox messages, one JSON object a line. */
+/** Messages between host and runner: the Execbox messages and extensions, one JSON object per line. */
 
-/** Taken before guest code can replace them. */
+/** Captured before guest code can replace them. */
 const { parse, stringify } = JSON;
 
 export interface Options {
@@ -8,8 +8,10 @@ export interface Options {
   memoryLimitBytes: number;
   maxLogLines: number;
   maxLogChars: number;
-  /** Ours: the most bytes of a result's JSON text. */
+  /** Extension: maximum size of a result's JSON text. */
   maxResultBytes?: number;
+  /** Extension: also send each log line while the execution runs. */
+  streamLogs?: boolean;
 }
 
 export interface Manifest {
@@ -24,12 +26,14 @@ export interface Execute {
   code: string;
   options: Options;
   providers: Manifest[];
-  /** Ours: what else is to be done with the code, and with what; no Execbox client can ask for it. */
+  /** Extension: values of global variables. */
+  inputs?: Record<string, unknown>;
+  /** Extension that only the host sends: what to do with the code instead of running it. */
   job?: Job;
 }
 
 export interface Job {
-  /** `prepare` answers with the program that `code` makes, which another runner gets as `program`. */
+  /** `prepare` returns the program made from `code`; another runner gets it as `program`. */
   form: "wrapper" | "transform" | "headers" | "prepare" | "program";
   /** JSON text. */
   input: string;
@@ -48,20 +52,22 @@ export interface ToolResult {
   error?: { code: string; message: string };
 }
 
-/** Ours: nobody has wanted this process for a moment, so that it may do what is slow the first time. */
-export interface Rehearse {
-  type: "rehearse";
+/** Extension: the process is idle and may run code that is slow only the first time. */
+export interface WarmUp {
+  type: "warm_up";
 }
 
 export type HostMessage = Execute | Cancel | ToolResult;
 
-/** An execution's error; name, line and column are ours, and only where they are known. */
+/** Error of an execution. Fields other than code and message are extensions, set if known. */
 export interface Failure {
   code: string;
   message: string;
   name?: string;
   line?: number;
   column?: number;
+  /** The guest's frames, one per line. */
+  stack?: string;
 }
 
 export interface Outcome {
@@ -78,55 +84,61 @@ export function startedLine(id: string): string {
   return `{"type":"started","id":${stringify(id)}}\n`;
 }
 
-/** `target` is a tool's `targets` entry, `input` one line of valid JSON. */
+/** Extension: a log line of a running execution. */
+export function logLine(id: string, line: string): string {
+  return `{"type":"log","id":${stringify(id)},"lines":[${stringify(line)}]}\n`;
+}
+
+/** `target` comes from `callTargets`; `input` is one line of valid JSON. */
 export function toolCallLine(id: string, callId: string, target: string, input: string): string {
   return `{"type":"tool_call","id":${stringify(id)},"callId":"${callId}",${target},"input":${input}}\n`;
 }
 
-/** For every tool, in order, how a call of it names it on the wire. */
-export function targets(providers: Manifest[]): string[] {
+/** Returns for every tool, in order, the fields that name it in a call. */
+export function callTargets(providers: Manifest[]): string[] {
   return providers.flatMap(({ name, tools }) =>
     Object.keys(tools).map((tool) => `"providerName":${stringify(name)},"safeToolName":${stringify(tool)}`)
   );
 }
 
-/** Namespaces and the names of their tools, as the guest needs them. */
-export function lendable(providers: Manifest[]): [string, string[]][] {
+/** Returns the namespaces and the names of their tools. */
+export function providerTools(providers: Manifest[]): [string, string[]][] {
   return providers.map(({ name, tools }) => [name, Object.keys(tools)]);
 }
 
-const MOST_NAMED = 20;
+const MAX_LISTED = 20;
 
-/** What those are told of who called a tool that is not there. */
-export function whatHas(namespace: string, tools: string[]): string {
-  return `${namespace} has ${tools.slice(0, MOST_NAMED).join(", ")}${tools.length > MOST_NAMED ? ", …" : ""}`;
+/** Hint for the caller of an unknown tool. */
+export function availableTools(namespace: string, tools: string[]): string {
+  return `${namespace} has ${tools.slice(0, MAX_LISTED).join(", ")}${tools.length > MAX_LISTED ? ", …" : ""}`;
 }
 
 export function doneLine(id: string, outcome: Outcome): string {
   const { ok, result, error, logs, logsTruncated, durationMs } = outcome;
   const head = `{"type":"done","id":${stringify(id)},"ok":${ok},"durationMs":${durationMs},` +
-    `"logs":[${written(logs)}]${logsTruncated ? ',"logsTruncated":true' : ""}`;
+    `"logs":[${jsonStrings(logs)}]${logsTruncated ? ',"logsTruncated":true' : ""}`;
   if (ok) return result === undefined ? `${head}}\n` : `${head},"result":${result}}\n`;
-  return `${head},"error":{${failureText(error!)}}}\n`;
+  return `${head},"error":{${errorFields(error!)}}}\n`;
 }
 
-/** Piece by piece: of a whole object or array, a guest in the same realm could have a say by `toJSON`. */
-function failureText({ code, message, name, line, column }: Failure): string {
+/** Encodes each field separately: for an object, a guest in the same realm could define `toJSON`. */
+function errorFields({ code, message, name, line, column, stack }: Failure): string {
   let text = `"code":${stringify(code)},"message":${stringify(message)}`;
   if (name) text += `,"name":${stringify(name)}`;
-  return line ? `${text},"line":${line},"column":${column}` : text;
+  if (line) text += `,"line":${line},"column":${column}`;
+  return stack ? `${text},"stack":${stringify(stack)}` : text;
 }
 
-function written(lines: string[]): string {
+function jsonStrings(lines: string[]): string {
   let text = "";
   for (let i = 0; i < lines.length; i++) text += (i ? "," : "") + stringify(lines[i]);
   return text;
 }
 
-/** One less than what the host takes, for the message around it. */
+/** One less than the host's limit, because the message adds a level. */
 const MAX_DEPTH = 127;
 
-/** Whether guest-made text may stand in a message as it is: one line of valid JSON that nests within bounds. */
+/** Whether text from a guest can be copied into a message: one line of valid JSON, not nested too deeply. */
 export function isJson(text: string): boolean {
   if (text.includes("\n") || depth(text) > MAX_DEPTH) return false;
   try {
@@ -140,38 +152,37 @@ export function isJson(text: string): boolean {
 export interface Pipe {
   read(buffer: Uint8Array): Promise<number | null>;
   write(bytes: Uint8Array): Promise<number>;
-  /** Where there is one: a write that is done when it returns. */
   writeSync?(bytes: Uint8Array): number;
 }
 
 function depth(text: string): number {
-  let now = 0, most = 0;
+  let current = 0, max = 0;
   for (let i = 0, quoted = false; text.length > 2 * MAX_DEPTH && i < text.length; i++) {
     const char = text.charCodeAt(i);
     if (quoted) {
       if (char === 92) i++;
       else if (char === 34) quoted = false;
     } else if (char === 34) quoted = true;
-    else if (char === 91 || char === 123) most = Math.max(most, ++now);
-    else if (char === 93 || char === 125) now--;
+    else if (char === 91 || char === 123) max = Math.max(max, ++current);
+    else if (char === 93 || char === 125) current--;
   }
-  return most;
+  return max;
 }
 
-/** Not `setImmediate` or `setTimeout`, whose first use loads 15 ms of Node; taken before a guest can replace it. */
-const soon = queueMicrotask;
+/** `setImmediate` and `setTimeout` would load Node for 15 ms. Captured before a guest can replace it. */
+const schedule = queueMicrotask;
 
 const encoder = new TextEncoder();
 
-/** Reads messages and batches writes: whatever is said in one turn leaves in one write. */
+/** Reads messages, and sends all lines of one turn of the event loop in one write. */
 export class Wire {
   #pipe: Pipe;
   #out = "";
   #writing = false;
   #encode = encoder.encode.bind(encoder);
   #drained: (() => void)[] = [];
-  /** Lines that came, of whatever kind. */
-  heard = 0;
+  /** Counts all lines, including invalid ones. */
+  linesReceived = 0;
 
   constructor(pipe: Pipe) {
     this.#pipe = pipe;
@@ -181,10 +192,10 @@ export class Wire {
     this.#out += line;
     if (this.#writing) return;
     this.#writing = true;
-    soon(() => this.#pipe.writeSync ? this.flush() : this.#flush());
+    schedule(() => this.#pipe.writeSync ? this.flush() : this.#flush());
   }
 
-  /** Everything said so far leaves now, whatever comes next; only with `writeSync`. */
+  /** Writes everything immediately. Needs `writeSync`. */
   flush(): void {
     const bytes = this.#encode(this.#out);
     this.#out = "";
@@ -192,7 +203,7 @@ export class Wire {
     for (let at = 0; at < bytes.length;) at += this.#pipe.writeSync!(bytes.subarray(at));
   }
 
-  /** Resolves when everything said so far has left. */
+  /** Resolves when everything sent so far is written. */
   drained(): Promise<void> {
     if (!this.#writing) return Promise.resolve();
     return new Promise((resolve) => this.#drained.push(resolve));
@@ -208,7 +219,7 @@ export class Wire {
     for (const resolve of this.#drained.splice(0)) resolve();
   }
 
-  /** Until the host's end closes. What is no JSON is dropped: it must not take everybody else along. */
+  /** Receives messages until the host closes its end. Ignores invalid JSON: other executions must go on. */
   async listen(receive: (message: HostMessage) => void): Promise<void> {
     const buffer = new Uint8Array(65536);
     const decoder = new TextDecoder();
@@ -218,9 +229,9 @@ export class Wire {
       if (count === null) return;
       const lines = decoder.decode(buffer.subarray(0, count), { stream: true }).split("\n");
       for (const line of lines.slice(0, -1)) {
-        this.heard++;
+        this.linesReceived++;
         parts.push(line);
-        const message = understood(parts.join(""));
+        const message = parseMessage(parts.join(""));
         parts = [];
         if (message) receive(message);
       }
@@ -229,7 +240,7 @@ export class Wire {
   }
 }
 
-function understood(line: string): HostMessage | undefined {
+function parseMessage(line: string): HostMessage | undefined {
   try {
     return parse(line);
   } catch {

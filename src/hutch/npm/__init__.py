@@ -1,1 +1,1 @@
-"""The shelf: npm packages by name and version, installed once, kept read-only."""
+"""npm packages: specs, registry configuration, installer and package store."""

@@ -1,4 +1,4 @@
-"""What an installation consists of: every package with its exact version and its integrity."""
+"""Reads Deno's lock file: every package of an installation with its exact version and integrity."""
 
 from __future__ import annotations
 
@@ -9,91 +9,93 @@ from typing import Any
 
 import msgspec
 
-from hutch.npm import names, versions
+from hutch.npm.package_spec import MAX_VERSION_LENGTH, is_package_name
+from hutch.npm.semver import exact_version
 
-# Counted up when trees are laid out otherwise: then all are installed anew.
+# Increase this number when the layout of trees changes. All packages are then installed again.
 LAYOUT = 1
-MOST_BYTES = 32 * 1024 * 1024
+MAX_LOCK_BYTES = 32 * 1024 * 1024
 
 
-class Locked(msgspec.Struct, frozen=True):
-    """One package of an installation."""
-
+class LockedPackage(msgspec.Struct, frozen=True):
     name: str
     version: str
     integrity: str | None
     bin: bool = False
-    """Whether there are programs in it."""
 
 
-class _Entry(msgspec.Struct):
+class _LockEntry(msgspec.Struct):
     integrity: str | None = None
     bin: bool = False
 
 
-class _Document(msgspec.Struct):
+class _LockDocument(msgspec.Struct):
     specifiers: dict[str, str]
-    npm: dict[str, _Entry]
+    npm: dict[str, _LockEntry]
 
 
-class Lock(msgspec.Struct, frozen=True):
-    """A lock file: the package that it is for at its exact version, and nothing of the registry's address."""
+class LockFile(msgspec.Struct, frozen=True):
+    """Lock file of one package at an exact version, without the address of the registry."""
 
     name: str
     version: str
-    packages: tuple[Locked, ...]
+    packages: tuple[LockedPackage, ...]
     text: bytes
-    complete: bool
-    """Whether every package has an integrity, so that the text alone says what will be installed."""
+    is_complete: bool
+    """True if every package has an integrity, so that the text alone determines the content."""
 
     @property
     def key(self) -> str:
-        """The name of the tree that it gives; native parts differ by machine."""
-        seen = f"{LAYOUT} {platform.system()} {platform.machine()}\n".encode() + self.text
-        return hashlib.sha256(seen).hexdigest()[:40]
+        """Name of the tree. It depends on the type of machine, because native code differs."""
+        content = f"{LAYOUT} {platform.system()} {platform.machine()}\n".encode() + self.text
+        return hashlib.sha256(content).hexdigest()[:40]
 
 
-def read(path: Path, name: str) -> Lock:
-    """The lock file that the installer wrote for one package. Raises ValueError if it makes no sense."""
-    if path.stat().st_size > MOST_BYTES:
-        raise ValueError("it is too large")
+def read_lock_file(path: Path, name: str) -> LockFile:
+    """Reads the lock file that the installer wrote for one package. Raises ValueError if it is invalid."""
+    if path.stat().st_size > MAX_LOCK_BYTES:
+        raise ValueError("the file is too large")
     raw = path.read_bytes()
-    document = msgspec.json.decode(raw, type=_Document)
-    asked = next((each for each in document.specifiers if each.startswith(f"npm:{name}@")), "")
-    resolved = document.specifiers.get(asked, "")
+    document = msgspec.json.decode(raw, type=_LockDocument)
+    specifier = next((text for text in document.specifiers if text.startswith(f"npm:{name}@")), "")
+    resolved = document.specifiers.get(specifier, "")
     version = resolved.partition("_")[0]
-    if versions.exact(version) is None or len(version) > names.LONGEST_VERSION:
-        raise ValueError("its version is none")
+    if exact_version(version) is None or len(version) > MAX_VERSION_LENGTH:
+        raise ValueError("the version is invalid")
     packages = tuple(
-        Locked(*_split(identity), integrity=entry.integrity, bin=entry.bin)
+        LockedPackage(*_split_identity(identity), integrity=entry.integrity, bin=entry.bin)
         for identity, entry in document.npm.items()
     )
-    if not all(names.is_name(each.name) and versions.exact(each.version) for each in packages):
-        raise ValueError("it has a package that can be none")
-    if not any(each.name == name and each.version == version for each in packages):
-        raise ValueError("it is not for this package")
-    specifiers = {key: value for key, value in document.specifiers.items() if key != asked}
+    if not all(is_package_name(package.name) and exact_version(package.version) for package in packages):
+        raise ValueError("a package name or version is invalid")
+    if not any(package.name == name and package.version == version for package in packages):
+        raise ValueError("the file is for another package")
+    specifiers = {key: value for key, value in document.specifiers.items() if key != specifier}
     specifiers[f"npm:{name}@{version}"] = resolved
-    text = _rewrite(msgspec.json.decode(raw), specifiers)
-    return Lock(name, version, packages, text, all(each.integrity for each in packages))
+    text = _normalize(msgspec.json.decode(raw), specifiers)
+    return LockFile(name, version, packages, text, all(package.integrity for package in packages))
 
 
-def _split(identity: str) -> tuple[str, str]:
-    """`@scope/name@1.2.3_peer@4.5.6`: the peers that it was resolved with are no part of the version."""
+def _split_identity(identity: str) -> tuple[str, str]:
+    """Splits an identity such as `@scope/name@1.2.3_peer@4.5.6` into name and version. The peers after the
+    underscore are dropped.
+    """
     at = identity.find("@", 1)
     return identity[:at], identity[at + 1 :].partition("_")[0]
 
 
-def _rewrite(document: dict[str, Any], specifiers: dict[str, str]) -> bytes:
-    """In one form, whichever range or tag was asked for, and from wherever it came."""
+def _normalize(document: dict[str, Any], specifiers: dict[str, str]) -> bytes:
+    """Removes what does not affect the installed content: the requested range or tag, and the download
+    addresses.
+    """
     packages = {
         identity: {key: value for key, value in entry.items() if key != "tarball"}
         for identity, entry in document["npm"].items()
     }
-    kept = {
+    normalized = {
         "version": document.get("version"),
         "specifiers": specifiers,
         "npm": packages,
         "workspace": {"packageJson": {"dependencies": sorted(specifiers)}},
     }
-    return msgspec.json.format(msgspec.json.encode(kept, order="deterministic"), indent=2)
+    return msgspec.json.format(msgspec.json.encode(normalized, order="deterministic"), indent=2)

@@ -1,6 +1,6 @@
-"""A package's files with all that it needs: measured, checked, made read-only, thrown away."""
+"""Measures, checks, seals, links and deletes the file tree of a package and its dependencies."""
 
-# A tree may have a hundred thousand files, and paths as objects would take longer than the files.
+# A tree may have a hundred thousand files; creating a Path for each would take longer than reading them.
 # ruff: noqa: PTH101, PTH102, PTH115, PTH117, PTH123
 
 from __future__ import annotations
@@ -12,45 +12,64 @@ import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
-Excess = Literal["size", "files"]
-
-
-class TooMuch(Exception):
-    """There are more files, or more bytes in them, than allowed."""
-
-    def __init__(self, of: Excess) -> None:
-        super().__init__(of)
-        self.of = of
+TreeLimit = Literal["size", "files"]
 
 
-class Unsafe(Exception):
-    """There is something in it that is neither a file nor a folder nor a link to one of them."""
+class TreeTooLarge(Exception):
+    def __init__(self, limit: TreeLimit) -> None:
+        super().__init__(limit)
+        self.limit = limit
 
 
-def measure(folder: Path, size: int, files: int) -> tuple[int, int]:
-    """Bytes and files below a folder that may change meanwhile. Raises TooMuch at the first too many."""
-    bytes_found = files_found = 0
+class UnsafeTree(Exception):
+    """Raised if a tree contains a special file, or a link that leads out of the tree."""
+
+
+class Allowance(NamedTuple):
+    """Files of one name that are not counted, up to these limits."""
+
+    name: str
+    max_bytes: int
+    max_files: int
+
+
+def measure(
+    folder: Path, max_bytes: int, max_files: int, allowance: Allowance | None = None
+) -> tuple[int, int]:
+    """Returns the number of bytes and of files below a folder, which may change meanwhile. Raises
+    TreeTooLarge.
+    """
+    bytes_found = files_found = allowed_bytes = allowed_files = 0
     for entry in _entries(str(folder), changing=True):
         if entry.is_dir(follow_symlinks=False):
             continue
-        files_found += 1
         try:
-            bytes_found += entry.stat(follow_symlinks=False).st_size
+            size = entry.stat(follow_symlinks=False).st_size
         except FileNotFoundError:
             continue
-        if files_found > files:
-            raise TooMuch("files")
-        if bytes_found > size:
-            raise TooMuch("size")
+        if (
+            allowance is not None
+            and entry.name == allowance.name
+            and allowed_files < allowance.max_files
+            and allowed_bytes + size <= allowance.max_bytes
+        ):
+            allowed_files += 1
+            allowed_bytes += size
+            continue
+        files_found += 1
+        bytes_found += size
+        if files_found > max_files:
+            raise TreeTooLarge("files")
+        if bytes_found > max_bytes:
+            raise TreeTooLarge("size")
     return bytes_found, files_found
 
 
-def seal(folder: Path, size: int, files: int) -> tuple[int, int]:
-    """Makes everything below it read-only, and gives its bytes and files.
-
-    Not the folder itself, which is yet to be moved. Raises TooMuch, and Unsafe for a link that leads out.
+def seal(folder: Path, max_bytes: int, max_files: int) -> tuple[int, int]:
+    """Makes everything below the folder read-only. Returns the number of bytes and of files. The folder
+    itself stays writable, because it is moved later. Raises TreeTooLarge and UnsafeTree.
     """
     root = os.path.realpath(folder)
     bytes_found = files_found = 0
@@ -62,15 +81,15 @@ def seal(folder: Path, size: int, files: int) -> tuple[int, int]:
         if stat.S_ISLNK(status.st_mode):
             _check_link(entry.path, root)
         elif not stat.S_ISREG(status.st_mode):
-            raise Unsafe(entry.name)
+            raise UnsafeTree(entry.name)
         elif stat.S_IMODE(status.st_mode) != (mode := _sealed_mode(status)):
             os.chmod(entry.path, mode)
         bytes_found += status.st_size
         files_found += 1
-        if files_found > files:
-            raise TooMuch("files")
-        if bytes_found > size:
-            raise TooMuch("size")
+        if files_found > max_files:
+            raise TreeTooLarge("files")
+        if bytes_found > max_bytes:
+            raise TreeTooLarge("size")
     return bytes_found, files_found
 
 
@@ -81,33 +100,33 @@ def _sealed_mode(status: os.stat_result) -> int:
 def _check_link(path: str, root: str) -> None:
     target = os.readlink(path)
     if os.path.isabs(target) or not os.path.realpath(path).startswith(f"{root}/"):
-        raise Unsafe(path)
+        raise UnsafeTree(path)
 
 
 def link(source: Path, target: Path) -> int:
-    """Makes a folder of the same files, without copying them but for programs. Gives how many those are.
-
-    The installer wants to write to programs, if only to make them executable. Raises OSError if any cannot
-    be had.
+    """Hard-links a folder. Executable files are copied, because the installer sets their mode. Returns the
+    number of copies. Raises OSError if any file cannot be read.
     """
     root = str(source)
     programs = 0
     target.mkdir(parents=True)
     for entry in _entries(root):
-        place = f"{target}{entry.path[len(root) :]}"
+        target_path = f"{target}{entry.path[len(root) :]}"
         if entry.is_dir(follow_symlinks=False):
-            os.mkdir(place)
+            os.mkdir(target_path)
         elif entry.stat(follow_symlinks=False).st_mode & 0o100:
-            shutil.copyfile(entry.path, place)
-            os.chmod(place, 0o755)
+            shutil.copyfile(entry.path, target_path)
+            os.chmod(target_path, 0o755)
             programs += 1
         else:
-            os.link(entry.path, place, follow_symlinks=False)
+            os.link(entry.path, target_path, follow_symlinks=False)
     return programs
 
 
-def own_bytes(folder: Path) -> int:
-    """How much removing it would free: files that other trees share stay."""
+def exclusive_bytes(folder: Path) -> int:
+    """Returns how many bytes would be freed by removing the folder. Files that other trees share are not
+    counted.
+    """
     size = 0
     if folder.is_symlink():
         return size
@@ -120,7 +139,7 @@ def own_bytes(folder: Path) -> int:
 
 
 def discard(folder: Path) -> None:
-    """Removes a folder, also one that was sealed. What is not there is no error."""
+    """Removes a folder, even if it is sealed. A missing folder is not an error."""
     if folder.is_symlink():
         folder.unlink()
         return
@@ -135,12 +154,12 @@ def discard(folder: Path) -> None:
 
 
 def _entries(folder: str, *, changing: bool = False) -> Iterator[os.DirEntry[str]]:
-    """All below a folder, a folder before what is in it. In one that is `changing`, any may be gone."""
+    """Yields everything below a folder, parents first. With `changing`, entries may disappear meanwhile."""
     folders = [folder]
     while folders:
         try:
-            with os.scandir(folders.pop()) as found:
-                for entry in found:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
                     yield entry
                     if entry.is_dir(follow_symlinks=False):
                         folders.append(entry.path)
@@ -150,7 +169,6 @@ def _entries(folder: str, *, changing: bool = False) -> Iterator[os.DirEntry[str
 
 
 def digest(folder: Path) -> str:
-    """What is in a tree, as one hash."""
     root = str(folder)
     total = hashlib.sha256()
     for entry in sorted(_entries(root), key=lambda entry: entry.path):

@@ -1,1 +1,1 @@
-"""Where it runs: engines, jail, warm pool, meters, doctor."""
+"""Runs guests: pool, runner processes, jail, self-test."""

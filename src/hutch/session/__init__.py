@@ -1,1 +1,1 @@
-"""What is said: Execbox messages, both sides of a session, channels, providers."""
+"""The Execbox protocol: messages, host side and runner side."""

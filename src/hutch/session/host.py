@@ -1,8 +1,8 @@
-"""The host's side of one execution: says execute, answers tool calls, keeps the time, and judges the end.
+"""Host side of one execution: sends `execute`, answers tool calls, enforces the time limit, and checks
+`done`.
 
-A state machine over callbacks: whoever owns the channel hands it the runner's messages. It believes
-nothing that it cannot check: every code in a runner's `done` is accepted only where our own clock
-or our own tool results bear it out.
+A session is a state machine. The owner of the channel passes the runner's messages to `receive`. Runners are
+not trusted: an error code in `done` is accepted only if the host's own clock or tool results confirm it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from hutch.errors import ToolError, wire_code
-from hutch.session.jsonvalue import NotJsonSafe, decode_value, encode_value, is_broken
+from hutch.session.json_value import NotJsonSafe, decode_value, encode_value, has_line_breaks
 from hutch.session.messages import (
     Cancel,
     Done,
     Job,
+    Log,
     Options,
     RunnerMessage,
     ToolCall,
@@ -31,29 +32,36 @@ from hutch.session.messages import (
     execute_line,
     tool_result_line,
 )
-from hutch.session.providers import MAX_MESSAGE, Provider
-from hutch.session.tools import ToolContext
+from hutch.session.run import MAX_RECORDED_CALLS, CallRecord, Result
+from hutch.session.tools.provider import MAX_MESSAGE_CHARS, Provider
+from hutch.session.tools.tool import ToolContext
+from hutch.text import cut
 
-BACKSTOP = 0.1
-START_TIMEOUT = 60.0
-LOOK_SECONDS = 0.01
-MAX_RECORDED_CALLS = 1_000
-MAX_OPEN_BYTES = 64 * 1024 * 1024
-MAX_WASTED = 32 * 1024 * 1024
-# What a guest that forges calls could make us keep for as long as it runs.
-MAX_CALL_ID = 128
-MAX_NAME = 1_024
+BACKSTOP_SECONDS = 0.1
+START_TIMEOUT_SECONDS = 60.0
+TIMER_TOLERANCE_SECONDS = 0.01
+MAX_OPEN_INPUT_BYTES = 64 * 1024 * 1024
+MAX_INVALID_INPUT_BYTES = 32 * 1024 * 1024
+# Limits on the names in a tool call. They bound the memory that a guest with forged calls can use in the
+# host.
+MAX_CALL_ID_CHARS = 128
+MAX_NAME_CHARS = 1_024
+MAX_RUN_ID_CHARS = 128
+MAX_SHOWN_NAME_CHARS = 100
+MAX_REMEMBERED_ERRORS = 1_000
 
 TIMED_OUT = WireError(code="timeout", message="Execution timed out")
 
-# Codes that we take a runner's word for; `timeout` is checked against our clock.
+# Error codes that are accepted from a runner. `timeout` is checked against the host's clock instead.
 GUEST_CODES = frozenset({"runtime_error", "serialization_error", "result_too_large"})
-"""Where the guest shares the runner's realm and could speak for it: what only harms itself."""
+"""Codes that are accepted if the guest shares the runner's realm and could forge the runner's messages. They
+affect only the guest itself.
+"""
 RUNNER_CODES = GUEST_CODES | {"memory_limit", "internal_error"}
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """The bounds of one execution."""
+    """Limits of one execution."""
 
     timeout_ms: float = 5_000
     memory_limit_bytes: int = 67_108_864
@@ -63,11 +71,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_calls: int = 100_000
     max_outstanding_calls: int = 256
     cancel_grace_ms: int = 25
-    """How long the runner may take to answer a cancel with the execution's logs."""
+    """Milliseconds that the runner may take to answer a cancel with the logs."""
     engine: str | None = None
-    """Which engine a runner that has several is to use."""
+    """Engine to use, for runners that have several engines."""
 
-    def options(self) -> Options:
+    def options(self, *, stream_logs: bool = False, send_run_id: bool = False) -> Options:
         return Options(
             timeout_ms=self.timeout_ms,
             memory_limit_bytes=self.memory_limit_bytes,
@@ -75,53 +83,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             max_log_chars=self.max_log_chars,
             max_result_bytes=self.max_result_bytes,
             engine=self.engine or UNSET,
+            stream_logs=stream_logs or UNSET,
+            send_run_id=send_run_id or UNSET,
         )
 
 
-class CallRecord(msgspec.Struct, frozen=True):
-    """One tool call, for the run's record."""
-
-    provider: str
-    tool: str
-    ok: bool
-    duration_ms: float
-
-
-class Calls:
-    """The calls of a run that go past its session, for its record: all are counted, the first are kept."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.first: list[CallRecord] = []
-
-    def add(self, call: CallRecord) -> None:
-        self.count += 1
-        if len(self.first) < MAX_RECORDED_CALLS:
-            self.first.append(call)
-
-
-class Outcome(msgspec.Struct, kw_only=True):
-    """How a session ended."""
-
-    ok: bool
-    result: Any = None
-    result_json: bytes | None = None
-    error: WireError | None = None
-    logs: list[str] = []
-    logs_truncated: bool = False
-    duration_ms: float = 0.0
-    calls: list[CallRecord] = []
-    call_count: int = 0
-    begun_again: int = 0
-    """How often it was tried before, on runners that were lost."""
-    lost: bool = False
-    """The runner went away through no known fault of this execution."""
-    unresponsive: bool = False
-    """The runner did not answer a cancel within its grace."""
-
-
 class Session:
-    """One execution, as the host sees it."""
+    """Host side of one execution."""
 
     def __init__(
         self,
@@ -131,53 +99,74 @@ class Session:
         providers: Sequence[Provider],
         send: Callable[[bytes], None],
         *,
-        send_answer: Callable[[bytes], None] | None = None,
+        send_result: Callable[[bytes], None] | None = None,
         writable: Callable[[], Any] | None = None,
         full_manifests: bool = True,
         trusted: bool = False,
         codes: frozenset[str] = RUNNER_CODES,
         start_seconds: float | None = None,
-        backstop_seconds: float = BACKSTOP,
+        backstop_seconds: float = BACKSTOP_SECONDS,
+        max_silence_seconds: float = 0.0,
+        lines_received: Callable[[], int] = int,
         on_started: Callable[[], None] | None = None,
         job: Job | None = None,
+        inputs: bytes | None = None,
+        on_log: Callable[[str], None] | None = None,
     ) -> None:
-        """`send_answer`: says what a guest waits for, if there is a quicker way than `send`.
+        """`send_result`: sends tool results, if there is a faster way than `send`.
 
-        `trusted`: the other side is a host itself, which has judged its runner as we would.
+        `trusted`: the peer is itself a host, which has checked its runner.
 
-        `start_seconds`: how long the runner may take to start, beyond the execution's own time; with 0,
-        one that does not start it has used up that time. `backstop_seconds`: how much more than its time
-        it may take before we cancel it; none, if the runner leaves the time to us.
+        `start_seconds`: time that the runner has to start the execution, if longer than the time limit. With
+        0, an execution that does not start counts as timed out. `backstop_seconds`: time beyond the time
+        limit after which the host cancels the execution. It is 0 if the runner leaves the time limit to the
+        host. `max_silence_seconds`: time after which the runner counts as lost if it has neither started the
+        execution nor sent anything else, according to `lines_received`; 0 for no such limit.
+
+        `inputs`: JSON text of the object whose properties become variables of the guest. `on_log`: called
+        with each log line as it comes, if the runner sends them. It must not raise.
         """
         self.id = id
         self.limits = limits
-        self.outcome: Outcome | None = None
+        self.result: Result | None = None
+        self.lost = False
+        """True if the runner was lost, apparently not because of this execution."""
+        self.unresponsive = False
+        """True if the runner did not answer a cancel within the grace period."""
         self._loop = asyncio.get_running_loop()
-        self._waiting: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[None] | None = None
         self._code = code
-        self._providers: Mapping[str, Provider] = {each.name: each for each in providers}
+        self._providers: Mapping[str, Provider] = {provider.name: provider for provider in providers}
         self._send = send
-        self._answer = send_answer or send
+        self._send_result = send_result or send
         self._writable = writable
         self._full_manifests = full_manifests
         self._trusted = trusted
         self._codes = codes
-        self._start_seconds = START_TIMEOUT if start_seconds is None else start_seconds
-        self._most_seconds = limits.timeout_ms / 1000 + backstop_seconds
+        self._start_seconds = START_TIMEOUT_SECONDS if start_seconds is None else start_seconds
+        self._max_seconds = limits.timeout_ms / 1000 + backstop_seconds
+        self._max_silence_seconds = max_silence_seconds
+        self._lines_received, self._lines_before = lines_received, 0
         self._on_started = on_started
         self._job = job
-        self.answered = False
+        self._inputs = inputs
+        self._on_log = on_log
+        self._log_lines, self._log_chars = 0, 0
+        self.run_id = id
+        """Id of the run: the id that the peer sent if it is a host itself, otherwise `id`."""
+        self.done_received = False
         self._began_at, self._sent_at = self._loop.time(), monotonic()
-        self._open_bytes = self._wasted = 0
+        self._open_bytes = self._invalid_input_bytes = 0
         self._started_at: float | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._holds, self._held, self._held_since = 0, 0.0, 0.0
-        self._cancelling = self._was_late = False
+        self._pauses, self._paused_seconds, self._paused_since = 0, 0.0, 0.0
+        self._cancelling = self._deferred = False
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._seen: set[str] = set()
-        self._calls: list[CallRecord] = []
-        self._reported: set[tuple[str, str]] = set()
-        self._refused = 0
+        self._call_ids: set[str] = set()
+        self.calls: list[CallRecord] = []
+        """Records of ended tool calls, at most MAX_RECORDED_CALLS."""
+        self._tool_errors: set[tuple[str, str]] = set()
+        self._refused_calls = 0
         self._cancelled: anyio.Event | None = None
 
     @property
@@ -185,35 +174,46 @@ class Session:
         return self._started_at is not None
 
     @property
-    def may_be_answered(self) -> bool:
-        """Whether the runner may still say something of it: its last word, or that to a cancel."""
-        return not self.answered or self._cancelling
+    def may_send_more(self) -> bool:
+        """True if the runner may still send a message: its `done`, or the answer to a cancel."""
+        return not self.done_received or self._cancelling
 
     @property
-    def called_tools(self) -> bool:
-        return bool(self._seen)
+    def call_count(self) -> int:
+        """Number of accepted tool calls."""
+        return len(self._call_ids)
 
     def begin(self) -> None:
-        """Sends `execute`."""
-        # The loop's own clock, which tools know, may count in whole milliseconds.
+        """Sends `execute`, unless the session was lost before."""
+        if self.result is not None:
+            return
+        # The deadlines of tools use the clock of the event loop. Its resolution may be only one millisecond,
+        # so durations use `monotonic`.
         self._began_at, self._sent_at = self._loop.time(), monotonic()
-        # One timer for both deadlines: most executions are over before it is looked at.
-        first = min(self._start_seconds or START_TIMEOUT, self._most_seconds)
-        self._timer = self._loop.call_later(first, self._watch)
-        manifests = [each.manifest_json(full=self._full_manifests) for each in self._providers.values()]
-        self._send(execute_line(self.id, self._code, self.limits.options(), manifests, self._job))
+        # One timer serves the deadline for the start and the deadline for the end, because most executions
+        # end before it fires.
+        first = min(self._start_seconds or START_TIMEOUT_SECONDS, self._max_seconds)
+        if self._max_silence_seconds:
+            first = min(first, self._max_silence_seconds)
+            self._lines_before = self._lines_received()
+        self._timer = self._loop.call_later(first, self._check_deadline)
+        manifests = [
+            provider.manifest_json(full=self._full_manifests) for provider in self._providers.values()
+        ]
+        options = self.limits.options(stream_logs=self._on_log is not None, send_run_id=self._trusted)
+        self._send(execute_line(self.id, self._code, options, manifests, self._job, self._inputs))
 
-    async def wait(self) -> Outcome:
-        """The outcome. Cancelling the wait leaves the execution as it is."""
-        while self.outcome is None:
-            self._waiting = self._loop.create_future()
-            await self._waiting
-        return self.outcome
+    async def wait(self) -> Result:
+        """Returns the result. Cancelling this call does not affect the execution."""
+        while self.result is None:
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        return self.result
 
     def receive(self, message: RunnerMessage) -> bool:
-        """Whether it was of use."""
-        self.answered = self.answered or (isinstance(message, Done) and message.id == self.id)
-        if self.outcome is not None:
+        """Handles a message. Returns True if the message was expected."""
+        self.done_received = self.done_received or (isinstance(message, Done) and message.id == self.id)
+        if self.result is not None:
             return False
         if isinstance(message, ToolCall):
             return self._tool_call(message)
@@ -222,90 +222,115 @@ class Session:
         if isinstance(message, Done):
             self._done(message)
             return True
-        # Only the first counts: whoever could say it again could put off its own end.
+        if isinstance(message, Log):
+            return self._log(message)
+        # Only the first `started` counts. Otherwise a guest could postpone its deadline.
         if self._started_at is not None:
             return False
         self._started_at = monotonic()
+        run_id = message.run_id
+        if self._trusted and run_id is not UNSET and len(run_id) <= MAX_RUN_ID_CHARS:
+            self.run_id = run_id
         if self._on_started is not None:
             self._on_started()
         return True
 
+    def _log(self, message: Log) -> bool:
+        """Passes log lines on, up to the limits of the logs."""
+        if self._on_log is None:
+            return False
+        for line in message.lines:
+            chars_left = self.limits.max_log_chars - self._log_chars
+            if self._log_lines >= self.limits.max_log_lines or chars_left <= 0:
+                return False
+            self._log_lines += 1
+            self._log_chars += len(line)
+            self._on_log(line[:chars_left])
+        return True
+
     def cancel(self) -> None:
-        """Asks the runner to stop, stops our own tools now, and waits no longer than the grace."""
-        if self._cancelling or self.outcome is not None:
+        """Asks the runner to stop, and cancels running tools. The session ends after the grace period at the
+        latest.
+        """
+        if self._cancelling or self.result is not None:
             return
         self._cancelling = True
-        self._abandon_tools()
+        self._cancel_tools()
         self._send(encode(Cancel(self.id)))
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_later(self.limits.cancel_grace_ms / 1000, self._give_up)
 
-    def lose(self, reason: str) -> None:
-        """The channel closed, or the runner failed, before `done`."""
-        if self.outcome is not None:
+    def mark_lost(self, reason: str) -> None:
+        """Ends the session because the channel closed, or the runner failed, before `done`."""
+        if self.result is not None:
             return
         if self._cancelling:
-            self._settle(Outcome(ok=False, error=TIMED_OUT, unresponsive=True))
+            self._give_up()
         else:
-            message = f"The runner was lost: {reason}"
-            self._settle(
-                Outcome(ok=False, error=WireError(code="internal_error", message=message), lost=True)
-            )
+            self.lost = True
+            self._settle(WireError(code="internal_error", message=f"The runner was lost: {reason}"))
 
     def fail(self, error: WireError) -> None:
-        """Something that we saw ourselves ends the execution, such as its memory limit."""
-        if self.outcome is None:
-            self._settle(Outcome(ok=False, error=TIMED_OUT if self._cancelling else error))
+        """Ends the session with an error that the host itself detected, such as the memory limit."""
+        if self.result is None:
+            self._settle(TIMED_OUT if self._cancelling else error)
 
-    def conclude(self, result: Any) -> None:
-        """It ended by itself in a way that counts as a result, such as a program's own exit."""
-        if self.outcome is None:
-            ended = Outcome(ok=True, result=result, result_json=encode_value(result))
-            self._settle(Outcome(ok=False, error=TIMED_OUT) if self._cancelling else ended)
+    def succeed(self, result: Any) -> None:
+        """Ends the session with a result that the host itself detected, such as a program's exit code."""
+        if self.result is None:
+            if self._cancelling:
+                self._settle(TIMED_OUT)
+            else:
+                self._settle(None, value=result, json=encode_value(result))
 
     def _give_up(self) -> None:
-        self._settle(Outcome(ok=False, error=TIMED_OUT, unresponsive=True))
+        self.unresponsive = True
+        self._settle(TIMED_OUT)
 
     # --- tool calls ---
 
     def _tool_call(self, call: ToolCall) -> bool:
-        if self._cancelling or call.call_id in self._seen or _oversized(call):
+        if self._cancelling or call.call_id in self._call_ids or _is_oversized(call):
+            return False
+        provider = self._providers.get(call.provider_name)
+        if provider is None or call.safe_tool_name not in provider.tools:
+            self._refuse(call, f"Unknown tool {_shown_name(call)}", "internal_error")
             return False
         size = memoryview(call.input).nbytes
         if size > self.limits.max_result_bytes:
             message = f"The input has {size} bytes of JSON; the limit is {self.limits.max_result_bytes}"
-            self._answer_error(call.call_id, "serialization_error", message)
+            self._reply_error(call.call_id, "serialization_error", message)
             return False
-        if len(self._seen) >= self.limits.max_calls:
+        if len(self._call_ids) >= self.limits.max_calls:
             self._refuse(call, f"More than {self.limits.max_calls} tool calls in one execution")
         elif len(self._tasks) >= self.limits.max_outstanding_calls:
             self._refuse(call, f"More than {self.limits.max_outstanding_calls} tool calls at once")
-        elif self._open_bytes + size > MAX_OPEN_BYTES:
-            self._refuse(call, f"More than {MAX_OPEN_BYTES} bytes of input in open tool calls")
+        elif self._open_bytes + size > MAX_OPEN_INPUT_BYTES:
+            self._refuse(call, f"More than {MAX_OPEN_INPUT_BYTES} bytes of input in open tool calls")
         else:
             self._open_bytes += size
-            self._seen.add(call.call_id)
-            task = self._loop.create_task(self._dispatch(call))
-            # In a loop whose tasks begin at once it may be over by now.
+            self._call_ids.add(call.call_id)
+            task = self._loop.create_task(self._dispatch(call, provider))
+            # With an eager task factory, the task may already be done.
             if not task.done():
                 self._tasks[call.call_id] = task
         return True
 
-    def _refuse(self, call: ToolCall, message: str) -> None:
-        self._refused += 1
-        if self._refused > self.limits.max_calls:
-            self.lose("it floods us with tool calls")
+    def _refuse(self, call: ToolCall, message: str, code: str = wire_code("call_limit")) -> None:
+        self._refused_calls += 1
+        if self._refused_calls > self.limits.max_calls:
+            self.mark_lost("it made too many tool calls")
             return
-        self._answer_error(call.call_id, wire_code("call_limit"), message)
+        self._reply_error(call.call_id, code, message)
 
-    async def _dispatch(self, call: ToolCall) -> None:
+    async def _dispatch(self, call: ToolCall, provider: Provider) -> None:
         began = monotonic()
         ok = False
         try:
             if self._writable is not None:
                 await self._writable()
-            result = await self._invoke(call)
+            result = await self._invoke(call, provider)
             if len(result) > self.limits.max_result_bytes:
                 raise ToolError(
                     f"Tool {call.safe_tool_name} returned {len(result)} bytes of JSON;"
@@ -313,34 +338,33 @@ class Session:
                     "serialization_error",
                 )
             ok = True
-            self._send_answer(tool_result_line(call.call_id, result))
+            self._reply(tool_result_line(call.call_id, result))
         except ToolError as error:
-            self._answer_error(call.call_id, error.tool_code, error.message)
+            self._reply_error(call.call_id, error.tool_code, error.message)
         except asyncio.CancelledError:
-            # Nobody is there to hear it, unless the tool itself raised this.
-            self._answer_error(call.call_id, "tool_error", f"Tool {call.safe_tool_name} was cancelled")
+            # The reply is sent only if the tool itself raised CancelledError. If the session was cancelled,
+            # `_reply` drops it.
+            self._reply_error(call.call_id, "tool_error", f"Tool {call.safe_tool_name} was cancelled")
             raise
         finally:
-            # Not by a callback of the task: that would be another turn of the loop for every call.
+            # Done here and not in a callback of the task, which would cost another iteration of the event
+            # loop for every call.
             self._tasks.pop(call.call_id, None)
             self._open_bytes -= memoryview(call.input).nbytes
-            if len(self._calls) < MAX_RECORDED_CALLS:
-                elapsed = round((monotonic() - began) * 1000, 3)
-                self._calls.append(CallRecord(call.provider_name, call.safe_tool_name, ok, elapsed))
+            if len(self.calls) < MAX_RECORDED_CALLS:
+                elapsed = monotonic() - began
+                self.calls.append(CallRecord.of(call.provider_name, call.safe_tool_name, ok, elapsed))
 
-    async def _invoke(self, call: ToolCall) -> bytes:
-        provider = self._providers.get(call.provider_name)
-        if provider is None:
-            raise ToolError(f"Unknown tool {call.provider_name}.{call.safe_tool_name}", "internal_error")
+    async def _invoke(self, call: ToolCall, provider: Provider) -> bytes:
         try:
             value = decode_value(bytes(call.input))
         except NotJsonSafe as error:
-            self._waste(len(bytes(call.input)))
+            self._count_invalid_input(len(bytes(call.input)))
             raise ToolError(f"The input is not JSON: {error}", "serialization_error") from None
         if self._cancelled is None:
             self._cancelled = anyio.Event()
         context = ToolContext(
-            run_id=self.id,
+            run_id=self.run_id,
             provider=call.provider_name,
             tool=provider.original_name(call.safe_tool_name),
             deadline=self._began_at + self.limits.timeout_ms / 1000,
@@ -348,23 +372,25 @@ class Session:
         )
         return await provider.dispatch(call.safe_tool_name, value, context)
 
-    def _waste(self, size: int) -> None:
-        """Our runners look at inputs before they send them: whoever sends such as these is none any more."""
-        self._wasted += size
-        if self._wasted > MAX_WASTED:
-            self.lose("it sends inputs that are not JSON")
+    def _count_invalid_input(self, size: int) -> None:
+        """Ends the session after too much invalid input. Hutch's runners validate inputs before sending them,
+        so invalid inputs come from a compromised runner.
+        """
+        self._invalid_input_bytes += size
+        if self._invalid_input_bytes > MAX_INVALID_INPUT_BYTES:
+            self.mark_lost("it sent inputs that are not JSON")
 
-    def _answer_error(self, call_id: str, code: str, message: str) -> None:
-        if len(self._reported) < MAX_RECORDED_CALLS:
-            self._reported.add((code, message))
+    def _reply_error(self, call_id: str, code: str, message: str) -> None:
+        if len(self._tool_errors) < MAX_REMEMBERED_ERRORS:
+            self._tool_errors.add((code, message))
         error = WireError(code=code, message=message)
-        self._send_answer(encode(ToolResult(call_id=call_id, ok=False, error=error)))
+        self._reply(encode(ToolResult(call_id=call_id, ok=False, error=error)))
 
-    def _send_answer(self, line: bytes) -> None:
-        if not self._cancelling and self.outcome is None:
-            self._answer(line)
+    def _reply(self, line: bytes) -> None:
+        if not self._cancelling and self.result is None:
+            self._send_result(line)
 
-    def _abandon_tools(self) -> None:
+    def _cancel_tools(self) -> None:
         if self._cancelled is not None:
             self._cancelled.set()
         for task in self._tasks.values():
@@ -374,59 +400,80 @@ class Session:
 
     def _done(self, done: Done) -> None:
         logs, clipped = clip_logs(done.logs, self.limits)
-        duration = min(max(0.0, done.duration_ms), self._elapsed_ms())
-        outcome = Outcome(ok=False, logs=logs, duration_ms=duration)
-        outcome.logs_truncated = clipped or done.logs_truncated is True
-        if self._cancelling:
-            outcome.error = TIMED_OUT
-        elif done.ok:
-            self._accept(outcome, done.result)
-        else:
+        duration_ms = min(max(0.0, done.duration_ms), self._elapsed_ms())
+        value: Any = None
+        json: bytes | None = None
+        error: WireError | None = TIMED_OUT
+        if not self._cancelling and done.ok:
+            value, json, error = self._check_result(done.result)
+        elif not self._cancelling:
             assert done.error is not UNSET
-            outcome.error = self._judge(done.error)
-        self._settle(outcome)
+            error = self._judge(done.error)
+        truncated = clipped or done.logs_truncated is True
+        self._settle(error, value=value, json=json, logs=logs, truncated=truncated, duration_ms=duration_ms)
 
-    def _accept(self, outcome: Outcome, result: Raw | msgspec.UnsetType) -> None:
+    def _check_result(self, result: Raw | msgspec.UnsetType) -> tuple[Any, bytes | None, WireError | None]:
+        """Returns the value and its JSON text, or an error."""
         raw = b"" if result is UNSET else bytes(result)
         if len(raw) > self.limits.max_result_bytes:
             message = f"The result has {len(raw)} bytes of JSON; the limit is {self.limits.max_result_bytes}"
-            outcome.error = WireError(code="result_too_large", message=message)
-            return
+            return None, None, WireError(code="result_too_large", message=message)
         try:
-            outcome.result = decode_value(raw) if raw else None
+            value = decode_value(raw) if raw else None
         except NotJsonSafe as error:
-            outcome.error = WireError(code="serialization_error", message=f"The result is not JSON: {error}")
-            return
-        outcome.ok = True
-        # It goes on as a part of other lines: JSON's own white space must not end one.
-        outcome.result_json = (encode_value(outcome.result) if is_broken(raw) else raw) or None
+            message = f"The result is not JSON: {error}"
+            return None, None, WireError(code="serialization_error", message=message)
+        # The text becomes part of other lines, so it must not contain line breaks.
+        return value, (encode_value(value) if has_line_breaks(raw) else raw) or None, None
 
     def _judge(self, error: WireError) -> WireError:
-        """Accepts a code that we can bear out; anything else is the guest's own error."""
-        if self._trusted or (error.code, error.message) in self._reported:
+        """Returns the error with a code that the host accepts. A code that the host cannot confirm becomes
+        `runtime_error`.
+        """
+        if self._trusted or (error.code, error.message) in self._tool_errors:
             return error
-        # Only a host knows when it has a place.
+        # Only a host knows when a runner becomes free, so `retry_after` from a runner is dropped.
         error = msgspec.structs.replace(error, retry_after=None)
-        if len(error.message) > MAX_MESSAGE or len(error.name or "") > MAX_NAME:
-            name, message = error.name and error.name[:MAX_NAME], f"{error.message[:MAX_MESSAGE]}…"
+        if len(error.message) > MAX_MESSAGE_CHARS or len(error.name or "") > MAX_NAME_CHARS:
+            name, message = (
+                error.name and error.name[:MAX_NAME_CHARS],
+                f"{error.message[:MAX_MESSAGE_CHARS]}…",
+            )
             error = msgspec.structs.replace(error, name=name, message=message)
+        if error.stack is not None and len(error.stack) > MAX_MESSAGE_CHARS:
+            error = msgspec.structs.replace(error, stack=error.stack[:MAX_MESSAGE_CHARS])
         if error.code in self._codes:
             return error
         if error.code == "timeout" and self._elapsed_ms() + 1 >= self.limits.timeout_ms:
             return TIMED_OUT
         return msgspec.structs.replace(error, code="runtime_error")
 
-    def _settle(self, outcome: Outcome) -> None:
+    def _settle(
+        self,
+        error: WireError | None,
+        *,
+        value: Any = None,
+        json: bytes | None = None,
+        logs: list[str] | None = None,
+        truncated: bool = False,
+        duration_ms: float = 0.0,
+    ) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._abandon_tools()
-        if not outcome.duration_ms:
-            outcome.duration_ms = self._elapsed_ms()
-        outcome.calls = self._calls
-        outcome.call_count = len(self._seen)
-        self.outcome = outcome
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
+        self._cancel_tools()
+        self.result = Result(
+            ok=error is None,
+            result=value,
+            error=None if error is None else error.to_exception(),
+            logs=logs or [],
+            logs_truncated=truncated,
+            duration_ms=duration_ms or self._elapsed_ms(),
+            run_id=self.run_id,
+            result_json=json,
+            calls=self.calls,
+        )
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def _elapsed_ms(self) -> float:
         return round((monotonic() - self._sent_at) * 1000, 3)
@@ -434,61 +481,81 @@ class Session:
     # --- the clock ---
 
     def _deadline(self) -> float:
-        """When the runner must have answered: the execution's time counts from `started` on."""
+        """Returns the time by which the runner must have answered. The time limit counts from `started`."""
         if self._started_at is None:
-            return self._sent_at + max(self._start_seconds, self._most_seconds)
-        return self._started_at + self._most_seconds + self._held_seconds()
+            seconds = max(self._start_seconds, self._max_seconds)
+            return self._sent_at + (self._max_silence_seconds if self._is_silent() else seconds)
+        return self._started_at + self._max_seconds + self._total_paused_seconds()
 
-    def hold(self) -> None:
-        """Until `go_on`, time does not count: a person is being asked. Only where the host alone keeps it."""
-        if self._holds == 0:
-            self._held_since = monotonic()
-        self._holds += 1
+    def _is_silent(self) -> bool:
+        """Returns True if the runner has sent nothing, for any session, since it got `execute`."""
+        return self._max_silence_seconds > 0 and self._lines_received() == self._lines_before
 
-    def go_on(self) -> None:
-        self._holds -= 1
-        if self._holds == 0:
-            self._held += monotonic() - self._held_since
+    def pause_timeout(self) -> None:
+        """Pauses the time limit until `resume_timeout`, for example during an approval. Only for executions
+        whose time limit is enforced by the host alone.
+        """
+        if self._pauses == 0:
+            self._paused_since = monotonic()
+        self._pauses += 1
 
-    def _held_seconds(self) -> float:
-        return self._held + (monotonic() - self._held_since if self._holds else 0.0)
+    def resume_timeout(self) -> None:
+        self._pauses -= 1
+        if self._pauses == 0:
+            self._paused_seconds += monotonic() - self._paused_since
 
-    def _watch(self) -> None:
-        left = self._deadline() - monotonic()
-        if left > 0:
-            # It may start in the meantime, and then has no more than its time.
-            most = left if self.started else min(left, max(self._most_seconds, LOOK_SECONDS))
-            self._timer = self._loop.call_later(most, self._watch)
-        elif -left > LOOK_SECONDS and not self._was_late:
-            # We are late ourselves: what came in the meantime is to be read first.
-            self._was_late = True
-            self._timer = self._loop.call_later(min(-left, BACKSTOP), self._watch)
+    def _total_paused_seconds(self) -> float:
+        return self._paused_seconds + (monotonic() - self._paused_since if self._pauses else 0.0)
+
+    def _check_deadline(self) -> None:
+        remaining = self._deadline() - monotonic()
+        if remaining > 0:
+            # The execution may start in the meantime, and then its deadline may be earlier. So the timer
+            # waits for the time limit at most.
+            maximum = (
+                remaining if self.started else min(remaining, max(self._max_seconds, TIMER_TOLERANCE_SECONDS))
+            )
+            self._timer = self._loop.call_later(maximum, self._check_deadline)
+        elif -remaining > TIMER_TOLERANCE_SECONDS and not self._deferred:
+            # The event loop is late. Messages that arrived in the meantime must be read first.
+            self._deferred = True
+            self._timer = self._loop.call_later(min(-remaining, BACKSTOP_SECONDS), self._check_deadline)
         elif self._started_at is None and self._start_seconds:
-            self._miss_start()
+            self._fail_start()
         else:
             self.cancel()
 
-    def _miss_start(self) -> None:
-        """Another one of its kind would do no better: this is no loss by somebody else's fault."""
+    def _fail_start(self) -> None:
+        """Ends the session because the runner did not start the execution. The session is marked as lost only
+        if the runner was silent. Otherwise another runner of this kind would not start the execution either.
+        """
+        self.lost = self._is_silent()
         message = f"The runner did not start the execution within {monotonic() - self._sent_at:.3g} s"
-        error = WireError(code="internal_error", message=message)
         self._send(encode(Cancel(self.id)))
-        self._settle(Outcome(ok=False, error=error, unresponsive=True))
+        self.unresponsive = True
+        self._settle(WireError(code="internal_error", message=message))
 
 
 def clip_logs(lines: list[str], limits: Limits) -> tuple[list[str], bool]:
-    """Log lines within the limits, and whether there were more."""
+    """Truncates logs to the limits. Returns the lines, and True if some were truncated."""
     if len(lines) <= limits.max_log_lines and sum(map(len, lines)) <= limits.max_log_chars:
         return lines, False
-    kept: list[str] = []
-    left = limits.max_log_chars
+    clipped_lines: list[str] = []
+    remaining = limits.max_log_chars
     for line in lines[: limits.max_log_lines]:
-        if left <= 0:
+        if remaining <= 0:
             break
-        kept.append(line[:left])
-        left -= len(line)
-    return kept, True
+        clipped_lines.append(line[:remaining])
+        remaining -= len(line)
+    return clipped_lines, True
 
 
-def _oversized(call: ToolCall) -> bool:
-    return len(call.call_id) > MAX_CALL_ID or len(call.provider_name) + len(call.safe_tool_name) > MAX_NAME
+def _shown_name(call: ToolCall) -> str:
+    return cut(f"{call.provider_name}.{call.safe_tool_name}", MAX_SHOWN_NAME_CHARS)
+
+
+def _is_oversized(call: ToolCall) -> bool:
+    return (
+        len(call.call_id) > MAX_CALL_ID_CHARS
+        or len(call.provider_name) + len(call.safe_tool_name) > MAX_NAME_CHARS
+    )

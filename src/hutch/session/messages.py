@@ -1,19 +1,41 @@
-"""The six Execbox messages and their form on a line: strict in what is required, else tolerant."""
+"""The six Execbox messages, the extension `log`, and their encoding. Required fields are checked, unknown
+fields are ignored.
+"""
 
 from __future__ import annotations
 
-import json
 from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from hutch.errors import ProtocolError
-from hutch.session.jsonvalue import encode_value, too_deep, well_formed
+from hutch.errors import ExecutionError, ProtocolError, wire_code
+from hutch.session.json_value import (
+    MAX_DEPTH,
+    decode_value,
+    encode_value,
+    mask_surrogates,
+    well_formed,
+)
+from hutch.strict_json import find_excess, is_too_deep
+from hutch.text import printable
+
+# Longer messages are decoded field by field, so that none has too many values. In a message of this length,
+# the values take a few milliseconds.
+MAX_SIMPLE_BYTES = 256 * 1024
+# Maximum number of values in a field other than the payload. No valid message has so many.
+MAX_FIELD_VALUES = 100_000
+MAX_PROVIDER_VALUES = 40_000
+# Maximum number of escapes in a field whose lone surrogates are replaced. Each takes half a microsecond.
+MAX_REPLACED_SURROGATES = 20_000
+MAX_ERROR_CHARS = 200
+TOO_DEEP = "a message is nested too deeply"
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Limits that the runner enforces. The last two are ours: others ignore them."""
+    """Limits that the runner enforces. The last four fields are extensions of Hutch. Other runners ignore
+    them.
+    """
 
     timeout_ms: float
     memory_limit_bytes: float
@@ -21,18 +43,44 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     max_log_chars: float
     max_result_bytes: float | UnsetType = UNSET
     engine: str | UnsetType = UNSET
+    stream_logs: bool | UnsetType = UNSET
+    """True to get each log line in a `log` message, too, while the execution runs."""
+    send_run_id: bool | UnsetType = UNSET
+    """True to get the id of the run in `started`."""
 
 
 class WireError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An error on the wire; what is not code or message is ours, and only there where it is known."""
+    """Error in a message. Fields other than code and message are extensions of Hutch, and are set only if
+    known.
+    """
 
     code: str
     message: str
     name: str | None = None
     line: int | None = None
     column: int | None = None
+    stack: str | None = None
+    """Call stack in the guest's source, one frame per line."""
     retry_after: float | None = msgspec.field(name="retryAfter", default=None)
-    """Seconds, where every place is taken."""
+    """Seconds after which to retry. Set if all runners are busy."""
+
+    @classmethod
+    def of(cls, error: ExecutionError) -> WireError:
+        """Returns the error as it is sent, with one of the codes of Execbox."""
+        return cls(
+            code=wire_code(error.code),
+            message=error.message,
+            name=error.name,
+            line=error.line,
+            column=error.column,
+            stack=error.stack,
+            retry_after=error.retry_after,
+        )
+
+    def to_exception(self) -> ExecutionError:
+        return ExecutionError(
+            self.code, self.message, self.name, self.line, self.column, self.stack, self.retry_after
+        )
 
 
 class ManifestTool(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -42,7 +90,7 @@ class ManifestTool(msgspec.Struct, frozen=True, kw_only=True, rename="camel", om
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """A provider as the runner sees it: names and texts, nothing that runs."""
+    """Description of a provider for the runner. It has only names and texts."""
 
     name: str
     tools: dict[str, ManifestTool]
@@ -54,20 +102,23 @@ class Execute(msgspec.Struct, frozen=True, kw_only=True, tag="execute", tag_fiel
     code: str
     options: Options
     providers: list[Manifest]
+    inputs: Raw | UnsetType = UNSET
+    """Object whose properties become global variables of the guest. An extension of Hutch."""
 
 
 class Job(msgspec.Struct, frozen=True):
-    """What else than running it is to be done with the code of an execution; see `guest/quickjs/prelude/web`.
+    """Tells the runner what to do with the code of an execution; see `guest/quickjs/prelude/web`.
 
-    `prepare` has a quickjs runner answer with the program that the code makes; a deno runner gets that as
-    `program`, to run in place of the code.
+    With `prepare`, a quickjs runner returns the program compiled from the code. With `program`, a deno runner
+    runs such a program instead of the code.
 
-    Ours, and only from the host's own code: `Execute` has no such field for others to send.
+    This is an extension that only the host itself sends. Clients cannot send it, because `Execute` has no
+    such field.
     """
 
     form: Literal["wrapper", "transform", "headers", "prepare", "program"]
     input: str
-    """JSON text; nothing for `prepare`."""
+    """Input of the job as JSON text. Empty for `prepare`."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel", tag_field="type"):
@@ -83,17 +134,28 @@ class ToolResult(
     error: WireError | UnsetType = UNSET
 
 
-class Started(msgspec.Struct, frozen=True, tag="started", tag_field="type"):
+class Started(msgspec.Struct, frozen=True, tag="started", tag_field="type", rename="camel"):
     id: str
+    run_id: str | UnsetType = UNSET
+    """Id of the run on the server. An extension of Hutch, sent only if `options.sendRunId` is true."""
+
+
+class Log(msgspec.Struct, frozen=True, tag="log", tag_field="type"):
+    """Log lines of a running execution. An extension of Hutch, sent only if `options.streamLogs` is true."""
+
+    id: str
+    lines: list[str]
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True, tag="tool_call", tag_field="type", rename="camel"):
     call_id: str
     provider_name: str
     safe_tool_name: str
-    input: Raw
+    input: Raw = Raw(b"null")
+    """Missing in the messages of some runners for a call without an argument."""
     id: str | UnsetType = UNSET
-    """Ours: which execution calls, where a channel carries several."""
+    """Id of the execution that makes the call. An extension of Hutch, for channels with several executions.
+    """
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done", tag_field="type", rename="camel"):
@@ -106,8 +168,16 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done", tag_field="typ
     logs_truncated: bool | UnsetType = UNSET
 
 
+class RefusedExecute(ProtocolError):
+    """An `execute` is too large to be decoded. Unlike an invalid message, it gets an answer."""
+
+    def __init__(self, id: str, message: str) -> None:
+        super().__init__(message)
+        self.id = id
+
+
 HostMessage = Execute | Cancel | ToolResult
-RunnerMessage = Started | ToolCall | Done
+RunnerMessage = Started | ToolCall | Log | Done
 
 _encoder = msgspec.json.Encoder()
 _from_host = msgspec.json.Decoder(HostMessage)
@@ -115,14 +185,21 @@ _from_runner = msgspec.json.Decoder(RunnerMessage)
 
 
 def encode(message: HostMessage | RunnerMessage) -> bytes:
-    """One line, with its end."""
+    """Encodes a message as one line, including the line break."""
     return _encoder.encode(message) + b"\n"
 
 
 def execute_line(
-    id: str, code: str, options: Options, manifests: list[bytes], job: Job | None = None
+    id: str,
+    code: str,
+    options: Options,
+    manifests: list[bytes],
+    job: Job | None = None,
+    inputs: bytes | None = None,
 ) -> bytes:
-    """An execute whose manifests are JSON text already: they are the same for every execution."""
+    """Encodes `execute`. The manifests are JSON text already, because every execution has the same ones.
+    The inputs are JSON text, too.
+    """
     return (
         b'{"type":"execute","id":'
         + _encoder.encode(id)
@@ -132,16 +209,17 @@ def execute_line(
         + _encoder.encode(options)
         + b',"providers":['
         + b",".join(manifests)
-        + (b"]}\n" if job is None else b'],"job":' + _job_text(job) + b"}\n")
+        + (b"]" if inputs is None else b'],"inputs":' + inputs)
+        + (b"}\n" if job is None else b',"job":' + _job_json(job) + b"}\n")
     )
 
 
-def _job_text(job: Job) -> bytes:
+def _job_json(job: Job) -> bytes:
     return b'{"form":"' + job.form.encode() + b'","input":' + encode_value(job.input) + b"}"
 
 
 def tool_result_line(call_id: str, result: bytes) -> bytes:
-    """A successful tool_result whose result is JSON text already."""
+    """Encodes a successful `tool_result` with a result that is already JSON text."""
     return (
         b'{"type":"tool_result","callId":'
         + _encoder.encode(call_id)
@@ -152,7 +230,7 @@ def tool_result_line(call_id: str, result: bytes) -> bytes:
 
 
 def decode_from_runner(line: bytes) -> RunnerMessage:
-    """Raises ProtocolError for what is none of a runner's messages."""
+    """Decodes a message of a runner. Raises ProtocolError if the line is not a valid message."""
     message: RunnerMessage = _decode(_from_runner, line)
     if isinstance(message, Done) and not message.ok and not message.error:
         raise ProtocolError("done: an unsuccessful execution must carry `error`")
@@ -160,7 +238,7 @@ def decode_from_runner(line: bytes) -> RunnerMessage:
 
 
 def decode_from_host(line: bytes) -> HostMessage:
-    """Raises ProtocolError for what is none of a host's messages."""
+    """Decodes a message of a host. Raises ProtocolError if the line is not a valid message."""
     message: HostMessage = _decode(_from_host, line)
     if isinstance(message, ToolResult) and (message.result if message.ok else message.error) is UNSET:
         missing = "result" if message.ok else "error"
@@ -169,53 +247,106 @@ def decode_from_host(line: bytes) -> HostMessage:
 
 
 def _decode(decoder: msgspec.json.Decoder[Any], line: bytes) -> Any:
-    if too_deep(line):
-        raise ProtocolError("a message is nested too deeply")
+    if len(line) <= MAX_SIMPLE_BYTES:
+        if is_too_deep(line, MAX_DEPTH):
+            raise ProtocolError(TOO_DEEP)
+        try:
+            return decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            if not _may_have_surrogates(line):
+                raise _protocol_error(error) from None
     try:
-        return decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        if b"\\ud" not in line and b"\\uD" not in line:
-            raise ProtocolError(str(error)) from None
-    try:
-        return msgspec.convert(_with_lone_surrogates(line), decoder.type)
+        return _decode_fields(decoder, line)
     except (ValueError, RecursionError) as error:
-        raise ProtocolError(str(error)) from None
+        raise _protocol_error(error) from None
 
 
-def _with_lone_surrogates(line: bytes) -> Any:
-    """What msgspec does not read: payloads keep their lone surrogates, the rest gets U+FFFD for them."""
-    message = json.loads(line)
-    if not isinstance(message, dict):
-        raise ProtocolError("a message must be an object")
-    rest = {key: value for key, value in message.items() if key not in _PAYLOADS}
-    payloads = {key: _raw(value) for key, value in message.items() if key in _PAYLOADS}
-    mended = _Mended()
-    return {**payloads, **{key: mended.of(value) for key, value in rest.items()}}
+def _protocol_error(error: Exception) -> ProtocolError:
+    if isinstance(error, RecursionError):
+        return ProtocolError(TOO_DEEP)
+    # The text may quote the message.
+    return ProtocolError(printable(str(error)[:MAX_ERROR_CHARS]))
 
 
-_PAYLOADS = ("result", "input")
-# Beyond the payload: more than any honest message has, and few enough not to hold others up.
-_MOST_MENDED = 100_000
+def _may_have_surrogates(text: bytes) -> bool:
+    return b"\\ud" in text or b"\\uD" in text
 
 
-def _raw(value: Any) -> Raw:
-    return Raw(json.dumps(value).encode())
+_FIELDS: dict[Any, dict[str, str]] = {
+    kind.__struct_config__.tag: dict(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
+    for kind in (Execute, Cancel, ToolResult, Started, ToolCall, Log, Done)
+}
+_NAMES = {"type": "type"} | {field: name for names in _FIELDS.values() for field, name in names.items()}
+_PAYLOADS = ("result", "input", "inputs")
 
 
-class _Mended:
-    """Values with U+FFFD for lone surrogates, so many of them and no more."""
+def _raw_decoder(names: dict[str, str]) -> msgspec.json.Decoder[Any]:
+    """Returns a decoder that leaves the fields of all messages encoded."""
+    fields = [(field, Raw | UnsetType, UNSET) for field in names]
+    return msgspec.json.Decoder(msgspec.defstruct("RawFields", fields, rename=names))
 
-    def __init__(self) -> None:
-        self._left = _MOST_MENDED
 
-    def of(self, value: Any) -> Any:
-        self._left -= 1
-        if self._left < 0:
-            raise ProtocolError(f"a message with lone surrogates has more than {_MOST_MENDED} values")
-        if isinstance(value, str):
-            return well_formed(value)
-        if isinstance(value, list):
-            return [self.of(item) for item in value]
-        if isinstance(value, dict):
-            return {key: self.of(item) for key, item in value.items()}
-        return value
+_raw_fields = _raw_decoder(_NAMES)
+_masked_fields = _raw_decoder(
+    {field: mask_surrogates(name.encode()).decode() for field, name in _NAMES.items()}
+)
+
+
+def _decode_fields(decoder: msgspec.json.Decoder[Any], line: bytes) -> Any:
+    """Decodes a long message, or a message with lone surrogates, which msgspec refuses.
+
+    Skips the payload and unknown fields, however many values they have, and limits the number of values in
+    every other field. Payloads keep lone surrogates. In other fields, U+FFFD replaces them.
+    """
+    if b"\\" in line:
+        buffer = bytearray(mask_surrogates(line))
+        fields = _masked_fields.decode(buffer)
+        # The fields are views of the buffer. From here on, they show the text as it was.
+        buffer[:] = line
+    else:
+        fields = _raw_fields.decode(line)
+    kind = b"" if fields.type is UNSET else bytes(fields.type)
+    message: dict[str, Any] = {"type": kind.strip(b'"').decode()}
+    for field, name in _FIELDS.get(message["type"], {}).items():
+        raw = getattr(fields, field)
+        if raw is UNSET:
+            continue
+        if name in _PAYLOADS:
+            # A view keeps the whole line in memory.
+            is_most = 2 * memoryview(raw).nbytes > len(line)
+            message[name] = raw if is_most else Raw(bytes(raw))
+            continue
+        text = bytes(raw)
+        max_values = MAX_PROVIDER_VALUES if name == "providers" else MAX_FIELD_VALUES
+        if find_excess(text, MAX_DEPTH - 1, max_values) is not None:
+            raise _refusal(name, max_values, message)
+        message[name] = _decode_field(text)
+    return msgspec.convert(message, decoder.type)
+
+
+def _refusal(field: str, max_values: int, message: dict[str, Any]) -> ProtocolError:
+    reason = f"{field}: has more than {max_values} values or nests too deeply"
+    id = message.get("id")
+    if message.get("type") == "execute" and isinstance(id, str):
+        return RefusedExecute(id, reason)
+    return ProtocolError(reason)
+
+
+def _decode_field(text: bytes) -> Any:
+    """Decodes a field that is known to have few values."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        if text.count(b"\\u") > MAX_REPLACED_SURROGATES:
+            raise
+    return _replace_surrogates(decode_value(text))
+
+
+def _replace_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return well_formed(value)
+    if isinstance(value, list):
+        return [_replace_surrogates(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _replace_surrogates(item) for key, item in value.items()}
+    return value

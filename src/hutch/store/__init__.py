@@ -1,1 +1,1 @@
-"""What is kept: users, keys, credentials, abilities, runs. SQLite by default, PostgreSQL by URL."""
+"""Database: tables, column encryption and migrations."""

@@ -1,77 +1,70 @@
-"""The store: every table of it, in SQLite or PostgreSQL."""
+"""The store, which provides all tables in SQLite or PostgreSQL."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from hutch.errors import SettingError, VaultError
-from hutch.store.abilities import Abilities
-from hutch.store.credentials import Credentials
-from hutch.store.flows import Flows
-from hutch.store.journal import Journal
-from hutch.store.keys import Keys
-from hutch.store.later import Later
-from hutch.store.limits import Limits
-from hutch.store.meta import Meta
-from hutch.store.runs import Runs
-from hutch.store.seals import Seals
-from hutch.store.users import Users
+from hutch.store.encryption import ColumnEncryption
+from hutch.store.tables.abilities import AbilityTable
+from hutch.store.tables.credentials import CredentialTable
+from hutch.store.tables.flows import FlowTable
+from hutch.store.tables.journal import JournalTable
+from hutch.store.tables.meta import MetaTable
+from hutch.store.tables.rate_limits import RateLimiter
+from hutch.store.tables.runs import RunTable
+from hutch.store.tables.users import ApiKeyTable, UserTable
+from hutch.store.write_behind import WriteBehindQueue
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from pathlib import Path
 
     from hutch.settings import Settings
-    from hutch.store.database import Database
-    from hutch.store.seals import Cipher
+    from hutch.store.backends.base import Database
+    from hutch.store.backup import Backup
+    from hutch.store.encryption import Cipher
 
     LoadCipher = Callable[["Store"], Awaitable[Cipher]]
 
-POSTGRES = ("postgresql://", "postgres://")
+POSTGRES_PREFIXES = ("postgresql://", "postgres://")
 
 
 class Store:
-    """`async with await Store.open(settings) as store`, or `close` it."""
+    """All tables of a database. Use it as `async with await Store.open(settings) as store`, or call
+    `close`.
+    """
 
     def __init__(
-        self, database: Database, *, shares_limits: bool, load_cipher: LoadCipher | None = None
+        self, database: Database, *, shares_rate_limits: bool, load_cipher: LoadCipher | None = None
     ) -> None:
-        """`load_cipher` gives what flows and their runs are sealed with; without it, these do not open."""
+        """Creates a store. `load_cipher` loads the keys of flows and their runs, which cannot be read without
+        it.
+        """
         self._database = database
         self._load_cipher = load_cipher
-        seals = Seals(self._cipher)
-        self.later = Later(database)
-        self.meta = Meta(database)
-        self.users = Users(database)
-        self.keys = Keys(database, self.later)
-        self.credentials = Credentials(database)
-        self.abilities = Abilities(database)
-        self.runs = Runs(database)
-        self.flows = Flows(database, seals)
-        self.journal = Journal(database, seals)
-        self.limits = Limits(database if shares_limits else None)
+        encryption = ColumnEncryption(self._cipher)
+        self.write_behind = WriteBehindQueue(database)
+        self.meta = MetaTable(database)
+        self.users = UserTable(database)
+        self.api_keys = ApiKeyTable(database, self.write_behind)
+        self.credentials = CredentialTable(database)
+        self.abilities = AbilityTable(database)
+        self.runs = RunTable(database)
+        self.flows = FlowTable(database, encryption)
+        self.journal = JournalTable(database, encryption)
+        self.rate_limits = RateLimiter(database if shares_rate_limits else None)
 
     @classmethod
     async def open(cls, settings: Settings, load_cipher: LoadCipher | None = None) -> Store:
-        """Opens what the settings name and brings its tables up to date. Raises StoreError."""
-        url = settings.database_url
-        if url is None:
-            from hutch.store.sqlite import Sqlite  # whoever keeps nothing does not pay for it
-
-            database = await Sqlite.open(settings.home_path)
-            return cls(database, shares_limits=False, load_cipher=load_cipher)
-        if not url.startswith(POSTGRES):
-            # It may have a password in it, wherever it is wrong.
-            raise SettingError(
-                "database_url: expected a URL that begins with postgresql://, got something else."
-            )
-        from hutch.store.postgres import Postgres
-
-        return cls(await Postgres.open(url), shares_limits=True, load_cipher=load_cipher)
+        """Opens the database that the settings name and applies missing migrations. Raises StoreError."""
+        database = await open_database(settings)
+        shares = settings.database_url is not None
+        return cls(database, shares_rate_limits=shares, load_cipher=load_cipher)
 
     async def close(self) -> None:
-        """Writes what was to be written later."""
         try:
-            await self.later.close()
+            await self.write_behind.close()
         finally:
             await self._database.close()
 
@@ -81,20 +74,44 @@ class Store:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def sealed_with(self) -> set[str]:
-        """The ids of the data keys that flows and their runs are sealed with. Reads all of them."""
-        from hutch.store import sealed
+    async def write_backup(self, path: Path) -> Backup:
+        """Writes all tables to a new file; see `hutch.store.backup`. Raises StoreError."""
+        from hutch.store.backup import write_backup  # imported late, because only one command needs it
 
-        return await sealed.key_ids(self._database)
+        await self.write_behind.flush()
+        return await write_backup(self._database, path)
+
+    async def data_key_ids(self) -> set[str]:
+        """Returns the ids of the data keys with which flows and their runs are encrypted. Reads all rows."""
+        from hutch.store import encrypt_existing
+
+        return await encrypt_existing.data_key_ids(self._database)
 
     async def _cipher(self) -> Cipher:
         if self._load_cipher is None:
             raise VaultError(
                 "This store was opened without the keys of flows.",
-                remedy="Open it with hutch.vault.journals.open_store.",
+                remedy="Open it with hutch.vault.flow_keys.open_store.",
             )
-        from hutch.store import sealed  # whoever keeps no flows does not pay for it
+        from hutch.store import encrypt_existing  # imported late, because only flows need it
 
         cipher = await self._load_cipher(self)
-        await sealed.seal_older(self._database, self.meta, cipher)
+        await encrypt_existing.encrypt_existing(self._database, self.meta, cipher)
         return cipher
+
+
+async def open_database(settings: Settings, schema: int | None = None) -> Database:
+    """Opens the database that the settings name and applies missing migrations, up to `schema`. Raises
+    StoreError.
+    """
+    url = settings.database_url
+    if url is None:
+        from hutch.store.backends.sqlite import SqliteDatabase  # imported late to keep start-up fast
+
+        return await SqliteDatabase.open(settings.home_path, schema=schema)
+    if not url.startswith(POSTGRES_PREFIXES):
+        # The message does not quote the URL, because it may contain a password.
+        raise SettingError("database_url: expected a URL that begins with postgresql://, got something else.")
+    from hutch.store.backends.postgres import PostgresDatabase
+
+    return await PostgresDatabase.open(url, schema=schema)

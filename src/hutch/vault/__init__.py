@@ -1,1 +1,1 @@
-"""Secrets: the master key, sealing, and what is kept sealed."""
+"""Vault: users' credentials, API keys, encryption and key rotation."""

@@ -1,9 +1,10 @@
-"""Replaces keys while others read and write: every step leaves everything open to everybody.
+"""Key rotation while other processes read and write. After every step, all data can be decrypted.
 
-For each user: a new data key comes in front of those there are, all sealed with the current master key; every
-credential is sealed anew. The older data keys stay a while, sealed: somebody may just be writing with one.
-They go with a later rotation. Whoever stops in between leaves keys that open everything. For flows it is the
-same, but that what is sealed already stays as it is (`journals`).
+Each user gets a new data key in front of the existing ones. All data keys are encrypted with the current
+master key, and every credential is encrypted with the new data key. Older data keys are kept for a while,
+because a process may still be encrypting with one of them; a later rotation removes them. An interrupted
+rotation leaves keys that can decrypt everything. Flows get a new data key too, but their rows are not
+encrypted again (see `flow_keys`).
 """
 
 from __future__ import annotations
@@ -14,101 +15,111 @@ from typing import Literal
 import msgspec
 
 from hutch.errors import VaultError
-from hutch.store.rows import Credential, User
+from hutch.store.models import Credential, User
 from hutch.store.store import Store
-from hutch.vault import canary, credentials, datakeys, journals, sealing
-from hutch.vault.datakeys import DataKeys
+from hutch.vault import credentials, crypto, data_keys, flow_keys, master_key_check
+from hutch.vault.data_keys import DataKeys
 from hutch.vault.vault import Vault
 
-# Another rotation may have come between.
+# Attempts if other rotations interfere.
 ATTEMPTS = 20
-# What somebody wrote meanwhile with an older key is found by the next look, or by the next rotation.
-LOOKS = 3
+# Number of passes over all credentials. Another process may store a credential with an older key meanwhile.
+# The next pass, or the next rotation, encrypts it again.
+PASSES = 3
 
 Progress = Callable[[str], None]
 
 
-class Rotated(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done."""
-
+class RotationResult(msgspec.Struct, frozen=True, kw_only=True):
     users: int = 0
     credentials: int = 0
     unreadable: tuple[str, ...] = ()
-    """Credentials that were altered, and open with no key: `user: domain::key`."""
+    """Credentials that no key can decrypt, as `user: domain::key`."""
     flows: bool = False
-    """Whether what comes of flows is sealed with a new key."""
+    """True if flows have a new data key."""
 
 
-async def rotate(vault: Vault, progress: Progress = lambda text: None) -> Rotated:
-    """New data keys for all users, sealed with the current master key. Raises VaultError."""
+async def rotate(vault: Vault, progress: Progress = lambda text: None) -> RotationResult:
+    """Creates new data keys for all users and flows, encrypted with the current master key. Raises
+    VaultError.
+    """
     store = vault.store
-    await canary.check(store, vault.master)
-    users = resealed = 0
+    await master_key_check.check(store, vault.master)
+    users = reencrypted = 0
     unreadable: list[str] = []
     for user in await store.users.list():
-        count, bad = await _rotate_user(vault, user)
+        count, unreadable_rows = await _rotate_user(vault, user)
         users += 1
-        resealed += count
-        unreadable += [f"{user.name}: {each.domain}::{each.key}" for each in bad]
-        progress(f"{user.name}: {count} credentials sealed with a new key")
-    older = await journals.rotate(store, vault.master)
+        reencrypted += count
+        unreadable += [f"{user.name}: {row.domain}::{row.key}" for row in unreadable_rows]
+        progress(f"{user.name}: {count} credentials encrypted with a new key")
+    older = await flow_keys.rotate(store, vault.master)
     if older is not None:
-        progress(f"flows: a new key for what comes; {older} older for what is there")
-    # Last: until then the keys that are leaving still have to be there.
-    await canary.reseal(store, vault.master)
-    return Rotated(users=users, credentials=resealed, unreadable=tuple(unreadable), flows=older is not None)
+        progress(f"flows: a new key for new data; older keys still in use: {older}")
+    # This is the last step, because the replaced master keys are needed until here.
+    await master_key_check.reencrypt(store, vault.master)
+    return RotationResult(
+        users=users, credentials=reencrypted, unreadable=tuple(unreadable), flows=older is not None
+    )
 
 
 async def _rotate_user(vault: Vault, user: User) -> tuple[int, list[Credential]]:
-    """How many credentials were sealed anew, and which do not open."""
+    """Encrypts the credentials of a user with a new data key. Returns how many were encrypted again, and the
+    credentials that cannot be decrypted.
+    """
     store = vault.store
     current = await _add_key(vault, user.id)
     if current is None:
         return 0, []
     keys = vault.data_keys(current)
-    resealed, bad, changed = 0, list[Credential](), True
-    for _ in range(LOOKS):
+    reencrypted, unreadable, changed = 0, list[Credential](), True
+    for _ in range(PASSES):
         outcomes = [
-            (credential, await _reseal(store, keys, credential))
+            (credential, await _reencrypt(store, keys, credential))
             for credential in await store.credentials.list(user.id)
         ]
-        resealed += sum(outcome == "resealed" for _, outcome in outcomes)
-        bad = [credential for credential, outcome in outcomes if outcome == "shut"]
+        reencrypted += sum(outcome == "reencrypted" for _, outcome in outcomes)
+        unreadable = [credential for credential, outcome in outcomes if outcome == "unreadable"]
         changed = any(outcome == "changed" for _, outcome in outcomes)
-        found = await store.users.by_id(user.id)
-        if found is None or found.data_key != current.data_key:
-            # Another rotation has begun since, and seals all of these again.
-            return resealed, []
-        if not any(outcome in ("resealed", "changed") for _, outcome in outcomes):
+        stored = await store.users.by_id(user.id)
+        if stored is None or stored.data_key != current.data_key:
+            # Another rotation has started and will encrypt these credentials again.
+            return reencrypted, []
+        if not any(outcome in ("reencrypted", "changed") for _, outcome in outcomes):
             break
-    # One that was moved may be moved back, and then needs the key that it was sealed with.
-    if not bad and not changed:
-        await store.users.set_data_key(user.id, current.data_key, datakeys.drop(current.data_key))
-    return resealed, bad
+    # Keep the old keys if a credential could not be re-encrypted, because it may become readable again. For
+    # example, a row that was moved to another user may be moved back and then needs its old key.
+    if not unreadable and not changed:
+        await store.users.set_data_key(
+            user.id, current.data_key, data_keys.drop_expired_keys(current.data_key)
+        )
+    return reencrypted, unreadable
 
 
 async def _add_key(vault: Vault, user_id: str) -> User | None:
-    """The user with a new data key in front; None if the user has been removed."""
+    """Adds a new data key for a user. Returns the changed user, or None if the user was removed."""
     store = vault.store
     for _ in range(ATTEMPTS):
         user = await store.users.by_id(user_id)
         if user is None:
             return None
-        text = datakeys.add(vault.master, user.data_key, user_id)
+        text = data_keys.add_data_key(vault.master, user.data_key, user_id)
         if await store.users.set_data_key(user_id, user.data_key, text):
             return msgspec.structs.replace(user, data_key=text)
-    raise VaultError("The data key changes all the time.", remedy="Run it again later.")
+    raise VaultError("Other processes keep rotating this data key.", remedy="Try again later.")
 
 
-async def _reseal(
+async def _reencrypt(
     store: Store, keys: DataKeys, credential: Credential
-) -> Literal["current", "resealed", "changed", "shut"]:
-    """What became of it: `changed` by others meanwhile, or `shut`, which opens with none of the keys."""
+) -> Literal["current", "reencrypted", "changed", "unreadable"]:
+    """Encrypts a credential with the current data key. Returns `changed` if another process has changed the
+    credential, and `unreadable` if no key decrypts it.
+    """
     try:
-        if sealing.is_current(keys, credential.sealed):
+        if crypto.is_current(keys, credential.sealed):
             return "current"
-        sealed = credentials.reseal(keys, credential)
+        encrypted = credentials.reencrypt(keys, credential)
     except VaultError:
-        return "shut"
-    done = await store.credentials.reseal(credential.id, credential.sealed, sealed)
-    return "resealed" if done else "changed"
+        return "unreadable"
+    replaced = await store.credentials.replace_sealed(credential.id, credential.sealed, encrypted)
+    return "reencrypted" if replaced else "changed"

@@ -1,4 +1,4 @@
-"""Tokens of other services, kept sealed: one file each, for the owner alone."""
+"""Stores tokens of other services, each encrypted in its own private file."""
 
 from __future__ import annotations
 
@@ -9,51 +9,52 @@ from functools import cached_property
 from pathlib import Path
 
 from hutch.errors import VaultError
-from hutch.vault import files, keys, sealing
+from hutch.vault import crypto, private_files
 
 FOLDER = "tokens"
 
 
 class Tokens:
-    """Secrets by what they are about, such as ("oauth", "github", "https://…").
+    """Encrypted tokens, identified by a context such as ("oauth", "github", "https://…").
 
-    No master key is made or read before the first token is.
+    The master key is loaded when the first token is read or written, and created if there is none.
     """
 
-    def __init__(self, folder: Path, master: Callable[[], keys.MasterKeys]) -> None:
+    def __init__(self, folder: Path, master: Callable[[], crypto.MasterKeys]) -> None:
         self._folder = folder
         self._load = master
 
     @classmethod
     def at(cls, home: Path, environ: Mapping[str, str]) -> Tokens:
-        """Those in HUTCH_HOME."""
-        return cls(home / FOLDER, lambda: keys.load(home, environ))
+        """Opens the token folder in HUTCH_HOME."""
+        return cls(home / FOLDER, lambda: crypto.load_master_keys(home, environ))
 
-    def get(self, *about: str) -> bytes | None:
-        """Raises VaultError, which names the file, when there is one that does not open."""
-        file = self._file(about)
-        sealed = files.read(file)
-        if sealed is None:
+    def get(self, *context: str) -> bytes | None:
+        """Returns a token, or None if there is none. Raises VaultError that names the file if the token
+        cannot be decrypted.
+        """
+        file = self._file(context)
+        encrypted = private_files.read(file)
+        if encrypted is None:
             return None
         try:
-            text = sealed.decode("ascii")
-            data = self._unseal(text, about)
-            if not sealing.is_current(self._keys, text):
-                self.put(data, *about)
+            text = encrypted.decode("ascii")
+            data = self._decrypt(text, context)
+            if not crypto.is_current(self._keys, text):
+                self.put(data, *context)
             return data
         except UnicodeDecodeError:
-            raise VaultError(f"{file}: The sealed text is not as it was written.") from None
+            raise VaultError(f"{file}: The encrypted text is corrupt.") from None
         except VaultError as error:
             raise VaultError(f"{file}: {error.message}", remedy=error.remedy) from None
 
-    def put(self, data: bytes, *about: str) -> None:
-        """Raises VaultError."""
-        files.private_folder(self._folder)
-        files.write(self._file(about), f"{sealing.seal(self._keys, data, *about)}\n".encode())
+    def put(self, data: bytes, *context: str) -> None:
+        private_files.ensure_private_folder(self._folder)
+        private_files.write(self._file(context), f"{crypto.encrypt(self._keys, data, *context)}\n".encode())
 
-    def remove(self, *about: str) -> bool:
-        """Whether there was one."""
-        file = self._file(about)
+    def remove(self, *context: str) -> bool:
+        """Deletes a token. Returns False if there was none."""
+        file = self._file(context)
         try:
             file.unlink()
         except FileNotFoundError:
@@ -62,35 +63,36 @@ class Tokens:
             raise VaultError(f"{file}: cannot be removed: {error.strerror}.") from None
         return True
 
-    def stamp(self, *about: str) -> tuple[int, int] | None:
-        """Changes whenever the token does, whoever changed it; None if there is none. Opens nothing."""
+    def stamp(self, *context: str) -> tuple[int, int] | None:
+        """Returns a value that changes whenever this or another process changes the token, or None if there
+        is no token.
+        """
         try:
-            found = self._file(about).stat()
+            status = self._file(context).stat()
         except OSError:
             return None
-        return found.st_ino, found.st_mtime_ns
+        return status.st_ino, status.st_mtime_ns
 
-    def master_ids(self) -> list[str]:
-        """The master key of each token that there is. Opens nothing."""
-        found = [files.read(file) for file in sorted(self._folder.glob("*.sealed"))]
-        return [sealing.key_id(text.decode("ascii", "replace")) for text in found if text is not None]
+    def master_key_ids(self) -> list[str]:
+        """Returns the ids of the master keys with which the tokens are encrypted. Decrypts nothing."""
+        texts = [private_files.read(file) for file in sorted(self._folder.glob("*.sealed"))]
+        return [crypto.key_id(text.decode("ascii", "replace")) for text in texts if text is not None]
 
-    def _unseal(self, text: str, about: tuple[str, ...]) -> bytes:
+    def _decrypt(self, text: str, context: tuple[str, ...]) -> bytes:
         try:
-            return sealing.unseal(self._keys, text, *about)
-        except sealing.KeyMissing:
-            # Somebody may have added a master key since, and sealed this with it.
+            return crypto.decrypt(self._keys, text, *context)
+        except crypto.KeyMissing:
+            # Another process may have added a master key and used it for this token.
             del self._keys
-            return sealing.unseal(self._keys, text, *about)
+            return crypto.decrypt(self._keys, text, *context)
 
     @cached_property
-    def _keys(self) -> keys.MasterKeys:
+    def _keys(self) -> crypto.MasterKeys:
         return self._load()
 
-    def _file(self, about: tuple[str, ...]) -> Path:
-        """Readable, as far as a file's name may be, and never another's."""
-        digest = hashlib.sha256("\0".join(about).encode("utf-8", "surrogatepass")).hexdigest()[:24]
-        label = re.sub(r"[^A-Za-z0-9]+", "-", "-".join(about[:2]))[:40].strip("-")
+    def _file(self, context: tuple[str, ...]) -> Path:
+        digest = hashlib.sha256("\0".join(context).encode("utf-8", "surrogatepass")).hexdigest()[:24]
+        label = re.sub(r"[^A-Za-z0-9]+", "-", "-".join(context[:2]))[:40].strip("-")
         return self._folder / f"{label}-{digest}.sealed"
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""The vault: users, their API keys and their credentials, on top of the store."""
+"""The vault: users, API keys and credentials, on top of the store."""
 
 from __future__ import annotations
 
@@ -11,70 +11,71 @@ from pathlib import Path
 import msgspec
 
 from hutch.errors import InvalidInput, StoreError, VaultError
-from hutch.store import rows
-from hutch.store.rows import ApiKey, Credential, User
+from hutch.store import models
+from hutch.store.models import ApiKey, Credential, User
 from hutch.store.store import Store
-from hutch.vault import apikeys, canary, credentials, datakeys, keys, sealing
+from hutch.vault import api_keys, credentials, crypto, master_key_check
 from hutch.vault.credentials import Secret
-from hutch.vault.datakeys import DataKeys
-from hutch.vault.keys import MasterKeys
+from hutch.vault.crypto import MasterKeys
+from hutch.vault.data_keys import DataKeys, create_data_key, decrypt_data_keys
 
-# How often what changes meanwhile is read again.
+# Attempts if other processes change the data meanwhile.
 ATTEMPTS = 4
-# Users whose data keys are kept open: those who come again do so soon.
-MOST_OPENED = 1_000
+# Number of users whose decrypted data keys are cached.
+MAX_CACHED_USERS = 1_000
 
 _USER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
 
 
 class Vault:
-    """Who may come in, and what is kept for them."""
-
     def __init__(
         self, store: Store, master: MasterKeys, *, reload: Callable[[], MasterKeys] | None = None
     ) -> None:
-        """`reload` gives the master keys as they are now: others may have added one."""
+        """Creates a vault. `reload` loads the master keys again, in case another process has added one."""
         self.store = store
         self.master = master
         self._reload = reload
-        self._opened: dict[tuple[str, str], DataKeys] = {}
+        self._data_keys: dict[tuple[str, str], DataKeys] = {}
 
     @classmethod
     async def open(cls, store: Store, home: Path, environ: Mapping[str, str]) -> Vault:
-        """The vault of a store whose secrets the master keys open. Raises VaultError if they do not.
+        """Opens the vault of a store. Raises VaultError if the master keys are wrong.
 
-        A new master key is made only where nothing is sealed yet.
+        Creates a master key only if nothing is encrypted yet.
         """
-        fresh = not await canary.sealed(store)
-        master = keys.load(home, environ, make=fresh)
-        vault = cls(store, master, reload=lambda: keys.load(home, environ, make=False))
+        is_new = not await master_key_check.has_encrypted_data(store)
+        master = crypto.load_master_keys(home, environ, create=is_new)
+        vault = cls(store, master, reload=lambda: crypto.load_master_keys(home, environ, create=False))
         await vault.check()
         return vault
 
     async def check(self) -> None:
-        """Raises VaultError if the master keys are not those that the store's secrets are sealed with."""
+        """Raises VaultError if the store was encrypted with other master keys."""
         try:
-            await canary.check(self.store, self.master)
+            await master_key_check.check(self.store, self.master)
         except VaultError:
-            if not self._reloaded():
+            if not self._reload_master_keys():
                 raise
-            await canary.check(self.store, self.master)
+            await master_key_check.check(self.store, self.master)
 
     # --- users ---
 
     async def add_user(self, name: str) -> User:
-        """Raises InvalidInput, or Taken if there is one of that name."""
+        """Adds a user with a new data key. Raises InvalidInput, or AlreadyExists if the name exists."""
         if not _USER_NAME.fullmatch(name):
             raise InvalidInput(
                 "name",
                 f"expected 1 to 64 letters, digits and any of . _ @ + -, the first a letter or digit, "
                 f"got {name!r}.",
             )
-        # Whoever has the wrong master key must not leave anything that is sealed with it.
+        # A process with a wrong master key must not write anything.
         await self.check()
         user_id = f"user_{secrets.token_hex(8)}"
         user = User(
-            id=user_id, name=name, data_key=datakeys.make(self.master, user_id), created_at=rows.now()
+            id=user_id,
+            name=name,
+            data_key=create_data_key(self.master, user_id),
+            created_at=models.now(),
         )
         await self.store.users.add(user)
         return user
@@ -84,106 +85,119 @@ class Vault:
     async def issue_key(
         self, user: User, name: str, *, scopes: Sequence[str] = (), expires_at: str | None = None
     ) -> tuple[ApiKey, str]:
-        """A key and its secret, which nobody can have again. Raises InvalidInput."""
-        key, secret = apikeys.make(user, name, scopes, expires_at)
-        async with self._of(user):
-            await self.store.keys.add(key)
+        """Creates an API key. Returns its record and the secret, which cannot be retrieved later. Raises
+        InvalidInput.
+        """
+        key, secret = api_keys.create(user, name, scopes, expires_at)
+        async with self._check_user_on_error(user):
+            await self.store.api_keys.add(key)
         return key, secret
 
     # --- credentials ---
 
-    async def put_credential(self, user: User, domain: str, kind: str, key: str, value: str) -> Credential:
-        """Keeps a value, in the place of the one before. Raises InvalidInput, and never shows the value."""
-        about = credentials.name(domain, kind, key)
-        credentials.check_value(kind, value)
-        now = rows.now()
+    async def put_credential(
+        self, user: User, domain: str, kind: str, key: str, value: str, *, is_locked: bool = False
+    ) -> Credential:
+        """Stores a credential and replaces its previous value. `is_locked`: a client has encrypted the value
+        with a key that is not known. Raises InvalidInput, whose message does not contain the value.
+        """
+        name = credentials.make_name(domain, kind, key)
+        if is_locked:
+            from hutch.vault.client_import import locked_value
+
+            value = locked_value(value)
+        else:
+            credentials.check_value(kind, value)
+        now = models.now()
         credential = Credential(
             id=f"cred_{secrets.token_hex(8)}",
             user_id=user.id,
-            domain=about.domain,
-            kind=about.kind,
-            key=about.key,
-            sealed=credentials.seal(self.data_keys(user), user.id, about, value),
-            hint=credentials.hint(value),
+            domain=name.domain,
+            kind=name.kind,
+            key=name.key,
+            sealed=credentials.encrypt(self.data_keys(user), user.id, name, value),
+            hint="" if is_locked else credentials.hint(value),
             created_at=now,
             updated_at=now,
         )
-        async with self._of(user):
-            kept = await self.store.credentials.put(credential)
-        return msgspec.structs.replace(credential, id=kept)
+        async with self._check_user_on_error(user):
+            id = await self.store.credentials.put(credential)
+        return msgspec.structs.replace(credential, id=id)
 
     async def secrets(self, user: User, domains: Sequence[str]) -> list[Secret]:
-        """The credentials of a user for these domains, with their values. Raises VaultError."""
-        found = await self.store.credentials.for_domains(user.id, domains)
-        return await self.unseal(user, found)
+        """Returns the decrypted credentials of a user for these domains. Raises VaultError."""
+        stored = await self.store.credentials.for_domains(user.id, domains)
+        return await self.decrypt(user, stored)
 
-    async def unseal(self, user: User, found: Sequence[Credential]) -> list[Secret]:
-        """Credentials that were read before. Raises VaultError.
+    async def decrypt(self, user: User, stored: Sequence[Credential]) -> list[Secret]:
+        """Decrypts credentials that were read before. Raises VaultError.
 
-        Where keys are replaced meanwhile, both the user and the credentials are read again.
+        If keys were replaced meanwhile, reads the user and the credentials again.
         """
         for _ in range(ATTEMPTS - 1):
             try:
-                return self._unseal(user, found)
-            except sealing.KeyMissing:
-                user = await self._fresh(user)
-                ids, domains = {each.id for each in found}, sorted({each.domain for each in found})
-                again = await self.store.credentials.for_domains(user.id, domains)
-                found = [each for each in again if each.id in ids]
-        return self._unseal(user, found)
+                return self._decrypt(user, stored)
+            except crypto.KeyMissing:
+                user = await self._reread(user)
+                ids = {credential.id for credential in stored}
+                domains = sorted({credential.domain for credential in stored})
+                reread = await self.store.credentials.for_domains(user.id, domains)
+                stored = [credential for credential in reread if credential.id in ids]
+        return self._decrypt(user, stored)
 
     async def expire(self, ids: Sequence[str], cause: str) -> None:
-        """Marks credentials that were refused. They are kept, and used again: a later success clears it."""
-        await self.store.credentials.expire(ids, rows.now(), cause)
+        """Marks credentials as expired, because a server has rejected them. They stay in use, and a later
+        success removes the mark.
+        """
+        await self.store.credentials.expire(ids, models.now(), cause)
 
     async def revive(self, ids: Sequence[str]) -> None:
         await self.store.credentials.revive(ids)
 
-    # --- keys of users ---
+    # --- data keys ---
 
     def data_keys(self, user: User) -> DataKeys:
-        """Raises VaultError."""
-        sealed = (user.id, user.data_key)
-        if sealed not in self._opened:
-            if len(self._opened) >= MOST_OPENED:
-                self._opened.pop(next(iter(self._opened)))
-            self._opened[sealed] = self._open_data_keys(user)
-        return self._opened[sealed]
+        cache_key = (user.id, user.data_key)
+        if cache_key not in self._data_keys:
+            if len(self._data_keys) >= MAX_CACHED_USERS:
+                self._data_keys.pop(next(iter(self._data_keys)))
+            self._data_keys[cache_key] = self._decrypt_data_keys(user)
+        return self._data_keys[cache_key]
 
-    def _open_data_keys(self, user: User) -> DataKeys:
+    def _decrypt_data_keys(self, user: User) -> DataKeys:
         try:
-            return datakeys.unseal(self.master, user.data_key, user.id)
-        except sealing.KeyMissing:
-            if not self._reloaded():
+            return decrypt_data_keys(self.master, user.data_key, user.id)
+        except crypto.KeyMissing:
+            if not self._reload_master_keys():
                 raise
-            return datakeys.unseal(self.master, user.data_key, user.id)
+            return decrypt_data_keys(self.master, user.data_key, user.id)
 
-    def _reloaded(self) -> bool:
-        """Whether there are other master keys than before: somebody has added one."""
+    def _reload_master_keys(self) -> bool:
+        """Loads the master keys again. Returns True if they have changed."""
         before = self.master.ids
         if self._reload is not None:
             self.master = self._reload()
         return self.master.ids != before
 
-    def _unseal(self, user: User, found: Sequence[Credential]) -> list[Secret]:
-        if not found:
+    def _decrypt(self, user: User, stored: Sequence[Credential]) -> list[Secret]:
+        if not stored:
             return []
         data_keys = self.data_keys(user)
-        if any(each.user_id != user.id for each in found):
-            raise VaultError("These credentials are not this user's.")
-        return [credentials.unseal(data_keys, each) for each in found]
+        if any(credential.user_id != user.id for credential in stored):
+            raise VaultError("These credentials belong to another user.")
+        return [credentials.decrypt(data_keys, credential) for credential in stored]
 
     @asynccontextmanager
-    async def _of(self, user: User) -> AsyncIterator[None]:
-        """What the store cannot take because its user has been removed, is said to be that."""
+    async def _check_user_on_error(self, user: User) -> AsyncIterator[None]:
+        """Replaces a StoreError with a VaultError if the reason is that the user was removed."""
         try:
             yield
         except StoreError:
-            await self._fresh(user)
+            await self._reread(user)
             raise
 
-    async def _fresh(self, user: User) -> User:
-        found = await self.store.users.by_id(user.id)
-        if found is None:
+    async def _reread(self, user: User) -> User:
+        current = await self.store.users.by_id(user.id)
+        if current is None:
             raise VaultError(f"The user {user.name} has been removed.")
-        return found
+        return current

@@ -1,4 +1,4 @@
-"""Wrappers as they are in the wild: their forms, what they are given and what they find."""
+"""Wrappers as they are published: forms, arguments and available APIs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import logging
 from typing import Any
 
 import pytest
-from tests.contract.abilities.workshop import HERE, TOKEN, Workshop
-from tests.egress.upstreams import Asked, answer
+from tests.contract.abilities.harness import HOST, TOKEN, AbilityHarness
+from tests.egress.recording_server import RecordedRequest, http_response
 
 pytestmark = pytest.mark.anyio
 
 JSON = "Content-Type: application/json"
-# In the shape that recorders of API traffic write.
-CAPTURED = """
+# In the format of API traffic recorders.
+RECORDED_WRAPPER = """
 /**
  * Lists the orders of an account. export const NOT_THIS = 1;
  */
@@ -47,32 +47,32 @@ if (typeof module !== "undefined" && module.exports) {
 """
 
 
-async def test_a_captured_wrapper_works_as_it_is(shop: Workshop) -> None:
-    await shop.credential("authorization", f"Bearer {TOKEN}")
-    await shop.credential("cookie", "sid=s-0123456789", kind="cookie")
+async def test_recorded_wrapper_works_unchanged(harness: AbilityHarness) -> None:
+    await harness.credential("authorization", f"Bearer {TOKEN}")
+    await harness.credential("cookie", "sid=s-0123456789", kind="cookie")
     path = "/v1/accounts/a%2Fb/orders"
-    shop.api.answers[path] = answer("200 OK", JSON, body=b'{"orders": [1, 2]}')
-    got = await shop.run(
-        CAPTURED,
-        {"api": shop.api.url(""), "account": "a/b", "page": 3, "filter": "é"},
+    harness.api.responses[path] = http_response("200 OK", JSON, body=b'{"orders": [1, 2]}')
+    got = await harness.run(
+        RECORDED_WRAPPER,
+        {"api": harness.api.url(""), "account": "a/b", "page": 3, "filter": "é"},
         "(data) => data.orders.length",
         static_headers=[
-            {"key": f"{HERE}::user-agent", "value_code": '() => "Mozilla/5.0 (X11; Linux)"'},
+            {"key": f"{HOST}::user-agent", "value_code": '() => "Mozilla/5.0 (X11; Linux)"'},
             {"key": "elsewhere.example::x-other", "value_code": '() => "not for us"'},
         ],
-        dynamic_header_keys=[f"{HERE}::authorization", f"{HERE}::cookie"],
+        dynamic_header_keys=[f"{HOST}::authorization", f"{HOST}::cookie"],
         requires_dynamic_headers=True,
     )
     assert (got.status, got.body["result"]["body"]) == (200, 2)
-    (asked,) = shop.api.asked
-    assert (asked.method, asked.target) == ("POST", f"{path}?page=3")
-    assert json.loads(asked.body) == {"filter": "é"}
-    assert asked.all("authorization") == [f"Bearer {TOKEN}"]
-    assert asked.all("cookie") == ["sid=s-0123456789"]
-    assert asked.all("user-agent") == ["Mozilla/5.0 (X11; Linux)"]
-    assert asked.all("accept") == ["application/json"]
-    assert asked.all("content-type") == ["application/json"]
-    assert asked.all("x-other") == []
+    (received,) = harness.api.requests
+    assert (received.method, received.target) == ("POST", f"{path}?page=3")
+    assert json.loads(received.body) == {"filter": "é"}
+    assert received.all("authorization") == [f"Bearer {TOKEN}"]
+    assert received.all("cookie") == ["sid=s-0123456789"]
+    assert received.all("user-agent") == ["Mozilla/5.0 (X11; Linux)"]
+    assert received.all("accept") == ["application/json"]
+    assert received.all("content-type") == ["application/json"]
+    assert received.all("x-other") == []
 
 
 @pytest.mark.parametrize(
@@ -90,23 +90,65 @@ async def test_a_captured_wrapper_works_as_it_is(shop: Workshop) -> None:
         "export async function wrapper(p: { a: number }): Promise<Response> { return Response.json(p!) }",
     ],
 )
-async def test_every_form_of_export_works(shop: Workshop, code: str) -> None:
-    got = await shop.run(code, {"a": 1})
+async def test_every_form_of_export_works(harness: AbilityHarness, code: str) -> None:
+    got = await harness.run(code, {"a": 1})
     assert got.body["result"]["body"] == {"a": 1}, got.body
 
 
-async def test_a_response_of_the_wrappers_own(shop: Workshop) -> None:
+async def test_wrapper_may_build_a_response(harness: AbilityHarness) -> None:
     code = "export const wrapper = () => new Response('made', { status: 201, headers: { 'X-A': 'b' } })"
-    result = (await shop.run(code)).body["result"]
+    result = (await harness.run(code)).body["result"]
     assert (result["statusCode"], result["body"], result["headers"]["x-a"]) == (201, "made", "b")
 
 
-async def test_something_that_only_acts_like_a_response(shop: Workshop) -> None:
+@pytest.mark.parametrize(
+    ("returned", "body"),
+    [
+        ("({ status: 404, names: ['é'] })", {"status": 404, "names": ["é"]}),
+        ("[1, null]", [1, None]),
+        ("'text'", "text"),
+        ("''", ""),
+        ("0", 0),
+        ("false", False),
+        ("null", None),
+        ("Object.create(null)", {}),
+        ("({ at: new Date(0) })", {"at": "1970-01-01T00:00:00.000Z"}),
+    ],
+)
+async def test_plain_data_is_the_body(harness: AbilityHarness, returned: str, body: object) -> None:
+    got = await harness.run(f"export const wrapper = async () => {returned}")
+    assert got.status == 200, got.body
+    result = got.body["result"]
+    assert (result["statusCode"], result["body"], result["headers"]) == (200, body, {})
+
+
+async def test_plain_data_is_redacted_and_transformed(harness: AbilityHarness) -> None:
+    await harness.credential("X-Key", TOKEN)
+    harness.api.responses["/"] = http_response("200 OK", JSON, body=b'{"half": "%s"}' % TOKEN[:16].encode())
+    code = (
+        "export const wrapper = async ({ url, rest }) =>"
+        " ({ key: (await (await fetch(url)).json()).half + rest })"
+    )
+    ability = await harness.add(code, dynamic_header_keys=[f"{HOST}::X-Key"])
+    params = {"url": harness.api.url("/"), "rest": TOKEN[16:]}
+    got = await harness.execute(ability, params, "(data) => [data.key]")
+    assert got.body["result"]["body"] == ["[redacted]"]
+
+
+async def test_plain_data_does_not_hide_a_rejected_credential(harness: AbilityHarness) -> None:
+    await harness.credential("X-Key", TOKEN)
+    harness.api.responses["/"] = http_response("401 Unauthorized")
+    code = "export const wrapper = async ({ url }) => ({ ok: (await fetch(url)).ok })"
+    got = await harness.fetch(code=code, dynamic_header_keys=[f"{HOST}::X-Key"])
+    assert (got.status, got.body["credentialsExpired"]) == (401, True)
+
+
+async def test_object_that_acts_like_a_response_is_accepted(harness: AbilityHarness) -> None:
     code = (
         "export const wrapper = () => ({ status: 200, ok: true, text: async () => '[1]',"
         " headers: new Map([['content-type', 'application/json']]) })"
     )
-    assert (await shop.run(code)).body["result"]["body"] == [1]
+    assert (await harness.run(code)).body["result"]["body"] == [1]
 
 
 INSIDE: dict[str, tuple[str, Any]] = {
@@ -121,7 +163,7 @@ INSIDE: dict[str, tuple[str, Any]] = {
     "json": ("return (await fetch(api + '/json')).json()", {"a": "é"}),
     "text": ("return (await fetch(api + '/json')).text()", '{"a": "é"}'),
     "arrayBuffer": ("return (await (await fetch(api + '/json')).arrayBuffer()).byteLength", 11),
-    "bytes that are no text": (
+    "binary body": (
         "return Buffer.from(await (await fetch(api + '/bytes')).arrayBuffer()).toString('hex')",
         "ff00fe",
     ),
@@ -132,7 +174,7 @@ INSIDE: dict[str, tuple[str, Any]] = {
         """,
         ["é", "é"],
     ),
-    "a body twice": (
+    "body read twice": (
         """
         const r = await fetch(api + "/json");
         await r.text();
@@ -173,18 +215,18 @@ INSIDE: dict[str, tuple[str, Any]] = {
         """,
         "00ff01",
     ),
-    "a redirect by hand": (
+    "manual redirect": (
         """
         const r = await fetch(api + "/moved", { redirect: "manual" });
         return [r.status, r.headers.get("location")];
         """,
         [302, "/json"],
     ),
-    "a redirect followed": (
+    "followed redirect": (
         "const r = await fetch(api + '/moved'); return [r.status, r.redirected, r.url.endsWith('/json')]",
         [200, True, True],
     ),
-    "a redirect refused": (
+    "refused redirect": (
         "try { await fetch(api + '/moved', { redirect: 'error' }) } catch (e) { return e.name }",
         "TypeError",
     ),
@@ -196,11 +238,11 @@ INSIDE: dict[str, tuple[str, Any]] = {
         """,
         [900_000, 900_000],
     ),
-    "several at once": (
+    "concurrent requests": (
         "return (await Promise.all([1, 2, 3].map(() => fetch(api + '/json')))).map((r) => r.status)",
         [200, 200, 200],
     ),
-    "a request given up": (
+    "aborted request": (
         """
         const c = new AbortController();
         setTimeout(() => c.abort(), 20);
@@ -208,7 +250,7 @@ INSIDE: dict[str, tuple[str, Any]] = {
         """,
         "AbortError",
     ),
-    "a request that takes too long": (
+    "request timeout": (
         """
         const signal = AbortSignal.timeout(20);
         try { await fetch(api + "/silent", { signal }) } catch (e) { return e.name }
@@ -222,7 +264,7 @@ INSIDE: dict[str, tuple[str, Any]] = {
         """,
         "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",
     ),
-    "the rest of the platform": (
+    "other platform APIs": (
         """
         const { getRandomValues, randomUUID } = crypto;
         return [URL, URLSearchParams, TextEncoder, TextDecoder, AbortController, setTimeout, clearTimeout,
@@ -235,52 +277,52 @@ INSIDE: dict[str, tuple[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", INSIDE)
-async def test_what_a_wrapper_finds(shop: Workshop, name: str) -> None:
-    async def in_hex(asked: Asked, writer: Any) -> None:
-        writer.write(answer(body=asked.body.hex().encode()))
+async def test_api_inside_a_wrapper(harness: AbilityHarness, name: str) -> None:
+    async def in_hex(requests: RecordedRequest, writer: Any) -> None:
+        writer.write(http_response(body=requests.body.hex().encode()))
         await writer.drain()
 
-    async def silent(asked: Asked, writer: Any) -> None:
+    async def silent(requests: RecordedRequest, writer: Any) -> None:
         await writer.wait_closed()
 
-    shop.api.answers |= {
-        "/json": answer("200 OK", JSON, body='{"a": "é"}'.encode()),
-        "/bytes": answer(body=b"\xff\x00\xfe"),
-        "/large": answer(body=b"x" * 900_000),
-        "/moved": answer("302 Found", "Location: /json"),
+    harness.api.responses |= {
+        "/json": http_response("200 OK", JSON, body='{"a": "é"}'.encode()),
+        "/bytes": http_response(body=b"\xff\x00\xfe"),
+        "/large": http_response(body=b"x" * 900_000),
+        "/moved": http_response("302 Found", "Location: /json"),
         "/hex": in_hex,
         "/silent": silent,
     }
     code, expected = INSIDE[name]
-    assert await shop.inside(code) == expected
+    assert await harness.run_in_wrapper(code) == expected
 
 
-async def test_the_last_of_many_responses_is_returned_whole(shop: Workshop) -> None:
-    shop.api.answers["/x"] = answer(body=b"x" * 900_000)
+async def test_last_of_many_responses_is_returned_completely(harness: AbilityHarness) -> None:
+    harness.api.responses["/x"] = http_response(body=b"x" * 900_000)
     code = (
         "export const wrapper = async ({ url }) => { let last;"
         " for (let i = 0; i < 20; i++) last = await fetch(url); return last }"
     )
-    assert (await shop.fetched("/x", code=code)).body["result"]["originalLength"] == 900_002
+    assert (await harness.fetch("/x", code=code)).body["result"]["originalLength"] == 900_002
 
 
-async def test_a_stream_is_read_as_it_comes(shop: Workshop) -> None:
-    """The service says more only once the beginning was read."""
+async def test_stream_is_read_as_it_arrives(harness: AbilityHarness) -> None:
+    """The fake API sends more only after the beginning was read."""
     read = asyncio.Event()
 
-    async def events(asked: Asked, writer: asyncio.StreamWriter) -> None:
+    async def events(requests: RecordedRequest, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: 1\n\n")
         await writer.drain()
         await read.wait()
         writer.write(b"data: 2\n\n")
         await writer.drain()
 
-    async def more(asked: Asked, writer: asyncio.StreamWriter) -> None:
+    async def more(requests: RecordedRequest, writer: asyncio.StreamWriter) -> None:
         read.set()
-        writer.write(answer(body=b"ok"))
+        writer.write(http_response(body=b"ok"))
         await writer.drain()
 
-    shop.api.answers |= {"/events": events, "/more": more}
+    harness.api.responses |= {"/events": events, "/more": more}
     code = """
         const seen = [], decoder = new TextDecoder();
         for await (const part of (await fetch(api + "/events")).body) {
@@ -289,13 +331,13 @@ async def test_a_stream_is_read_as_it_comes(shop: Workshop) -> None:
         }
         return seen;
     """
-    assert await shop.inside(code) == ["data: 1\n\n", "data: 2\n\n"]
+    assert await harness.run_in_wrapper(code) == ["data: 1\n\n", "data: 2\n\n"]
 
 
-# --- its code is nobody's to see ---
+# --- the code stays secret ---
 
 MARK = "a_mark_in_the_code"
-TELLTALES = (
+REVEALING_BODIES = (
     "/* MARK */ throw new Error(String(wrapper) + wrapper.toString())",
     "/* MARK */ return new Response(`${wrapper}${Function.prototype.toString.call(wrapper)}`)",
     "/* MARK */ console.log(wrapper, `${wrapper}`, { wrapper }); return new Response(arguments.callee + '')",
@@ -307,11 +349,11 @@ TELLTALES = (
 )
 
 
-@pytest.mark.parametrize("body", TELLTALES)
-async def test_the_code_of_a_wrapper_is_in_nothing_that_is_told(
-    shop: Workshop, caplog: pytest.LogCaptureFixture, body: str
+@pytest.mark.parametrize("body", REVEALING_BODIES)
+async def test_code_of_a_wrapper_is_never_returned_or_logged(
+    harness: AbilityHarness, caplog: pytest.LogCaptureFixture, body: str
 ) -> None:
     caplog.set_level(logging.DEBUG)
     code = f"export function wrapper() {{ {body.replace('MARK', MARK)} }}"
-    got = await shop.run(code, transform="(data) => data")
-    assert MARK not in f"{got.body} {got.logs} {caplog.text} {shop.records}"
+    got = await harness.run(code, transform="(data) => data")
+    assert MARK not in f"{got.body} {got.logs} {caplog.text} {harness.records}"

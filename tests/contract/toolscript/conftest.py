@@ -1,4 +1,4 @@
-"""One place for all scripts: three MCP servers behind one gateway."""
+"""Fixtures: three MCP servers behind one gateway, shared by all scripts."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from tests.toolscripts import Place, everything_here, usual_place
+from tests.support.toolscripts import ScriptEnvironment, everything_entry, usual_environment
 
 
 @pytest.fixture(scope="session")
 async def shared(
     anyio_backend: object, environment: None, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Place]:
-    async with usual_place(tmp_path_factory.mktemp("servers")) as place:
-        await place.app.upstreams.start(eager=True)
-        yield place
+) -> AsyncIterator[ScriptEnvironment]:
+    async with usual_environment(tmp_path_factory.mktemp("servers")) as scripts:
+        await scripts.app.mcp_servers.start(eager=True)
+        yield scripts
 
 
 @pytest.fixture(scope="session")
-def every() -> Iterator[dict[str, Any]]:
-    """A server for configurations of a test's own, which leaves it as it was."""
-    with everything_here() as entry:
+def everything_config() -> Iterator[dict[str, Any]]:
+    """Entry of the `everything` server for a test's own configuration."""
+    with everything_entry() as entry:
         yield entry
 
 
 @pytest.fixture
-def scripts(shared: Place) -> Place:
-    """What was asked of the gateway before is forgotten."""
-    shared.asked.clear()
+def scripts(shared: ScriptEnvironment) -> ScriptEnvironment:
+    """The shared environment with its recorded requests cleared."""
+    shared.requests.clear()
     return shared

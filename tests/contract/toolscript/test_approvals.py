@@ -1,4 +1,4 @@
-"""Approvals: a script's calls that wait for somebody, that are refused, and that are nobody's business."""
+"""Approvals of a script's calls: waiting, denied, and asked at the terminal."""
 
 from __future__ import annotations
 
@@ -16,8 +16,15 @@ from typing import Any
 
 import httpx2
 import pytest
-from tests.processes import HUTCH, PATIENCE
-from tests.toolscripts import IMPORT, TOKEN, Place, configure, gateway, place
+from tests.support.processes import HUTCH, TIMEOUT_SECONDS
+from tests.support.toolscripts import (
+    IMPORT,
+    TOKEN,
+    ScriptEnvironment,
+    configure,
+    gateway,
+    script_environment,
+)
 
 RULES = {"every__echo": "ask", "every__fail": "deny"}
 TRY = (
@@ -31,41 +38,45 @@ TRY = (
 async def asking(
     anyio_backend: object,
     environment: None,
-    every: dict[str, Any],
+    everything_config: dict[str, Any],
     tmp_path_factory: pytest.TempPathFactory,
-) -> AsyncIterator[Place]:
+) -> AsyncIterator[ScriptEnvironment]:
     folder = tmp_path_factory.mktemp("asking")
-    async with place(folder, {"every": every}, api_key=TOKEN, approvals=RULES) as made:
+    async with script_environment(
+        folder, {"every": everything_config}, api_key=TOKEN, approvals=RULES
+    ) as made:
         yield made
 
 
 @asynccontextmanager
-async def operator(scripts: Place) -> AsyncIterator[httpx2.AsyncClient]:
-    """Somebody with the token."""
+async def operator(scripts: ScriptEnvironment) -> AsyncIterator[httpx2.AsyncClient]:
+    """An HTTP client with the operator's token."""
     async with httpx2.AsyncClient(
         transport=httpx2.ASGITransport(scripts.app.gateway_app),
-        base_url=scripts.world.url,
+        base_url=scripts.script_gateway.url,
         headers={"authorization": f"Bearer {TOKEN}"},
     ) as client:
         yield client
 
 
-async def next_question(scripts: Place) -> dict[str, Any]:
-    """What waits for an answer, as HTTP has it."""
+async def next_question(scripts: ScriptEnvironment) -> dict[str, Any]:
+    """Returns the next waiting call from `/approvals`."""
     with scripts.app.gateway.approvals.listen() as events:
-        while (event := await asyncio.wait_for(events.get(), PATIENCE)) is None or event.name != "asked":
+        while (
+            event := await asyncio.wait_for(events.get(), TIMEOUT_SECONDS)
+        ) is None or event.name != "asked":
             pass
     async with operator(scripts) as client:
         [waiting] = (await client.get("/approvals")).json()
     return dict(waiting)
 
 
-async def decide(scripts: Place, id: str, **answer: Any) -> int:
+async def decide(scripts: ScriptEnvironment, id: str, **answer: Any) -> int:
     async with operator(scripts) as client:
         return int((await client.post(f"/approvals/{id}", json=answer)).status_code)
 
 
-async def test_a_call_waits_for_its_approval_and_that_time_does_not_count(asking: Place) -> None:
+async def test_call_waits_for_approval_and_the_timeout_is_paused(asking: ScriptEnvironment) -> None:
     code = f"{IMPORT}return [await tools.every.zero(), await tools.every.echo({{ value: 'asked' }})]"
     running = asyncio.create_task(asking.run(code, timeout_ms=1_000))
     question = await next_question(asking)
@@ -75,7 +86,7 @@ async def test_a_call_waits_for_its_approval_and_that_time_does_not_count(asking
         {"value": "asked"},
     )
     assert question["run"]
-    # Longer than the script has.
+    # Longer than the script's timeout.
     await asyncio.sleep(1.5)
     assert not running.done()
     assert await decide(asking, question["id"], decision="allow") == 200
@@ -84,7 +95,7 @@ async def test_a_call_waits_for_its_approval_and_that_time_does_not_count(asking
     assert await decide(asking, question["id"], decision="deny") == 409
 
 
-async def test_time_that_is_not_spent_waiting_counts(asking: Place) -> None:
+async def test_timeout_runs_while_nothing_waits(asking: ScriptEnvironment) -> None:
     code = f"{IMPORT}await tools.every.echo({{ value: 1 }}); for (;;);"
     running = asyncio.create_task(asking.run(code, timeout_ms=500))
     question = await next_question(asking)
@@ -92,7 +103,7 @@ async def test_time_that_is_not_spent_waiting_counts(asking: Place) -> None:
     assert (await running).exit_code == 124
 
 
-async def test_a_call_that_is_denied_throws(asking: Place) -> None:
+async def test_denied_call_throws(asking: ScriptEnvironment) -> None:
     code = f"{IMPORT}{TRY}return [await attempt(tools.every.echo({{ value: 1 }})), await tools.every.zero()]"
     running = asyncio.create_task(asking.run(code))
     question = await next_question(asking)
@@ -103,13 +114,13 @@ async def test_a_call_that_is_denied_throws(asking: Place) -> None:
     ]
 
 
-async def test_what_the_policy_denies_throws_and_asks_nobody(asking: Place) -> None:
+async def test_call_denied_by_policy_throws_without_asking(asking: ScriptEnvironment) -> None:
     code = f"{IMPORT}{TRY}return await attempt(tools.every.fail({{ city: 'x' }}))"
     assert (await asking.run(code)).value == "ToolError: The policy denies every__fail"
     assert asking.app.gateway.approvals.pending() == []
 
 
-async def test_an_answer_may_hold_for_the_rest_of_the_run_and_no_longer(asking: Place) -> None:
+async def test_decision_can_be_remembered_for_the_run_only(asking: ScriptEnvironment) -> None:
     code = (
         f"{IMPORT}return [await tools.every.echo({{ value: 'a' }}), await tools.every.echo({{ value: 'b' }})]"
     )
@@ -120,12 +131,12 @@ async def test_an_answer_may_hold_for_the_rest_of_the_run_and_no_longer(asking: 
         assert (await running).value == ["a", "b"]
 
 
-async def test_a_script_that_is_over_waits_for_nobody(asking: Place) -> None:
+async def test_approval_of_a_finished_script_is_withdrawn(asking: ScriptEnvironment) -> None:
     running = asyncio.create_task(asking.run(f"{IMPORT}await tools.every.echo({{ value: 1 }})"))
     await next_question(asking)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         with asking.app.gateway.approvals.listen() as events:
             while asking.app.gateway.approvals.pending():
                 await events.get()
@@ -140,32 +151,34 @@ CODE = f"""{IMPORT}{TRY}
 """
 
 
-def test_hutch_exec_asks_at_the_terminal_one_by_one(tmp_path: Path, every: dict[str, Any]) -> None:
-    config = configure(tmp_path, {"every": every})
-    with at_terminal(CODE, tmp_path, HUTCH_MCP_CONFIG=config, HUTCH_APPROVALS="every__echo=ask") as terminal:
-        told = answer_two(terminal)
-    assert json.loads(told) == ["one", DENIED]
-
-
-def test_hutch_exec_asks_at_the_terminal_for_a_gateway_elsewhere(
-    tmp_path: Path, every: dict[str, Any]
+def test_hutch_exec_asks_at_the_terminal_one_by_one(
+    tmp_path: Path, everything_config: dict[str, Any]
 ) -> None:
-    config = configure(tmp_path, {"every": every})
+    config = configure(tmp_path, {"every": everything_config})
+    with at_terminal(CODE, tmp_path, HUTCH_MCP_CONFIG=config, HUTCH_APPROVALS="every__echo=ask") as terminal:
+        text = answer_two(terminal)
+    assert json.loads(text) == ["one", DENIED]
+
+
+def test_hutch_exec_asks_at_the_terminal_for_a_remote_gateway(
+    tmp_path: Path, everything_config: dict[str, Any]
+) -> None:
+    config = configure(tmp_path, {"every": everything_config})
     with (
         gateway("--config", config, HUTCH_APPROVALS="every__echo=ask") as running,
-        # Both questions take longer than the script has.
+        # Both questions take longer than the script's timeout.
         at_terminal(CODE, tmp_path, "--timeout", "1.5", TOOLSCRIPT_GATEWAY_URL=running.url) as terminal,
     ):
-        told = answer_two(terminal, pause=1.0)
-    assert json.loads(told) == ["one", DENIED]
+        text = answer_two(terminal, pause=1.0)
+    assert json.loads(text) == ["one", DENIED]
 
 
 def answer_two(terminal: int, pause: float = 0) -> str:
-    """Allows the call with "one", and denies the other; what the command printed then."""
+    """Allows the call with "one" and denies the other; returns the output after that."""
     for _ in range(2):
         shown = read_until(terminal, "Allow it? ")
         assert "The script calls every__echo with " in shown
-        # What a terminal would obey is shown, not done.
+        # Control characters are shown escaped.
         assert not {"\x1b", "\x9b", "\u202e"} & set(shown)
         time.sleep(pause)
         os.write(terminal, b"y\n" if '{"value":"one"}' in shown else b"n\n")
@@ -174,7 +187,7 @@ def answer_two(terminal: int, pause: float = 0) -> str:
 
 @contextmanager
 def at_terminal(code: str, cwd: Path, *arguments: str, **env: str) -> Iterator[int]:
-    """`hutch exec` with a terminal, which has to end well."""
+    """Runs `hutch exec` at a terminal and expects exit code 0."""
     terminal, theirs = pty.openpty()
     try:
         with subprocess.Popen(
@@ -189,7 +202,7 @@ def at_terminal(code: str, cwd: Path, *arguments: str, **env: str) -> Iterator[i
             os.close(theirs)
             try:
                 yield terminal
-                assert running.wait(PATIENCE) == 0
+                assert running.wait(TIMEOUT_SECONDS) == 0
             finally:
                 running.kill()
     finally:
@@ -199,7 +212,7 @@ def at_terminal(code: str, cwd: Path, *arguments: str, **env: str) -> Iterator[i
 def read_until(terminal: int, part: str) -> str:
     shown = ""
     while part not in shown:
-        assert select.select([terminal], [], [], PATIENCE)[0], shown
+        assert select.select([terminal], [], [], TIMEOUT_SECONDS)[0], shown
         try:
             shown += os.read(terminal, 65536).decode()
         except OSError:

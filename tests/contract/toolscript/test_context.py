@@ -1,14 +1,14 @@
-"""Execution Context: next to nothing."""
+"""Execution Context: what a script gets from its environment."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tests.processes import hutch
-from tests.toolscripts import Place
+from tests.support.processes import hutch
+from tests.support.toolscripts import ScriptEnvironment
 
 
-async def test_gateway_url_access(scripts: Place) -> None:
+async def test_gateway_url_access(scripts: ScriptEnvironment) -> None:
     code = """
         const url = Deno.env.get("TOOLSCRIPT_GATEWAY_URL");
         const { tools } = await import(`${url}/runtime/tools.ts`);
@@ -18,7 +18,7 @@ async def test_gateway_url_access(scripts: Place) -> None:
 
 
 def test_working_directory(tmp_path: Path) -> None:
-    """The caller's, but an empty one."""
+    """The working directory has the caller's path but is empty."""
     folder = tmp_path / "a folder"
     folder.mkdir()
     (folder / "file").touch()
@@ -28,8 +28,8 @@ def test_working_directory(tmp_path: Path) -> None:
         assert (done.returncode, done.stdout) == (0, f'["{folder}","{folder}"]\n'), done.stderr
 
 
-async def test_no_metadata_injection(scripts: Place) -> None:
-    """Names, arguments, environment: what `deno run` has without Hutch, and the one variable."""
+async def test_no_metadata_injection(scripts: ScriptEnvironment) -> None:
+    """A script sees only the globals that `deno run` provides without Hutch, and one variable."""
     code = """
         const hints = /hutch|toolscript|session|version|timestamp/i;
         const globals = Object.getOwnPropertyNames(globalThis);

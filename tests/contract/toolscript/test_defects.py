@@ -1,4 +1,4 @@
-"""What the public implementation gets wrong: the nine defects in the notes, by their numbers."""
+"""The nine defects of the public implementation, by their numbers."""
 
 from __future__ import annotations
 
@@ -8,22 +8,29 @@ import sys
 import time
 from pathlib import Path
 
-from tests.mcp_servers import everything
-from tests.processes import PATIENCE, Traces, hutch
-from tests.toolscripts import IMPORT, Place, configure, place, starts, stdio
+from tests.support.mcp_servers import everything
+from tests.support.processes import TIMEOUT_SECONDS, Traces, hutch
+from tests.support.toolscripts import (
+    IMPORT,
+    ScriptEnvironment,
+    configure,
+    script_environment,
+    start_command,
+    stdio,
+)
 
 
-async def test_1_return_values_are_printed_and_promises_awaited(scripts: Place) -> None:
+async def test_1_return_values_are_printed_and_promises_awaited(scripts: ScriptEnvironment) -> None:
     ran = await scripts.run("return { count: 42 }")
     assert (ran.exit_code, ran.value, ran.stderr) == (0, {"count": 42}, "")
     assert (await scripts.run("return (async () => ({ count: 43 }))()")).value == {"count": 43}
 
 
-async def test_2_output_is_exact_and_streams(scripts: Place) -> None:
+async def test_2_output_is_exact_and_streamed(scripts: ScriptEnvironment) -> None:
     code = IMPORT + 'console.log("x");\nawait tools.every.slow({ seconds: 60 });'
-    came = asyncio.Event()
-    running = asyncio.create_task(scripts.run(code, on_output=lambda *_: came.set()))
-    await asyncio.wait_for(came.wait(), PATIENCE)
+    has_arrived = asyncio.Event()
+    running = asyncio.create_task(scripts.run(code, on_output=lambda *_: has_arrived.set()))
+    await asyncio.wait_for(has_arrived.wait(), TIMEOUT_SECONDS)
     assert not running.done()
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
@@ -31,7 +38,7 @@ async def test_2_output_is_exact_and_streams(scripts: Place) -> None:
     assert (ran.stdout, ran.stderr) == ("x\n", "")
 
 
-async def test_3_a_tools_error_throws_with_its_text_and_a_protocols_with_the_servers(scripts: Place) -> None:
+async def test_3_tool_and_protocol_errors_throw_with_their_text(scripts: ScriptEnvironment) -> None:
     for call, text in (
         ("fail({ city: 'Rome' })", "no such city: Rome"),
         ("reject()", "the quota is used up"),
@@ -41,7 +48,7 @@ async def test_3_a_tools_error_throws_with_its_text_and_a_protocols_with_the_ser
         assert f"ToolError: {text}\n" in ran.stderr
 
 
-async def test_4_structured_content_counts_where_there_is_an_output_schema(scripts: Place) -> None:
+async def test_4_structured_content_is_used_with_an_output_schema(scripts: ScriptEnvironment) -> None:
     code = IMPORT + (
         "const { every } = tools;\nreturn [await every.add({ a: 2, b: 2 }), await every.zero(),\n"
         "  await every.echo({ value: '[1]' }), await every.echo({ value: 'true' }), await every.image()]"
@@ -52,7 +59,7 @@ async def test_4_structured_content_counts_where_there_is_an_output_schema(scrip
     assert [each["type"] for each in blocks] == ["image"]
 
 
-async def test_5_odd_names_are_all_callable_and_collisions_are_told(scripts: Place) -> None:
+async def test_5_odd_names_are_callable_and_collisions_are_reported(scripts: ScriptEnvironment) -> None:
     code = IMPORT + (
         "const { every } = tools;\n"
         "const names = Object.keys(every).filter((name) => /^get_?[uU]ser/.test(name));\n"
@@ -68,7 +75,7 @@ async def test_5_odd_names_are_all_callable_and_collisions_are_told(scripts: Pla
     assert [{*each["became"]} for each in collisions] == [{"get_user", "get-user"}]
 
 
-async def test_6_time_and_memory_are_limited_and_exit_codes_kept(scripts: Place) -> None:
+async def test_6_time_and_memory_are_limited_and_exit_codes_preserved(scripts: ScriptEnvironment) -> None:
     began = time.monotonic()
     ran = await scripts.run("console.log('before'); for (;;);", timeout_ms=300)
     assert (ran.exit_code, ran.stdout, ran.message) == (
@@ -76,7 +83,7 @@ async def test_6_time_and_memory_are_limited_and_exit_codes_kept(scripts: Place)
         "before\n",
         "The script did not finish in time",
     )
-    assert time.monotonic() - began < PATIENCE
+    assert time.monotonic() - began < TIMEOUT_SECONDS
     full = "const all = []; for (;;) all.push(new Uint8Array(1 << 20).fill(1))"
     ran = await scripts.run(full, memory_bytes=96 * 2**20)
     assert (ran.exit_code, ran.message) == (1, "Execution exceeded its memory limit of 96 MiB")
@@ -85,8 +92,8 @@ async def test_6_time_and_memory_are_limited_and_exit_codes_kept(scripts: Place)
     assert (await scripts.run("Deno.exitCode = 9; console.log('goes on')")).exit_code == 9
 
 
-async def test_7_all_pages_are_listed_and_a_server_that_crashed_comes_back(tmp_path: Path) -> None:
-    async with place(tmp_path, {"every": stdio("everything")}) as scripts:
+async def test_7_all_pages_are_listed_and_a_crashed_server_is_restarted(tmp_path: Path) -> None:
+    async with script_environment(tmp_path, {"every": stdio("everything")}) as scripts:
         names = (await scripts.run(f"{IMPORT}return Object.keys(tools.every)")).value
         assert len(names) > 3 * 7
         code = IMPORT + (
@@ -100,18 +107,18 @@ async def test_7_all_pages_are_listed_and_a_server_that_crashed_comes_back(tmp_p
         assert back == "0"
 
 
-def test_7_no_server_outlives_the_command_not_even_when_that_is_killed(tmp_path: Path) -> None:
+def test_7_no_server_outlives_a_killed_command(tmp_path: Path) -> None:
     config = configure(tmp_path, {"every": {"command": sys.executable, "args": [everything.__file__]}})
     code = (
         IMPORT + "await tools.every.spawn(); console.log('there'); await tools.every.slow({ seconds: 600 });"
     )
-    with starts("exec", code, cwd=tmp_path, HUTCH_MCP_CONFIG=config) as running:
+    with start_command("exec", code, cwd=tmp_path, HUTCH_MCP_CONFIG=config) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == b"there\n"
         with Traces(running.pid) as traces:
             assert traces.processes >= 6
             running.kill()
-            running.communicate(timeout=PATIENCE)
+            running.communicate(timeout=TIMEOUT_SECONDS)
             assert [each for each in traces.remaining() if each.isdecimal()] == []
 
 
@@ -124,8 +131,8 @@ def test_8_servers_get_a_minimal_environment_and_their_own(tmp_path: Path) -> No
     assert {name for name in variables if name.startswith(("SECRET_", "HUTCH_"))} == set()
 
 
-def test_9_a_checked_script_is_quick(tmp_path: Path) -> None:
-    """The promise is 0.45 s, which `make bench` measures; the public one takes 1.3 s at best."""
+def test_9_checked_script_is_fast(tmp_path: Path) -> None:
+    """The target is 0.45 s, which `make bench` measures; the public implementation takes 1.3 s at best."""
     hutch("exec", "console.log(0)", cwd=tmp_path)
     times = []
     for each in range(3):

@@ -6,18 +6,18 @@ import asyncio
 import logging
 
 import pytest
-from tests.toolscripts import IMPORT, Place
+from tests.support.toolscripts import IMPORT, ScriptEnvironment
 
 
-async def test_tool_invocation_with_camelcase_syntax(scripts: Place) -> None:
+async def test_tool_invocation_with_camelcase_syntax(scripts: ScriptEnvironment) -> None:
     ran = await scripts.run(f"{IMPORT}return (await tools.github.createIssue({{ title: 'x' }})).title")
     assert ran.value == "x"
-    [call] = [each for each in scripts.asked if each.method == "POST"]
+    [call] = [each for each in scripts.requests if each.method == "POST"]
     assert call.path == "/tools/github__create_issue"
     assert call.headers["content-type"] == "application/json"
 
 
-async def test_multiple_servers_with_camelcase_namespacing(scripts: Place) -> None:
+async def test_multiple_servers_with_camelcase_namespacing(scripts: ScriptEnvironment) -> None:
     code = IMPORT + (
         "const made = await tools.github.createIssue({ title: 'x' });\n"
         "await tools.myAtlassian.createIssue({ title: 'y' });\n"
@@ -32,7 +32,7 @@ async def test_multiple_servers_with_camelcase_namespacing(scripts: Place) -> No
     ]
 
 
-async def test_response_parsing(scripts: Place) -> None:
+async def test_response_parsing(scripts: ScriptEnvironment) -> None:
     code = IMPORT + (
         "const { every } = tools;\nreturn {\n"
         "  structured: await every.add({ a: 1, b: 2 }), object: await every.echo({ value: { deep: [1] } }),\n"
@@ -50,7 +50,7 @@ async def test_response_parsing(scripts: Place) -> None:
     }
 
 
-async def test_error_propagation(scripts: Place) -> None:
+async def test_error_propagation(scripts: ScriptEnvironment) -> None:
     code = (
         IMPORT
         + """
@@ -94,7 +94,7 @@ async def test_error_propagation(scripts: Place) -> None:
     )
 
 
-async def test_multiple_tool_calls(scripts: Place) -> None:
+async def test_multiple_tool_calls(scripts: ScriptEnvironment) -> None:
     code = IMPORT + (
         "const seen: unknown[] = [];\n"
         "for (let i = 0; i < 20; i++) seen.push(await tools.every.echo({ value: [i] }));\n"
@@ -105,8 +105,8 @@ async def test_multiple_tool_calls(scripts: Place) -> None:
     assert scripts.calls().count("every__echo") == 20
 
 
-async def test_record_of_a_run_has_its_own_calls_and_how_each_went(
-    scripts: Place, caplog: pytest.LogCaptureFixture
+async def test_run_record_contains_its_calls_and_their_outcome(
+    scripts: ScriptEnvironment, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "hutch.runs")
     code = (
@@ -125,11 +125,11 @@ async def test_record_of_a_run_has_its_own_calls_and_how_each_went(
     assert [each["tool"] for each in records["other"]["calls"]] == ["add"]
 
 
-async def test_record_of_many_calls_counts_all_and_keeps_the_first(
-    scripts: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+async def test_run_record_counts_all_calls_and_lists_the_first(
+    scripts: ScriptEnvironment, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "hutch.runs")
-    monkeypatch.setattr("hutch.session.host.MAX_RECORDED_CALLS", 2)
+    monkeypatch.setattr("hutch.session.run.MAX_RECORDED_CALLS", 2)
     await scripts.run(f"{IMPORT}for (let n = 0; n < 5; n++) await tools.every.add({{ a: n, b: 1 }});")
     [record] = [each.fields for each in caplog.records if each.name == "hutch.runs"]
     assert (record["tool_calls"], len(record["calls"])) == (5, 2)

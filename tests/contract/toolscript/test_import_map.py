@@ -12,16 +12,25 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.processes import PATIENCE, hutch
-from tests.toolscripts import IMPORT, Place, arguments_of, configure, gateway, place, scripts_below, stdio
+from tests.support.processes import TIMEOUT_SECONDS, hutch
+from tests.support.toolscripts import (
+    IMPORT,
+    ScriptEnvironment,
+    arguments_of,
+    configure,
+    gateway,
+    script_environment,
+    scripts_below,
+    stdio,
+)
 
-from hutch.doors.toolscript.execute import ImportMaps
-from hutch.sandbox import identity
+from hutch.protocols.toolscript.execute import ImportMaps
+from hutch.sandbox import temp_dirs
 
 
 @asynccontextmanager
-async def running(scripts: Place) -> AsyncIterator[int]:
-    """The Deno process of a script that waits."""
+async def running(scripts: ScriptEnvironment) -> AsyncIterator[int]:
+    """Yields the pid of the Deno process of a waiting script."""
     task = asyncio.create_task(scripts.run(f"{IMPORT}await tools.every.slow({{ seconds: 60 }});"))
     try:
         await scripts.until_called("every__slow")
@@ -33,62 +42,64 @@ async def running(scripts: Place) -> AsyncIterator[int]:
 
 
 def map_of(pid: int) -> dict[str, Any]:
-    """The import map as a process sees it."""
+    """Reads the import map as the process sees it."""
     found: dict[str, Any] = json.loads(Path(f"/proc/{pid}/root/import-map.json").read_text())
     return found
 
 
-async def test_generate_import_map_json(scripts: Place) -> None:
+async def test_generate_import_map_json(scripts: ScriptEnvironment) -> None:
     async with running(scripts) as pid:
         assert list(map_of(pid)) == ["imports"]
-        assert map_of(pid)["imports"]["toolscript"].startswith(f"{scripts.world.url}/runtime/tools.ts")
+        assert map_of(pid)["imports"]["toolscript"].startswith(
+            f"{scripts.script_gateway.url}/runtime/tools.ts"
+        )
 
 
-async def test_import_map_structure_with_cache_busting(scripts: Place) -> None:
+async def test_import_map_structure_with_cache_busting(scripts: ScriptEnvironment) -> None:
     async with running(scripts) as pid:
-        revision = await scripts.world.session()
-        url = f"{scripts.world.url}/runtime/tools.ts?_t={revision}"
+        revision = await scripts.script_gateway.revision()
+        url = f"{scripts.script_gateway.url}/runtime/tools.ts?_t={revision}"
         assert map_of(pid) == {"imports": {"toolscript": url}}
 
 
-async def test_cache_busting_timestamp(scripts: Place) -> None:
-    """The gateway's session id: the same while its tools are, another in another gateway."""
+async def test_cache_busting_timestamp(scripts: ScriptEnvironment) -> None:
+    """The gateway's revision stays the same while its tools do, and differs between gateways."""
     await scripts.run("")
     async with running(scripts) as pid:
         query = map_of(pid)["imports"]["toolscript"].partition("?")[2]
-    asked = {each.query for each in scripts.asked if each.path == "/runtime/tools.ts"}
+    asked = {each.query for each in scripts.requests if each.path == "/runtime/tools.ts"}
     assert asked <= {query}
     assert re.fullmatch(r"_t=[0-9a-f]{16}-[0-9a-f]{16}", query)
 
 
 async def test_ensure_fresh_types_on_gateway_restart(
-    scripts: Place, tmp_path: Path, environment: None
+    scripts: ScriptEnvironment, tmp_path: Path, environment: None
 ) -> None:
     servers = {"every": stdio("everything")}
     grown = f"{IMPORT}return await tools.every.grown1({{ value: 'fresh' }})"
-    async with place(tmp_path, servers) as first:
+    async with script_environment(tmp_path, servers) as first:
         await first.run("")
-        before = await first.world.session()
+        before = await first.script_gateway.revision()
         assert (await first.run(grown)).exit_code == 1
-        # The server tells by `list_changed`.
+        # The server sends `list_changed`.
         changed = asyncio.Event()
-        first.app.upstreams.on_change.append(changed.set)
+        first.app.mcp_servers.on_change.append(changed.set)
         await first.run(f"{IMPORT}await tools.every.grow()")
-        await asyncio.wait_for(changed.wait(), PATIENCE)
+        await asyncio.wait_for(changed.wait(), TIMEOUT_SECONDS)
         assert (await first.run(grown)).value == "fresh"
-        asked = [each.query for each in first.asked if each.path == "/runtime/tools.ts"]
-        assert asked[-1] == f"_t={await first.world.session()}" != asked[0]
-        last = await first.world.session()
-    async with place(tmp_path, servers) as second:
+        asked = [each.query for each in first.requests if each.path == "/runtime/tools.ts"]
+        assert asked[-1] == f"_t={await first.script_gateway.revision()}" != asked[0]
+        last = await first.script_gateway.revision()
+    async with script_environment(tmp_path, servers) as second:
         assert (await second.run(grown)).exit_code == 1
-        assert await second.world.session() not in (before, last)
+        assert await second.script_gateway.revision() not in (before, last)
 
 
 async def test_write_import_map_to_temp_file() -> None:
     maps = ImportMaps()
     file = maps.file("http://127.0.0.1:4111/runtime/tools.ts?_t=1")
-    # As what a killed host leaves is found by the next.
-    assert file.parent.name.startswith(f"hutch-run-{identity.of_this_host()}-")
+    # The name identifies the process, so that leftovers of a killed host are found.
+    assert file.parent.name.startswith(f"hutch-run-{temp_dirs.host_id()}-")
     assert file.is_relative_to(tempfile.gettempdir())
     assert json.loads(file.read_text()) == {
         "imports": {"toolscript": "http://127.0.0.1:4111/runtime/tools.ts?_t=1"}
@@ -98,27 +109,29 @@ async def test_write_import_map_to_temp_file() -> None:
     assert not file.exists()
 
 
-async def test_launch_deno_with_import_map_flag(scripts: Place) -> None:
+async def test_launch_deno_with_import_map_flag(scripts: ScriptEnvironment) -> None:
     async with running(scripts) as pid:
         arguments = arguments_of(pid)
         assert arguments[:2] == ["/deno", "run"]
         assert "--import-map=/import-map.json" in arguments
 
 
-async def test_clean_import_syntax(scripts: Place) -> None:
-    """The module comes from the gateway, by HTTP."""
+async def test_clean_import_syntax(scripts: ScriptEnvironment) -> None:
+    """Deno loads the module from the gateway over HTTP."""
     ran = await scripts.run('import { tools } from "toolscript";\nconsole.log(Object.keys(tools).join());')
     assert ran.stdout == "every,github,myAtlassian\n"
-    query = f"_t={await scripts.world.session()}"
+    query = f"_t={await scripts.script_gateway.revision()}"
     fetched = {(each.method, each.path, each.query) for each in scripts.modules}
     assert ("GET", "/runtime/tools.ts", query) in fetched
     ran = await scripts.run('return import.meta.resolve("toolscript")')
-    assert ran.value == f"{scripts.world.url}/runtime/tools.ts?{query}"
+    assert ran.value == f"{scripts.script_gateway.url}/runtime/tools.ts?{query}"
 
 
-def test_toolscript_gateway_url_environment_variable(tmp_path: Path, every: dict[str, Any]) -> None:
-    """What a session-start hook exports is what `hutch exec` uses, and what scripts see."""
-    with gateway("--config", configure(tmp_path, {"every": every}), cwd=tmp_path) as running:
+def test_toolscript_gateway_url_environment_variable(
+    tmp_path: Path, everything_config: dict[str, Any]
+) -> None:
+    """`hutch exec` and its scripts use the URL that a session-start hook exports."""
+    with gateway("--config", configure(tmp_path, {"every": everything_config}), cwd=tmp_path) as running:
         port = running.url.rpartition(":")[2]
         exported = hutch("gateway", "env", env={"HUTCH_PORT": port}).stdout
         assert exported == f"export TOOLSCRIPT_GATEWAY_URL={running.url}\n"
@@ -131,17 +144,19 @@ def test_toolscript_gateway_url_environment_variable(tmp_path: Path, every: dict
         assert (done.returncode, done.stderr) == (0, "")
         url, zero, servers = json.loads(done.stdout)
         assert (url, zero, [each["name"] for each in servers]) == (running.url, "0", ["every"])
-        # The flag wins over the variable.
-        far = hutch("exec", "-g", running.url, code, env={variable[0]: "http://127.0.0.1:9"}, cwd=tmp_path)
-        assert far.stdout == done.stdout
+        # The option overrides the variable.
+        overridden = hutch(
+            "exec", "-g", running.url, code, env={variable[0]: "http://127.0.0.1:9"}, cwd=tmp_path
+        )
+        assert overridden.stdout == done.stdout
 
 
-async def test_type_safe_http_imports(scripts: Place) -> None:
+async def test_type_safe_http_imports(scripts: ScriptEnvironment) -> None:
     right = IMPORT + (
         "const issue = await tools.github.createIssue({ title: 'x', labels: ['bug'] });\n"
         "const number: number = issue.number;\nconst sum: number = (await tools.every.add({ a: 1 })).sum;"
     )
-    assert await scripts.app.scripts.checker.check(right, await scripts.world.declarations()) == []
+    assert await scripts.app.scripts.checker.check(right, await scripts.script_gateway.declarations()) == []
     wrong = {
         "tools.github.createIssue({})": "Property 'title' is missing",
         "tools.github.createIssue({ title: 1 })": "Type 'number' is not assignable to type 'string'",
@@ -150,13 +165,13 @@ async def test_type_safe_http_imports(scripts: Place) -> None:
         "tools.gitlab.createIssue({ title: 'x' })": "Property 'gitlab' does not exist",
         "(await tools.every.add()).total": "Property 'total' does not exist on type '{ sum: number; }'",
     }
-    for call, complaint in wrong.items():
+    for call, message in wrong.items():
         ran = await scripts.run(f"{IMPORT}{call};")
-        assert (ran.exit_code, complaint in ran.stderr) == (1, True), ran.stderr
-    assert scripts.asked == []
+        assert (ran.exit_code, message in ran.stderr) == (1, True), ran.stderr
+    assert scripts.requests == []
 
 
-async def test_multiple_servers_via_clean_import(scripts: Place) -> None:
+async def test_multiple_servers_via_clean_import(scripts: ScriptEnvironment) -> None:
     code = IMPORT + (
         "const here = await tools.github.createIssue({ title: 'here' });\n"
         "const there = await tools.myAtlassian.createIssue({ title: 'there' });\n"
@@ -165,7 +180,7 @@ async def test_multiple_servers_via_clean_import(scripts: Place) -> None:
     assert (await scripts.run(code)).value == ["here", "there", "0"]
 
 
-async def test_server_namespacing_with_camelcase(scripts: Place) -> None:
+async def test_server_namespacing_with_camelcase(scripts: ScriptEnvironment) -> None:
     code = IMPORT + "return [Object.keys(tools), Object.keys(tools.github), 'getUserName' in tools.every];"
     assert (await scripts.run(code)).value == [
         ["every", "github", "myAtlassian"],

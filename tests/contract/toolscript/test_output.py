@@ -1,4 +1,4 @@
-"""Output Handling, and Error Handling: what a shell sees of a script."""
+"""Output Handling and Error Handling, as seen from a shell."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.processes import hutch
-from tests.toolscripts import IMPORT, Place, starts
+from tests.support.processes import hutch
+from tests.support.toolscripts import IMPORT, ScriptEnvironment, start_command
 
 
 @pytest.mark.parametrize(
@@ -25,9 +25,9 @@ def test_return_value_to_stdout(code: str, printed: str, tmp_path: Path) -> None
 
 
 def test_console_log_to_stdout(tmp_path: Path) -> None:
-    """Exactly what was printed, and when it was."""
+    """The command prints exactly the script's output, as soon as it is written."""
     code = "console.log('x', { a: 1 });\nawait new Promise((go) => setTimeout(go, 60_000));"
-    with starts("exec", "--timeout", "60", code, cwd=tmp_path) as running:
+    with start_command("exec", "--timeout", "60", code, cwd=tmp_path) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == b"x { a: 1 }\n"
         running.terminate()
@@ -39,7 +39,7 @@ def test_console_error_to_stderr(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "good\n", "bad\nhm\n")
 
 
-async def test_runtime_error(scripts: Place) -> None:
+async def test_runtime_error(scripts: ScriptEnvironment) -> None:
     code = (
         "console.log('before');\nfunction inner(): never {\n  throw new TypeError('no such luck');\n}\n"
         "inner();\n"
@@ -51,13 +51,15 @@ async def test_runtime_error(scripts: Place) -> None:
     )
 
 
-async def test_record_of_a_run_says_whether_the_script_failed(
-    scripts: Place, caplog: pytest.LogCaptureFixture
+async def test_run_record_says_whether_the_script_failed(
+    scripts: ScriptEnvironment, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "hutch.runs")
     for code in ("Deno.exit(0)", "Deno.exit(7)", "throw new Error('no')", "return 1"):
         await scripts.run(code)
-    assert [record.__dict__["fields"]["outcome"] for record in caplog.records if record.msg == "run"] == [
+    assert [
+        record.__dict__["fields"]["outcome"] for record in caplog.records if record.name == "hutch.runs"
+    ] == [
         "ok",
         "script_failed",
         "script_failed",
@@ -65,7 +67,7 @@ async def test_record_of_a_run_says_whether_the_script_failed(
     ]
 
 
-async def test_runtime_error_in_a_script_that_returns_has_the_lines_of_its_author(scripts: Place) -> None:
+async def test_runtime_error_in_a_rewritten_script_has_original_lines(scripts: ScriptEnvironment) -> None:
     code = f"{IMPORT}const nothing: any = undefined;\nif (nothing) return 1;\nnothing.x;\n"
     ran = await scripts.run(code)
     assert ran.exit_code == 1
@@ -76,7 +78,7 @@ async def test_runtime_error_in_a_script_that_returns_has_the_lines_of_its_autho
     assert "/tmp" not in ran.stderr
 
 
-async def test_syntax_error(scripts: Place) -> None:
+async def test_syntax_error(scripts: ScriptEnvironment) -> None:
     ran = await scripts.run("console.log('began');\nconst = 1;\n")
     assert (ran.exit_code, ran.stdout) == (1, "")
     assert "script.ts:2:7\n    2 | const = 1;\n      |       ^" in ran.stderr
@@ -85,23 +87,23 @@ async def test_syntax_error(scripts: Place) -> None:
     assert "script.ts:2:7" in unchecked.stderr
 
 
-async def test_type_error(scripts: Place) -> None:
+async def test_type_error(scripts: ScriptEnvironment) -> None:
     ran = await scripts.run("console.log('began');\nconst count: number = 'many';\n")
     assert (ran.exit_code, ran.stdout) == (1, "")
     assert ran.stderr.startswith("error TS2322: Type 'string' is not assignable to type 'number'.\n")
-    assert ran.refused is not None
-    [problem] = ran.refused.problems
+    assert ran.error is not None
+    [problem] = ran.error.problems
     assert (problem.file, problem.line, problem.column, problem.code) == ("script.ts", 2, 7, 2322)
 
 
-def test_type_error_exits_1_from_the_shell_and_is_json_on_demand(tmp_path: Path) -> None:
+def test_type_error_exits_1_and_is_json_on_request(tmp_path: Path) -> None:
     done = hutch("exec", "--json", "const n: number = 'x'", cwd=tmp_path)
-    told = json.loads(done.stdout)
-    assert (done.returncode, done.stderr, told["ok"], told["exitCode"]) == (1, "", False, 1)
-    assert [(each["line"], each["code"]) for each in told["error"]["problems"]] == [(1, 2322)]
+    output = json.loads(done.stdout)
+    assert (done.returncode, done.stderr, output["ok"], output["exitCode"]) == (1, "", False, 1)
+    assert [(each["line"], each["code"]) for each in output["error"]["problems"]] == [(1, 2322)]
 
 
-async def test_uncaught_promise_rejection(scripts: Place) -> None:
+async def test_uncaught_promise_rejection(scripts: ScriptEnvironment) -> None:
     code = (
         "Promise.reject(new Error('lost'));\nawait new Promise((go) => setTimeout(go, 5_000));\n"
         "console.log('never');"

@@ -1,14 +1,14 @@
-"""TypeScript Support, and Top-Level Await."""
+"""TypeScript Support and Top-Level Await."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tests.processes import hutch
-from tests.toolscripts import IMPORT, Place
+from tests.support.processes import hutch
+from tests.support.toolscripts import IMPORT, ScriptEnvironment
 
 
-async def test_typescript_compilation(scripts: Place) -> None:
+async def test_typescript_compilation(scripts: ScriptEnvironment) -> None:
     code = """
         enum Level { Low = 1, High }
         interface Named { readonly name: string }
@@ -28,23 +28,23 @@ async def test_typescript_compilation(scripts: Place) -> None:
     assert (ran.exit_code, ran.stdout, ran.stderr) == (0, "Rex barks High 2 cast\n", "")
 
 
-async def test_type_checking(scripts: Place) -> None:
-    """Errors are told before anything of the script has run."""
+async def test_type_checking(scripts: ScriptEnvironment) -> None:
+    """Type errors are reported before the script runs."""
     code = IMPORT + 'console.log("began");\nawait tools.github.createIssue({ titel: "a typo" });\n'
     ran = await scripts.run(code)
     assert (ran.exit_code, ran.stdout) == (1, "")
     assert "script.ts:3:" in ran.stderr
     assert "'titel' does not exist" in ran.stderr
-    # The source line, a mark below it, and how the tool wants to be called.
+    # The source line, a mark below it, and the tool's signature.
     assert '    3 | await tools.github.createIssue({ titel: "a typo" });\n' in ran.stderr
     assert "^^^^^\n" in ran.stderr
     assert "tools.github.createIssue(args: { title: string; labels?: " in ran.stderr
-    assert scripts.asked == []
+    assert scripts.requests == []
     assert (await scripts.run(code, check=False)).stdout == "began\n"
 
 
-async def test_es_modules(scripts: Place, tmp_path: Path) -> None:
-    """What a script imports from its folder and below is there, and nothing else of that folder."""
+async def test_es_modules(scripts: ScriptEnvironment, tmp_path: Path) -> None:
+    """A script can import files from its folder and below, and sees no others."""
     (tmp_path / "lib").mkdir()
     (tmp_path / "main.ts").write_text(
         'import { double } from "./lib/double.ts";\nimport data from "./data.json" with { type: "json" };\n'
@@ -62,7 +62,7 @@ async def test_es_modules(scripts: Place, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "42 a/b late\nnot there\n", "")
 
 
-async def test_top_level_await(scripts: Place) -> None:
+async def test_top_level_await(scripts: ScriptEnvironment) -> None:
     code = IMPORT + (
         "const issue = await tools.github.createIssue({ title: await Promise.resolve('x') });\n"
         "for await (const each of [Promise.resolve(1), 2]) console.log(each);\nconsole.log(issue.title);\n"
@@ -70,8 +70,8 @@ async def test_top_level_await(scripts: Place) -> None:
     assert (await scripts.run(code)).stdout == "1\n2\nx\n"
 
 
-async def test_promise_handling(scripts: Place) -> None:
-    """A returned promise is awaited, and so is all that a script began without a word."""
+async def test_promise_handling(scripts: ScriptEnvironment) -> None:
+    """Returned promises are awaited, and so is pending work of the script."""
     assert (await scripts.run(f"{IMPORT}return tools.every.add({{ a: 1, b: 2 }})")).value == {"sum": 3}
     late = "return new Promise((resolve) => setTimeout(resolve, 20, { late: true }))"
     assert (await scripts.run(late)).value == {"late": True}

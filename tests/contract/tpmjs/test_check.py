@@ -1,4 +1,6 @@
-"""`hutch check` of our own server: everything that can be tested passes, with a key and without."""
+"""`hutch check` passes against our own server, with and without a key, and with both formats of errors for
+clients without a protocol version.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.contract.tpmjs.served import elsewhere, tool
+from tests.contract.tpmjs.harness import no_registry_env, tool
 from tests.npm import registry
-from tests.processes import Server, serving
+from tests.support.processes import ServeProcess, running_server
 
 from hutch.cli.check import check
 
@@ -18,18 +20,19 @@ KEY = "the-right-key"
 
 
 @pytest.fixture(scope="module", params=[None, KEY], ids=["open", "with a key"])
-def server(request: pytest.FixtureRequest) -> Iterator[tuple[Server, str | None]]:
-    """With the registry that the tester has, and the shelf that all tests share."""
+def server(request: pytest.FixtureRequest) -> Iterator[tuple[ServeProcess, str | None]]:
+    """A server with the tester's registry and the package store that all tests share."""
     key: str | None = request.param
-    with serving(**({"EXECUTOR_API_KEY": key} if key else {})) as running:
+    settings = {"EXECUTOR_API_KEY": key, "HUTCH_TPMJS_STRING_ERRORS": "false"} if key else {}
+    with running_server(**settings) as running:
         yield running, key
 
 
 def test_everything_passes(
-    server: tuple[Server, str | None], capfdbinary: pytest.CaptureFixture[bytes]
+    server: tuple[ServeProcess, str | None], capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     running, key = server
-    report = examined(capfdbinary, running.url, api_key=key)
+    report = run_check(capfdbinary, running.url, api_key=key)
     assert report["passed"] is True
     assert [each for each in report["checks"] if each["outcome"] == "failed"] == []
     not_tested = {each["name"] for each in report["checks"] if each["outcome"] == "not_tested"}
@@ -45,29 +48,29 @@ def test_everything_passes(
     }
 
 
-def test_timeout_is_really_timed(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    with registry.serving() as npm:
+def test_execution_timeout_is_measured(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    with registry.run_registry() as npm:
         environment = {
-            **elsewhere(),
+            **no_registry_env(),
             "NPM_CONFIG_REGISTRY": npm.url,
             "HUTCH_HOME": str(tmp_path),
             "HUTCH_TOOL_TIMEOUT_MS": "1500",
         }
         npm.publish("made-up-echo", files={"index.js": tool("return params")})
         npm.publish("made-up-sleep", files={"index.js": tool("await new Promise(() => {})")})
-        with serving(**environment) as running:
-            report = examined(
+        with running_server(**environment) as running:
+            report = run_check(
                 capfdbinary, running.url, tool="made-up-echo#tool", slow_tool="made-up-sleep@1.0.0#tool"
             )
     timed = next(each for each in report["checks"] if each["name"] == "Execution timeout enforced")
     assert timed["outcome"] == "passed", timed
     assert report["core"]["verdict"] == "PASS"
-    # A limit below a minute is not what the specification asks for.
+    # The specification requires a limit of at least a minute.
     failed = [each["name"] for each in report["checks"] if each["outcome"] == "failed"]
     assert failed == ["maxExecutionTimeMs in capabilities"]
 
 
-def examined(capture: pytest.CaptureFixture[bytes], url: str, **options: Any) -> dict[str, Any]:
+def run_check(capture: pytest.CaptureFixture[bytes], url: str, **options: Any) -> dict[str, Any]:
     check(url, json=True, **options)
-    found: dict[str, Any] = json.loads(capture.readouterr().out)
-    return found
+    report: dict[str, Any] = json.loads(capture.readouterr().out)
+    return report

@@ -1,17 +1,17 @@
-"""What tools may reach, as the operator says: nothing, a list, or less for some packages."""
+"""Egress policies of the operator: none, allowlist, and less for some packages."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tests.contract.tpmjs.served import Meeting, made_up, tool
+from tests.contract.tpmjs.harness import SyncServer, server_with_registry, tool
 
 FETCH = tool("return (await fetch(params.url)).status")
 
 
-async def test_nothing(meet: Meeting, tmp_path: Path) -> None:
-    async with made_up(tmp_path, egress="none", egress_allow=meet.address) as server:
-        url = f"{meet.url}/said/off"
+async def test_egress_none(sync: SyncServer, tmp_path: Path) -> None:
+    async with server_with_registry(tmp_path, egress="none", egress_allow=sync.address) as server:
+        url = f"{sync.url}/ready/off"
         for source in (
             FETCH,
             tool(
@@ -26,18 +26,29 @@ async def test_nothing(meet: Meeting, tmp_path: Path) -> None:
         assert (await server.run(tool("return 'works'")))["output"] == "works"
 
 
-async def test_less_for_some_packages(meet: Meeting, tmp_path: Path) -> None:
+async def test_package_egress_restricts_some_packages(sync: SyncServer, tmp_path: Path) -> None:
     narrower = "quiet=none,narrow=other.invalid:80"
-    settings = {"egress": "allowlist", "egress_allow": meet.address, "package_egress": narrower}
-    async with made_up(tmp_path, **settings) as server:
+    settings = {"egress": "allowlist", "egress_allow": sync.address, "package_egress": narrower}
+    async with server_with_registry(tmp_path, **settings) as server:
         for name in ("quiet", "narrow", "free"):
             server.npm.publish(name, files={"index.js": FETCH})
-        there, elsewhere = f"{meet.url}/said/there", "http://name.invalid/"
+        there, elsewhere = f"{sync.url}/ready/there", "http://name.invalid/"
         assert (await server.execute("free", params={"url": there}))["output"] == 200
         for name, url, reason in (
-            ("free", elsewhere, "name.invalid:80 is not on the list of what tools may reach"),
+            ("free", elsewhere, "name.invalid:80 is not in the list of permitted hosts"),
             ("quiet", there, "Network access is off for this tool"),
-            ("narrow", there, "is not among what this package may reach"),
+            ("narrow", there, "is not permitted for this package"),
         ):
             answer = await server.execute(name, params={"url": url})
             assert reason in answer["error"]["message"], name
+        lookups = tool(
+            "const lookup = (name) => dns.lookup(name).then(({ address }) => address, ({ code }) => code);"
+            " return Promise.all(['localhost', 'name.invalid'].map(lookup))",
+            "import dns from 'node:dns/promises';",
+        )
+        assert (await server.run(lookups))["output"] == ["127.0.0.1", "ENOTFOUND"]
+        failure = tool(
+            "try { await fetch(params.url) } catch ({ message, cause }) { return [message, cause.code] }"
+        )
+        answer = await server.run(failure, params={"url": elsewhere})
+        assert answer["output"] == ["fetch failed", "EACCES"]

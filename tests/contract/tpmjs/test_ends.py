@@ -1,4 +1,4 @@
-"""How an execution ends: what a tool throws, what it leaves open, its time, its caller, the server's end."""
+"""How executions end: exceptions, open handles, timeouts, disconnects and shutdown."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.contract.tpmjs.served import Executor, Meeting, executor, runners, tool
+from tests.contract.tpmjs.harness import SyncServer, ToolServer, runners, start_server, tool
 from tests.npm import registry
-from tests.processes import Traces, until
+from tests.support.processes import Traces, wait_until
 
 FAILURE = "TOOL_EXECUTION_ERROR"
 
 
-# --- by its own doing ---
+# --- by the tool ---
 
 
 THROWN = {
@@ -80,83 +80,85 @@ OPEN = [
 
 
 def failures(answers: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """What was told of tools that all failed."""
+    """Returns the messages of tools that all failed."""
     assert [name for name, answer in answers.items() if answer["success"]] == []
     assert {answer["error"]["code"] for answer in answers.values()} == {FAILURE}
     return {name: answer["error"]["message"] for name, answer in answers.items()}
 
 
-async def test_what_is_thrown_is_told(made: Executor) -> None:
-    answers = await made.run_all({thrown: tool(f"throw {thrown}") for thrown in THROWN})
+async def test_thrown_value_is_reported(tool_server: ToolServer) -> None:
+    answers = await tool_server.run_all({thrown: tool(f"throw {thrown}") for thrown in THROWN})
     assert failures(answers) == THROWN
 
 
-async def test_text_of_an_error_does_not_decide_its_code(made: Executor) -> None:
+async def test_message_of_an_error_does_not_change_its_code(tool_server: ToolServer) -> None:
     more = "{ code: 'TIMEOUT', name: 'AbortError' }"
-    answers = await made.run_all(
+    answers = await tool_server.run_all(
         {text: tool(f"throw Object.assign(new Error({json.dumps(text)}), {more})") for text in TEXTS}
     )
     assert failures(answers) == {text: text for text in TEXTS}
 
 
-async def test_exit_is_a_failure_whatever_its_code(made: Executor) -> None:
-    answers = await made.run_all({source: tool(f"console.log('before'); {source}") for source in EXITS})
+async def test_exit_is_a_failure_with_any_code(tool_server: ToolServer) -> None:
+    answers = await tool_server.run_all(
+        {source: tool(f"console.log('before'); {source}") for source in EXITS}
+    )
     assert failures(answers) == {source: f"The tool called {call}" for source, call in EXITS.items()}
     assert [source for source, answer in answers.items() if answer["logs"] != ["before"]] == []
 
 
-async def test_exit_while_importing_is_a_failure(spared: Executor) -> None:
-    package = spared.publish(tool("return 1", "process.exit(0);"))
+async def test_exit_while_importing_is_a_failure(spare_server: ToolServer) -> None:
+    package = spare_server.publish(tool("return 1", "process.exit(0);"))
     for _ in range(2):
-        answer = await spared.execute(package)
+        answer = await spare_server.execute(package)
         assert answer["error"]["code"] == FAILURE
         assert "process.exit(0)" in answer["error"]["message"]
 
 
-async def test_error_that_nobody_caught_is_the_tool_s(made: Executor) -> None:
-    before = "import Emitter from 'node:events'; const error = new Error('nobody caught it');"
-    answers = await made.run_all(
+async def test_uncaught_error_fails_the_tool(tool_server: ToolServer) -> None:
+    before = "import Emitter from 'node:events'; const error = new Error('uncaught');"
+    answers = await tool_server.run_all(
         {source: tool(f"{source}; await new Promise(() => {{}})", before) for source in UNCAUGHT}
     )
-    assert failures(answers) == dict.fromkeys(UNCAUGHT, "nobody caught it")
+    assert failures(answers) == dict.fromkeys(UNCAUGHT, "uncaught")
 
 
-async def test_error_that_a_handler_of_the_package_s_takes_is_none(made: Executor) -> None:
+async def test_error_handled_by_the_package_is_not_a_failure(tool_server: ToolServer) -> None:
     source = tool(
         "Promise.reject(1); setTimeout(() => { throw 2 });"
         "while (seen.length < 2) await new Promise((r) => setTimeout(r)); return seen",
         "const seen = [], see = (error) => seen.push(error);"
         "process.on('unhandledRejection', see); process.on('uncaughtException', see);",
     )
-    assert (await made.run(source))["output"] == [1, 2]
+    assert (await tool_server.run(source))["output"] == [1, 2]
 
 
-async def test_what_is_left_open_does_not_delay_the_answer(made: Executor, meet: Meeting) -> None:
+async def test_open_handles_do_not_delay_the_response(tool_server: ToolServer, sync: SyncServer) -> None:
     began = time.monotonic()
-    answers = await made.run_all(
-        {each: {"source": tool(f"{each}; return 'done'"), "params": {"meet": meet.url}} for each in OPEN}
+    answers = await tool_server.run_all(
+        {code: {"source": tool(f"{code}; return 'done'"), "params": {"meet": sync.url}} for code in OPEN}
     )
-    assert {each: answer.get("output", answer) for each, answer in answers.items()} == dict.fromkeys(
+    assert {code: answer.get("output", answer) for code, answer in answers.items()} == dict.fromkeys(
         OPEN, "done"
     )
     assert time.monotonic() - began < 60
 
 
-# --- by its time ---
+# --- by a timeout ---
 
 
 SLOW = {
     "never resolves": tool("await new Promise(() => {})"),
     "sleeps": tool("await new Promise((r) => setTimeout(r, 60_000))"),
-    "is never imported": tool("return 1", "await new Promise(() => {});"),
-    "is never made": "export const tool = () => new Promise(() => {})",
+    "import never ends": tool("return 1", "await new Promise(() => {});"),
+    "factory never ends": "export const tool = () => new Promise(() => {})",
     "never ends": "export const tool = { async *execute() { yield 1; await new Promise(() => {}) } }",
 }
 
 
 @pytest.mark.parametrize("protocol", ["1.0", "1.1"])
-async def test_too_long_is_a_timeout_and_nothing_else(hasty: Executor, protocol: str) -> None:
-    answers = await hasty.run_all(
+async def test_slow_tool_is_a_timeout(short_timeout_server: ToolServer, protocol: str) -> None:
+    answers = await short_timeout_server.run_all(
         {name: {"source": source, "X_TPMJS_Protocol_Version": protocol} for name, source in SLOW.items()}
     )
     for name, answer in answers.items():
@@ -164,126 +166,126 @@ async def test_too_long_is_a_timeout_and_nothing_else(hasty: Executor, protocol:
         if protocol == "1.1":
             assert (answer["errorStage"], answer["errorCode"]) == ("execute", "EXECUTION_TIMEOUT"), name
         else:
-            told = {"code": "EXECUTION_TIMEOUT", "message": "The tool did not finish in time"}
-            assert answer["error"] == told, name
+            expected = {"code": "EXECUTION_TIMEOUT", "message": "The tool did not finish in time"}
+            assert answer["error"] == expected, name
 
 
-async def test_signal_tells_the_tool_that_its_time_is_up(hasty: Executor) -> None:
+async def test_abort_signal_fires_at_the_timeout(short_timeout_server: ToolServer) -> None:
     source = tool(
         "console.log('waiting'); await new Promise((_, reject) =>"
         " options.abortSignal.addEventListener('abort', () => { writeSync(1, 'aborted\\n'); reject(1) }))",
         "import { writeSync } from 'node:fs';",
     )
-    answer = await hasty.run(source)
+    answer = await short_timeout_server.run(source)
     assert (answer["error"]["code"], answer["logs"]) == ("EXECUTION_TIMEOUT", ["waiting", "aborted"])
 
 
-async def test_longest_request_is_a_timeout_too(meet: Meeting, tmp_path: Path) -> None:
-    with registry.serving() as npm:
-        async with executor(npm, home=tmp_path, request_seconds=1.0, max_spares=0) as server:
+async def test_request_timeout_is_a_timeout_too(sync: SyncServer, tmp_path: Path) -> None:
+    with registry.run_registry() as npm:
+        async with start_server(npm, home=tmp_path, request_seconds=1.0, max_spares=0) as server:
             answer = await server.run(tool("await new Promise(() => {})"))
             assert answer["error"]["code"] == "EXECUTION_TIMEOUT"
             assert "took longer than 1 s" in answer["error"]["message"]
-            await asyncio.to_thread(until, lambda: not runners(server.pid))
+            await asyncio.to_thread(wait_until, lambda: not runners(server.pid))
 
 
-async def test_home_that_cannot_be_written_is_a_fault_of_the_server_and_only_its_log_names_it(
+async def test_unwritable_home_is_an_internal_error_and_named_only_in_the_log(
     tmp_path: Path,
 ) -> None:
     home = tmp_path / "home"
     home.write_text("in the way")
-    with registry.serving() as npm:
-        async with executor(npm, home=home, max_spares=0) as server:
-            wanted = {"packageName": server.publish(tool("return 1")), "name": "tool"}
+    with registry.run_registry() as npm:
+        async with start_server(npm, home=home, max_spares=0) as server:
+            request = {"packageName": server.publish(tool("return 1")), "name": "tool"}
             for path in ("/execute-tool", "/load-and-describe"):
-                answer = await server.post(path, wanted)
+                answer = await server.post(path, request)
                 assert answer.status_code == 500
-                told = {"code": "INTERNAL_ERROR", "message": "The server failed; its log says why"}
-                assert answer.json()["error"] == told
+                expected = {"code": "INTERNAL_ERROR", "message": "The server failed; its log says why"}
+                assert answer.json()["error"] == expected
                 logged = await asyncio.to_thread(server.server.logged, "cannot be installed")
-                assert f"{home} is a file, where a folder should be. Set HUTCH_HOME to" in logged
+                assert f"{home} is a file, not a folder. Set HUTCH_HOME to" in logged
 
 
-# --- by its caller ---
+# --- by the client ---
 
 
-async def test_client_that_goes_takes_its_execution_along(made: Executor, meet: Meeting) -> None:
-    package = made.publish(
-        tool("await fetch(params.meet + '/said/client-goes'); await new Promise(() => {})")
+async def test_disconnect_stops_the_execution(tool_server: ToolServer, sync: SyncServer) -> None:
+    package = tool_server.publish(
+        tool("await fetch(params.meet + '/ready/client-goes'); await new Promise(() => {})")
     )
-    calling = asyncio.create_task(made.execute(package, params={"meet": meet.url}))
-    await meet.said("client-goes")
-    assert runners(made.pid)
+    calling = asyncio.create_task(tool_server.execute(package, params={"meet": sync.url}))
+    await sync.wait_ready("client-goes")
+    assert runners(tool_server.pid)
     calling.cancel()
     await asyncio.gather(calling, return_exceptions=True)
-    assert json.loads(await recorded(made, package))["outcome"] == "timeout"
-    await asyncio.to_thread(until, lambda: not runners(made.pid))
+    assert json.loads(await recorded(tool_server, package))["outcome"] == "timeout"
+    await asyncio.to_thread(wait_until, lambda: not runners(tool_server.pid))
 
 
-async def test_client_of_a_stream_that_goes_takes_its_execution_along(made: Executor) -> None:
-    package = made.publish(
+async def test_disconnect_of_a_stream_stops_the_execution(tool_server: ToolServer) -> None:
+    package = tool_server.publish(
         "export const tool = { async *execute() { yield 1; await new Promise(() => {}) } }"
     )
-    stream = made.stream(package)
+    stream = tool_server.stream(package)
     assert await anext(stream) == ("partial", {"value": 1})
-    assert runners(made.pid)
+    assert runners(tool_server.pid)
     await stream.aclose()
-    assert json.loads(await recorded(made, package))["outcome"] == "timeout"
-    await asyncio.to_thread(until, lambda: not runners(made.pid))
+    assert json.loads(await recorded(tool_server, package))["outcome"] == "timeout"
+    await asyncio.to_thread(wait_until, lambda: not runners(tool_server.pid))
 
 
-async def test_client_that_goes_while_its_package_is_installed_starts_nothing(made: Executor) -> None:
-    package = made.publish(tool("return 1"))
-    made.npm.faults[package] = "hangs"
-    calling = asyncio.create_task(made.execute(package))
-    await asyncio.to_thread(until, lambda: made.npm.count(package))
+async def test_disconnect_during_installation_starts_nothing(tool_server: ToolServer) -> None:
+    package = tool_server.publish(tool("return 1"))
+    tool_server.npm.faults[package] = "hangs"
+    calling = asyncio.create_task(tool_server.execute(package))
+    await asyncio.to_thread(wait_until, lambda: tool_server.npm.count(package))
     calling.cancel()
     await asyncio.gather(calling, return_exceptions=True)
-    assert await made.healthy()
-    assert runners(made.pid) == []
+    assert await tool_server.healthy()
+    assert runners(tool_server.pid) == []
 
 
-async def recorded(server: Executor, package: str) -> str:
-    """The record of a package's next run."""
+async def recorded(server: ToolServer, package: str) -> str:
+    """Returns the record of the package's next run."""
     return await asyncio.to_thread(server.server.logged, f'"{package}@1.0.0#tool"')
 
 
-# --- by the server's end ---
+# --- by shutdown ---
 
 
-async def test_sigterm_lets_a_tool_finish_and_leaves_nothing(meet: Meeting, tmp_path: Path) -> None:
-    with registry.serving() as npm:
-        async with executor(npm, home=tmp_path, egress_allow=meet.address) as server:
+async def test_sigterm_lets_a_tool_finish_and_leaves_nothing(sync: SyncServer, tmp_path: Path) -> None:
+    with registry.run_registry() as npm:
+        async with start_server(npm, home=tmp_path, egress_allow=sync.address) as server:
             package = server.publish(
                 tool(
-                    "await fetch(params.meet + '/said/draining');"
+                    "await fetch(params.meet + '/ready/draining');"
                     " return await (await fetch(params.meet + '/wait/drained')).text()"
                 )
             )
-            calling = asyncio.create_task(server.execute(package, params={"meet": meet.url}))
-            await meet.said("draining")
+            calling = asyncio.create_task(server.execute(package, params={"meet": sync.url}))
+            await sync.wait_ready("draining")
             with Traces(server.pid) as traces:
                 server.server.process.terminate()
                 await asyncio.to_thread(server.server.logged, "draining")
                 late = await server.post("/execute-tool", {"packageName": package, "name": "tool"})
                 assert (late.status_code, late.json()["error"]["code"]) == (503, "BUSY")
                 assert (await server.client.get("/health")).status_code == 503
-                meet.let_go("drained")
+                sync.release("drained")
                 assert (await calling)["output"] == "ok"
                 assert await asyncio.to_thread(server.server.wait) == 0
                 assert traces.remaining() == []
 
 
-async def test_server_whose_time_is_up_tells_who_waits(meet: Meeting, tmp_path: Path) -> None:
-    with registry.serving() as npm:
-        settings = {"home": tmp_path, "egress_allow": meet.address, "drain_seconds": 0.1}
-        async with executor(npm, **settings) as server:
+async def test_expired_drain_returns_an_error_to_waiting_clients(sync: SyncServer, tmp_path: Path) -> None:
+    with registry.run_registry() as npm:
+        settings = {"home": tmp_path, "egress_allow": sync.address, "drain_seconds": 0.1}
+        async with start_server(npm, **settings) as server:
             package = server.publish(
-                tool("await fetch(params.meet + '/said/time-is-up'); await new Promise(() => {})")
+                tool("await fetch(params.meet + '/ready/time-is-up'); await new Promise(() => {})")
             )
-            request = {"packageName": package, "name": "tool", "params": {"meet": meet.url}}
+            request = {"packageName": package, "name": "tool", "params": {"meet": sync.url}}
             calling = asyncio.create_task(server.post("/execute-tool", request))
-            await meet.said("time-is-up")
+            await sync.wait_ready("time-is-up")
             with Traces(server.pid) as traces:
                 server.server.process.terminate()
                 answer = await calling

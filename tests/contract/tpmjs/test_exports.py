@@ -1,4 +1,4 @@
-"""Which export a name stands for: objects, factories, default exports; ESM and CommonJS."""
+"""Which export a tool name refers to: objects, factories, default exports; ESM and CommonJS."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.contract.tpmjs.served import Executor, eventually, tool
+from tests.contract.tpmjs.harness import ToolServer, eventually, tool
 
-METRIC = 'hutch_runs_total{door="tpmjs",engine="npm",outcome="%s"}'
+METRIC = 'hutch_runs_total{engine="npm",outcome="%s",protocol="tpmjs"}'
 ENV = {"REGION": "north", "SOME_API_KEY": "k-1"}
 
 FOUND: dict[str, tuple[str, dict[str, Any], Any]] = {
@@ -22,7 +22,7 @@ FOUND: dict[str, tuple[str, dict[str, Any], Any]] = {
         {},
         "callable",
     ),
-    "a function's own": (
+    "property of a function": (
         "export function tool() { throw 1 } tool.execute = () => 'own'",
         {},
         "own",
@@ -33,7 +33,7 @@ FOUND: dict[str, tuple[str, dict[str, Any], Any]] = {
         "instance",
     ),
     "default by its name": ("export default { execute: () => 'default' }", {"name": "default"}, "default"),
-    "default by what it calls itself": (
+    "default by its own name property": (
         "export default { name: 'me', execute: () => 'me' }",
         {"name": "me"},
         "me",
@@ -50,22 +50,22 @@ FOUND: dict[str, tuple[str, dict[str, Any], Any]] = {
         {"env": ENV},
         "north",
     ),
-    "a factory that wants an environment": (
+    "a factory that requires the environment": (
         "export const tool = (env) => ({ there: env.REGION, execute: () => env.REGION })",
         {"env": ENV},
         "north",
     ),
-    "a factory that takes it apart": (
+    "a factory that destructures its argument": (
         "export const tool = ({ REGION }) => ({ execute: () => REGION })",
         {"env": ENV},
         "north",
     ),
-    "a factory that wants a key": (
+    "a factory that needs a key": (
         "export const tool = (c) => { if (c?.apiKey) return { execute: () => c }; throw new Error('no') }",
         {"env": ENV},
         {"apiKey": "k-1"},
     ),
-    "an async factory that wants a key": (
+    "an async factory that needs a key": (
         "export const tool = async ({ apiKey }) => apiKey && { execute: () => apiKey }",
         {"env": ENV},
         "k-1",
@@ -77,13 +77,13 @@ FOUND: dict[str, tuple[str, dict[str, Any], Any]] = {
     ),
     "re-exported": ("export { tool } from './other.js'", {}, "other"),
     "CommonJS": ("exports.tool = { execute: () => 'cjs' }", {"type": "commonjs"}, "cjs"),
-    "CommonJS at once": ("module.exports = { tool: { execute: () => 'cjs' } }", {"type": "commonjs"}, "cjs"),
-    "CommonJS, worked out": (
+    "CommonJS object": ("module.exports = { tool: { execute: () => 'cjs' } }", {"type": "commonjs"}, "cjs"),
+    "computed CommonJS exports": (
         "for (const n of ['tool']) module.exports[n] = () => ({ execute: () => require('./other.cjs') })",
         {"type": "commonjs"},
         "required",
     ),
-    "CommonJS that was compiled": (
+    "compiled CommonJS": (
         "exports.__esModule = true; exports.default = { tool: { execute: () => 'compiled' } }",
         {"type": "commonjs"},
         "compiled",
@@ -96,13 +96,13 @@ FOUND: dict[str, tuple[str, dict[str, Any], Any]] = {
 }
 
 NOT_FOUND = {
-    "a wrong name beside a default": ("export default { execute: () => 1 }", 'has no export "tool"'),
-    "of a default with another name": (
+    "wrong name with a default export": ("export default { execute: () => 1 }", 'has no export "tool"'),
+    "default export with another name": (
         "export default { name: 'other', execute: () => 1 }",
         'has no export "tool"',
     ),
-    "of nothing": ("export {}", 'has no export "tool", and nothing that could be a tool'),
-    "with what there is": (
+    "no exports": ("export {}", 'has no export "tool", and nothing that could be a tool'),
+    "lists the available tools": (
         "export const other = { execute() {} }; export const data = 1",
         'has no export "tool"; its tools are other',
     ),
@@ -114,10 +114,17 @@ INVALID = {
     "null": ("export const tool = null", 'Export "tool" of {} is null'),
     "an object": ("export const tool = { run() {} }", 'Export "tool" of {} is an object with run'),
     "a class": ("export class tool { execute() {} }", 'Export "tool" of {} is a class'),
-    "execute is no function": ("export const tool = { execute: 1 }", 'Export "tool" of {} is an object with'),
-    "a factory of something else": (
+    "execute is not a function": (
+        "export const tool = { execute: 1 }",
+        'Export "tool" of {} is an object with',
+    ),
+    "factory that returns no tool": (
         "export const tool = async () => ({ bash: 1 })",
-        'Export "tool" of {} is a function that gives an object with bash',
+        'Export "tool" of {} is a function that returns an object with bash',
+    ),
+    "function that is not a factory": (
+        "export const tool = (manifest) => manifest.steps.length",
+        'Export "tool" of {} is a function that throws Cannot read properties of undefined',
     ),
 }
 
@@ -128,8 +135,8 @@ MORE = {
 }
 
 
-async def test_is_found_and_executed(made: Executor) -> None:
-    answers = await made.run_all(
+async def test_tool_is_found_and_executed(tool_server: ToolServer) -> None:
+    answers = await tool_server.run_all(
         {
             name: {"source": {"index.js": source, **MORE}, **options}
             for name, (source, options, _) in FOUND.items()
@@ -140,24 +147,24 @@ async def test_is_found_and_executed(made: Executor) -> None:
     }
 
 
-async def test_is_not_found(made: Executor) -> None:
-    answers = await made.run_all({name: source for name, (source, _) in NOT_FOUND.items()})
+async def test_missing_tool_is_not_found(tool_server: ToolServer) -> None:
+    answers = await tool_server.run_all({name: source for name, (source, _) in NOT_FOUND.items()})
     for name, (_, message) in NOT_FOUND.items():
         assert answers[name]["error"]["code"] == "TOOL_NOT_FOUND", name
         assert message in answers[name]["error"]["message"]
 
 
-async def test_what_every_object_has_is_no_tool(made: Executor) -> None:
+async def test_members_of_every_object_are_not_tools(tool_server: ToolServer) -> None:
     source = "export default { execute: () => 1 }; export const data = {}"
     names = ["toString", "constructor", "__proto__", "then", "hasOwnProperty"]
-    answers = await made.run_all({name: {"source": source, "name": name} for name in names})
+    answers = await tool_server.run_all({name: {"source": source, "name": name} for name in names})
     codes = {name: answer["error"]["code"] for name, answer in answers.items()}
     assert codes == dict.fromkeys(names, "TOOL_NOT_FOUND")
 
 
 @pytest.mark.parametrize("protocol", ["1.0", "1.1"])
-async def test_is_no_tool(made: Executor, protocol: str) -> None:
-    answers = await made.run_all(
+async def test_invalid_tool_is_refused(tool_server: ToolServer, protocol: str) -> None:
+    answers = await tool_server.run_all(
         {
             name: {"source": source, "X_TPMJS_Protocol_Version": protocol}
             for name, (source, _) in INVALID.items()
@@ -172,7 +179,7 @@ async def test_is_no_tool(made: Executor, protocol: str) -> None:
             assert re.match(message.format(r"made-up-\d+"), answer["error"]["message"])
 
 
-async def test_record_of_a_run_says_how_the_tool_failed(made: Executor) -> None:
+async def test_run_record_has_the_failure_code(tool_server: ToolServer) -> None:
     cases = {
         "ok": tool("return 1"),
         "tool_not_found": "export const data = {}",
@@ -180,42 +187,44 @@ async def test_record_of_a_run_says_how_the_tool_failed(made: Executor) -> None:
         "import_failed": "throw new Error('at once')",
         "execution_error": tool("throw new Error('no')"),
     }
-    counted = {outcome: await made.metric(METRIC % outcome) for outcome in cases}
-    answers = await made.run_all(cases)
+    counted = {outcome: await tool_server.metric(METRIC % outcome) for outcome in cases}
+    answers = await tool_server.run_all(cases)
     for outcome, answer in answers.items():
         record: list[str] = []
 
         def logged(run: str = answer["runId"], found: list[str] = record) -> list[str]:
-            found[:] = [line for line in made.server.seen if run in line]
+            found[:] = [line for line in tool_server.server.seen if run in line]
             return found
 
         await eventually(logged)
         assert json.loads(record[0])["outcome"] == outcome
-        assert await made.metric(METRIC % outcome) == counted[outcome] + 1
+        assert await tool_server.metric(METRIC % outcome) == counted[outcome] + 1
 
 
-async def test_factory_without_its_configuration_says_what_it_wants(made: Executor) -> None:
+async def test_factory_without_configuration_reports_what_it_needs(tool_server: ToolServer) -> None:
     source = "export const tool = () => { throw new Error('SOME_API_KEY is required') }"
-    package = made.publish(source)
-    answer = await made.execute(package)
-    assert answer["error"] == {"code": "TOOL_EXECUTION_ERROR", "message": "SOME_API_KEY is required"}
-    answer = await made.execute(package, X_TPMJS_Protocol_Version="1.1")
+    package = tool_server.publish(source)
+    answer = await tool_server.execute(package)
+    assert answer["error"] == {"code": "TOOL_INVALID", "message": "SOME_API_KEY is required"}
+    answer = await tool_server.execute(package, X_TPMJS_Protocol_Version="1.1")
     assert (answer["errorStage"], answer["errorCode"]) == ("load", "TOOL_CONFIGURATION_REQUIRED")
 
 
 IMPORTS = {
     "throws": ("throw new Error('not today')", "not today"),
-    "is no JavaScript": ("export const tool = {", "index.js"),
-    "wants what is not there": ("import 'not-there'", "ERR_MODULE_NOT_FOUND"),
-    "wants a file that is not there": ("import './missing.js'", "ERR_MODULE_NOT_FOUND"),
-    "wants an export that is not there": ("import { no } from './index.js'", "'no'"),
-    "awaits what fails": ("await Promise.reject(new Error('not yet'))", "not yet"),
-    "throws nothing": ("throw undefined", "undefined"),
+    "syntax error": ("export const tool = {", "index.js"),
+    "missing package": ("import 'not-there'", "ERR_MODULE_NOT_FOUND"),
+    "missing file": ("import './missing.js'", "ERR_MODULE_NOT_FOUND"),
+    "missing export": ("import { no } from './index.js'", "'no'"),
+    "rejected top-level await": ("await Promise.reject(new Error('not yet'))", "not yet"),
+    "throws undefined": ("throw undefined", "undefined"),
 }
 
 
-async def test_import_that_fails_is_told_in_the_package_s_own_words(made: Executor) -> None:
-    answers = await made.run_all({name: tool("return 1", f"{it};\n") for name, (it, _) in IMPORTS.items()})
+async def test_failed_import_has_the_packages_message(tool_server: ToolServer) -> None:
+    answers = await tool_server.run_all(
+        {name: tool("return 1", f"{it};\n") for name, (it, _) in IMPORTS.items()}
+    )
     for name, (_, message) in IMPORTS.items():
         error = answers[name]["error"]
         assert error["code"] == "TOOL_EXECUTION_ERROR", name
@@ -225,10 +234,10 @@ async def test_import_that_fails_is_told_in_the_package_s_own_words(made: Execut
         assert "/hutch" not in error["message"]
 
 
-async def test_import_that_fails_does_so_again(spared: Executor) -> None:
-    package = spared.publish(tool("return 1", "throw new Error('never');"))
+async def test_failed_import_fails_again(spare_server: ToolServer) -> None:
+    package = spare_server.publish(tool("return 1", "throw new Error('never');"))
     for _ in range(3):
-        answer = await spared.execute(package, X_TPMJS_Protocol_Version="1.1")
+        answer = await spare_server.execute(package, X_TPMJS_Protocol_Version="1.1")
         assert (answer["errorStage"], answer["errorCode"]) == ("load", "PACKAGE_IMPORT_FAILED")
         assert answer["error"] == f"{package} cannot be imported: never"
 
@@ -244,10 +253,10 @@ MANIFESTS: list[dict[str, Any]] = [
 ]
 
 
-async def test_main_that_is_not_in_the_package_is_a_load_error(made: Executor) -> None:
-    packages = [made.publish({"other.js": tool("return 1")}, **manifest) for manifest in MANIFESTS]
+async def test_main_outside_of_the_package_is_a_load_error(tool_server: ToolServer) -> None:
+    packages = [tool_server.publish({"other.js": tool("return 1")}, **manifest) for manifest in MANIFESTS]
     answers = await asyncio.gather(
-        *(made.execute(package, X_TPMJS_Protocol_Version="1.1") for package in packages)
+        *(tool_server.execute(package, X_TPMJS_Protocol_Version="1.1") for package in packages)
     )
     for manifest, answer in zip(MANIFESTS, answers, strict=True):
         assert answer["errorStage"] == "load", manifest
@@ -255,23 +264,50 @@ async def test_main_that_is_not_in_the_package_is_a_load_error(made: Executor) -
         assert "root:" not in answer["error"]
 
 
-async def test_dependencies_are_found_and_others_are_not(made: Executor) -> None:
-    made.npm.publish("made-up-helper", files={"index.js": "export const help = () => 'helped'"})
+async def test_dependencies_are_found_and_other_packages_are_not(tool_server: ToolServer) -> None:
+    tool_server.npm.publish("made-up-helper", files={"index.js": "export const help = () => 'helped'"})
     source = tool("return help()", "import { help } from 'made-up-helper';")
-    package = made.publish(source, dependencies={"made-up-helper": "^1.0.0"})
-    assert (await made.execute(package))["output"] == "helped"
-    without = made.publish(source)
-    assert "ERR_MODULE_NOT_FOUND" in (await made.execute(without))["error"]["message"]
+    package = tool_server.publish(source, dependencies={"made-up-helper": "^1.0.0"})
+    assert (await tool_server.execute(package))["output"] == "helped"
+    without = tool_server.publish(source)
+    assert "ERR_MODULE_NOT_FOUND" in (await tool_server.execute(without))["error"]["message"]
 
 
-async def test_scripts_of_a_package_never_run(made: Executor, tmp_path: Path) -> None:
+async def test_scripts_of_a_package_never_run(tool_server: ToolServer, tmp_path: Path) -> None:
     mark = tmp_path / "ran"
     touch = f"touch {mark}"
     hooks = ("preinstall", "install", "postinstall", "prepare", "postprepare")
-    package = made.publish(
+    package = tool_server.publish(
         {"index.js": tool("return 'not built'"), "binding.gyp": "{}"},
         scripts=dict.fromkeys(hooks, touch),
         bin={"made-up": "index.js"},
     )
-    assert (await made.execute(package))["output"] == "not built"
+    assert (await tool_server.execute(package))["output"] == "not built"
     assert not mark.exists()
+
+
+ZOD_3_TOOL = """
+class ZodType {
+  constructor(_def) { this._def = _def }
+  isOptional() { return this._def.typeName === "ZodOptional" }
+}
+const zod = (typeName, def) => new ZodType({ typeName, ...def });
+const city = zod("ZodString", { checks: [{ kind: "min", value: 1 }], description: "Name of a city" });
+const days = zod("ZodOptional", { innerType: zod("ZodNumber", { checks: [{ kind: "int" }] }) });
+const shape = () => ({ city, days });
+const inputSchema = zod("ZodObject", { shape, unknownKeys: "strip", catchall: zod("ZodNever") });
+export const tool = { description: "Forecast", inputSchema, execute: () => 1 };
+"""
+
+
+async def test_schema_of_a_bundled_zod_3_is_described(tool_server: ToolServer) -> None:
+    package = tool_server.publish(ZOD_3_TOOL)
+    answer = await tool_server.post("/load-and-describe", {"packageName": package, "name": "tool"})
+    assert answer.json()["tool"]["inputSchema"] == {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "minLength": 1, "description": "Name of a city"},
+            "days": {"type": "integer"},
+        },
+        "required": ["city"],
+    }

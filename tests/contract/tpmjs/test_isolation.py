@@ -1,4 +1,4 @@
-"""What one execution sees of others, and of the server: its own env, its own package, nothing else."""
+"""Isolation of executions: each sees its own env and package, and nothing of the server or of other calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.contract.tpmjs.served import Executor, executor, made_up, tool
+from tests.contract.tpmjs.harness import ToolServer, server_with_registry, start_server, tool
 from tests.npm import registry
 
 API_KEY = "marker-of-the-key"
@@ -16,20 +16,20 @@ TOKEN = "marker-of-the-registry"
 
 
 @pytest.fixture(scope="module")
-async def guarded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Executor]:
-    """A server with secrets of its own."""
-    with registry.serving(token=TOKEN) as npm:
+async def guarded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ToolServer]:
+    """A server that has secrets."""
+    with registry.run_registry(token=TOKEN) as npm:
         variables = {
             "EXECUTOR_API_KEY": API_KEY,
             "SOME_SERVICE_TOKEN": "marker-of-the-server",
             f"NPM_CONFIG_//127.0.0.1:{npm.port}/:_authToken": TOKEN,
         }
-        async with executor(npm, variables, home=tmp_path_factory.mktemp("guarded")) as running:
+        async with start_server(npm, variables, home=tmp_path_factory.mktemp("guarded")) as running:
             running.client.headers["Authorization"] = f"Bearer {API_KEY}"
             yield running
 
 
-LOOK = """
+READ_ENVIRONMENT = """
     const { readdirSync, readFileSync, readlinkSync } = await import("node:fs");
     const seen = { deno: Deno.env.toObject(), node: { ...process.env }, argv: process.argv, args: Deno.args };
     const attempt = (name, action) => { try { return seen[name] = action() } catch {} };
@@ -48,8 +48,8 @@ LOOK = """
 """
 
 
-async def test_nothing_of_the_server_s_own_environment_is_visible(guarded: Executor) -> None:
-    answer = await guarded.run(tool(LOOK), env={"MINE": "yes"})
+async def test_server_environment_is_invisible(guarded: ToolServer) -> None:
+    answer = await guarded.run(tool(READ_ENVIRONMENT), env={"MINE": "yes"})
     assert answer["success"] is True, answer
     seen = answer["output"]
     assert "import(" in seen["file /pkg/load.mjs"]
@@ -58,34 +58,36 @@ async def test_nothing_of_the_server_s_own_environment_is_visible(guarded: Execu
     assert "marker-of" not in json.dumps(seen)
 
 
-async def test_key_is_wanted_and_never_shown_to_a_tool(guarded: Executor) -> None:
+async def test_key_is_required_and_never_visible_to_a_tool(guarded: ToolServer) -> None:
     package = guarded.publish(tool("return [params, process.env, options]"))
     assert API_KEY not in json.dumps(await guarded.execute(package))
     refused = await guarded.post("/execute-tool", {"packageName": package, "name": "tool"}, Authorization="")
     assert refused.status_code == 401
 
 
-async def test_env_is_there_before_the_package_is_imported(spared: Executor) -> None:
-    package = spared.publish(tool("return atImport", "const atImport = process.env.MARK ?? null;"))
+async def test_env_is_set_before_the_package_is_imported(spare_server: ToolServer) -> None:
+    package = spare_server.publish(tool("return atImport", "const atImport = process.env.MARK ?? null;"))
     for mark in ("one", "two", "one"):
-        assert (await spared.execute(package, env={"MARK": mark}))["output"] == mark
-    assert (await spared.execute(package))["output"] is None
+        assert (await spare_server.execute(package, env={"MARK": mark}))["output"] == mark
+    assert (await spare_server.execute(package))["output"] is None
 
 
-async def test_env_of_one_call_is_invisible_to_the_next(spared: Executor) -> None:
-    package = spared.publish(tool("const { ...seen } = process.env; process.env.LEFT = 'x'; return seen"))
-    first = (await spared.execute(package, env={"TOKEN": "secret", "ONE": "1"}))["output"]
+async def test_env_is_not_visible_to_the_next_call(spare_server: ToolServer) -> None:
+    package = spare_server.publish(
+        tool("const { ...seen } = process.env; process.env.LEFT = 'x'; return seen")
+    )
+    first = (await spare_server.execute(package, env={"TOKEN": "secret", "ONE": "1"}))["output"]
     assert first["TOKEN"] == "secret"
     for _ in range(3):
-        assert {*(await spared.execute(package))["output"]} <= {"HOME", "TMPDIR"}
-        assert (await spared.execute(package, env={"TOKEN": "other"}))["output"].get("ONE") is None
+        assert {*(await spare_server.execute(package))["output"]} <= {"HOME", "TMPDIR"}
+        assert (await spare_server.execute(package, env={"TOKEN": "other"}))["output"].get("ONE") is None
 
 
-async def test_calls_at_once_see_their_own_env_each(spared: Executor) -> None:
-    package = spared.publish(
+async def test_concurrent_calls_see_their_own_env(spare_server: ToolServer) -> None:
+    package = spare_server.publish(
         tool("await new Promise((r) => setTimeout(r, 20)); return process.env.WHO", "process.env.WHO;")
     )
-    answers = await asyncio.gather(*(spared.execute(package, env={"WHO": str(n)}) for n in range(12)))
+    answers = await asyncio.gather(*(spare_server.execute(package, env={"WHO": str(n)}) for n in range(12)))
     assert [answer["output"] for answer in answers] == [str(n) for n in range(12)]
 
 
@@ -93,17 +95,17 @@ async def test_calls_at_once_see_their_own_env_each(spared: Executor) -> None:
     "name",
     ["PATH", "LD_PRELOAD", "LD_LIBRARY_PATH", "NODE_OPTIONS", "DENO_DIR", "DENO_V8_FLAGS", "HTTP_PROXY"],
 )
-async def test_names_that_launchers_read_reach_the_tool_alone(spared: Executor, name: str) -> None:
-    package = spared.publish(tool("return [process.env[params.name], process.execArgv ?? []]"))
+async def test_variables_of_loaders_only_reach_the_tool(spare_server: ToolServer, name: str) -> None:
+    package = spare_server.publish(tool("return [process.env[params.name], process.execArgv ?? []]"))
     value = "--require /tmp/x --inspect=0.0.0.0:1"
-    answer = await spared.execute(package, params={"name": name}, env={name: value})
+    answer = await spare_server.execute(package, params={"name": name}, env={name: value})
     assert answer["success"] is True, answer
     assert answer["output"][0] == value
     assert "/tmp/x" not in json.dumps(answer["output"][1])
 
 
-async def test_files_of_one_call_are_not_there_for_the_next(spared: Executor) -> None:
-    package = spared.publish(
+async def test_files_are_not_visible_to_the_next_call(spare_server: ToolServer) -> None:
+    package = spare_server.publish(
         tool(
             "const before = readdirSync('/tmp'); writeFileSync('/tmp/left', 'x');"
             " globalThis.left = (globalThis.left ?? 0) + 1; return [before, globalThis.left]",
@@ -111,13 +113,35 @@ async def test_files_of_one_call_are_not_there_for_the_next(spared: Executor) ->
         )
     )
     for _ in range(3):
-        assert (await spared.execute(package))["output"] == [[], 1]
+        assert (await spare_server.execute(package))["output"] == [[], 1]
 
 
-async def test_only_the_package_s_own_tree_is_readable(spared: Executor) -> None:
-    other = spared.publish(tool("return 'other'"))
-    assert (await spared.execute(other))["output"] == "other"
-    answer = await spared.run(
+async def test_working_directory_is_writable_and_new_for_every_call(spare_server: ToolServer) -> None:
+    package = spare_server.publish(
+        tool(
+            """
+            const before = fs.readdirSync(".");
+            fs.mkdirSync("data/deep", { recursive: true });
+            fs.writeFileSync("data/deep/note.txt", "x");
+            await Deno.writeTextFile("report.txt", "y");
+            fs.writeFileSync(path.join(os.tmpdir(), "temporary"), "z");
+            const texts = [fs.readFileSync(path.resolve("data/deep/note.txt"), "utf8"),
+              await Deno.readTextFile(path.join(process.cwd(), "report.txt")),
+              fs.readFileSync(path.join(os.tmpdir(), "temporary"), "utf8")];
+            return [before, texts];
+            """,
+            "import fs from 'node:fs'; import os from 'node:os'; import path from 'node:path';",
+        )
+    )
+    for _ in range(3):
+        answer = await spare_server.execute(package)
+        assert answer.get("output") == [[], ["x", "y", "z"]], answer
+
+
+async def test_only_the_packages_own_tree_is_readable(spare_server: ToolServer) -> None:
+    other = spare_server.publish(tool("return 'other'"))
+    assert (await spare_server.execute(other))["output"] == "other"
+    answer = await spare_server.run(
         tool(
             "const found = []; const walk = (path) => { for (const each of readdirSync(path)) {"
             " found.push(each); try { walk(path + '/' + each) } catch {} } };"
@@ -129,17 +153,17 @@ async def test_only_the_package_s_own_tree_is_readable(spared: Executor) -> None
     assert [name for name in answer["output"] if name.startswith(other)] == []
 
 
-async def test_module_that_counts_begins_anew_with_every_call(spared: Executor) -> None:
-    package = spared.publish(tool("return ++count", "let count = 0;"))
-    assert [(await spared.execute(package))["output"] for _ in range(4)] == [1, 1, 1, 1]
+async def test_module_state_is_new_for_every_call(spare_server: ToolServer) -> None:
+    package = spare_server.publish(tool("return ++count", "let count = 0;"))
+    assert [(await spare_server.execute(package))["output"] for _ in range(4)] == [1, 1, 1, 1]
 
 
-async def test_module_that_counts_goes_on_where_the_operator_lets_it(tmp_path: Path) -> None:
-    async with made_up(tmp_path, tool_calls_per_process=2, max_spares=1) as server:
+async def test_module_state_survives_if_the_operator_allows_it(tmp_path: Path) -> None:
+    async with server_with_registry(tmp_path, tool_calls_per_process=2, max_spares=1) as server:
         package = server.publish(tool("if (params.fail) throw 1; return ++count", "let count = 0;"))
         counts = [(await server.execute(package))["output"] for _ in range(6)]
         assert sorted(counts) == [1, 1, 1, 2, 2, 2]
-        # Another env is another process; a failure ends one.
+        # Another env means another process; a failure ends the process.
         assert (await server.execute(package, env={"A": "1"}))["output"] == 1
         assert (await server.execute(package, env={"A": "1"}))["output"] == 2
         await server.execute(package, params={"fail": True}, env={"B": "1"})

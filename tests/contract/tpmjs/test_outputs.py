@@ -1,10 +1,10 @@
-"""What a tool returns and prints, and what the caller gets of it."""
+"""Outputs and logs of tools."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tests.contract.tpmjs.served import Executor, tool
+from tests.contract.tpmjs.harness import ToolServer, tool
 
 OUTPUTS: dict[str, tuple[str, Any]] = {
     "undefined": ("return undefined", None),
@@ -12,16 +12,16 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "null": ("return null", None),
     "false": ("return false", False),
     "text": ("return 'é\\u2028\\n\"'", 'é\u2028\n"'),
-    "text like an answer": ("return '{\"success\":false}'", '{"success":false}'),
-    "what is undefined inside": ("return { a: undefined, b: [undefined], c: 1 }", {"b": [None], "c": 1}),
-    "functions inside": ("return { a() {}, b: [() => 1], c: 1 }", {"b": [None], "c": 1}),
-    "no numbers": ("return [NaN, Infinity, -0]", [None, None, 0]),
+    "text that looks like a response": ("return '{\"success\":false}'", '{"success":false}'),
+    "nested undefined": ("return { a: undefined, b: [undefined], c: 1 }", {"b": [None], "c": 1}),
+    "nested functions": ("return { a() {}, b: [() => 1], c: 1 }", {"b": [None], "c": 1}),
+    "NaN and Infinity": ("return [NaN, Infinity, -0]", [None, None, 0]),
     "a date": ("return { at: new Date(0) }", {"at": "1970-01-01T00:00:00.000Z"}),
     "toJSON": ("return { toJSON: (key) => ({ key }) }", {"key": ""}),
     "toJSON inside": ("return { a: { toJSON: (key) => key } }", {"a": "a"}),
     "a map": ("return new Map([[1, 2]])", {}),
     "an error": ("return { error: new Error('x'), success: false }", {"error": {}, "success": False}),
-    "what is inherited": (
+    "inherited properties": (
         "return Object.create({ no: 1 }, { yes: { value: 1, enumerable: true } })",
         {"yes": 1},
     ),
@@ -30,15 +30,15 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "a thenable": ("return { then(resolve) { resolve('late') } }", "late"),
     "a big number": ("return 2 ** 53", 2**53),
     "a class": ("return new (class { a = 1; #b = 2; get c() { return 3 } })()", {"a": 1}),
-    "an array's holes": ("return [, 1]", [None, 1]),
+    "holes in an array": ("return [, 1]", [None, 1]),
     "bytes": ("return new Uint8Array([1, 2])", {"0": 1, "1": 2}),
     "a buffer": ("return Buffer.from('a')", {"type": "Buffer", "data": [97]}),
     "an async generator": ("return (async function* () { yield 1; yield { a: undefined } })()", [1, {}]),
     "a generator": ("return (function* () { yield* 'ab' })()", ["a", "b"]),
-    "no values": ("return (async function* () {})()", []),
+    "generator without values": ("return (async function* () {})()", []),
 }
 
-UNFIT = {
+NOT_JSON = {
     "a BigInt": ("return 10n", "output: is a BigInt"),
     "a BigInt inside": ("return { a: [0, { 'b c': 10n }] }", 'output.a[1]["b c"]: is a BigInt'),
     "a cycle": ("const a = { b: {} }; a.b.c = [a]; return a", "output.b.c[0]: refers back to output"),
@@ -64,51 +64,53 @@ PRINTED = {
 }
 
 
-async def test_output_is_what_json_stringify_gives(made: Executor) -> None:
-    answers = await made.run_all({name: tool(source) for name, (source, _) in OUTPUTS.items()})
+async def test_output_is_the_result_of_json_stringify(tool_server: ToolServer) -> None:
+    answers = await tool_server.run_all({name: tool(source) for name, (source, _) in OUTPUTS.items()})
     assert {name: answer.get("output", answer) for name, answer in answers.items()} == {
         name: output for name, (_, output) in OUTPUTS.items()
     }
 
 
-async def test_output_without_json_is_an_error_that_says_where(made: Executor) -> None:
-    answers = await made.run_all({name: tool(source) for name, (source, _) in UNFIT.items()})
+async def test_output_that_is_not_json_is_an_error_with_its_path(tool_server: ToolServer) -> None:
+    answers = await tool_server.run_all({name: tool(source) for name, (source, _) in NOT_JSON.items()})
     assert {name: answer.get("error") for name, answer in answers.items()} == {
-        name: {"code": "TOOL_EXECUTION_ERROR", "message": message} for name, (_, message) in UNFIT.items()
+        name: {"code": "TOOL_EXECUTION_ERROR", "message": message} for name, (_, message) in NOT_JSON.items()
     }
     assert [name for name, answer in answers.items() if "output" in answer] == []
 
 
-async def test_what_is_printed_is_in_the_logs_and_nowhere_else(made: Executor) -> None:
-    answers = await made.run_all({source: tool(f"{source}; return 'the output'") for source in PRINTED})
+async def test_printed_text_is_in_the_logs_only(tool_server: ToolServer) -> None:
+    answers = await tool_server.run_all(
+        {source: tool(f"{source}; return 'the output'") for source in PRINTED}
+    )
     assert {source: (answer.get("output"), answer.get("logs")) for source, answer in answers.items()} == {
         source: ("the output", lines) for source, lines in PRINTED.items()
     }
 
 
-async def test_what_is_printed_while_importing_is_in_the_logs_of_every_call(spared: Executor) -> None:
-    package = spared.publish(tool("console.log('executing')", "console.log('importing');"))
+async def test_text_printed_during_import_is_in_the_logs_of_every_call(spare_server: ToolServer) -> None:
+    package = spare_server.publish(tool("console.log('executing')", "console.log('importing');"))
     for _ in range(3):
-        assert (await spared.execute(package))["logs"] == ["importing", "executing"]
+        assert (await spare_server.execute(package))["logs"] == ["importing", "executing"]
 
 
-async def test_logs_of_a_failure_are_told(made: Executor) -> None:
-    answer = await made.run(tool("console.log('before'); throw new Error('no')"))
+async def test_failure_has_its_logs(tool_server: ToolServer) -> None:
+    answer = await tool_server.run(tool("console.log('before'); throw new Error('no')"))
     assert (answer["error"]["message"], answer["logs"]) == ("no", ["before"])
 
 
-async def test_params_arrive_as_they_were_sent(made: Executor) -> None:
+async def test_params_are_passed_unchanged(tool_server: ToolServer) -> None:
     params = {"a": [1, None, {"é": "\u2028"}], "__proto__": {"x": 1}, "constructor": 2, "n": 2**53}
-    answer = await made.run(tool("return [params, Object.keys(params), {}.x]"), params=params)
+    answer = await tool_server.run(tool("return [params, Object.keys(params), {}.x]"), params=params)
     assert answer["output"] == [params, [*params], None]
 
 
-async def test_params_that_are_left_out_are_an_empty_object(made: Executor) -> None:
-    assert (await made.run(tool("return params")))["output"] == {}
+async def test_missing_params_are_an_empty_object(tool_server: ToolServer) -> None:
+    assert (await tool_server.run(tool("return params")))["output"] == {}
 
 
-async def test_second_argument_has_what_tools_of_the_ai_sdk_use(made: Executor) -> None:
-    answer = await made.run(
+async def test_second_argument_has_the_options_of_the_ai_sdk(tool_server: ToolServer) -> None:
+    answer = await tool_server.run(
         tool(
             "const { abortSignal, messages, toolCallId } = options;"
             "return [abortSignal instanceof AbortSignal, abortSignal.aborted, messages, toolCallId]"

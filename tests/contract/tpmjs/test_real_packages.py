@@ -1,4 +1,4 @@
-"""Real packages from the npm registry: every one comes out as it did elsewhere, in both protocols."""
+"""Real packages from the npm registry: the expected results, in both protocol versions."""
 
 from __future__ import annotations
 
@@ -8,30 +8,33 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.contract.tpmjs.served import Executor, body
+from tests.contract.tpmjs.harness import ToolServer, body
 
 CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "cases.json").read_text())
-"""What to call, and `output`, or `code`, `code_1_1` and what the error `says`. Of times and random values,
-which `varies` names by their paths, the kind is compared."""
+"""Calls with the expected `output`, or `code`, `code_1_1` and a part of the error message (`says`). `varies`
+names the paths of times and random values, of which only the type is compared.
+"""
 
 
 @pytest.fixture(scope="module")
-async def shelf(real: Executor) -> Executor:
-    """All of the packages, installed at once."""
+async def installed(real_registry_server: ToolServer) -> ToolServer:
+    """Installs all packages at once."""
     specs = {(case["package"], case["version"]) for case in CASES}
-    answers = await asyncio.gather(*(real.execute(name, "-", version=version) for name, version in specs))
+    answers = await asyncio.gather(
+        *(real_registry_server.execute(name, "-", version=version) for name, version in specs)
+    )
     assert {answer["error"]["code"] for answer in answers} <= {"TOOL_NOT_FOUND", "TOOL_EXECUTION_ERROR"}
-    return real
+    return real_registry_server
 
 
 @pytest.mark.parametrize(
     "case", CASES, ids=lambda case: f"{case['package']}#{case['tool']} {case.get('code', '')}".strip()
 )
-async def test_comes_out_as_expected(shelf: Executor, case: dict[str, Any]) -> None:
+async def test_result_is_as_expected(installed: ToolServer, case: dict[str, Any]) -> None:
     call = (case["package"], case["tool"], case["params"])
     answers = await asyncio.gather(
         *(
-            shelf.execute(*call, version=case["version"], X_TPMJS_Protocol_Version=protocol)
+            installed.execute(*call, version=case["version"], X_TPMJS_Protocol_Version=protocol)
             for protocol in ("1.0", "1.1")
         )
     )
@@ -40,14 +43,14 @@ async def test_comes_out_as_expected(shelf: Executor, case: dict[str, Any]) -> N
         assert answer["runId"]
         if "output" in case:
             assert answer["success"] is True, answer["error"]
-            assert told(answer["output"], case) == told(case["output"], case)
+            assert normalized(answer["output"], case) == normalized(case["output"], case)
         else:
             assert answer["success"] is False
             assert case["says"] in check_error(answer, case, protocol)
 
 
 def check_error(answer: dict[str, Any], case: dict[str, Any], protocol: str) -> str:
-    """The error's code is right; its message."""
+    """Checks the error code and returns the message."""
     if protocol == "1.0":
         assert answer["error"]["code"] == case["code"]
         return str(answer["error"]["message"])
@@ -57,36 +60,36 @@ def check_error(answer: dict[str, Any], case: dict[str, Any], protocol: str) -> 
     return str(answer["error"])
 
 
-def told(output: Any, case: dict[str, Any]) -> Any:
-    """An output, with what varies replaced by its kind."""
+def normalized(output: Any, case: dict[str, Any]) -> Any:
+    """Replaces values that vary by their types."""
     copy = json.loads(json.dumps(output))
     for path in case.get("varies", ()):
-        *way, last = path.split(".")
-        holder = copy
-        for step in way:
-            holder = holder[step]
-        # 2 and 2.5 are of one kind.
-        holder[last] = "number" if isinstance(holder[last], (int, float)) else type(holder[last]).__name__
+        *parents, last = path.split(".")
+        parent = copy
+        for step in parents:
+            parent = parent[step]
+        # 2 and 2.5 have the same type in JSON.
+        parent[last] = "number" if isinstance(parent[last], (int, float)) else type(parent[last]).__name__
     return copy
 
 
-async def test_real_tools_describe_themselves(shelf: Executor) -> None:
+async def test_real_tools_are_described(installed: ToolServer) -> None:
     cases = [case for case in CASES if "output" in case]
     answers = await asyncio.gather(
         *(
-            shelf.post("/load-and-describe", body(case["package"], case["tool"], version=case["version"]))
+            installed.post("/load-and-describe", body(case["package"], case["tool"], version=case["version"]))
             for case in cases
         )
     )
     for case, answer in zip(cases, answers, strict=True):
-        told = answer.json()
-        assert told["success"] is True, told
-        assert told["tool"]["name"] == case["tool"]
-        assert told["tool"]["inputSchema"]["type"] == "object", case["tool"]
-        assert {*case["params"]} <= {*told["tool"]["inputSchema"]["properties"]}
+        data = answer.json()
+        assert data["success"] is True, data
+        assert data["tool"]["name"] == case["tool"]
+        assert data["tool"]["inputSchema"]["type"] == "object", case["tool"]
+        assert {*case["params"]} <= {*data["tool"]["inputSchema"]["properties"]}
 
 
-async def test_package_that_is_not_there_is_told_without_a_word_of_the_server(shelf: Executor) -> None:
-    answer = await shelf.execute("hutch-has-no-such-package-4f1b9c", "tool")
+async def test_missing_package_is_reported_without_details_of_the_server(installed: ToolServer) -> None:
+    answer = await installed.execute("hutch-has-no-such-package-4f1b9c", "tool")
     assert answer["error"]["code"] == "PACKAGE_NOT_FOUND"
     assert "/" not in answer["error"]["message"]

@@ -1,46 +1,48 @@
-"""One server for the flows of those who mean harm, and its users."""
+"""A server for hostile flows, and its users."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.doors.rep.server.answers import OPERATOR
-from tests.doors.rep.stations import Caller, Station, station
 from tests.hostile.conftest import peak_bytes
-from tests.hostile.flows.harm import MARK, PLACES
+from tests.hostile.flows.helpers import MARK, MAX_FLOWS
+from tests.protocols.rep.flow_server import FlowClient, FlowServer, open_flow_server
+from tests.protocols.rep.server.helpers import OPERATOR
 
 from hutch.settings import Settings
 
 
 @pytest.fixture(scope="module")
-async def there(
+async def server_and_operator(
     anyio_backend: object, environment: None, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[tuple[Station, Caller]]:
-    """One server for a file's tests. Its log says all that there is, and nothing of what flows are given."""
-    env = {"HUTCH_API_KEY": OPERATOR, "HUTCH_LOG_LEVEL": "debug", "HUTCH_MAX_FLOWS": str(PLACES)}
-    home = str(tmp_path_factory.mktemp("station"))
+) -> AsyncIterator[tuple[FlowServer, FlowClient]]:
+    """One server per test file. It logs at debug level, and checks that nothing flows contain is logged."""
+    env = {"HUTCH_API_KEY": OPERATOR, "HUTCH_LOG_LEVEL": "debug", "HUTCH_MAX_FLOWS": str(MAX_FLOWS)}
+    home = str(tmp_path_factory.mktemp("server"))
     async with (
-        station(Settings(home=home), TRACE_MIND_ALLOW_SHELL="1", HUTCH_MAX_QUEUE="20", **env) as made,
-        made.serving(key=OPERATOR) as operator,
+        open_flow_server(
+            Settings(home=home), TRACE_MIND_ALLOW_SHELL="1", HUTCH_MAX_QUEUE="20", **env
+        ) as server,
+        server.running_server(key=OPERATOR) as operator,
     ):
-        yield made, operator
+        yield server, operator
         assert (await operator.get("/health")).status_code == 200
         assert peak_bytes(operator.server.process.pid) < 400 * 2**20
-        said = "".join(operator.server.seen)
-        assert MARK not in said
-        assert "hk_" not in said.replace("hk_…", "")
-        assert "Traceback" not in said
+        log = "".join(operator.server.seen)
+        assert MARK not in log
+        assert "hk_" not in log.replace("hk_…", "")
+        assert "Traceback" not in log
 
 
 @pytest.fixture
-def place(there: tuple[Station, Caller]) -> Station:
-    return there[0]
+def server(server_and_operator: tuple[FlowServer, FlowClient]) -> FlowServer:
+    return server_and_operator[0]
 
 
 @pytest.fixture
-def operator(there: tuple[Station, Caller]) -> Caller:
-    return there[1]
+def operator(server_and_operator: tuple[FlowServer, FlowClient]) -> FlowClient:
+    return server_and_operator[1]
 
 
 @pytest.fixture
@@ -49,14 +51,14 @@ def rid(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-async def eve(place: Station, operator: Caller, rid: str) -> AsyncIterator[Caller]:
-    """Who means harm, with a key for flows and nothing else; her runs are ended with the test."""
-    eve = await place.user(operator, f"eve-{rid}")
+async def eve(server: FlowServer, operator: FlowClient, rid: str) -> AsyncIterator[FlowClient]:
+    """An attacker with a key for flows only; her runs are cancelled after the test."""
+    eve = await server.user(operator, f"eve-{rid}")
     yield eve
-    for run in (await eve.got("/runs?limit=1000"))["runs"]:
+    for run in (await eve.get_json("/runs?limit=1000"))["runs"]:
         await eve.post(f"/runs/{run['run_id']}/cancel")
 
 
 @pytest.fixture
-async def bo(place: Station, operator: Caller, rid: str) -> Caller:
-    return await place.user(operator, f"bo-{rid}")
+async def bo(server: FlowServer, operator: FlowClient, rid: str) -> FlowClient:
+    return await server.user(operator, f"bo-{rid}")

@@ -1,4 +1,4 @@
-"""Flows that want the host's files and its environment."""
+"""Flows that try to read the host's files and environment."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.doors.rep.stations import Caller, Station
-from tests.flows import flow, node
-from tests.hostile.flows.harm import MARK, tried
-from tests.processes import hutch
+from tests.hostile.flows.helpers import MARK, run_attempts
+from tests.protocols.rep.flow_server import FlowClient, FlowServer
+from tests.support.flows import flow, node
+from tests.support.processes import hutch
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_no_step_on_a_server_reads_a_file(place: Station, operator: Caller, rid: str) -> None:
-    eve = await place.user(operator, f"eve-{rid}", ("rep", "toolscript", "execbox"))
-    (place.home / "secret.json").write_text(json.dumps(flow([node("a", "dsl.emit", v=MARK)])))
+async def test_no_step_on_a_server_reads_a_file(server: FlowServer, operator: FlowClient, rid: str) -> None:
+    eve = await server.user(operator, f"eve-{rid}", ("rep", "toolscript", "execbox"))
+    (server.home / "secret.json").write_text(json.dumps(flow([node("a", "dsl.emit", v=MARK)])))
     paths = [
-        str(place.home / "secret.json"),
+        str(server.home / "secret.json"),
         "secret.json",
         "../secret.json",
         "/proc/self/environ",
@@ -29,14 +29,16 @@ async def test_no_step_on_a_server_reads_a_file(place: Station, operator: Caller
     nodes.append(node("class", "dsl.emit", v="$input.__class__.__init__"))
     nodes.append(node("proto", "dsl.emit", v='$input["__proto__"].constructor'))
     nodes.append(node("engine", "code.run", code="return 1", engine="../../../etc/passwd"))
-    why = await tried(eve, rid, nodes)
+    why = await run_attempts(eve, rid, nodes)
     assert all("flow" in why[f"flow{at}"]["message"] for at in range(len(paths)))
-    assert all("may name no files" in why[f"script{at}"]["message"] for at in range(len(paths)))
+    assert all("may not read files" in why[f"script{at}"]["message"] for at in range(len(paths)))
     assert MARK not in json.dumps(why)
 
 
-async def test_code_in_a_step_sees_nothing_of_the_host(place: Station, operator: Caller, rid: str) -> None:
-    eve = await place.user(operator, f"eve-{rid}", ("rep", "execbox"))
+async def test_code_in_a_step_sees_nothing_of_the_host(
+    server: FlowServer, operator: FlowClient, rid: str
+) -> None:
+    eve = await server.user(operator, f"eve-{rid}", ("rep", "execbox"))
     code = """
         const seen = {}
         for (const look of ["Deno.env.toObject()", "process.env", "require('fs').readFileSync('/etc/passwd')",
@@ -46,13 +48,13 @@ async def test_code_in_a_step_sees_nothing_of_the_host(place: Station, operator:
         return JSON.stringify(seen)
     """
     nodes = [node("quickjs", "code.run", code=code), node("deno", "code.run", code=code, engine="deno")]
-    await eve.begin(flow(nodes, name="looks"), rid)
-    outputs = json.dumps((await eve.ended(rid))["summary"]["outputs"])
+    await eve.start_run(flow(nodes, name="looks"), rid)
+    outputs = json.dumps((await eve.wait_for_end(rid))["summary"]["outputs"])
     assert "HUTCH" not in outputs
     assert "root:" not in outputs
 
 
-async def test_a_file_without_end_is_no_flow(tmp_path: Path) -> None:
+async def test_endless_file_is_not_loaded_as_a_flow(tmp_path: Path) -> None:
     manifest = [
         {"name": "a", "ir_path": "../../../../../../dev/zero", "step_kinds": [], "inputs_schema_hash": ""}
     ]
@@ -78,7 +80,7 @@ async def test_a_file_without_end_is_no_flow(tmp_path: Path) -> None:
     ],
     ids=["tag", "aliases", "open", "keys", "lists", "binary"],
 )
-def test_yaml_does_nothing_but_say_values(tmp_path: Path, text: str) -> None:
+def test_yaml_only_produces_values(tmp_path: Path, text: str) -> None:
     (tmp_path / "flow.yaml").write_text(text)
     done = hutch("flow", "validate", "flow.yaml", cwd=tmp_path)
     assert done.returncode == 2, done.stderr

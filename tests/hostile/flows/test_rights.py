@@ -1,4 +1,4 @@
-"""Flows that want more than the key is for, what is another's, and what may not be reached."""
+"""Flows that try to exceed the key's scopes, to read other users' data, and to reach forbidden addresses."""
 
 from __future__ import annotations
 
@@ -7,60 +7,62 @@ import time
 from urllib.parse import quote, urlsplit
 
 import pytest
-from tests.doors.abilities.towns import ability
-from tests.doors.rep.stations import Caller, Station
-from tests.flows import flow, node
-from tests.hostile.flows.harm import MARK, attempts, failed, tried
-from tests.processes import PATIENCE
-from tests.store.made import a_run
+from tests.hostile.flows.helpers import MARK, assert_error, flow_of_attempts, run_attempts
+from tests.protocols.abilities.harness import ability
+from tests.protocols.rep.flow_server import FlowClient, FlowServer
+from tests.store.factories import make_run
+from tests.support.flows import flow, node
+from tests.support.processes import TIMEOUT_SECONDS
 
 pytestmark = pytest.mark.anyio
 
 
-# --- more than the key is for ---
+# --- scopes ---
 
 
-async def test_no_flow_opens_a_door_that_the_key_does_not(eve: Caller, rid: str) -> None:
+async def test_flow_cannot_use_protocols_outside_the_scopes_of_the_key(eve: FlowClient, rid: str) -> None:
     code = node("c", "code.run", code="return 1")
-    failed(await eve.post("/flows", flow([code], name="code")), 403, "FORBIDDEN")
-    failed(await eve.post("/flows", flow([node("s", "shell.run", command="id")])), 400, "INVALID_REQUEST")
+    assert_error(await eve.post("/flows", flow([code], name="code")), 403, "FORBIDDEN")
+    assert_error(
+        await eve.post("/flows", flow([node("s", "shell.run", command="id")])), 400, "INVALID_REQUEST"
+    )
     inner = [
         flow([code]),
         flow([node("f", "flow.run", flow=flow([code]), inputs={})]),
         flow([node("s", "shell.run", command="id")]),
         flow([node("t", "tool.execute", package="x", name="y", params={})]),
     ]
-    await eve.begin(
-        attempts(
+    await eve.start_run(
+        flow_of_attempts(
             [node(f"f{at}", "flow.run", flow=f"$input.flows[{at}]", inputs={}) for at in range(len(inner))]
         ),
         rid,
         inputs={"flows": inner},
     )
-    outputs = (await eve.ended(rid))["summary"]["outputs"]
+    outputs = (await eve.wait_for_end(rid))["summary"]["outputs"]
     assert len(outputs) == len(inner)
     assert all(
         "there is no kind" in json.dumps(each) or "not allowed" in json.dumps(each)
         for each in outputs.values()
     )
-    # Brought along in the flow itself.
-    await eve.begin(flow([node("f", "flow.run", flow=flow([code]), inputs={})], name="inner"), f"{rid}-2")
-    assert (await eve.ended(f"{rid}-2"))["outcome"] == "step_failed"
+    # Inline in the flow itself.
+    await eve.start_run(flow([node("f", "flow.run", flow=flow([code]), inputs={})], name="inner"), f"{rid}-2")
+    assert (await eve.wait_for_end(f"{rid}-2"))["outcome"] == "step_failed"
 
 
-async def test_a_key_for_less_goes_on_with_no_run_of_a_key_for_more(
-    place: Station, operator: Caller, rid: str
+async def test_key_with_fewer_scopes_cannot_resume_a_run(
+    server: FlowServer, operator: FlowClient, rid: str
 ) -> None:
-    ada = await place.user(operator, f"ada-{rid}", ("rep", "execbox"))
-    less = await place.user(operator, f"ada-{rid}", ("rep",))
-    await ada.begin(flow([node("c", "code.run", code="throw new Error()")], name="code"), rid)
-    assert (await less.ended(rid))["status"] == "failed"
-    failed(await less.post(f"/runs/{rid}/resume"), 403, "FORBIDDEN")
-    failed(await less.post("/flows/code/runs", {"run_id": rid}), 403, "FORBIDDEN")
+    ada = await server.user(operator, f"ada-{rid}", ("rep", "execbox"))
+    less = await server.user(operator, f"ada-{rid}", ("rep",))
+    await ada.start_run(flow([node("c", "code.run", code="throw new Error()")], name="code"), rid)
+    assert (await less.wait_for_end(rid))["status"] == "failed"
+    assert_error(await less.post(f"/runs/{rid}/resume"), 403, "FORBIDDEN")
+    assert_error(await less.post("/flows/code/runs", {"run_id": rid}), 403, "FORBIDDEN")
     assert (await ada.post(f"/runs/{rid}/resume")).status_code == 202
 
 
-async def test_options_are_not_for_the_client_to_say(eve: Caller, rid: str) -> None:
+async def test_client_cannot_set_runtime_options(eve: FlowClient, rid: str) -> None:
     assert (await eve.post("/flows", flow([node("w", "wait", seconds=0)], name="short"))).status_code == 201
     for option, value in {
         "user": "bo",
@@ -72,15 +74,15 @@ async def test_options_are_not_for_the_client_to_say(eve: Caller, rid: str) -> N
         "options": {},
     }.items():
         answer = await eve.post("/flows/short/runs", {"run_id": rid, option: value})
-        assert option in failed(answer, 400, "INVALID_REQUEST")
+        assert option in assert_error(answer, 400, "INVALID_REQUEST")
 
 
-# --- what is another's ---
+# --- other users' data ---
 
 
-async def test_nothing_of_another_is_seen_or_touched(eve: Caller, bo: Caller, rid: str) -> None:
+async def test_other_users_runs_and_flows_are_invisible(eve: FlowClient, bo: FlowClient, rid: str) -> None:
     ask = flow([node("ask", "approve", message=MARK)], name=f"f-{rid}")
-    await bo.begin(ask, rid, inputs={"secret": MARK})
+    await bo.start_run(ask, rid, inputs={"secret": MARK})
     calls = [
         ("GET", ""),
         ("GET", "/events"),
@@ -93,43 +95,43 @@ async def test_nothing_of_another_is_seen_or_touched(eve: Caller, bo: Caller, ri
         body = {"json": {"approved": True}} if method == "POST" else {}
         answer = await eve.call(method, f"/runs/{rid}{path}", **body)
         unknown = await eve.call(method, f"/runs/{'0' * len(rid)}{path}", **body)
-        assert failed(answer, 404, "NOT_FOUND").replace(rid, "") == failed(unknown, 404, "NOT_FOUND").replace(
-            "0" * len(rid), ""
-        )
+        assert assert_error(answer, 404, "NOT_FOUND").replace(rid, "") == assert_error(
+            unknown, 404, "NOT_FOUND"
+        ).replace("0" * len(rid), "")
     for method in ("GET", "DELETE"):
-        failed(await eve.call(method, f"/flows/f-{rid}"), 404, "NOT_FOUND")
-    failed(await eve.post(f"/flows/f-{rid}/runs", {}), 404, "NOT_FOUND")
-    assert (await eve.got("/runs")) == {"runs": []}
-    assert (await eve.got("/flows")) == {"flows": []}
-    # By its name in a step: what she keeps under it herself, which is nothing.
-    why = await tried(eve, f"{rid}-eve", [node("f", "flow.run", flow=f"f-{rid}", inputs={})])
+        assert_error(await eve.call(method, f"/flows/f-{rid}"), 404, "NOT_FOUND")
+    assert_error(await eve.post(f"/flows/f-{rid}/runs", {}), 404, "NOT_FOUND")
+    assert (await eve.get_json("/runs")) == {"runs": []}
+    assert (await eve.get_json("/flows")) == {"flows": []}
+    # A name in a step refers to her own flows, and she has none.
+    why = await run_attempts(eve, f"{rid}-eve", [node("f", "flow.run", flow=f"f-{rid}", inputs={})])
     assert "There is no flow" in why["f"]["message"]
-    assert (await bo.got(f"/runs/{rid}"))["status"] in ("pending", "running")
+    assert (await bo.get_json(f"/runs/{rid}"))["status"] in ("pending", "running")
     await bo.post(f"/runs/{rid}/cancel")
 
 
-async def test_the_same_run_id_tells_nothing_and_hides_nothing(
-    place: Station, operator: Caller, eve: Caller, bo: Caller, rid: str
+async def test_duplicate_run_id_reveals_and_hides_nothing(
+    server: FlowServer, operator: FlowClient, eve: FlowClient, bo: FlowClient, rid: str
 ) -> None:
     short = flow([node("w", "wait", seconds=0)], name="short")
-    await bo.begin(short, rid, inputs={"secret": MARK})
+    await bo.start_run(short, rid, inputs={"secret": MARK})
     await eve.post("/flows", short)
     for inputs in ({"secret": MARK}, {}):
         answer = await eve.post("/flows/short/runs", {"run_id": rid, "inputs": inputs})
-        assert MARK not in failed(answer, 409, "CONFLICT")
-    # A run of another door is not taken from its owner by one who calls a run of a flow the same.
-    owner = await place.store.users.by_name(f"bo-{rid}")
+        assert MARK not in assert_error(answer, 409, "CONFLICT")
+    # A flow run with the same id must not hide another owner's run of another protocol.
+    owner = await server.store.users.by_name(f"bo-{rid}")
     assert owner is not None
-    other = a_run(run_id=f"{rid}-execbox", owner=owner.id, door="execbox")
-    await place.store.runs.add_many([other])
-    await eve.begin(short, other.run_id)
-    assert (await eve.ended(other.run_id))["flow"] == "short"
-    assert (await bo.got(f"/runs/{other.run_id}"))["door"] == "execbox"
+    other = make_run(run_id=f"{rid}-execbox", owner=owner.id, protocol="execbox")
+    await server.store.runs.add_many([other])
+    await eve.start_run(short, other.run_id)
+    assert (await eve.wait_for_end(other.run_id))["flow"] == "short"
+    assert (await bo.get_json(f"/runs/{other.run_id}"))["door"] == "execbox"
 
 
-async def test_names_are_no_sql(eve: Caller, bo: Caller, rid: str) -> None:
+async def test_names_cannot_inject_sql(eve: FlowClient, bo: FlowClient, rid: str) -> None:
     short = flow([node("w", "wait", seconds=0)], name="short")
-    await bo.begin(short, rid)
+    await bo.start_run(short, rid)
     odd = [
         f"{rid}'; DROP TABLE flow_runs;--",
         f"{rid}%",
@@ -141,42 +143,43 @@ async def test_names_are_no_sql(eve: Caller, bo: Caller, rid: str) -> None:
     await eve.post("/flows", short)
     for each in odd:
         assert (await eve.get(f"/runs/{quote(each)}")).status_code == 404
-    await eve.begin(short, odd[0])
-    assert (await eve.ended(quote(odd[0])))["run_id"] == odd[0]
+    await eve.start_run(short, odd[0])
+    assert (await eve.wait_for_end(quote(odd[0])))["run_id"] == odd[0]
     assert {
-        run["run_id"] for run in (await eve.got(f"/runs?before={quote(chr(0x10FFF0))}_x' OR 1=1--"))["runs"]
+        run["run_id"]
+        for run in (await eve.get_json(f"/runs?before={quote(chr(0x10FFF0))}_x' OR 1=1--"))["runs"]
     } <= set(odd)
-    assert (await eve.got(f"/flows?after={quote(chr(39))} OR 1=1--"))["flows"] in (
+    assert (await eve.get_json(f"/flows?after={quote(chr(39))} OR 1=1--"))["flows"] in (
         [],
-        [(await eve.got("/flows"))["flows"][0]],
+        [(await eve.get_json("/flows"))["flows"][0]],
     )
     for name in ("../x", "a/b", "a'b", "openapi.json", "x" * 300):
-        failed(
+        assert_error(
             await eve.post("/flows", flow([node("w", "wait", seconds=0)], name=name)), 400, "INVALID_REQUEST"
         )
-    assert (await bo.ended(rid))["status"] == "completed"
+    assert (await bo.wait_for_end(rid))["status"] == "completed"
 
 
-async def test_an_ability_of_another_is_unknown(
-    place: Station, operator: Caller, bo: Caller, rid: str
+async def test_other_users_ability_is_unknown(
+    server: FlowServer, operator: FlowClient, bo: FlowClient, rid: str
 ) -> None:
-    eve = await place.user(operator, f"eve-{rid}", ("rep", "abilities"))
-    owner = await place.user(operator, f"bo-{rid}", ("rep", "abilities"))
-    added = await owner.post("/my/abilities", ability(place.upstream.url(""), ability_id="private_one"))
+    eve = await server.user(operator, f"eve-{rid}", ("rep", "abilities"))
+    owner = await server.user(operator, f"bo-{rid}", ("rep", "abilities"))
+    added = await owner.post("/my/abilities", ability(server.upstream.url(""), ability_id="private_one"))
     assert added.status_code == 201, added.text
     nodes = [
         node("a", "ability.execute", ability="private_one", params={}),
         node("b", "ability.execute", ability="nobodys", params={}),
     ]
-    why = await tried(eve, rid, nodes)
+    why = await run_attempts(eve, rid, nodes)
     assert why["a"]["message"].replace("private_one", "") == why["b"]["message"].replace("nobodys", "")
 
 
-# --- what may be reached ---
+# --- forbidden addresses ---
 
 
-async def test_no_request_of_a_step_comes_home(
-    place: Station, operator: Caller, eve: Caller, rid: str
+async def test_step_cannot_request_the_server_itself_or_internal_addresses(
+    server: FlowServer, operator: FlowClient, eve: FlowClient, rid: str
 ) -> None:
     """The server itself listens on loopback, where one other port is allowed."""
     port = urlsplit(operator.server.url).port
@@ -193,17 +196,17 @@ async def test_no_request_of_a_step_comes_home(
         "http://[fd00:ec2::254]/",
         "file:///etc/passwd",
         "gopher://127.0.0.1/",
-        f"http://{place.upstream.address}@127.0.0.1:{port}/health",
-        f"http://127.0.0.1:{port}\\@{place.upstream.address}/",
+        f"http://{server.upstream.address}@127.0.0.1:{port}/health",
+        f"http://127.0.0.1:{port}\\@{server.upstream.address}/",
     ]
     nodes = [node(f"u{at}", "http.get", 5_000, url=url) for at, url in enumerate(urls)]
     smuggled = {"X": "a\r\nHost: internal", "Y\r\nHost": "internal", "Z": "\0"}
     nodes += [
-        node(f"h{at}", "http.get", 5_000, url=place.upstream.url("/smuggled"), headers={name: value})
+        node(f"h{at}", "http.get", 5_000, url=server.upstream.url("/smuggled"), headers={name: value})
         for at, (name, value) in enumerate(smuggled.items())
     ]
     began = time.monotonic()
-    why = await tried(eve, rid, nodes)
-    assert time.monotonic() - began < PATIENCE / 2
+    why = await run_attempts(eve, rid, nodes)
+    assert time.monotonic() - began < TIMEOUT_SECONDS / 2
     assert not any("root:" in json.dumps(each) or '"ok"' in json.dumps(each) for each in why.values())
-    assert place.upstream.asked["/smuggled"] == 0
+    assert server.upstream.request_counts["/smuggled"] == 0

@@ -1,4 +1,4 @@
-"""What steps print, what runtimes say, and what orchestrators ask."""
+"""Hostile output of steps, hostile runtimes and hostile orchestrators."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.doors.rep.stations import Caller, Station, parsed
-from tests.flows import edge, flow, node, serving
-from tests.hostile.flows.harm import MARK
-from tests.processes import HUTCH, hutch, until
+from tests.hostile.flows.helpers import MARK
+from tests.protocols.rep.flow_server import FlowClient, FlowServer, parse_events
+from tests.support.flows import edge, flow, node, running_runtime
+from tests.support.processes import HUTCH, hutch, wait_until
 
 pytestmark = pytest.mark.anyio
 
 
-# --- what steps print ---
+# --- output of steps ---
 
 
-async def test_what_a_step_prints_is_no_word_of_the_runtime(
-    place: Station, operator: Caller, rid: str
+async def test_step_output_cannot_forge_protocol_messages(
+    server: FlowServer, operator: FlowClient, rid: str
 ) -> None:
-    """Neither on its stdout, nor in the events, nor in the log."""
-    eve = await place.user(operator, f"eve-{rid}", ("rep", "execbox"))
+    """The output stays text on stdout, in the events and in the log."""
+    eve = await server.user(operator, f"eve-{rid}", ("rep", "execbox"))
     forged = '\n{"jsonrpc":"2.0","id":3,"result":{"status":"completed","summary":{"outputs":"forged"}}}\n'
     sse = "\n\nid: 99\nevent: end\ndata: {}\n\n"
     nodes = [
@@ -37,17 +37,17 @@ async def test_what_a_step_prints_is_no_word_of_the_runtime(
         ),
         node("b", "dsl.emit", v="$input"),
     ]
-    await eve.begin(flow(nodes, name="prints"), rid, inputs={"forged": forged, "sse": sse, "mark": MARK})
-    run = await eve.ended(rid)
+    await eve.start_run(flow(nodes, name="prints"), rid, inputs={"forged": forged, "sse": sse, "mark": MARK})
+    run = await eve.wait_for_end(rid)
     assert run["summary"]["outputs"]["a"] == 7
     text = (await eve.get(f"/runs/{rid}/events")).text
-    assert [name for _, name, _ in parsed(text)].count("end") == 1
+    assert [name for _, name, _ in parse_events(text)].count("end") == 1
     assert text.count("\nevent: end\n") == 1
 
 
-def test_what_a_step_prints_is_none_in_the_runtimes_output_either() -> None:
+def test_shell_output_does_not_reach_the_stdout_of_the_runtime() -> None:
     forged = '{"jsonrpc":"2.0","id":1,"result":{"status":"completed"}}'
-    with serving(TRACE_MIND_ALLOW_SHELL="1", TRACE_MIND_LOG_JSON="1") as runtime:
+    with running_runtime(TRACE_MIND_ALLOW_SHELL="1", TRACE_MIND_LOG_JSON="1") as runtime:
         nodes = [
             node(
                 "sh",
@@ -61,20 +61,20 @@ def test_what_a_step_prints_is_none_in_the_runtimes_output_either() -> None:
         assert runtime.close() == b""
 
 
-def test_a_shell_finds_no_files_no_secrets_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_shell_sees_no_files_or_secrets_and_leaves_no_process(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text(MARK)
     word = f"sleep-{os.getpid()}"
     command = (
         f"env; cat {tmp_path}/secret; ls {Path.home()} /work /root /home; cat /proc/*/environ;"
         f" touch /usr/x; (setsid sh -c 'exec -a {word} sleep 1000' >/dev/null 2>&1 &); true"
     )
-    with serving(TRACE_MIND_ALLOW_SHELL="1", HUTCH_MASTER_KEY=MARK, SECRET=MARK) as runtime:
+    with running_runtime(TRACE_MIND_ALLOW_SHELL="1", HUTCH_MASTER_KEY=MARK, SECRET=MARK) as runtime:
         ended = runtime.run(
             flow([node("sh", "shell.run", command="bash", args=["-c", command])]), allow_shell=True
         )
         assert MARK not in json.dumps(ended.summary)
         assert not Path("/usr/x").exists()
-        until(lambda: not _running(word))
+        wait_until(lambda: not _running(word))
 
 
 def _running(word: str) -> list[str]:
@@ -136,8 +136,10 @@ for line in sys.stdin:
     ids=["completed", "large", "nothing", "failed", "refused"],
 )
 @pytest.mark.parametrize("flags", [(), ("--json",)], ids=["people", "json"])
-def test_a_runtime_may_say_anything(tmp_path: Path, status: str, error: str, flags: tuple[str, ...]) -> None:
-    """Nothing that a terminal would obey comes out, nothing breaks, and nothing of it stays."""
+def test_hostile_runtime_cannot_break_the_client(
+    tmp_path: Path, status: str, error: str, flags: tuple[str, ...]
+) -> None:
+    """No control sequences are printed, nothing crashes, and no process is left."""
     word = f"left-by-{os.getpid()}-{tmp_path.name}"
     (tmp_path / "runtime.py").write_text(RUNTIME.replace("ERROR", error).replace("STATUS", status))
     (tmp_path / "flow.json").write_text(json.dumps(flow([node("a", "wait", seconds=0)])))
@@ -151,11 +153,11 @@ def test_a_runtime_may_say_anything(tmp_path: Path, status: str, error: str, fla
     assert "MASTER_KEY" not in done.stderr
     if flags:
         json.loads(done.stdout)
-    until(lambda: not _running(word))
+    wait_until(lambda: not _running(word))
 
 
 @pytest.mark.parametrize("name", ["../../x", "a/b", "/etc/x", "..", "", "x" * 300, "a\0b", "a\nb"])
-def test_no_name_of_a_runtime_is_a_path(tmp_path: Path, name: str) -> None:
+def test_runtime_name_cannot_be_a_path(tmp_path: Path, name: str) -> None:
     if "\0" in name:
         with pytest.raises(ValueError, match="null byte"):
             subprocess.run([*HUTCH, "init", "--runtime", name], check=False)
@@ -171,11 +173,11 @@ def test_no_name_of_a_runtime_is_a_path(tmp_path: Path, name: str) -> None:
     assert [*tmp_path.rglob("*")] == []
 
 
-def test_an_orchestrator_may_ask_anything() -> None:
-    """And gets an answer each time; the runtime goes on."""
+def test_hostile_orchestrator_cannot_break_the_runtime() -> None:
+    """Every request is answered, and the runtime still works."""
     short = flow([node("w", "wait", seconds=0)])
     odd: list[Any] = [None, 7, [], "x", {"a": 1}, True, -1, 1e300, "x" * 10_000, "\ud800"]
-    with serving() as runtime:
+    with running_runtime() as runtime:
         for value in odd:
             for name in (
                 "run_id",

@@ -1,4 +1,4 @@
-"""What can be typed after `hutch`, and its help."""
+"""Commands, options and help texts of the command line."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from hutch.cli.commands.flows import flow, init
 from hutch.cli.commands.npm import packages, tool
 from hutch.cli.commands.runtime import runtime
 from hutch.cli.commands.scripts import auth, execute, gateway, mcp, tools
-from hutch.cli.commands.server import check, doctor, serve
-from hutch.cli.commands.vault import credential, key, user, vault
+from hutch.cli.commands.server import check, config, doctor, serve
+from hutch.cli.commands.trust import trust
+from hutch.cli.commands.vault import backup, credential, key, restore, user, vault
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -26,15 +27,31 @@ Example:
 )
 @click.version_option(__version__, message="hutch %(version)s")
 def hutch() -> None:
-    """Runs other people's code for AI agents, safely and at once.
+    """Run untrusted code for AI agents in a sandbox.
 
-    Settings come from HUTCH_* variables and from hutch.toml, in the current directory or in HUTCH_HOME.
+    Settings come from HUTCH_* variables and from hutch.toml in HUTCH_HOME. Files of a project are used only
+    if you trust them: see `hutch trust`.
     """
 
 
-for _command in (evaluate, runner, tool, packages, execute, gateway, tools, auth, mcp, serve, check, doctor):
+for _command in (
+    evaluate,
+    runner,
+    tool,
+    packages,
+    execute,
+    gateway,
+    tools,
+    auth,
+    mcp,
+    serve,
+    check,
+    doctor,
+    config,
+    trust,
+):
     hutch.add_command(_command)
-for _command in (user, key, credential, ability, vault):
+for _command in (user, key, credential, ability, vault, backup, restore):
     hutch.add_command(_command)
 for _command in (flow, init, runtime):
     hutch.add_command(_command)

@@ -1,4 +1,4 @@
-"""`hutch ability`: API wrappers, and runs of them."""
+"""Command line of `hutch ability`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Example:
 """
 )
 def ability() -> None:
-    """Look after abilities, and run them: API wrappers with secrets.
+    """Manage and run abilities: API wrappers with credentials.
 
-    These commands work on the database itself; a server may use it meanwhile.
+    These commands open the database directly; a server may run at the same time.
     """
 
 
@@ -37,19 +37,38 @@ Examples:
     "--code",
     metavar="FILE.js",
     type=click.Path(path_type=Path),
-    help="Has the wrapper, for an ability whose JSON has no wrapper_code.",
+    help="Read the wrapper code from a file, if the JSON has no wrapper_code.",
 )
 @click.option("--shared", is_flag=True, help="Let all users run it, each with their own credentials.")
 def add_ability(user: str, file: Path, code: Path | None, shared: bool) -> int:
-    """Keep abilities, and print their ids.
+    """Add or update abilities, and print their ids.
 
-    FILE, or - for stdin, has an ability as JSON, {ability_id, service_name, wrapper_code, …}, or a list of
-    them. One that is there already gets a new version. Exits with 2, and keeps nothing, if anything is wrong
-    with any of them.
+    FILE (- for stdin) contains one ability as JSON, {ability_id, service_name, wrapper_code, …}, or a list of
+    them. An existing ability gets a new version. If any is invalid, nothing is stored and the exit code is 2.
     """
-    from hutch.cli.ability import add_abilities
+    from hutch.cli.abilities import add_abilities
 
     return add_abilities(user, None if str(file) == "-" else file, code=code, shared=shared)
+
+
+@ability.command(
+    "import",
+    epilog="""\b
+Example:
+  hutch ability import --curl - < command.txt > users.json
+""",
+)
+@click.option("--curl", required=True, metavar="COMMAND", help="A curl command; - reads it from stdin.")
+@click.option("--id", metavar="ID", help="Id of the ability.  [default: made from the URL]")
+def import_ability(curl: str, id: str | None) -> int:
+    """Print the definition of an ability that makes the request of a curl command.
+
+    Parameters of the query and the body become parameters of the ability. Secrets are left out: the command
+    prints which credentials to set instead.
+    """
+    from hutch.cli.abilities import import_ability
+
+    return import_ability(curl, id)
 
 
 @ability.command(
@@ -62,8 +81,8 @@ Example:
 @user_option
 @json_option
 def list_abilities(user: str, json: bool) -> int:
-    """List what a user can run: the user's own, and those that are shared."""
-    from hutch.cli.ability import list_abilities
+    """List the abilities that a user can run: own and shared ones."""
+    from hutch.cli.abilities import list_abilities
 
     return list_abilities(user, as_json=json)
 
@@ -79,8 +98,11 @@ Example:
 @click.argument("id", metavar="ID")
 @json_option
 def show_ability(user: str, id: str, json: bool) -> int:
-    """Say what an ability does and needs: never its code."""
-    from hutch.cli.ability import show_ability
+    """Show an ability, without its code.
+
+    Prints its description, its parameters and the credentials that it requires.
+    """
+    from hutch.cli.abilities import show_ability
 
     return show_ability(user, id, as_json=json)
 
@@ -98,27 +120,100 @@ Examples:
 @click.option(
     "--params",
     metavar="JSON",
-    help="An object; @FILE reads it from a file, - from stdin.  [default: {}]",
+    help="Parameters as a JSON object; @FILE reads a file, - reads stdin.  [default: {}]",
 )
-@click.option("--transform", metavar="CODE", help="A JavaScript function of the answer's body.")
+@click.option("--transform", metavar="CODE", help="A JavaScript function to apply to the response body.")
 @click.option(
     "--egress-allow",
     multiple=True,
     metavar="HOST:PORT",
-    help="What it may reach although it is not public, also over http. May be repeated.",
+    help="Allow an address that is not public, also over http. May be repeated.",
 )
-@click.option("--json", is_flag=True, help="Print the whole answer of the door on one line.")
+@click.option("--trace", is_flag=True, help="Print the wrapper's requests to stderr.")
+@click.option("--version", type=int, metavar="N", help="Run an older version of an own ability.")
+@click.option("--json", is_flag=True, help="Print the full response of the HTTP API on one line.")
 def run_ability(
-    user: str, id: str, params: str | None, transform: str | None, egress_allow: tuple[str, ...], json: bool
+    user: str,
+    id: str,
+    params: str | None,
+    transform: str | None,
+    egress_allow: tuple[str, ...],
+    trace: bool,
+    version: int | None,
+    json: bool,
 ) -> int:
     """Run an ability with a user's credentials.
 
-    What it prints goes to stderr, the body of the API's answer, as JSON, to stdout. Exits with 1 if it
-    failed, with 2 if it could not begin because of what was given.
+    Prints logs to stderr and the body of the API's response to stdout as JSON. Exits with 1 if the ability
+    failed, with 2 if the arguments are invalid.
     """
-    from hutch.cli.ability import run_ability
+    from hutch.cli.abilities import run_ability
 
-    return run_ability(user, id, params=params, transform=transform, egress_allow=egress_allow, as_json=json)
+    return run_ability(
+        user,
+        id,
+        params=params,
+        transform=transform,
+        egress_allow=egress_allow,
+        as_json=json,
+        trace=trace,
+        version=version,
+    )
+
+
+@ability.command(
+    "versions",
+    epilog="""\b
+Example:
+  hutch ability versions --user bo github_get_user
+""",
+)
+@user_option
+@click.argument("id", metavar="ID")
+@json_option
+def list_versions(user: str, id: str, json: bool) -> int:
+    """List all versions of a user's own ability, newest first."""
+    from hutch.cli.abilities import list_versions
+
+    return list_versions(user, id, as_json=json)
+
+
+@ability.command(
+    "diff",
+    epilog="""\b
+Example:
+  hutch ability diff --user bo github_get_user 1 2
+""",
+)
+@user_option
+@click.argument("id", metavar="ID")
+@click.argument("old", metavar="OLD", type=int)
+@click.argument("new", metavar="[NEW]", type=int, required=False)
+def compare_versions(user: str, id: str, old: int, new: int | None) -> int:
+    """Compare two versions of an own ability; by default, an old one with the newest.
+
+    Prints the fields that differ. The code is not shown, only how many of its lines differ.
+    """
+    from hutch.cli.abilities import compare_versions
+
+    return compare_versions(user, id, old, new)
+
+
+@ability.command(
+    "restore",
+    epilog="""\b
+Example:
+  hutch ability restore --user bo github_get_user 1
+""",
+)
+@user_option
+@click.argument("id", metavar="ID")
+@click.argument("version", metavar="VERSION", type=int)
+def restore_version(user: str, id: str, version: int) -> int:
+    """Store an old version of an own ability again, as the newest version."""
+    from hutch.cli.abilities import restore_version
+
+    return restore_version(user, id, version)
 
 
 @ability.command(
@@ -131,7 +226,7 @@ Example:
 @user_option
 @click.argument("id", metavar="ID")
 def remove_ability(user: str, id: str) -> int:
-    """Forget an ability with all its versions."""
-    from hutch.cli.ability import remove_ability
+    """Delete an ability with all its versions."""
+    from hutch.cli.abilities import remove_ability
 
     return remove_ability(user, id)

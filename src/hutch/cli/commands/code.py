@@ -1,13 +1,17 @@
-"""`hutch eval` and `hutch runner`: code, whoever wrote it."""
+"""Command line of `hutch eval` and `hutch runner`."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+if TYPE_CHECKING:
+    from hutch.api import Engine
+
 engine_option = click.option(
-    "--engine", default="quickjs", show_default=True, metavar="NAME", help="quickjs or deno."
+    "--engine", default="quickjs", show_default=True, metavar="NAME", help="Engine: quickjs or deno."
 )
 
 
@@ -23,18 +27,23 @@ Examples:
 @click.argument("code", required=False)
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="Read the code from a file.")
 @engine_option
-@click.option("--timeout", type=float, metavar="SECONDS", help="When to stop it.  [default: 5]")
-@click.option("--memory", type=float, metavar="MB", help="How much it may use.  [default: 64]")
-@click.option("--json", is_flag=True, help="Print the whole result object on one line.")
+@click.option("--timeout", type=float, metavar="SECONDS", help="Time limit.  [default: 5]")
+@click.option("--memory", type=float, metavar="MB", help="Memory limit.  [default: 64]")
+@click.option("--json", is_flag=True, help="Print the result object on one line.")
 def evaluate(
-    code: str | None, file: Path | None, engine: str, timeout: float | None, memory: float | None, json: bool
+    code: str | None,
+    file: Path | None,
+    engine: Engine,
+    timeout: float | None,
+    memory: float | None,
+    json: bool,
 ) -> int:
     """Run code in the sandbox.
 
-    CODE is JavaScript or TypeScript; - reads it from stdin. Its logs go to stderr and its result, as JSON,
-    to stdout. Exits with 1 if it failed, with 2 if it could not begin because of what was given.
+    CODE is JavaScript or TypeScript; - reads it from stdin. Prints logs to stderr and the result to stdout as
+    JSON. Exits with 1 if the code failed, with 2 if the arguments are invalid.
     """
-    from hutch.cli.evaluate import evaluate
+    from hutch.cli.eval import evaluate
 
     return evaluate(code, file, engine=engine, timeout=timeout, memory=memory, json=json)
 
@@ -47,9 +56,9 @@ Example, in Python:
 )
 @engine_option
 def runner(engine: str) -> int:
-    """Be an Execbox runner on stdin and stdout.
+    """Run as an Execbox runner over stdio.
 
-    One JSON object a line, one session at a time, until stdin ends.
+    Reads and writes one JSON object per line, one session at a time, until stdin ends.
     """
     from hutch.cli.runner import run
 

@@ -1,4 +1,4 @@
-"""`hutch flow` and `hutch init`: flows of steps, checked, drawn and run."""
+"""Command line of `hutch flow` and `hutch init`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ manifest_option = click.option(
     "--manifest",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="A manifest, instead of the file of one flow.",
+    help="A manifest of flows, instead of FILE.",
 )
-flow_option = click.option("--flow", "name", metavar="NAME", help="Which flow of the manifest.")
+flow_option = click.option("--flow", "name", metavar="NAME", help="A flow of the manifest.")
 
 
 @click.group(epilog="\b\nExample:\n  hutch flow validate deploy.json\n")
 def flow() -> None:
-    """Flows: steps over everything that Hutch can run.
+    """Validate, draw, run and resume flows.
 
-    A flow is Flow IR 1.0.0, in JSON or YAML: steps, and which comes after which.
+    A flow is a list of steps (short form) or a graph of steps (Flow IR 1.0.0), in JSON or YAML.
     """
 
 
@@ -37,13 +37,13 @@ Examples:
 @flow_option
 @click.option("--json", is_flag=True, help="Print JSON on one line.")
 def validate(file: Path | None, manifest: Path | None, name: str | None, json: bool) -> int:
-    """Check a flow, or all flows of a manifest.
+    """Validate a flow, or all flows of a manifest.
 
-    Prints everything that is wrong, each with its path. Exits with 2 if anything is.
+    Prints all problems with their paths, lines and steps. Exits with 2 if there are any.
     """
-    from hutch.cli.flow_files import validate
+    from hutch.cli.flow.validate import validate_flow
 
-    return validate(file, manifest, name, json=json)
+    return validate_flow(file, manifest, name, json=json)
 
 
 @flow.command(
@@ -51,22 +51,25 @@ def validate(file: Path | None, manifest: Path | None, name: str | None, json: b
 Examples:
   hutch flow show deploy.json
   hutch flow show --mermaid deploy.json > deploy.mmd
-  hutch flow show --json deploy.yaml > deploy.json
+  hutch flow show --ir deploy.yaml > deploy.json
 """
 )
 @file_argument
 @manifest_option
 @flow_option
 @click.option("--mermaid", is_flag=True, help="Print the source of a Mermaid flowchart.")
-@click.option("--json", is_flag=True, help="Print the flow as JSON, on one line.")
-def show(file: Path | None, manifest: Path | None, name: str | None, mermaid: bool, json: bool) -> int:
-    """Draw a flow.
+@click.option("--ir", is_flag=True, help="Print Flow IR, also for a flow in the short form.")
+@click.option("--json", is_flag=True, help="Print Flow IR on one line.")
+def show(
+    file: Path | None, manifest: Path | None, name: str | None, mermaid: bool, ir: bool, json: bool
+) -> int:
+    """Draw a flow in the terminal.
 
-    As boxes and lines if they fit into the terminal, else as a list of its steps.
+    If the drawing is too wide, the steps are listed instead.
     """
-    from hutch.cli.flow_files import show
+    from hutch.cli.flow.validate import show_flow
 
-    return show(file, manifest, name, mermaid=mermaid, json=json)
+    return show_flow(file, manifest, name, mermaid=mermaid, json=json, ir=ir)
 
 
 @flow.command(
@@ -81,27 +84,29 @@ Examples:
 @file_argument
 @manifest_option
 @flow_option
-@click.option("--inputs", metavar="JSON|@FILE", help="What it is given; @- reads it from stdin.")
+@click.option("--inputs", metavar="JSON|@FILE", help="Inputs of the flow; @- reads stdin.")
 @click.option("--runtime", metavar="NAME", help="A runtime other than the project's, such as hutch.")
-@click.option("--executor", metavar="COMMAND", help="A program that speaks REP, with its arguments.")
+@click.option("--executor", metavar="COMMAND", help="A REP runtime program with its arguments.")
 @click.option(
     "--timeout",
     type=float,
     metavar="SECONDS",
     default=120.0,
     show_default=True,
-    help="For all of it; 0 is without a limit.",
+    help="Time limit for the run; 0 for none.",
 )
-@click.option("--allow-shell", is_flag=True, help="Let steps run programs.")
-@click.option("--json", is_flag=True, help="Print everything as one JSON object on one line.")
-@click.option("--run-id", metavar="ID", help="What the run is to be called.")
-@click.option("--user", metavar="NAME", help="Whose abilities and credentials steps use.")
-@click.option("--concurrency", type=click.IntRange(min=1), metavar="N", help="Steps at once.")
+@click.option("--allow-shell", is_flag=True, help="Allow shell.run steps, which run programs in the jail.")
+@click.option("--json", is_flag=True, help="Print result and events as one JSON object on one line.")
+@click.option("--run-id", metavar="ID", help="Id of the run.  [default: random]")
+@click.option("--user", metavar="NAME", help="User whose abilities and credentials the steps use.")
+@click.option(
+    "--concurrency", type=click.IntRange(min=1), metavar="N", help="Maximum number of parallel steps."
+)
 @click.option(
     "--egress-allow",
     multiple=True,
     metavar="HOST:PORT",
-    help="What steps may reach although it is not public. May be repeated.",
+    help="Allow steps to reach an address that is not public. May be repeated.",
 )
 def run(
     file: Path | None,
@@ -120,14 +125,15 @@ def run(
 ) -> int:
     """Run a flow.
 
-    On the project's runtime or, without one, on our own. Its outputs are printed as JSON, how it goes on
-    stderr. Exits with 1 if a step failed, with 2 if the flow is none, with 3 if the runtime or the inputs are
-    not fit for it, with 4 if the runtime failed or took too long, with 130 if it was interrupted.
+    Uses the project's runtime or, without one, the built-in runtime. Prints progress to stderr and the
+    outputs to stdout as JSON. Exits with 1 if a step failed, with 2 if the flow is invalid, with 3 if the
+    inputs are invalid or the runtime does not support the flow, with 4 if the runtime failed or timed out,
+    with 130 if the run was interrupted.
     """
-    from hutch.cli.flow_run import Asked, run
+    from hutch.cli.flow.run import FlowRunArguments, run
 
     return run(
-        Asked(
+        FlowRunArguments(
             file=file,
             manifest=manifest,
             name=name,
@@ -152,17 +158,22 @@ Examples:
   hutch flow runs --user ada --json
 """
 )
-@click.option("--user", metavar="NAME", help="Only this user's.")
+@click.option("--user", metavar="NAME", help="Only runs of this user.")
 @click.option(
-    "--limit", type=click.IntRange(1, 1000), default=20, show_default=True, metavar="N", help="The most."
+    "--limit",
+    type=click.IntRange(1, 1000),
+    default=20,
+    show_default=True,
+    metavar="N",
+    help="Maximum number of runs.",
 )
 @click.option("--json", is_flag=True, help="Print JSON on one line.")
 def runs(user: str | None, limit: int, json: bool) -> int:
-    """List runs of flows, the newest first.
+    """List runs of flows, newest first.
 
-    One that is `interrupted` was left by a process that is gone: `hutch flow resume` goes on with it.
+    The process of an `interrupted` run has ended: `hutch flow resume` resumes the run.
     """
-    from hutch.cli.flow_runs import list_runs
+    from hutch.cli.flow.runs import list_runs
 
     return list_runs(user, limit, as_json=json)
 
@@ -175,11 +186,11 @@ Examples:
 """
 )
 @click.argument("run_id")
-@click.option("--follow", "-f", is_flag=True, help="Go on until the run is over.")
-@click.option("--json", is_flag=True, help="Print each event as JSON on a line.")
+@click.option("--follow", "-f", is_flag=True, help="Wait for further events until the run has ended.")
+@click.option("--json", is_flag=True, help="Print each event as JSON on one line.")
 def logs(run_id: str, follow: bool, json: bool) -> int:
-    """Show what a run did, step by step."""
-    from hutch.cli.flow_runs import show_logs
+    """Show the events of a run."""
+    from hutch.cli.flow.runs import show_logs
 
     return show_logs(run_id, follow=follow, as_json=json)
 
@@ -197,18 +208,60 @@ Example:
     metavar="SECONDS",
     default=120.0,
     show_default=True,
-    help="For all of it; 0 is without a limit.",
+    help="Time limit for the run; 0 for none.",
 )
-@click.option("--json", is_flag=True, help="Print everything as one JSON object on one line.")
+@click.option("--json", is_flag=True, help="Print result and events as one JSON object on one line.")
 def resume(run_id: str, timeout: float, json: bool) -> int:
-    """Go on with a run that was interrupted, cancelled, or failed.
+    """Resume an interrupted, cancelled or failed run.
 
-    With the flow, inputs and options that it began with. Steps that are over are not done again; what was
-    under way, and what failed, is. A run that is complete gives its outputs again. Exits as `flow run` does.
+    Uses the flow, inputs and options that the run was started with. Finished steps are not repeated; failed
+    and unfinished ones are. For a completed run, prints its outputs again. Exit codes are those of `flow
+    run`.
     """
-    from hutch.cli.flow_runs import resume
+    from hutch.cli.flow.runs import resume
 
     return resume(run_id, timeout, as_json=json)
+
+
+@flow.command("list", epilog="\b\nExample:\n  hutch flow list\n")
+@click.option("--user", metavar="NAME", help="Flows of this user.  [default: the operator's]")
+@click.option("--json", is_flag=True, help="Print JSON on one line.")
+def list_(user: str | None, json: bool) -> int:
+    """List the flows that are stored for `hutch serve`."""
+    from hutch.cli.flow.runs import list_flows
+
+    return list_flows(user, as_json=json)
+
+
+@flow.command(epilog="\b\nExample:\n  hutch flow cancel nightly\n")
+@click.argument("run_id")
+def cancel(run_id: str) -> int:
+    """Cancel a running run, whichever process executes it."""
+    from hutch.cli.flow.runs import cancel
+
+    return cancel(run_id)
+
+
+@flow.command(epilog="\b\nExample:\n  hutch flow approve nightly deploy\n")
+@click.argument("run_id")
+@click.argument("step_id")
+@click.option("--reason", metavar="TEXT", help="Reason for the decision.")
+def approve(run_id: str, step_id: str, reason: str | None) -> int:
+    """Approve a step that waits for an approval."""
+    from hutch.cli.flow.runs import decide
+
+    return decide(run_id, step_id, approved=True, reason=reason)
+
+
+@flow.command(epilog="\b\nExample:\n  hutch flow deny nightly deploy --reason 'not on Friday'\n")
+@click.argument("run_id")
+@click.argument("step_id")
+@click.option("--reason", metavar="TEXT", help="Reason for the decision.")
+def deny(run_id: str, step_id: str, reason: str | None) -> int:
+    """Deny a step that waits for an approval. The step fails."""
+    from hutch.cli.flow.runs import decide
+
+    return decide(run_id, step_id, approved=False, reason=reason)
 
 
 @click.command(
@@ -219,21 +272,23 @@ Examples:
 """
 )
 @click.option(
-    "--runtime", "engine", default="hutch", show_default=True, metavar="NAME", help="What it is called."
+    "--runtime", "engine", default="hutch", show_default=True, metavar="NAME", help="Name of the runtime."
 )
-@click.option("--executor", metavar="PROGRAM", help="What speaks REP; not needed for our own runtime.")
-@click.option("--language", metavar="NAME", help="What the runtime is written in.  [default: python]")
+@click.option(
+    "--executor", metavar="PROGRAM", help="The runtime's program; not needed for the built-in runtime."
+)
+@click.option("--language", metavar="NAME", help="Language of the runtime.  [default: python]")
 @click.option(
     "--plugins-language",
     metavar="NAME",
-    help="What its plugins are written in.  [default: the runtime's]",
+    help="Language of its plugins.  [default: the runtime's]",
 )
 def init(engine: str, executor: str | None, language: str | None, plugins_language: str | None) -> int:
-    """Bind this project to a runtime for its flows.
+    """Choose the runtime for this project's flows.
 
-    Writes tm/config/runtime.yaml in the current directory. Without that file, flows run on our own runtime.
-    Warns if the runtime and its plugins are not of one family of languages.
+    Writes tm/config/runtime.yaml in the current directory. Without that file, flows run on the built-in
+    runtime. Warns if the languages of the runtime and its plugins do not match.
     """
-    from hutch.cli.init import init
+    from hutch.cli.flow.validate import init_project
 
-    return init(engine, executor, language, plugins_language)
+    return init_project(engine, executor, language, plugins_language)

@@ -1,4 +1,4 @@
-"""`hutch tool` and `hutch packages`: tools in npm packages."""
+"""Command line of `hutch tool` and `hutch packages`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ env_option = click.option(
     "--env",
     multiple=True,
     metavar="NAME[=VALUE]",
-    help="A variable for the package; NAME alone takes this shell's, which no process list shows.",
+    help="Environment variable for the package. NAME alone takes the value from this shell, which keeps it "
+    "out of process lists. May be repeated.",
 )
 
 
@@ -25,22 +26,52 @@ Examples:
 @click.option(
     "--params",
     metavar="JSON",
-    help="An object; @FILE reads it from a file, - from stdin.  [default: {}]",
+    help="Parameters as a JSON object; @FILE reads a file, - reads stdin.  [default: {}]",
 )
 @env_option
-@click.option("--timeout", type=float, metavar="SECONDS", help="When to stop it.  [default: 120]")
-@click.option("--json", is_flag=True, help="Print the whole answer of a TPMJS executor on one line.")
+@click.option("--timeout", type=float, metavar="SECONDS", help="Time limit.  [default: 120]")
+@click.option(
+    "--refresh",
+    is_flag=True,
+    help="Ask the registry again what a tag or range means. Otherwise its last answer is used for some "
+    "minutes.",
+)
+@click.option(
+    "--validate",
+    is_flag=True,
+    help="Refuse parameters that do not match the tool's schema, and apply its defaults.",
+)
+@click.option(
+    "--json", is_flag=True, help="Print the full response on one line, as a TPMJS executor returns it."
+)
 def tool(
-    package: str, name: str, params: str | None, env: tuple[str, ...], timeout: float | None, json: bool
+    package: str,
+    name: str,
+    params: str | None,
+    env: tuple[str, ...],
+    timeout: float | None,
+    refresh: bool,
+    validate: bool,
+    json: bool,
 ) -> int:
     """Run a tool of an npm package in the sandbox.
 
-    The package is installed first if it is not on the shelf. What the tool prints goes to stderr, its output,
-    as JSON, to stdout. Exits with 1 if it failed, with 2 if it could not begin because of what was given.
+    Installs the package first if necessary. Prints logs, and parameters that do not match the tool's schema,
+    to stderr and the tool's output to stdout as JSON. Exits with 1 if the tool failed, with 2 if the
+    arguments are invalid.
     """
-    from hutch.cli.tool import run_tool
+    from hutch.cli.npm import run_tool
 
-    return run_tool(package, name, params=params, env=env, timeout=timeout, json=json)
+    return run_tool(
+        package,
+        name,
+        params=params,
+        env=env,
+        timeout=timeout,
+        refresh=refresh,
+        validate=validate,
+        json=json,
+    )
 
 
 @click.group(
@@ -50,9 +81,9 @@ Example:
 """,
 )
 def packages() -> None:
-    """Look after the npm packages on the shelf.
+    """Manage installed npm packages.
 
-    The shelf is below HUTCH_HOME; a server may use it meanwhile. What is on it can be run offline.
+    Packages are stored in HUTCH_HOME and run offline. A server may run at the same time.
     """
 
 
@@ -65,8 +96,8 @@ Example:
 )
 @click.option("--json", is_flag=True, help="Print the list as JSON on one line.")
 def list_(json: bool) -> int:
-    """List what is on the shelf."""
-    from hutch.cli.packages import list_packages
+    """List installed packages."""
+    from hutch.cli.npm import list_packages
 
     return list_packages(json=json)
 
@@ -80,11 +111,12 @@ Examples:
 )
 @click.argument("packages", nargs=-1, required=True, metavar="PACKAGE[@VERSION]...")
 def add(packages: tuple[str, ...]) -> int:
-    """Install packages ahead of need.
+    """Install packages in advance.
 
-    VERSION is a version, a range or a tag; without one it is the latest. Exits with 1 if any cannot be had.
+    VERSION is a version, a range or a tag; the default is the latest version. Exits with 1 if any package
+    cannot be installed.
     """
-    from hutch.cli.packages import add_packages
+    from hutch.cli.npm import add_packages
 
     return add_packages(packages)
 
@@ -98,11 +130,12 @@ Examples:
 )
 @click.argument("packages", nargs=-1, required=True, metavar="PACKAGE[@VERSION]...")
 def remove(packages: tuple[str, ...]) -> int:
-    """Take packages off the shelf.
+    """Remove packages.
 
-    VERSION is a version or a range; without one all versions go. Exits with 1 if any was not there.
+    VERSION is a version or a range; without one, all versions are removed. Exits with 1 if any is not
+    installed.
     """
-    from hutch.cli.packages import remove_packages
+    from hutch.cli.npm import remove_packages
 
     return remove_packages(packages)
 
@@ -113,12 +146,10 @@ Example:
   hutch packages prune --days 7
 """,
 )
-@click.option(
-    "--days", type=float, default=30.0, metavar="NUMBER", help="How long they went unused.  [default: 30]"
-)
+@click.option("--days", type=float, default=30.0, metavar="NUMBER", help="Days without use.  [default: 30]")
 def prune(days: float) -> int:
-    """Remove packages that went unused, and leftovers."""
-    from hutch.cli.packages import prune_packages
+    """Remove unused packages and remains of interrupted installations."""
+    from hutch.cli.npm import prune_packages
 
     return prune_packages(days=days)
 
@@ -135,12 +166,11 @@ Examples:
 @env_option
 @click.option("--json", is_flag=True, help="Print name, version and tools as JSON on one line.")
 def describe(package: str, name: str | None, env: tuple[str, ...], json: bool) -> int:
-    """Say what the tools of a package do and take.
+    """Show the descriptions and parameters of a package's tools.
 
-    Without NAME these are all that its package.json lists, or else its default export. The package is
-    installed first if it is not on the shelf, and loaded in the sandbox. Exits with 1 if any tool cannot be
-    described.
+    Without NAME, shows all tools that package.json lists, or else the default export. Installs the package
+    first if necessary and loads it in the sandbox. Exits with 1 if any tool cannot be described.
     """
-    from hutch.cli.describe import describe
+    from hutch.cli.npm import describe_package
 
-    return describe(package, name, env=env, json=json)
+    return describe_package(package, name, env=env, json=json)

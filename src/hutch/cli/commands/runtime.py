@@ -1,4 +1,4 @@
-"""`hutch runtime`: what runs flows, for whoever speaks REP."""
+"""Command line of `hutch runtime`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 @click.group(epilog="\b\nExample:\n  hutch runtime serve\n")
 def runtime() -> None:
-    """What runs flows: REP runtimes, ours and others."""
+    """Run and test REP runtimes, which run flows."""
 
 
 @runtime.command(
@@ -18,20 +18,26 @@ Example:
   echo '{"jsonrpc": "2.0", "id": 1, "method": "Runtime.Capabilities", "params": {}}' | hutch runtime serve
 """,
 )
-def serve() -> int:
-    """Be a REP runtime on stdin and stdout.
+@click.option(
+    "--project",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Use the trusted .toolscript.json and hutch.toml of this folder.",
+)
+def serve(project: Path | None) -> int:
+    """Run as a REP runtime over stdio.
 
-    One JSON-RPC request a line, until stdin ends; then it ends within a second, and with it every run. Logs
-    go to stderr, as JSON with TRACE_MIND_LOG_JSON=1. shell.run needs TRACE_MIND_ALLOW_SHELL=1.
+    Reads one JSON-RPC request per line. Stops within a second after the end of stdin, together with all runs.
+    Logs go to stderr, as JSON with TRACE_MIND_LOG_JSON=1. shell.run needs TRACE_MIND_ALLOW_SHELL=1.
     """
-    from hutch.cli.runtime import serve
+    from hutch.cli.runtime.serve import serve_runtime
 
-    return serve()
+    return serve_runtime(project)
 
 
 @runtime.group(epilog="\b\nExample:\n  hutch runtime cache clear --engine fast\n")
 def cache() -> None:
-    """What runtimes said that they can, kept when a flow wanted more."""
+    """Manage cached runtime capabilities."""
 
 
 @cache.command(
@@ -41,15 +47,15 @@ Examples:
   hutch runtime cache clear
 """
 )
-@click.option("--engine", metavar="NAME", help="Of this runtime alone.")
+@click.option("--engine", metavar="NAME", help="Only of this runtime.")
 def clear(engine: str | None) -> int:
-    """Forget it.
+    """Delete cached runtime capabilities.
 
-    It is in ~/.trace_mind/runtime_capabilities, in a file for each runtime.
+    The cache is in ~/.trace_mind/runtime_capabilities, with one file per runtime.
     """
-    from hutch.cli.runtime_cache import clear
+    from hutch.cli.runtime.serve import clear_cache
 
-    return clear(engine)
+    return clear_cache(engine)
 
 
 @runtime.command(
@@ -62,17 +68,17 @@ Examples:
 """,
 )
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-@click.option("--flow", type=click.Path(path_type=Path), metavar="FILE", help="One that it runs to the end.")
-@click.option("--failing", type=click.Path(path_type=Path), metavar="FILE", help="One of which a step fails.")
-@click.option("--lasting", type=click.Path(path_type=Path), metavar="FILE", help="One that takes long.")
-@click.option("--inputs", metavar="JSON|@FILE", help="What these flows are given.")
+@click.option("--flow", type=click.Path(path_type=Path), metavar="FILE", help="A flow that should succeed.")
+@click.option("--failing", type=click.Path(path_type=Path), metavar="FILE", help="A flow that should fail.")
+@click.option("--lasting", type=click.Path(path_type=Path), metavar="FILE", help="A flow that takes long.")
+@click.option("--inputs", metavar="JSON|@FILE", help="Inputs of these flows.")
 @click.option(
     "--timeout",
     type=float,
     metavar="SECONDS",
     default=10.0,
     show_default=True,
-    help="For an answer, and for a run.",
+    help="Time limit for each response and each run.",
 )
 @click.option("--json", is_flag=True, help="Print JSON on one line.")
 def check(
@@ -84,12 +90,13 @@ def check(
     timeout: float,
     json: bool,
 ) -> int:
-    """Check whether a program is a REP runtime.
+    """Test a REP runtime against the specification.
 
-    COMMAND is the program with its arguments; without one, our own runtime is checked. Flows for it are made
-    of kinds that it has, or given. Exits with 1 if it does not do what the specification requires.
+    COMMAND is the program with its arguments; the default is the built-in runtime. Without the options for
+    flows, test flows are made from the step kinds that the runtime supports. Exits with 1 if the runtime does
+    not conform.
     """
-    from hutch.cli.runtime_check import check
+    from hutch.cli.runtime.check import check
 
     return check(
         command,

@@ -1,4 +1,4 @@
-"""`hutch serve`, `hutch check` and `hutch doctor`: a server, whether one is right, and what it stands on."""
+"""Command line of `hutch serve`, `hutch check`, `hutch doctor` and `hutch config`."""
 
 from __future__ import annotations
 
@@ -13,27 +13,46 @@ Examples:
   HUTCH_API_KEY=secret hutch serve --host 0.0.0.0 --port 8080
 """,
 )
-@click.option("--host", metavar="ADDRESS", help="Where to listen.  [default: 127.0.0.1]")
-@click.option("--port", type=int, metavar="PORT", help="0 takes a free one.  [default: 4111]")
+@click.option("--host", metavar="ADDRESS", help="Address to listen on.  [default: 127.0.0.1]")
+@click.option("--port", type=int, metavar="PORT", help="Port; 0 for any free one.  [default: 4111]")
 @click.option(
     "--egress",
     metavar="POLICY",
-    help="What tools and abilities may reach: none, public, or allowlist.  [default: public]",
+    help="Network access of tools and abilities: none, public or allowlist.  [default: public]",
 )
 @click.option(
     "--egress-allow",
     multiple=True,
     metavar="HOST:PORT",
-    help="What they may reach besides or, with allowlist, at all. May be repeated.",
+    help="Allow another address or, with allowlist, only these. May be repeated.",
 )
-def serve(host: str | None, port: int | None, egress: str | None, egress_allow: tuple[str, ...]) -> int:
-    """Serve all doors over HTTP and WebSocket.
+@click.option(
+    "--config",
+    multiple=True,
+    metavar="FILE",
+    help="MCP servers, instead of ~/.toolscript.json. May be repeated.",
+)
+def serve(
+    host: str | None,
+    port: int | None,
+    egress: str | None,
+    egress_allow: tuple[str, ...],
+    config: tuple[str, ...],
+) -> int:
+    """Serve all protocols over HTTP and WebSocket.
 
-    SIGTERM or Ctrl-C lets the running executions finish; a second one stops at once.
+    On SIGTERM or Ctrl-C, running executions finish first; a second signal stops at once. No files of the
+    current directory are used unless an option names them.
     """
     from hutch.cli.serve import serve
 
-    flags = {"host": host, "port": port, "egress": egress, "egress_allow": egress_allow or None}
+    flags = {
+        "host": host,
+        "port": port,
+        "egress": egress,
+        "egress_allow": egress_allow or None,
+        "mcp_config": config or None,
+    }
     return serve(flags)
 
 
@@ -46,20 +65,22 @@ Examples:
 """,
 )
 @click.argument("url")
-@click.option("--api-key", metavar="KEY", help="What it wants as a Bearer token; - reads it from stdin.")
+@click.option(
+    "--api-key", metavar="KEY", help="API key (Bearer token) of the executor; - reads it from stdin."
+)
 @click.option("--json", is_flag=True, help="Print the report as JSON on one line.")
 @click.option(
     "--tool",
     metavar="PACKAGE@VERSION#NAME",
-    help="The tool to execute.  [default: that of @tpmjs/tools-template-render]",
+    help="A tool to execute.  [default: that of @tpmjs/tools-template-render]",
 )
-@click.option("--params", metavar="JSON", help="What to call it with.")
+@click.option("--params", metavar="JSON", help="Parameters for --tool.")
 @click.option(
     "--slow-tool",
     metavar="PACKAGE@VERSION#NAME",
-    help="One that runs longer than the executor allows; without it no timeout is tested.",
+    help="A tool that runs longer than the executor's timeout; without it, timeouts are not tested.",
 )
-@click.option("--slow-params", metavar="JSON", help="What to call that with.")
+@click.option("--slow-params", metavar="JSON", help="Parameters for --slow-tool.")
 def check(
     url: str,
     api_key: str | None,
@@ -69,10 +90,10 @@ def check(
     slow_tool: str | None,
     slow_params: str | None,
 ) -> int:
-    """Test any TPMJS executor.
+    """Test a TPMJS executor against the specification.
 
-    URL is its base address. Prints the specification's report: core, standard, and what is extended. Exits
-    with 0 only if all of the core was tested and passed.
+    URL is its base address. Prints a report by level: core, standard and extended. Exits with 0 only if all
+    core requirements were tested and passed.
     """
     from hutch.cli.check import check
 
@@ -95,10 +116,32 @@ Example:
 )
 @click.option("--json", is_flag=True, help="Print the report as JSON on one line.")
 def doctor(json: bool) -> int:
-    """Examine this machine.
+    """Check whether this machine can isolate guests.
 
-    Says what isolation guests get here, what is missing, and how to get it. Exits with 1 if they cannot run.
+    Shows the isolation that guests get here, what is missing, and how to fix it. Exits with 1 if guests
+    cannot run.
     """
     from hutch.cli.doctor import doctor
 
     return doctor(json=json)
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  hutch config --changed
+  HUTCH_PORT=8080 hutch config --server
+""",
+)
+@click.option("--server", is_flag=True, help="Settings of a server, which reads nothing in this folder.")
+@click.option("--changed", is_flag=True, help="Only settings that do not have their default value.")
+@click.option("--json", is_flag=True, help="Print a list as JSON on one line.")
+def config(server: bool, changed: bool, json: bool) -> int:
+    """Show every setting in force and where it was set.
+
+    Settings come from options, HUTCH_* variables, a trusted hutch.toml in this folder, and hutch.toml in
+    HUTCH_HOME. Secrets are shown as ***.
+    """
+    from hutch.cli.config import show_config
+
+    return show_config(server=server, changed=changed, json=json)

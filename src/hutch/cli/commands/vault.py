@@ -1,4 +1,4 @@
-"""`hutch user`, `hutch key`, `hutch credential` and `hutch vault`: who may come in, and their secrets."""
+"""Command line of `hutch user`, `key`, `credential`, `vault`, `backup` and `restore`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-json_option = click.option("--json", is_flag=True, help="Print it as JSON on one line.")
-user_option = click.option("--user", required=True, metavar="NAME", help="Whose it is.")
-KINDS = ("header", "cookie", "auth_token", "query", "body")
+json_option = click.option("--json", is_flag=True, help="Print JSON on one line.")
+user_option = click.option("--user", required=True, metavar="NAME", help="Name of the user.")
+CREDENTIAL_KINDS = ("header", "cookie", "auth_token", "query", "body")
 
 
 @click.group(
@@ -18,9 +18,9 @@ Example:
 """
 )
 def user() -> None:
-    """Look after users.
+    """Manage users.
 
-    These commands work on the database itself; a server may use it meanwhile.
+    These commands open the database directly; a server may run at the same time.
     """
 
 
@@ -33,8 +33,8 @@ Example:
 )
 @click.argument("name")
 def add_user(name: str) -> int:
-    """Add a user, and print the id."""
-    from hutch.cli.users import add_user
+    """Add a user and print its id."""
+    from hutch.cli.vault.accounts import add_user
 
     return add_user(name)
 
@@ -49,7 +49,7 @@ Example:
 @json_option
 def list_users(json: bool) -> int:
     """List all users."""
-    from hutch.cli.users import list_users
+    from hutch.cli.vault.accounts import list_users
 
     return list_users(json=json)
 
@@ -64,8 +64,8 @@ Example:
 @click.argument("name")
 @json_option
 def show_user(name: str, json: bool) -> int:
-    """Say what a user has."""
-    from hutch.cli.users import show_user
+    """Show a user and how many keys, credentials and abilities it has."""
+    from hutch.cli.vault.accounts import show_user
 
     return show_user(name, json=json)
 
@@ -78,13 +78,13 @@ Example:
 """,
 )
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask first.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def remove_user(name: str, yes: bool) -> int:
     """Remove a user with all keys, credentials and abilities.
 
-    At a terminal it asks first.
+    Asks for confirmation at a terminal.
     """
-    from hutch.cli.users import remove_user
+    from hutch.cli.vault.accounts import remove_user
 
     return remove_user(name, yes=yes)
 
@@ -96,9 +96,9 @@ Example:
 """
 )
 def key() -> None:
-    """Look after API keys.
+    """Manage API keys.
 
-    A key is shown once, when it is made; what is kept cannot be turned back into it.
+    A key is shown only when it is created; Hutch stores a hash of it.
     """
 
 
@@ -111,20 +111,20 @@ Examples:
 """,
 )
 @click.argument("user")
-@click.option("--name", default="", metavar="TEXT", help="What it is for.")
+@click.option("--name", default="", metavar="TEXT", help="A note on what the key is for.")
 @click.option(
-    "--expires", metavar="WHEN", help="After such as 12h, 30d or 8w, or on a date.  [default: never]"
+    "--expires", metavar="WHEN", help="A duration such as 12h, 30d or 8w, or a date.  [default: never]"
 )
 @click.option(
     "--scope",
     multiple=True,
-    metavar="DOOR",
-    help="Where it counts: abilities, execbox, mcp, rep, toolscript, tpmjs. May be repeated.  "
-    "[default: abilities, mcp]",
+    metavar="PROTOCOL",
+    help="A protocol that it is valid for: abilities, execbox, mcp, rep, toolscript or tpmjs. May be "
+    "repeated.  [default: abilities, mcp]",
 )
 def add_key(user: str, name: str, expires: str | None, scope: tuple[str, ...]) -> int:
-    """Make an API key of a user. It alone goes to stdout."""
-    from hutch.cli.keys import add_key
+    """Create an API key for a user. Prints only the key to stdout."""
+    from hutch.cli.vault.accounts import add_key
 
     return add_key(user, name=name, expires=expires, scopes=scope)
 
@@ -140,8 +140,8 @@ Examples:
 @click.argument("user", required=False)
 @json_option
 def list_keys(user: str | None, json: bool) -> int:
-    """List the API keys of a user, or of all."""
-    from hutch.cli.keys import list_keys
+    """List the API keys of a user, or of all users."""
+    from hutch.cli.vault.accounts import list_keys
 
     return list_keys(user, json=json)
 
@@ -156,8 +156,8 @@ Example:
 @click.argument("key")
 @json_option
 def show_key(key: str, json: bool) -> int:
-    """Say what is known of an API key. KEY is its id."""
-    from hutch.cli.keys import show_key
+    """Show an API key's state, scopes and dates. KEY is its id."""
+    from hutch.cli.vault.accounts import show_key
 
     return show_key(key, json=json)
 
@@ -171,8 +171,8 @@ Example:
 )
 @click.argument("key")
 def revoke_key(key: str) -> int:
-    """End an API key at once; it stays in the list. KEY is its id."""
-    from hutch.cli.keys import revoke_key
+    """Revoke an API key; it stays in the list. KEY is its id."""
+    from hutch.cli.vault.accounts import revoke_key
 
     return revoke_key(key)
 
@@ -186,8 +186,8 @@ Example:
 )
 @click.argument("key")
 def remove_key(key: str) -> int:
-    """End an API key at once and forget it. KEY is its id."""
-    from hutch.cli.keys import remove_key
+    """Revoke and delete an API key. KEY is its id."""
+    from hutch.cli.vault.accounts import remove_key
 
     return remove_key(key)
 
@@ -199,9 +199,9 @@ Example:
 """
 )
 def credential() -> None:
-    """Look after users' secrets at other services.
+    """Manage users' credentials for other services.
 
-    A value goes in and never comes out: lists show at most its last four characters.
+    Values are write-only: lists show at most the last four characters.
     """
 
 
@@ -218,23 +218,23 @@ Examples:
 @click.argument("about", metavar="DOMAIN::NAME")
 @click.argument("value", nargs=-1, required=False, metavar="")
 @click.option(
-    "--kind", type=click.Choice(KINDS), default="header", help="What it becomes part of.  [default: header]"
+    "--kind", type=click.Choice(CREDENTIAL_KINDS), default="header", help="How it is sent.  [default: header]"
 )
 @click.option(
     "--encrypted",
     is_flag=True,
-    help="The value is as the public client encrypts it, with the key in HUTCH_CREDENTIAL_KEY.",
+    help="The value is encrypted by the public client with the key in HUTCH_CREDENTIAL_KEY.",
 )
 def set_credential(user: str, about: str, value: tuple[str, ...], kind: str, encrypted: bool) -> int:
-    """Keep a value for a host, in the place of the one before.
+    """Store a credential for a host, replacing an earlier one.
 
-    The value is read from stdin, without a line break at its end, or asked for at a terminal. It is sent to
-    DOMAIN and its subdomains alone.
+    The value is read from stdin, without the line break at its end, or prompted for at a terminal. It is sent
+    only to DOMAIN and its subdomains.
     """
-    from hutch.cli import hidden
-    from hutch.cli.credentials import set_credential
+    from hutch.cli.support import prompts
+    from hutch.cli.vault.credentials import set_credential
 
-    hidden.refuse_arguments(value)
+    prompts.reject_secret_arguments(value)
     return set_credential(user, about, kind=kind, encrypted=encrypted)
 
 
@@ -248,8 +248,8 @@ Example:
 @user_option
 @json_option
 def list_credentials(user: str, json: bool) -> int:
-    """List what is kept for a user: never the values."""
-    from hutch.cli.credentials import list_credentials
+    """List a user's credentials, without their values."""
+    from hutch.cli.vault.credentials import list_credentials
 
     return list_credentials(user, json=json)
 
@@ -266,8 +266,8 @@ Examples:
 @click.argument("about", metavar="DOMAIN[::NAME]")
 @json_option
 def show_credential(user: str, about: str, json: bool) -> int:
-    """Say what is kept for a host: never the value."""
-    from hutch.cli.credentials import show_credential
+    """Show the credentials for a host, without their values."""
+    from hutch.cli.vault.credentials import show_credential
 
     return show_credential(user, about, json=json)
 
@@ -282,10 +282,10 @@ Examples:
 )
 @user_option
 @click.argument("about", metavar="DOMAIN[::NAME]")
-@click.option("--kind", type=click.Choice(KINDS), help="Only of this kind.")
+@click.option("--kind", type=click.Choice(CREDENTIAL_KINDS), help="Only credentials of this kind.")
 def remove_credential(user: str, about: str, kind: str | None) -> int:
-    """Forget what is kept for a host, all of it or one name's."""
-    from hutch.cli.credentials import remove_credentials
+    """Delete all credentials for a host, or those with one name."""
+    from hutch.cli.vault.credentials import remove_credentials
 
     return remove_credentials(user, about, kind=kind)
 
@@ -300,12 +300,13 @@ Example:
 @user_option
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path, allow_dash=True))
 def import_credentials(user: str, file: Path) -> int:
-    """Keep all that the public client has exported.
+    """Import credentials that the public client exported.
 
-    FILE, or - for stdin, has a list of {domain, credentialType, credentialKey, encryptedValue}. The key that
-    they are encrypted with is in HUTCH_CREDENTIAL_KEY, or asked for. Keeps nothing if any cannot be read.
+    FILE (- for stdin) contains a list of {domain, credentialType, credentialKey, encryptedValue}. The key
+    that they are encrypted with is read from HUTCH_CREDENTIAL_KEY, or prompted for. If any cannot be
+    decrypted, nothing is stored.
     """
-    from hutch.cli.credentials import import_credentials
+    from hutch.cli.vault.credentials import import_credentials
 
     return import_credentials(user, None if str(file) == "-" else file)
 
@@ -317,7 +318,7 @@ Example:
 """
 )
 def vault() -> None:
-    """Look after the keys that all secrets are sealed with."""
+    """Manage the keys that encrypt all secrets."""
 
 
 @vault.command(
@@ -328,13 +329,13 @@ Example:
 )
 @json_option
 def status(json: bool) -> int:
-    """Say which master keys there are, and what still needs each.
+    """Show the master keys and how much each still encrypts.
 
-    Exits with 1 if something is sealed with a key that is not there.
+    Exits with 1 if data is encrypted with a missing key.
     """
-    from hutch.cli.vault import status
+    from hutch.cli.vault.credentials import show_vault_status
 
-    return status(json=json)
+    return show_vault_status(json=json)
 
 
 @vault.command(
@@ -344,13 +345,63 @@ Examples:
   hutch vault rotate --master
 """
 )
-@click.option("--master", is_flag=True, help="Make a new master key in HUTCH_HOME/master.key first.")
+@click.option("--master", is_flag=True, help="Create a new master key in HUTCH_HOME/master.key first.")
 def rotate(master: bool) -> int:
-    """Give every user, and flows, a new data key, sealed with the current master key.
+    """Create new data keys for all users and flows.
 
-    Servers may run meanwhile. Older master keys stay where they are: `hutch vault status` tells when nothing
-    needs them any more.
+    The current master key encrypts them. Servers may run at the same time. Older master keys are kept: `hutch
+    vault status` shows when they are no longer needed.
     """
-    from hutch.cli.vault import rotate
+    from hutch.cli.vault.credentials import rotate_keys
 
-    return rotate(master=master)
+    return rotate_keys(master=master)
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  hutch backup hutch-2031-02-03.backup
+  hutch backup /mnt/backup/hutch.backup --master-key /mnt/safe/master.key
+""",
+)
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--master-key",
+    type=click.Path(path_type=Path),
+    metavar="KEYFILE",
+    help="Also write the master key, which the backup does not contain, to this new file.",
+)
+def backup(file: Path, master_key: Path | None) -> int:
+    """Write all data of the database to a new FILE.
+
+    Servers may run meanwhile: the backup is one consistent state. Secrets stay encrypted in it, so it is
+    useless without the master key. Installed packages and logins to MCP servers are not part of it.
+    """
+    from hutch.cli.vault.backup import back_up
+
+    return back_up(file, master_key)
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  HUTCH_HOME=/var/lib/hutch hutch restore hutch.backup --master-key master.key
+  HUTCH_DATABASE_URL=postgresql://db/hutch hutch restore hutch.backup
+""",
+)
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--master-key",
+    type=click.Path(path_type=Path),
+    metavar="KEYFILE",
+    help="Copy of the master key, which is put into HUTCH_HOME.",
+)
+def restore(file: Path, master_key: Path | None) -> int:
+    """Restore a backup into an empty database.
+
+    The file is checked first, and all of it is restored or nothing. It may come from an older version of
+    Hutch and from the other kind of database. Exits with 1 if the master key does not fit.
+    """
+    from hutch.cli.vault.backup import restore
+
+    return restore(file, master_key)

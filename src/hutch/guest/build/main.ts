@@ -1,9 +1,9 @@
-/** Builds the guest bundle into the folder given: the runners, the patched QuickJS, and its memory image. */
+/** Builds the guest bundle into a folder: the runners, the patched QuickJS and its memory images. */
 
 import wasm from "quickjs-wasi/quickjs.wasm" with { type: "bytes" };
 import { PRELUDES } from "../quickjs/runner.ts";
 import { buildImage } from "../quickjs/vm.ts";
-import { patch } from "./patch.ts";
+import { patchWasm } from "./patch_wasm.ts";
 
 const root = `${import.meta.dirname}/..`;
 const out = Deno.args[0];
@@ -12,7 +12,7 @@ if (!out) {
   Deno.exit(2);
 }
 
-/** `deno bundle` writes one self-contained file; it is run as a program because it has no stable API. */
+/** Writes one self-contained file. Runs `deno bundle` as a program, because its API is not stable. */
 async function bundle(entry: string, file: string): Promise<void> {
   const command = new Deno.Command(Deno.execPath(), {
     args: ["bundle", "--quiet", "--minify", "--platform=deno", "-o", `${out}/${file}`, entry],
@@ -24,8 +24,8 @@ async function bundle(entry: string, file: string): Promise<void> {
 }
 
 /**
- * A bundle as a classic script in a function. Deno parses every module that it loads, which takes longer
- * than to run it; `entry.ts` has V8 alone evaluate these.
+ * Writes a bundle as a classic script, which `entry.ts` lets V8 evaluate: Deno itself parses every module
+ * that it loads, which takes longer than running it.
  */
 async function script(entry: string, file: string, before: string, after: string): Promise<void> {
   await bundle(entry, file);
@@ -34,22 +34,23 @@ async function script(entry: string, file: string, before: string, after: string
 }
 
 Deno.mkdirSync(out, { recursive: true });
-Deno.writeFileSync(`${out}/quickjs.wasm`, patch(wasm));
+Deno.writeFileSync(`${out}/quickjs.wasm`, patchWasm(wasm));
 await bundle("entry.ts", "entry.js");
 await script("quickjs/main.ts", "quickjs.js", "(async () => ", "})()");
 await script("deno/main.ts", "deno.js", "(async () => ", "})()");
 await script("npm/main.ts", "npm.js", "(async () => ", "})()");
 await script("script/main.ts", "script.js", "(async () => ", "})()");
-// The value of these is what the runner keeps.
+// The value of these scripts is what their source assigns to `__hutch_entry`.
 const entry =
   "const entry = globalThis.__hutch_entry;\ndelete globalThis.__hutch_entry;\nreturn entry;\n})()";
 await script("quickjs/prelude/main.ts", "plain.js", "(() => ", entry);
 await script("quickjs/prelude/web/main.ts", "web.js", "(() => ", entry);
-await script("preparing/main.ts", "preparing.js", "(() => ", entry);
+await script("precompile/main.ts", "precompile.js", "(() => ", entry);
 await script("typescript/main.ts", "typescript.js", "(() => ", entry);
+await script("npm/zod3/main.ts", "zod3.js", "(() => ", entry);
 const module = await WebAssembly.compile(Deno.readFileSync(`${out}/quickjs.wasm`));
 
-/** The images of both preludes, one behind the other in one file. */
+/** `image.bin` contains the images of both preludes, one after the other. */
 const images: Record<string, object> = {};
 using file = Deno.openSync(`${out}/image.bin`, { write: true, create: true });
 let from = 0;

@@ -1,25 +1,33 @@
-/** The deno runner's script: waits for one execution, runs it, and is done for. */
+/** Script of the deno runner: runs one execution. */
 
-import { methods } from "../console.ts";
+import { consoleMethods } from "../console.ts";
 import { toJson } from "../json.ts";
 import { Logs } from "../logs.ts";
-import type { Prepared } from "../preparing/main.ts";
-import { after, clock } from "../clock.ts";
-import { echo } from "../process.ts";
-import { FILE, GuestSyntaxError, type Position, Program } from "../program.ts";
-import { connect, part, renounce } from "../start.ts";
-import { explain, type Fault, lend, settle } from "../tools.ts";
+import type { PrecompileResult } from "../precompile/main.ts";
+import { clock, runAfter } from "../clock.ts";
+import { echoLine } from "../process.ts";
+import { FILE, GuestSyntaxError, type Position, Program, type ProgramData } from "../program.ts";
+import { connect, dropPermissions, openBundleFile } from "../bootstrap.ts";
 import {
+  defineInputs,
+  defineProviders,
+  describeError,
+  type ErrorInfo,
+  provideProxyCheck,
+  settle,
+} from "../tools.ts";
+import {
+  availableTools,
+  callTargets,
   doneLine,
   type Execute,
   type HostMessage,
   isJson,
-  lendable,
-  type Rehearse,
+  logLine,
+  providerTools,
   startedLine,
-  targets,
   toolCallLine,
-  whatHas,
+  type WarmUp,
   Wire,
 } from "../wire.ts";
 
@@ -29,11 +37,11 @@ const { apply } = Reflect;
 const { assign, hasOwn, keys } = Object;
 const { replace } = String.prototype;
 const { exec, test } = RegExp.prototype;
-/** Deno's advice is for who starts it, which nobody does who could be told so. */
+/** Deno's advice to add a flag is useless to a guest. */
 const FLAG_ADVICE = /, run again with the --allow-[a-z-]+ flag$/;
 const NO_IMPORT = /--no-npm is specified|" not a dependency|Requires import access/;
-const NO_FUNCTION = /^([\w$]+)\.([\w$]+) is not a function$/;
-/** For how long nobody must want a process that has rehearsed before it loads what only some guests use. */
+const NO_FUNCTION = /^([\w$.]+)\.([\w$]+) is not a function$/;
+/** Idle time after the warm-up before the runner loads what only some guests use. */
 const IDLE_MS = 100;
 
 const TIMED_OUT = { code: "timeout", message: "Execution timed out" };
@@ -53,25 +61,35 @@ class Run {
   }
 
   async start(): Promise<void> {
-    const { id, options, providers } = this.#request;
+    const { id, options, providers, inputs } = this.#request;
     this.#wire.send(startedLine(id));
-    // A guest that never yields must not keep this in.
+    // The guest may never yield, so write this before it starts.
     await this.#wire.drained();
-    this.#adoptConsole();
-    const named = targets(providers);
+    this.#captureConsole();
+    const targets = callTargets(providers);
     const emit = (call: number, tool: number, input: string) => {
-      if (!this.#over) this.#wire.send(toolCallLine(id, String(call), named[tool], input));
+      if (!this.#over) this.#wire.send(toolCallLine(id, String(call), targets[tool], input));
     };
-    lend(lendable(providers), emit, options.maxResultBytes);
+    defineProviders(providerTools(providers), emit, options.maxResultBytes);
+    if (inputs) defineInputs(inputs);
+    try {
+      const fn = await this.#compile();
+      if (fn) this.#succeed(toJson(await fn(), "The result", options.maxResultBytes));
+    } catch (error) {
+      this.fail(describeError(error));
+    }
+  }
+
+  /** Returns the guest's function, or undefined after a syntax error. */
+  async #compile(): Promise<(() => unknown) | undefined> {
     try {
       this.#program = programOf(this.#request);
-      const fn = await functionOf(this.#program);
-      this.#succeed(toJson(await fn(), "The result", options.maxResultBytes));
+      return await functionOf(this.#program);
     } catch (error) {
-      if (error instanceof GuestSyntaxError) {
-        const { message, at } = error;
-        this.#finish(false, undefined, { code: "runtime_error", message, name: "SyntaxError", ...at });
-      } else this.fail(explain(error));
+      if (!(error instanceof GuestSyntaxError)) throw error;
+      const { message, at } = error;
+      this.#finish(false, undefined, { code: "runtime_error", message, name: "SyntaxError", ...at });
+      return undefined;
     }
   }
 
@@ -85,33 +103,37 @@ class Run {
     this.#finish(false, undefined, TIMED_OUT);
   }
 
-  #adoptConsole(): void {
-    const { lines } = this.#logs;
+  #captureConsole(): void {
+    const { lines } = this.#logs, { id, options: { streamLogs } } = this.#request;
     assign(
       console,
-      methods((line) => {
+      consoleMethods((line) => {
         const before = lines.length, { truncated } = this.#logs;
         this.#logs.add(line);
-        if (lines.length > before) echo(lines[before]);
-        if (this.#logs.truncated && !truncated) echo(null);
+        if (lines.length > before) {
+          echoLine(lines[before]);
+          if (streamLogs && !this.#over) this.#wire.send(logLine(id, lines[before]));
+        }
+        if (this.#logs.truncated && !truncated) echoLine(null);
       }, () => this.#logs.truncated),
     );
   }
 
-  fail({ stack, ...error }: Fault): void {
-    let { message } = error, at: Partial<Position> | undefined;
+  fail({ stack, ...error }: ErrorInfo): void {
+    let { message } = error, at: Partial<Position> | undefined, frames: string | undefined;
     try {
-      // What else there is comes from the host, word for word.
-      if (error.code === "runtime_error") message = this.#hinted(message);
-      at = this.#program?.lineOf(stack);
+      // Other messages come from the host and are not changed.
+      if (error.code === "runtime_error") message = this.#withHint(message);
+      at = this.#program?.locateStack(stack);
+      frames = this.#program?.describeStack(stack);
     } catch {
-      // The guest has replaced what that takes.
+      // The guest has replaced a built-in.
     }
-    this.#finish(false, undefined, { ...error, message, ...at });
+    this.#finish(false, undefined, { ...error, message, ...at, stack: frames });
   }
 
-  /** V8 and Deno say what does not work, and not what does. */
-  #hinted(message: string): string {
+  /** Adds a hint at what the guest can use instead. */
+  #withHint(message: string): string {
     if (apply(test, NO_IMPORT, [message])) {
       const plain = apply(replace, message, [FLAG_ADVICE, ""]);
       return `${plain}; here only modules of node: and data: URLs can be imported`;
@@ -121,56 +143,59 @@ class Run {
     for (let i = 0; name && i < providers.length; i++) {
       const { tools } = providers[i];
       if (providers[i].name === name && !hasOwn(tools, tool)) {
-        return `${message}; ${whatHas(name, keys(tools))}`;
+        return `${message}; ${availableTools(name, keys(tools))}`;
       }
     }
     return apply(replace, message, [FLAG_ADVICE, "; guests have no permissions, only tools"]);
   }
 
-  #finish(ok: boolean, result?: string, error?: Fault): void {
+  #finish(ok: boolean, result?: string, error?: ErrorInfo): void {
     if (this.#over) return;
     this.#over = true;
     const { lines: logs, truncated: logsTruncated } = this.#logs;
     const durationMs = Math.round((clock() - this.#startedAt) * 1000) / 1000;
-    // A guest that does not yield keeps the host's word from being heard.
+    // A guest that does not yield keeps the host's `cancel` from being received.
     if (durationMs >= this.#request.options.timeoutMs) [ok, result, error] = [false, undefined, TIMED_OUT];
     this.#wire.send(doneLine(this.#request.id, { ok, result, error, logs, logsTruncated, durationMs }));
   }
 }
 
-/** As the host had it made elsewhere, else made here. */
+/** Returns the precompiled program if the host sent one. */
 function programOf({ code, job }: Execute): Program {
-  if (job?.form === "program") return Program.of(parse(job.input));
-  const prepared: (source: string, typeScript: () => string) => Prepared = evaluate(preparing());
-  const made = prepared(code, typeScript);
-  if ("program" in made) return Program.of(made.program);
-  throw new GuestSyntaxError(made.reason, made.at);
+  if (job?.form === "program") return Program.fromData(parse(job.input));
+  const precompile: (source: string, readTypeScript: () => string) => PrecompileResult = evaluate(
+    readPrecompile(),
+  );
+  const result = precompile(code, readTypeScript);
+  if ("program" in result) return Program.fromData(result.program);
+  throw new GuestSyntaxError(result.reason, result.at);
 }
 
-/** What the program evaluates to, or has by default if it is TypeScript for Deno. */
-async function functionOf({ code, refusal }: Program): Promise<() => unknown> {
-  if (!refusal) return evaluate(`${code}\n//# sourceURL=${FILE}`);
+/** Evaluates the program, or imports it if it is a TypeScript module. */
+async function functionOf({ code, sourceError }: Program): Promise<() => unknown> {
+  if (!sourceError) return evaluate(`${code}\n//# sourceURL=${FILE}`);
   try {
     return (await import(URL.createObjectURL(new Blob([code], { type: "application/typescript" })))).default;
   } catch {
-    throw new GuestSyntaxError(refusal.reason, refusal.at);
+    throw new GuestSyntaxError(sourceError.reason, sourceError.at);
   }
 }
 
 let run: Run | undefined;
 
+provideProxyCheck((Deno as any)[(Deno as any).internal].core.isProxy);
 addEventListener("unhandledrejection", (event) => event.preventDefault());
 addEventListener("error", (event) => {
   event.preventDefault();
-  run?.fail(explain(event.error));
+  run?.fail(describeError(event.error));
 });
 
-/** The host keeps the time, and cancels what has used up its own: an alarm here would take 0.5 ms to set. */
-function receive(message: HostMessage | Rehearse): void {
+/** The host enforces the timeout by `cancel`: setting a timer here would take 0.5 ms. */
+function receive(message: HostMessage | WarmUp): void {
   if (message.type === "execute") {
     run = new Run(wire, message);
     run.start();
-  } else if (message.type === "rehearse") rehearse();
+  } else if (message.type === "warm_up") warmUp();
   else if (message.type === "tool_result") {
     settle(
       Number(message.callId),
@@ -180,14 +205,20 @@ function receive(message: HostMessage | Rehearse): void {
   } else run?.timeOut();
 }
 
-/** What every execution does, from a line that is read to a line that is written. */
-async function rehearse(): Promise<void> {
-  const input = stringify({ code: "(async () => 1)", opening: 0, lines: 1, moved: [] });
+/** Runs an execution from the line that is read to the line that is written. */
+async function warmUp(): Promise<void> {
+  const program = {
+    code: "(async () => 1)",
+    prefixLength: 0,
+    lineCount: 1,
+    insertions: [],
+  } satisfies ProgramData;
+  const input = stringify(program);
   const options = { timeoutMs: 1, memoryLimitBytes: 1, maxLogLines: 0, maxLogChars: 0 };
   const job = { form: "program", input } as const;
   const execute = { type: "execute", id: "", code: "", options, providers: [], job } satisfies Execute;
   let line: Uint8Array | undefined = new TextEncoder().encode(`${stringify(execute)}\n`);
-  const nowhere = new Wire({
+  const nullWire = new Wire({
     read(buffer) {
       const count = line?.length ?? null;
       if (line) buffer.set(line);
@@ -196,16 +227,16 @@ async function rehearse(): Promise<void> {
     },
     write: (bytes) => Promise.resolve(bytes.length),
   });
-  await nowhere.listen((message) => new Run(nowhere, message as Execute).start());
-  after(IDLE_MS, () => {
-    // Loads Node's timers, which many a guest uses.
+  await nullWire.listen((message) => new Run(nullWire, message as Execute).start());
+  runAfter(IDLE_MS, () => {
+    // Loads Node's timers, which many guests use.
     if (!run) setTimeout(() => {}, 0);
   });
 }
 
-const preparing = part("preparing.js"), typeScript = part("typescript.js");
+const readPrecompile = openBundleFile("precompile.js"), readTypeScript = openBundleFile("typescript.js");
 const wire = new Wire(await connect());
-renounce();
+dropPermissions();
 wire.send('{"type":"ready"}\n');
 await wire.listen(receive);
 Deno.exit(0);

@@ -1,57 +1,61 @@
-/** What a stream hears of an execution while it runs: calls of the host's tools that nobody waits for. */
+/** Sends logs and partial values of a streamed execution as calls of the host's tools. */
 
-import { type Emit, proxy } from "../tools.ts";
+import { createToolFunction, type Emit } from "../tools.ts";
 import type { Manifest } from "../wire.ts";
 
-/** The provider that listens. It is lent to the runner, not to the package. */
+/** Provider of these tools. The package cannot call it. */
 const PROVIDER = "events";
-/** Values on their way, beyond which a generator is not asked for the next one. */
-const MAX_OPEN = 64;
+/** A generator is not advanced while this many values are in transit. */
+const MAX_PENDING = 64;
 
-type Call = (input: string) => Promise<unknown>;
+export type Call = (input: string) => Promise<unknown>;
+
+/** Returns functions that call the tools of one provider of the host. */
+export function hostCalls(provider: string, providers: Manifest[], emit: Emit): Record<string, Call> {
+  let count = 0;
+  const calls: Record<string, Call> = {};
+  for (const { name, tools } of providers) {
+    for (const tool of Object.keys(tools)) {
+      const number = count++;
+      if (name === provider) calls[tool] = createToolFunction(`${name}.${tool}`, number, emit);
+    }
+  }
+  return calls;
+}
 
 export class Events {
   #calls: Record<string, Call | undefined>;
-  #open = new Set<Promise<void>>();
+  #pending = new Set<Promise<void>>();
 
   constructor(providers: Manifest[], emit: Emit) {
-    let count = 0;
-    const calls: [string, Call][] = [];
-    for (const { name, tools } of providers) {
-      for (const tool of Object.keys(tools)) {
-        const number = count++;
-        if (name === PROVIDER) calls.push([tool, proxy(`${name}.${tool}`, number, emit)]);
-      }
-    }
-    this.#calls = Object.fromEntries(calls);
+    this.#calls = hostCalls(PROVIDER, providers, emit);
   }
 
   log(line: string): void {
-    this.#tell("log", line);
+    this.#send("log", line);
   }
 
-  /** Tells a value by its JSON text. */
   async partial(json: string): Promise<void> {
-    this.#tell("partial", json);
-    while (this.#open.size >= MAX_OPEN) await Promise.race(this.#open);
+    this.#send("partial", json);
+    while (this.#pending.size >= MAX_PENDING) await Promise.race(this.#pending);
   }
 
-  /** When everything that was told has arrived. */
+  /** Resolves when everything sent has arrived. */
   async settled(): Promise<void> {
-    await Promise.all(this.#open);
+    await Promise.all(this.#pending);
   }
 
-  #tell(kind: "log" | "partial", text: string): void {
-    const told = this.#calls[kind]?.(text).then(
+  #send(kind: "log" | "partial", text: string): void {
+    const delivery = this.#calls[kind]?.(text).then(
       () => {
-        this.#open.delete(told!);
+        this.#pending.delete(delivery!);
       },
       () => {
-        // Whoever refused one would refuse the rest.
-        this.#open.delete(told!);
+        // After one error the others would fail too.
+        this.#pending.delete(delivery!);
         this.#calls[kind] = undefined;
       },
     );
-    if (told) this.#open.add(told);
+    if (delivery) this.#pending.add(delivery);
   }
 }

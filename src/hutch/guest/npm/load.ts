@@ -1,16 +1,17 @@
-/** The package: imported once, from its tree. */
+/** Imports the package from its folder. */
 
-import { messageOf, nameOf, ToolFault } from "./fault.ts";
-import type { Converter } from "./schema.ts";
+import { locationOf, messageOf, nameOf, ToolError } from "./errors.ts";
+import type { Zod4Converter } from "./schema.ts";
 
-/** What the host tells a runner before anything of a package is there. */
-export interface Told {
-  /** The folder with the package's files and all that it depends on, as the guest sees it. */
+/** What the host sends on stdin at the start. */
+export interface RunnerConfig {
+  /** Folder of the package and its dependencies, as the guest sees it. */
   tree: string;
   package: string;
   env: Record<string, string>;
-  /** Where the way out is, and why there is none. */
+  /** URL of the egress proxy. */
   proxy?: string | null;
+  /** Why there is no network, if there is no proxy. */
   network?: string;
 }
 
@@ -18,34 +19,35 @@ export type Exports = Record<string, unknown>;
 
 const { realPathSync, statSync } = Deno;
 
-/** Every module of a package, through the one of its tree that resolves its name. Throws ToolFault. */
-export async function load(told: Told): Promise<Exports> {
+/** Imports the package through `load.mjs`, which resolves its name in the folder. Throws ToolError. */
+export async function load(config: RunnerConfig): Promise<Exports> {
   try {
-    const { default: start } = await import(url(`${told.tree}/load.mjs`));
-    return await start();
+    const { default: importPackage } = await import(url(`${config.tree}/load.mjs`));
+    return await importPackage();
   } catch (error) {
-    throw importFault(error, told);
+    throw importError(error, config);
   }
 }
 
-export function importFault(error: unknown, { tree, package: name }: Told): ToolFault {
+export function importError(error: unknown, { tree, package: name }: RunnerConfig): ToolError {
   const { code, stack } = Object(error) as { code?: unknown; stack?: unknown };
   let text = messageOf(error);
-  // Deno has one code for all that keeps it from a module, and says in the message what it really is.
+  // Deno uses one code for all errors of loading a module; the message names the actual error.
   if (typeof code === "string" && !/\bERR_|^SyntaxError/.test(text)) text = `${code}: ${text}`;
-  // V8 has the place of a syntax error on the stack alone.
-  const place = error instanceof SyntaxError && /(?:at |\()(file:\S+:\d+:\d+)/.exec(`${stack}`)?.[1];
-  if (place && !text.includes(place)) text += ` at ${place}`;
+  // V8 reports the position of a syntax error only in the stack.
+  const position = error instanceof SyntaxError && /(?:at |\()(file:\S+:\d+:\d+)/.exec(`${stack}`)?.[1];
+  if (position && !text.includes(position)) text += ` at ${position}`;
   text = text.replaceAll(url(`${tree}/`), "").replaceAll(`${tree}/`, "");
   text = text.replaceAll(" imported from 'load.mjs'", "").replace(/\n {4}at load\.mjs:\d+:\d+/g, "");
-  return new ToolFault("import_failed", `${name} cannot be imported: ${text.trimEnd()}`, nameOf(error));
+  const message = `${name} cannot be imported: ${text.trimEnd()}`;
+  return new ToolError("import_failed", message, nameOf(error), locationOf(error, name));
 }
 
-/** The converter of the Zod 4 that a package finds when it imports "zod". */
-export async function zodConverter({ tree, package: name }: Told): Promise<Converter> {
+/** Loads `toJSONSchema` of the Zod 4 that the package gets when it imports "zod". */
+export async function loadZod4({ tree, package: name }: RunnerConfig): Promise<Zod4Converter | undefined> {
   let folder = realPathSync(`${tree}/node_modules/${name}`);
   for (const root = realPathSync(tree); folder.startsWith(root);) {
-    // Zod 3.25 and newer have Zod 4 inside.
+    // Zod 3.25 and newer contain Zod 4.
     const core = `${folder}/node_modules/zod/v4/core/index.js`;
     if (exists(core)) return (await import(url(realPathSync(core)))).toJSONSchema;
     folder = folder.slice(0, folder.lastIndexOf("/"));

@@ -1,26 +1,27 @@
-/** The npm runner's script: imports one package in the environment that it is told, and runs its tools. */
+/** Script of the npm runner: imports one package and runs its tools. */
 
-import { echo } from "../process.ts";
+import { echoLine } from "../process.ts";
 import { Logs } from "../logs.ts";
-import { connect, forgetSocket } from "../start.ts";
+import { bundleFolder, connect, dropSocketPermissions } from "../bootstrap.ts";
 import { settle } from "../tools.ts";
 import { type HostMessage, Wire } from "../wire.ts";
-import { adoptConsole } from "./console.ts";
-import { faultOf, ToolFault } from "./fault.ts";
-import { type Exports, load, type Told, zodConverter } from "./load.ts";
-import { noNetwork, useProxy } from "./network.ts";
+import { captureConsole } from "./console.ts";
+import { ToolError, toToolError } from "./errors.ts";
+import { type Exports, load, loadZod4, type RunnerConfig } from "./load.ts";
+import { blockNetwork, useProxy } from "./network.ts";
 import { type Package, Run } from "./run.ts";
-import { trapExits } from "./traps.ts";
+import { trapExits } from "./exit_traps.ts";
 
 const { parse, stringify } = JSON;
-const { exit } = Deno;
+const { exit, readTextFileSync } = Deno;
+const evaluate = eval;
 
-/** What a package may print before an execution is there to have its limits. */
+/** Limits for what the package prints before the first execution. */
 const EARLY_LINES = 1_000;
 const EARLY_CHARS = 64_000;
 
-/** Everything on stdin, which the host closes. */
-function readTold(): Told {
+/** Reads stdin until the host closes it. */
+function readConfig(): RunnerConfig {
   const decoder = new TextDecoder(), buffer = new Uint8Array(65_536);
   let text = "";
   for (let count; (count = Deno.stdin.readSync(buffer)) !== null;) {
@@ -29,42 +30,42 @@ function readTold(): Told {
   return parse(text);
 }
 
-/** What Deno was started with is none of the package's business. */
+/** Replaces the environment that Deno was started with. */
 function setEnvironment(env: Record<string, string>): void {
   for (const name of Object.keys(Deno.env.toObject())) Deno.env.delete(name);
   for (const name of Object.keys(env)) Deno.env.set(name, env[name]);
 }
 
-const told = readTold();
-setEnvironment(told.env);
+const config = readConfig();
+setEnvironment(config.env);
 
 let run: Run | undefined;
 let imported = false;
-/** Until an execution is there, what is printed and what goes wrong waits for the first one. */
-let early: Logs | undefined = new Logs(EARLY_LINES, EARLY_CHARS);
-let spoiled: ToolFault | undefined;
+/** Logs and uncaught error from before the first execution, which gets them. */
+let earlyLogs: Logs | undefined = new Logs(EARLY_LINES, EARLY_CHARS);
+let earlyError: ToolError | undefined;
 
-const flush = adoptConsole((line) => {
+const flush = captureConsole((line) => {
   if (run && !run.over) run.print(line);
-  else if (early?.add(line)) echo(early.lines.at(-1)!);
+  else if (earlyLogs?.add(line)) echoLine(earlyLogs.lines.at(-1)!);
 });
 
-/** An error that nobody caught ends the execution; one of the import's only if that goes well otherwise. */
+/** Ends the execution with an uncaught error; during the import, stores it for the first execution. */
 function report(error: unknown): void {
-  const fault = faultOf("execution_error", error);
-  if (run && imported) run.fail(fault);
-  else spoiled ??= fault;
+  const toolError = toToolError("execution_error", error, config.package);
+  if (run && imported) run.fail(toolError);
+  else earlyError ??= toolError;
 }
 
-trapExits((message) => report(new ToolFault("execution_error", message)));
+trapExits((message) => report(new ToolError("execution_error", message)));
 
-/** Whether the package has a handler of its own, as Node would ask; it has used `process` if so. */
+/** Whether the package has its own handler. It can only have one if it has loaded `process`. */
 function isHandled(event: "unhandledRejection" | "uncaughtException"): boolean {
   return (globalThis as any).process?.listenerCount?.(event) > 0;
 }
 
 addEventListener("unhandledrejection", (event) => {
-  // Deno gives what nobody has prevented to Node's handlers.
+  // Without preventDefault, Deno passes the event to Node's handlers.
   if (isHandled("unhandledRejection")) return;
   event.preventDefault();
   report(event.reason);
@@ -77,8 +78,8 @@ addEventListener("error", (event) => {
 function receive(message: HostMessage): void {
   if (message.type === "execute") {
     run = new Run(wire, message, pkg);
-    run.start(early?.lines ?? []);
-    early = undefined;
+    run.start(earlyLogs?.lines ?? []);
+    earlyLogs = undefined;
   } else if (message.type === "tool_result") {
     const { callId, ok, result = null, error } = message;
     settle(Number(callId), ok, stringify(ok ? result : error));
@@ -86,44 +87,48 @@ function receive(message: HostMessage): void {
 }
 
 const wire = new Wire(await connect());
-forgetSocket();
+dropSocketPermissions();
 wire.send('{"type":"ready"}\n');
 const pkg: Package = {
-  name: told.package,
-  env: told.env,
-  // The package may never yield again.
+  name: config.package,
+  env: config.env,
+  // The package may never yield, so `ready` has to be written before.
   exports: wire.drained().then(importPackage),
-  zod: () => zodConverter(told),
+  zod: {
+    zod4: () => loadZod4(config),
+    // A separate script: bundled with this one it would add 2 to 3 ms to each start (20 ms).
+    zod3: () => evaluate(readTextFileSync(`${bundleFolder}/zod3.js`)),
+  },
   flush,
-  spoiled() {
-    const fault = spoiled;
-    spoiled = undefined;
-    return fault;
+  takeEarlyError() {
+    const error = earlyError;
+    earlyError = undefined;
+    return error;
   },
 };
 pkg.exports.catch(() => {});
 
-/** Everything is slow the first time: have that behind us before an execution comes. */
-async function rehearse(): Promise<void> {
-  const nowhere = new Wire({
+/** Runs what is slow the first time before an execution arrives. */
+async function warmUp(): Promise<void> {
+  const nullWire = new Wire({
     read: () => Promise.resolve(null),
     write: (bytes) => Promise.resolve(bytes.length),
   });
   const options = { timeoutMs: 1, memoryLimitBytes: 1, maxLogLines: 0, maxLogChars: 0 };
-  const code = '{"op":"execute","name":"rehearsal"}';
-  const exports = Promise.resolve({ rehearsal: { execute: () => ({}) } });
-  const scene: Package = { ...pkg, exports, spoiled: () => undefined, flush() {} };
-  await new Run(nowhere, { type: "execute", id: "", code, options, providers: [] }, scene).start();
+  const code = '{"op":"execute","name":"warm"}';
+  const exports = Promise.resolve({ warm: { execute: () => ({}) } });
+  const dummy: Package = { ...pkg, exports, takeEarlyError: () => undefined, flush() {} };
+  await new Run(nullWire, { type: "execute", id: "", code, options, providers: [] }, dummy).start();
 }
 
 async function importPackage(): Promise<Exports> {
   try {
-    if (told.proxy) useProxy(told.proxy);
-    else noNetwork(told.network ?? "");
-    return await load(told);
+    if (config.proxy) useProxy(config.proxy);
+    else blockNetwork(config.network ?? "");
+    return await load(config);
   } finally {
-    // Unless an execution is waiting already.
-    if (!run) await rehearse();
+    // Only if no execution is waiting yet.
+    if (!run) await warmUp();
     imported = true;
     wire.send('{"type":"imported"}\n');
   }

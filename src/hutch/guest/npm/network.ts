@@ -1,15 +1,16 @@
 /**
- * The network as a package sees it: what speaks TCP goes through the host's proxy, the rest says why it cannot.
+ * Sends the package's TCP connections through the host's proxy; other protocols fail with a reason.
  *
- * None of this is a boundary: the jail has no other way out than the proxy, whatever a package does here.
+ * This is not a security boundary: the jail has no other connection than the proxy.
  */
 
-import { closeDatagrams, closeSockets, onFirstSocket, tunnel } from "./sockets.ts";
-import { ask, type Target } from "./tunnel.ts";
+import { bodyError, connectionError, fetchError, refusedError, translateCause } from "./network_errors.ts";
+import { blockDatagrams, blockSockets, onFirstSocket, tunnelSockets } from "./sockets.ts";
+import { lastFailure, type Target } from "./tunnel.ts";
 
 const { defineProperty, getOwnPropertyDescriptor, getPrototypeOf } = Object;
 
-/** Has everything go through the proxy at `url`. To be called before anything of Node is loaded. */
+/** Sends everything through the proxy at `url`. Must be called before any Node module is loaded. */
 export function useProxy(url: string): void {
   const { hostname: host, port } = new URL(url);
   const proxy: Target = { host, port: Number(port) };
@@ -19,54 +20,56 @@ export function useProxy(url: string): void {
   const client = () => shared ??= makeClient();
 
   Deno.createHttpClient = makeClient;
-  replace(
+  replaceGlobal(
     "fetch",
-    (native) =>
-      async function fetch(input: RequestInfo | URL, init?: RequestInit): Promise<Response> {
+    (native) => {
+      explainBodyErrors();
+      return async function fetch(input: RequestInfo | URL, init?: RequestInit): Promise<Response> {
         let response;
         try {
           response = await native(input, withClient(init, client));
         } catch (error) {
-          throw await explained(error, (target) => ask(connect, proxy, target));
+          throw await explainFetchError(error, (target) => lastFailure(connect, proxy, target));
         }
-        return told(response);
-      },
+        return throwIfFromProxy(response);
+      };
+    },
   );
-  replace("WebSocket", (native) =>
+  replaceGlobal("WebSocket", (native) =>
     new Proxy(native, {
       construct(target, [address, options], newTarget) {
-        const listed = typeof options === "string" || Array.isArray(options);
-        const given = withClient(listed ? { protocols: options } : options, client);
-        return Reflect.construct(target, [address, given], newTarget);
+        const isProtocols = typeof options === "string" || Array.isArray(options);
+        const init = withClient(isProtocols ? { protocols: options } : options, client);
+        return Reflect.construct(target, [address, init], newTarget);
       },
     }));
   const unproxied = (what: string) =>
     new Error(`Hutch: tools reach the network over HTTP(S), and Node's TCP, only; ${what} cannot be used`);
-  closeOthers(unproxied);
+  blockUnproxied(unproxied);
   onFirstSocket(({ net, dgram }) => {
-    tunnel(net, proxy);
-    closeDatagrams(dgram, () => unproxied("UDP"));
+    tunnelSockets(net, proxy);
+    blockDatagrams(dgram, () => unproxied("UDP"));
   });
 }
 
-/** Has everything fail at once, and say why. To be called before anything of Node is loaded. */
-export function noNetwork(reason: string): void {
-  const off = () => new TypeError(reason || "Network access is off for this tool");
+/** Makes everything fail with the reason. Must be called before any Node module is loaded. */
+export function blockNetwork(reason: string): void {
+  const error = () => refusedError(reason || "Network access is off for this tool");
   // deno-lint-ignore require-await
   const fetch = async (): Promise<Response> => {
-    throw off();
+    throw fetchError(error());
   };
-  replace("fetch", () => fetch);
-  replace("WebSocket", (native) => closed(native, off));
-  closeOthers(off);
+  replaceGlobal("fetch", () => fetch);
+  replaceGlobal("WebSocket", (native) => blockClass(native, error));
+  blockUnproxied(error);
   onFirstSocket(({ net, dgram }) => {
-    closeSockets(net, off);
-    closeDatagrams(dgram, off);
+    blockSockets(net, error);
+    blockDatagrams(dgram, error);
   });
 }
 
-/** What of Deno's own a proxy can do nothing for. */
-function closeOthers(error: (what: string) => Error): void {
+/** Blocks Deno's functions that cannot use a proxy. */
+function blockUnproxied(error: (what: string) => Error): void {
   const { connect } = Deno;
   // deno-lint-ignore require-await
   const refuse = (what: string) => async (): Promise<never> => {
@@ -78,25 +81,25 @@ function closeOthers(error: (what: string) => Error): void {
       options.transport === "unix" ? connect(options) : refuseConnect()) as typeof Deno.connect;
   Deno.connectTls = refuse("Deno.connectTls");
   Deno.resolveDns = refuse("Deno.resolveDns") as typeof Deno.resolveDns;
-  replace("EventSource", (native) => closed(native, () => error("EventSource")));
+  replaceGlobal("EventSource", (native) => blockClass(native, () => error("EventSource")));
 }
 
-/** Replaces a global when it is looked at for the first time: Deno itself loads these no sooner. */
-function replace(name: string, make: (native: any) => unknown): void {
-  const known = getOwnPropertyDescriptor(globalThis, name)!;
-  const rest = { configurable: true, enumerable: known.enumerable };
+/** Replaces a global when it is first read, because Deno loads these globals lazily too. */
+function replaceGlobal(name: string, make: (native: any) => unknown): void {
+  const descriptor = getOwnPropertyDescriptor(globalThis, name)!;
+  const rest = { configurable: true, enumerable: descriptor.enumerable };
   const set = (value: unknown) => defineProperty(globalThis, name, { value, writable: true, ...rest });
   const get = () => {
-    const value = make(known.get ? known.get.call(globalThis) : known.value);
+    const value = make(descriptor.get ? descriptor.get.call(globalThis) : descriptor.value);
     set(value);
     return value;
   };
   defineProperty(globalThis, name, { get, set, ...rest });
 }
 
-/** A class that cannot be made. */
-function closed(kind: any, error: () => Error): unknown {
-  return new Proxy(kind, {
+/** Returns the class with a constructor that throws. */
+function blockClass(target: any, error: () => Error): unknown {
+  return new Proxy(target, {
     construct() {
       throw error();
     },
@@ -108,28 +111,55 @@ function closed(kind: any, error: () => Error): unknown {
 function withClient(init: any, client: () => Deno.HttpClient): any {
   if (init === undefined || init === null) return { client: client() };
   if (init.client !== undefined) return init;
-  const kind = getPrototypeOf(init);
-  if (kind === Object.prototype || kind === null) return { ...init, client: client() };
-  // A Request, say, whose parts cannot be taken apart.
-  return new Proxy(init, { get: (of, name) => name === "client" ? client() : Reflect.get(of, name, of) });
+  const prototype = getPrototypeOf(init);
+  if (prototype === Object.prototype || prototype === null) return { ...init, client: client() };
+  // For example a Request, whose properties are not its own.
+  return new Proxy(init, {
+    get: (target, name) => name === "client" ? client() : Reflect.get(target, name, target),
+  });
 }
 
-/** An answer of the proxy's own is none of the server's. */
-async function told(response: Response): Promise<Response> {
-  if (!response.headers.has("x-hutch-egress")) return response;
-  throw failed((await response.text()).trim());
+/** Throws if the response is an error of the proxy, not one of the server. */
+async function throwIfFromProxy(response: Response): Promise<Response> {
+  const code = response.headers.get("x-hutch-egress");
+  if (code === null) return response;
+  const { protocol, hostname: host, port } = new URL(response.url);
+  // The proxy removes this header from other responses, except in tunnels.
+  if (protocol !== "http:") return response;
+  const reason = (await response.text()).trim();
+  throw fetchError(connectionError({ host, port: Number(port || 80) }, code, reason));
 }
 
-/** Of a tunnel that was refused, Deno tells no more than that: the reason is to be asked for. */
-async function explained(error: any, why: (target: Target) => Promise<string | undefined>): Promise<unknown> {
-  const text = `${error?.cause?.message ?? error?.message}`;
-  const address = /for url \((.*?)\): .*unsuccessful tunnel/.exec(text)?.[1];
-  if (address === undefined) return error;
+/** Makes the methods that read a whole body throw Node's error if the connection ends too early. */
+function explainBodyErrors(): void {
+  const prototype: any = Response.prototype;
+  for (const name of ["arrayBuffer", "blob", "bytes", "formData", "json", "text"]) {
+    const native = prototype[name];
+    const methods = {
+      async [name](this: Response) {
+        try {
+          return await Reflect.apply(native, this, []);
+        } catch (error) {
+          throw bodyError(error);
+        }
+      },
+    };
+    prototype[name] = methods[name];
+  }
+}
+
+/** Returns Node's error for an error of Deno's `fetch`; the same if it is not about the network. */
+async function explainFetchError(
+  error: any,
+  failureOf: (target: Target) => Promise<Error | undefined>,
+): Promise<unknown> {
+  if (!(error instanceof TypeError)) return error;
+  // Deno refuses some requests without sending them, for example to ports of other protocols.
+  const refused = /^Fetch failed: (.*)/s.exec(error.message)?.[1];
+  if (refused !== undefined) return fetchError(new Error(refused));
+  if (error.message !== "fetch failed" || !(error.cause instanceof Error)) return error;
+  const address = /for url \((.*?)\): .*unsuccessful tunnel/.exec(error.cause.message)?.[1];
+  if (address === undefined) return fetchError(translateCause(error.cause));
   const { hostname: host, port } = new URL(address);
-  const reason = await why({ host, port: Number(port || 443) });
-  return reason === undefined ? error : failed(reason, error);
-}
-
-function failed(reason: string, cause?: unknown): TypeError {
-  return new TypeError(`fetch failed: ${reason}`, { cause });
+  return fetchError(await failureOf({ host, port: Number(port || 443) }) ?? error.cause);
 }

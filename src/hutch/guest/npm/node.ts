@@ -1,44 +1,44 @@
-/** Node's modules, once somebody has loaded them: that takes 15 to 60 ms, which not every package needs. */
+/** Detects when Node's modules are loaded, which takes 15 to 60 ms and is not needed by every package. */
 
 const { defineProperty, getOwnPropertyDescriptor } = Object;
-/** Read before each of Node's own HTTP requests. */
+/** Node's HTTP client reads this global before each request. */
 const BEFORE_REQUESTS = Symbol.for("Deno.internal.useEnvProxy");
 
 /**
- * Calls `use` with `process` when that is looked at, or loaded by whatever else is loaded of Node.
+ * Calls `use` once with Node's `process`, when that module is loaded.
  *
- * Deno loads it when the global is read for the first time. Other modules load it as well and read the global
- * while it is not there yet: then right after them, or before the first request if that comes sooner.
+ * Deno loads the module when the global `process` is first read. Other Node modules load it too, but read the
+ * global before it is available. Then `use` is called after these modules, or before the first HTTP request.
  */
 export function onProcess(use: (process: any) => void): void {
-  const known = getOwnPropertyDescriptor(globalThis, "process")!;
+  const descriptor = getOwnPropertyDescriptor(globalThis, "process")!;
   let used = false;
-  const look = () => {
-    const process = known.get!.call(globalThis);
+  const load = () => {
+    const process = descriptor.get!.call(globalThis);
     if (!used) {
       used = true;
       use(process);
     }
     return process;
   };
-  const lookAgain = () => {
+  const tryLoad = () => {
     try {
-      look();
+      load();
     } catch {
-      // Not there yet.
+      // `process` is not available yet.
     }
   };
   const get = () => {
     try {
-      return look();
+      return load();
     } finally {
-      if (!used) queueMicrotask(lookAgain);
-      // Unless somebody else looks out for it as well and has put it back already.
+      if (!used) queueMicrotask(tryLoad);
+      // Unless another hook has already restored the global.
       else if (getOwnPropertyDescriptor(globalThis, "process")?.get === get) {
-        defineProperty(globalThis, "process", known);
+        defineProperty(globalThis, "process", descriptor);
       }
     }
   };
-  defineProperty(globalThis, "process", { ...known, get });
-  defineProperty(globalThis, BEFORE_REQUESTS, { get: lookAgain, configurable: true, enumerable: false });
+  defineProperty(globalThis, "process", { ...descriptor, get });
+  defineProperty(globalThis, BEFORE_REQUESTS, { get: tryLoad, configurable: true, enumerable: false });
 }

@@ -1,6 +1,6 @@
-/** Finds the tool that a name stands for in what a package exports. */
+/** Finds a tool by name in the exports of a package. */
 
-import { faultOf, ToolFault } from "./fault.ts";
+import { messageOf, ToolError, toToolError } from "./errors.ts";
 
 export interface Tool {
   execute: (params: unknown, options: unknown) => unknown;
@@ -18,37 +18,37 @@ const { apply } = Reflect;
 const { toString: sourceOf } = Function.prototype;
 const MAX_LISTED = 20;
 
-/** The tool `name` of a package; a factory is called for its tool, with `env` if it wants a configuration. */
+/** Returns the tool `name`. Calls a factory, with `env` if it needs a configuration. Throws ToolError. */
 export async function resolve(
   pkg: Exports,
   name: string,
   env: Record<string, string>,
   packageName: string,
 ): Promise<Tool> {
-  const [found] = candidates(pkg, name);
-  if (!found) throw new ToolFault("tool_not_found", notFound(pkg, name, packageName));
-  const { value } = found;
+  const [candidate] = candidates(pkg, name);
+  if (!candidate) throw new ToolError("tool_not_found", notFound(pkg, name, packageName));
+  const { value } = candidate;
   if (isTool(value)) return value;
-  const what = `Export "${name}" of ${packageName}`;
-  if (typeof value !== "function" || isClass(value)) throw invalid(`${what} is ${describe(value)}`);
-  return await make(value as Factory, env, what);
+  const label = `Export "${name}" of ${packageName}`;
+  if (typeof value !== "function" || isClass(value)) throw invalid(`${label} is ${describe(value)}`);
+  return await callFactory(value as Factory, env, label, packageName);
 }
 
 export function isTool(value: unknown): value is Tool {
   return isObject(value) && typeof (value as Partial<Tool>).execute === "function";
 }
 
-interface Found {
+interface Candidate {
   value: unknown;
 }
 
-/** What a name can stand for, the likeliest first. Own properties alone: `toString` is nobody's tool. */
-function candidates(pkg: Exports, name: string): Found[] {
-  const mains = defaults(pkg);
-  if (name === "default") return mains;
-  const found = [own(pkg, name), ...mains.map(({ value }) => member(value, name))].flat();
-  if (mains[0] && names(mains[0].value).includes(name)) found.push(mains[0]);
-  // A name for nothing is one only if it is for nothing else.
+/** Returns what the name can mean, the best match first. Only own properties count, not `toString`. */
+function candidates(pkg: Exports, name: string): Candidate[] {
+  const defaults = defaultExports(pkg);
+  if (name === "default") return defaults;
+  const found = [own(pkg, name), ...defaults.map(({ value }) => member(value, name))].flat();
+  if (defaults[0] && ownNames(defaults[0].value).includes(name)) found.push(defaults[0]);
+  // null and undefined come last.
   return found.sort((one, other) => Number(one.value == null) - Number(other.value == null));
 }
 
@@ -56,26 +56,27 @@ function find(pkg: Exports, name: string): unknown {
   return candidates(pkg, name)[0]?.value;
 }
 
-/** Default exports: a CommonJS module that was compiled from one of ours has two. */
-function defaults(pkg: Exports): Found[] {
+/** Returns the default exports: CommonJS that was compiled from an ES module has a second inside the first. */
+function defaultExports(pkg: Exports): Candidate[] {
   const [outer] = own(pkg, "default");
   if (!outer) return [];
   const inner = own(outer.value, "default");
   return isTool(outer.value) ? [outer, ...inner] : [...inner, outer];
 }
 
-/** How a default export calls itself. */
-function names(main: unknown): unknown[] {
-  return ["name", "toolName", "id"].flatMap((name) => own(main, name)).map(({ value }) => value);
+/** Returns the names that a default export gives itself. */
+function ownNames(exported: unknown): unknown[] {
+  return ["name", "toolName", "id"].flatMap((name) => own(exported, name)).map(({ value }) => value);
 }
 
-/** Of a tool or a function, `execute` and `name` are parts of it; only what is a tool itself is not. */
-function member(main: unknown, name: string): Found[] {
-  const found = own(main, name);
-  return isTool(main) || typeof main === "function" ? found.filter(({ value }) => isTool(value)) : found;
+/** `execute` and `name` of a tool or a function are not exports, so only tools count there. */
+function member(exported: unknown, name: string): Candidate[] {
+  const found = own(exported, name);
+  const isPart = isTool(exported) || typeof exported === "function";
+  return isPart ? found.filter(({ value }) => isTool(value)) : found;
 }
 
-function own(holder: unknown, name: string): Found[] {
+function own(holder: unknown, name: string): Candidate[] {
   return isObject(holder) && hasOwn(holder, name) ? [{ value: (holder as Exports)[name] }] : [];
 }
 
@@ -87,29 +88,35 @@ function isClass(value: unknown): boolean {
   return typeof value === "function" && apply(sourceOf, value, []).startsWith("class");
 }
 
-/** The first of the known ways to call a factory that gives a tool. */
-async function make(factory: Factory, env: Record<string, string>, what: string): Promise<Tool> {
+/** Calls a factory with no argument, with `env`, or with an API key from it, until it returns a tool. */
+async function callFactory(
+  factory: Factory,
+  env: Record<string, string>,
+  label: string,
+  packageName: string,
+): Promise<Tool> {
   const key = keys(env).find((name) => name.includes("API_KEY"));
   const attempts = [[], [{ ...env }], ...(key ? [[{ apiKey: env[key] }]] : [])];
   const errors: unknown[] = [];
-  let given: { value: unknown } | undefined;
+  let firstResult: { value: unknown } | undefined;
   for (const args of attempts) {
     try {
       const value = await factory(...args);
       if (isTool(value)) return value;
-      given ??= { value };
+      firstResult ??= { value };
     } catch (error) {
       errors.push(error);
     }
   }
-  if (given) throw invalid(`${what} is a function that gives ${describe(given.value)}`);
-  // "Cannot read properties of undefined" says less than what a factory has to say itself.
-  const telling = errors.find((error) => !(error instanceof TypeError)) ?? errors.at(-1);
-  throw faultOf("configuration_required", telling);
+  if (firstResult) throw invalid(`${label} is a function that returns ${describe(firstResult.value)}`);
+  // A factory says what it needs. Other functions fail with "Cannot read properties of undefined".
+  const reported = errors.find((error) => !(error instanceof TypeError));
+  if (reported === undefined) throw invalid(`${label} is a function that throws ${messageOf(errors.at(-1))}`);
+  throw toToolError("configuration_required", reported, packageName);
 }
 
-function invalid(what: string): ToolFault {
-  return new ToolFault("tool_invalid", `${what}, not a tool with an execute() method`);
+function invalid(problem: string): ToolError {
+  return new ToolError("tool_invalid", `${problem}, not a tool with an execute() method`);
 }
 
 function describe(value: unknown): string {
@@ -122,14 +129,15 @@ function describe(value: unknown): string {
 }
 
 function notFound(pkg: Exports, name: string, packageName: string): string {
-  const mains = defaults(pkg).map(({ value }) => value).filter((value) => !isTool(value));
-  const all = [...new Set([pkg, ...mains].flatMap((holder) => isObject(holder) ? keys(holder) : []))];
-  const exported = all.filter((each) => each !== "module.exports");
-  const named = exported.filter((each) => isTool(find(pkg, each)));
-  // The default is as a rule one of the others again.
-  const again = named.some((each) => each !== "default" && find(pkg, each) === find(pkg, "default"));
-  const tools = again ? named.filter((each) => each !== "default") : named;
-  const functions = exported.filter((each) => typeof find(pkg, each) === "function");
+  const defaults = defaultExports(pkg).map(({ value }) => value).filter((value) => !isTool(value));
+  const names = new Set([pkg, ...defaults].flatMap((holder) => isObject(holder) ? keys(holder) : []));
+  names.delete("module.exports");
+  const exported = [...names];
+  const allTools = exported.filter((key) => isTool(find(pkg, key)));
+  // The default export is usually one of the others.
+  const isDuplicate = allTools.some((tool) => tool !== "default" && find(pkg, tool) === find(pkg, "default"));
+  const tools = isDuplicate ? allTools.filter((tool) => tool !== "default") : allTools;
+  const functions = exported.filter((key) => typeof find(pkg, key) === "function");
   const about = tools.length
     ? `; its tools are ${listing(tools)}`
     : functions.length

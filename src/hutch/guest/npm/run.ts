@@ -1,46 +1,54 @@
-/** One execution: resolve the tool, call or describe it, and say how it went. */
+/** One execution: resolves the tool, calls or describes it, and sends the outcome. */
 
 import { exceeds, NotJsonSafe, tooLarge } from "../json.ts";
 import { Logs } from "../logs.ts";
-import { after, clock } from "../clock.ts";
-import { echo } from "../process.ts";
+import { clock, runAfter } from "../clock.ts";
+import { echoLine } from "../process.ts";
 import {
+  callTargets,
   doneLine,
   type Execute,
   type Failure,
   startedLine,
-  targets,
   toolCallLine,
   type Wire,
 } from "../wire.ts";
-import { Events } from "./events.ts";
-import { faultOf, faultText, ToolFault } from "./fault.ts";
+import { Events, hostCalls } from "./events.ts";
+import { errorResult, ToolError, toToolError } from "./errors.ts";
 import { asIterator, collect, toOutput } from "./output.ts";
+import { checkParams, type ParamsCheck } from "./params.ts";
 import { resolve, type Tool } from "./resolve.ts";
-import { type Converter, inputSchema } from "./schema.ts";
+import { inputSchema, type ZodConverters } from "./schema.ts";
 
 const { parse, stringify } = JSON;
 const { AbortController } = globalThis;
 
-/** What an execution's `code` says. */
+/** Content of an execution's `code`. */
 interface Request {
-  /** `import` loads the package and no more. */
+  /** `import` only loads the package. */
   op: "execute" | "describe" | "import";
   name: string;
   params?: Record<string, unknown>;
   stream?: boolean;
+  /** Refuse parameters that do not match the tool's schema, and apply its defaults. */
+  validate?: boolean;
 }
 
-/** What all executions of a package share. */
+/** Time for which the check of the parameters may continue after the tool has ended. */
+const CHECK_MS = 100;
+/** Provider through which the host checks parameters against a JSON Schema. */
+const PARAMS = "params";
+
+/** Shared by all executions of a package. */
 export interface Package {
   name: string;
   env: Record<string, string>;
   exports: Promise<Record<string, unknown>>;
-  zod: () => Promise<Converter>;
-  /** Prints the lines that have not ended yet. */
+  zod: ZodConverters;
+  /** Prints unfinished lines. */
   flush: () => void;
-  /** What went wrong after the import and before this execution. */
-  spoiled: () => ToolFault | undefined;
+  /** Returns once the uncaught error from before this execution. */
+  takeEarlyError: () => ToolError | undefined;
 }
 
 export class Run {
@@ -51,6 +59,10 @@ export class Run {
   readonly #startedAt = clock();
   readonly #abort = new AbortController();
   #events?: Events;
+  /** Check of the parameters, until it has ended. */
+  #checking?: Promise<void>;
+  /** Findings of the check, as fields of the result. */
+  #findings = "";
   #concluded = false;
   over = false;
 
@@ -65,17 +77,17 @@ export class Run {
     return this.#request.id;
   }
 
-  /** `printed` was said before there was an execution that it could belong to. */
-  async start(printed: readonly string[] = []): Promise<void> {
+  /** `earlyLines` were printed before the first execution. */
+  async start(earlyLines: readonly string[] = []): Promise<void> {
     const { id, code, options, providers } = this.#request;
     this.#wire.send(startedLine(id));
-    // A package that never yields must not keep this in.
+    // The package may never yield, so write this before it starts.
     await this.#wire.drained();
-    after(options.timeoutMs, () => this.timeOut());
+    runAfter(options.timeoutMs, () => this.timeOut());
     try {
       const request: Request = parse(code);
       if (request.stream) this.#events = new Events(providers, this.#emitter());
-      for (const line of printed) this.#keep(line);
+      for (const line of earlyLines) this.#addLog(line);
       const output = await this.#perform(request);
       this.#conclude(() => this.#succeed(output));
     } catch (error) {
@@ -84,22 +96,49 @@ export class Run {
   }
 
   #emitter() {
-    const named = targets(this.#request.providers);
+    const targets = callTargets(this.#request.providers);
     return (call: number, tool: number, input: string) => {
-      if (!this.over) this.#wire.send(toolCallLine(this.id, String(call), named[tool], input));
+      if (!this.over) this.#wire.send(toolCallLine(this.id, String(call), targets[tool], input));
     };
   }
 
-  async #perform({ op, name, params, stream }: Request): Promise<string> {
-    const { exports, env, name: packageName, spoiled } = this.#package;
+  async #perform({ op, name, params, stream, validate }: Request): Promise<string> {
+    const { exports, env, name: packageName, takeEarlyError } = this.#package;
     const pkg = await exports;
-    const fault = spoiled();
-    if (fault) throw fault;
+    const earlyError = takeEarlyError();
+    if (earlyError) throw earlyError;
     if (op === "import") return "null";
     const tool = await resolve(pkg, name, env, packageName);
-    return op === "describe"
-      ? await this.#describe(tool, name)
-      : await this.#call(tool, params ?? {}, stream);
+    if (op === "describe") return await this.#describe(tool, name);
+    if (validate) return await this.#call(tool, await this.#validated(tool, params ?? {}), stream);
+    this.#startCheck(tool);
+    return await this.#call(tool, params ?? {}, stream);
+  }
+
+  /** Checks a copy of the parameters while the tool runs. */
+  #startCheck(tool: Tool): void {
+    const { params }: Request = parse(this.#request.code);
+    const check = checkParams(tool, params ?? {}, this.#package.zod).then(
+      (found) => this.#findings = findings(found),
+      () => {},
+    );
+    this.#checking = check.then(() => this.#checking = undefined);
+  }
+
+  /** Returns the parameters as the tool's schema parses them. Throws ToolError if they do not match. */
+  async #validated(tool: Tool, params: unknown): Promise<unknown> {
+    let check = await checkParams(tool, params, this.#package.zod);
+    if (!check) {
+      this.#findings = ',"unchecked":true';
+      return params;
+    }
+    if ("schema" in check) {
+      const { check: checkOnHost } = hostCalls(PARAMS, this.#request.providers, this.#emitter());
+      check = await checkOnHost(check.schema) as { problems: string[]; value?: unknown };
+    }
+    if (!check.problems.length) return check.value;
+    this.#findings = findings(check);
+    throw new ToolError("invalid_params", "The parameters do not match the tool's schema");
   }
 
   async #call(tool: Tool, params: unknown, stream?: boolean): Promise<string> {
@@ -115,8 +154,8 @@ export class Run {
     const schema = await inputSchema(tool, this.#package.zod);
     if (!schema) {
       const message =
-        `Tool "${name}" of ${this.#package.name} says nothing of its parameters that is JSON Schema`;
-      throw new ToolFault("schema_unavailable", message);
+        `Tool "${name}" of ${this.#package.name} does not describe its parameters as JSON Schema`;
+      throw new ToolError("schema_unavailable", message);
     }
     const description = typeof tool.description === "string" ? tool.description : "";
     return `{"name":${stringify(name)},"description":${stringify(description)},"inputSchema":${
@@ -126,46 +165,59 @@ export class Run {
 
   print(line: string): void {
     const { truncated } = this.#logs;
-    const kept = this.#keep(line);
-    if (kept !== undefined) echo(kept);
-    if (this.#logs.truncated && !truncated) echo(null);
+    const added = this.#addLog(line);
+    if (added !== undefined) echoLine(added);
+    if (this.#logs.truncated && !truncated) echoLine(null);
   }
 
-  /** The line as it is kept; undefined when it is not. */
-  #keep(line: string): string | undefined {
+  /** Returns the line as logged, possibly truncated, or undefined if it was dropped. */
+  #addLog(line: string): string | undefined {
     const { lines } = this.#logs;
     const before = lines.length;
     this.#logs.add(line);
-    const kept = lines[before];
-    if (kept !== undefined) this.#events?.log(kept);
-    return kept;
+    const added = lines[before];
+    if (added !== undefined) this.#events?.log(added);
+    return added;
   }
 
   fail(error: unknown): void {
     this.#conclude(() => this.#fail(error));
   }
 
-  /** The first to end it has the say, as soon as everything that was told has arrived. */
+  /** Ends the execution once, after all events have arrived. */
   #conclude(end: () => void): void {
     if (this.#concluded) return;
     this.#concluded = true;
     this.#package.flush();
-    if (this.#events) this.#events.settled().then(end);
+    const pending: Promise<unknown>[] = [];
+    if (this.#events) pending.push(this.#events.settled());
+    if (this.#checking) pending.push(Promise.race([this.#checking, elapsed(CHECK_MS)]));
+    if (pending.length) Promise.all(pending).then(end);
     else end();
   }
 
   #succeed(output: string): void {
     const { maxResultBytes = Infinity } = this.#request.options;
-    const result = `{"ok":true,"output":${stringify(output)}}`;
-    // Within a text its quotes take two bytes each.
-    if (exceeds(result, maxResultBytes)) this.#fail(tooLarge("The output", maxResultBytes));
-    else this.#finish(result);
+    const result = (more: string) => `{"ok":true,"output":${stringify(output)}${more}}`;
+    // As a JSON string the output is longer, because its quotes are escaped.
+    if (exceeds(result(""), maxResultBytes)) this.#fail(tooLarge("The output", maxResultBytes));
+    else this.#finish(this.#withFindings(result));
   }
 
   #fail(error: unknown): void {
     if (error instanceof NotJsonSafe) {
       this.#finish(undefined, { code: "result_too_large", message: error.message });
-    } else this.#finish(faultText(faultOf("execution_error", error)));
+      return;
+    }
+    const toolError = toToolError("execution_error", error, this.#package.name);
+    this.#finish(this.#withFindings((more) => errorResult(toolError, more)));
+  }
+
+  /** Adds the findings to a result, if there is room for them. */
+  #withFindings(result: (more: string) => string): string {
+    const { maxResultBytes = Infinity } = this.#request.options;
+    const complete = result(this.#findings);
+    return this.#findings && exceeds(complete, maxResultBytes) ? result("") : complete;
   }
 
   timeOut(): void {
@@ -181,4 +233,14 @@ export class Run {
     const durationMs = Math.round((clock() - this.#startedAt) * 1000) / 1000;
     this.#wire.send(doneLine(this.id, { ok: !error, result, error, logs, logsTruncated, durationMs }));
   }
+}
+
+function findings(check: ParamsCheck | undefined): string {
+  if (!check) return "";
+  if ("schema" in check) return `,"schema":${stringify(check.schema)}`;
+  return check.problems.length ? `,"problems":${stringify(check.problems)}` : "";
+}
+
+function elapsed(ms: number): Promise<void> {
+  return new Promise((resolve) => runAfter(ms, resolve));
 }

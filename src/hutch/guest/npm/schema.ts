@@ -1,16 +1,24 @@
-/** What a tool takes, as JSON Schema, from wherever it says so. */
+/** Finds the JSON Schema of a tool's input. */
 
-import { fromShape, fromZod, isZod, type JsonSchema } from "./zod.ts";
+import { fromZod4, isZod3, isZod4, type JsonSchema, shapeFromZod4 } from "./zod4.ts";
 import type { Tool } from "./resolve.ts";
+import type { Zod3Converter } from "./zod3/convert.ts";
 
 const { parse, stringify } = JSON;
 
-/** Zod's own converter, of the copy that a package uses; undefined where it has none. */
-export type Converter = ((schema: unknown, options: unknown) => unknown) | undefined;
+/** `toJSONSchema` of a Zod 4. */
+export type Zod4Converter = (schema: unknown, options: unknown) => unknown;
 
-/** How far schemas may wrap schemas. */
+/** Each is loaded only when a tool has such a schema. */
+export interface ZodConverters {
+  /** Loads the converter of the Zod 4 that the package uses, if it uses one. */
+  zod4: () => Promise<Zod4Converter | undefined>;
+  zod3: () => Zod3Converter;
+}
+
+/** How deeply schemas may wrap schemas. */
 const MAX_WRAPPED = 8;
-/** What a tool takes: a property with a default may be left out, what has no JSON is anything. */
+/** Describes the input: properties with a default are optional; types without JSON accept anything. */
 const AS_INPUT = { io: "input", unrepresentable: "any" };
 const KEYWORDS = [
   "$ref",
@@ -29,43 +37,46 @@ const KEYWORDS = [
 
 export async function inputSchema(
   tool: Tool,
-  zod: () => Promise<Converter>,
+  zod: ZodConverters,
 ): Promise<JsonSchema | undefined> {
-  for (const said of [tool.inputSchema, tool.parameters]) {
-    const schema = await read(said, zod, 0);
+  for (const value of [tool.inputSchema, tool.parameters]) {
+    const schema = await read(value, zod, 0);
     if (schema) return schema;
   }
 }
 
 async function read(
-  said: unknown,
-  zod: () => Promise<Converter>,
+  value: unknown,
+  zod: ZodConverters,
   depth: number,
 ): Promise<JsonSchema | undefined> {
-  if (said === null || (typeof said !== "object" && typeof said !== "function")) return undefined;
+  if (value === null || (typeof value !== "object" && typeof value !== "function")) return undefined;
   if (depth > MAX_WRAPPED) return undefined;
-  const schema = said as any;
+  const schema = value as any;
   const sources: (() => unknown)[] = [
     () =>
-      typeof schema.toJSONSchema === "function" && schema.toJSONSchema(isZod(schema) ? AS_INPUT : undefined),
+      typeof schema.toJSONSchema === "function" && schema.toJSONSchema(isZod4(schema) ? AS_INPUT : undefined),
     () => typeof schema.jsonSchema === "function" ? schema.jsonSchema() : schema.jsonSchema,
     async () => await read(schema.schema, zod, depth + 1),
-    async () => schema._zod && (await zod())?.(schema, AS_INPUT),
-    () => isZod(schema) && fromZod(schema),
+    async () => schema._zod && (await zod.zod4())?.(schema, AS_INPUT),
+    () => isZod4(schema) ? fromZod4(schema) : isZod3(schema) && zod.zod3().fromSchema(schema),
     () => schema["~standard"]?.jsonSchema?.input?.({ target: "draft-2020-12" }),
-    () => isShape(schema) && fromShape(schema),
+    () =>
+      hasOnly(schema, isZod4)
+        ? shapeFromZod4(schema)
+        : hasOnly(schema, isZod3) && zod.zod3().fromShape(schema),
     () => isJsonSchema(schema) && schema,
-    // The AI SDK's way to put a schema off.
+    // A lazy schema of the AI SDK.
     async () => typeof schema === "function" && await read(await schema(), zod, depth + 1),
   ];
   for (const source of sources) {
-    const found = await plain(source);
+    const found = await asData(source);
     if (found) return found;
   }
 }
 
-/** As data; undefined for what is none, or cannot be had. */
-async function plain(source: () => unknown): Promise<JsonSchema | undefined> {
+/** Returns the schema as plain data, or undefined if it is not an object or the source throws. */
+async function asData(source: () => unknown): Promise<JsonSchema | undefined> {
   try {
     const value = parse(stringify(await source()) ?? "null");
     return typeof value === "object" && !Array.isArray(value) ? value ?? undefined : undefined;
@@ -74,9 +85,9 @@ async function plain(source: () => unknown): Promise<JsonSchema | undefined> {
   }
 }
 
-function isShape(value: Record<string, unknown>): boolean {
+function hasOnly(value: Record<string, unknown>, test: (member: unknown) => boolean): boolean {
   const members = Object.values(value);
-  return members.length > 0 && members.every(isZod);
+  return members.length > 0 && members.every(test);
 }
 
 function isJsonSchema(value: object): boolean {

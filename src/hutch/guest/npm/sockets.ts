@@ -1,12 +1,13 @@
-/** Node's sockets, on which everything else of Node's network stands: http, https, undici, ws, … */
+/** Hooks for Node's sockets, which http, https, undici, ws and others use. */
 
+import { connectionError } from "./network_errors.ts";
 import { onProcess } from "./node.ts";
-import { Answer, request, type Target } from "./tunnel.ts";
+import { connectRequest, ProxyResponse, type Target } from "./tunnel.ts";
 
 type Connect = (this: Socket, ...args: unknown[]) => Socket;
 type Listener = (...args: any[]) => void;
 
-/** Of a socket, what is used here. */
+/** The parts of a socket that are used here. */
 export interface Socket {
   _handle: Handle | null;
   _host: string | null;
@@ -22,14 +23,20 @@ export interface Socket {
 }
 
 interface Handle {
-  connect(request: Connecting): number;
+  connect(request: ConnectRequest): number;
   readStop(): number;
   reading: boolean;
 }
 
-/** What is told that a handle is connected. */
-interface Connecting {
-  oncomplete(status: number, handle: Handle, request: Connecting, readable: boolean, writable: boolean): void;
+/** Node's request object, which is notified when a handle is connected. */
+interface ConnectRequest {
+  oncomplete(
+    status: number,
+    handle: Handle,
+    request: ConnectRequest,
+    readable: boolean,
+    writable: boolean,
+  ): void;
 }
 
 export interface Modules {
@@ -39,7 +46,7 @@ export interface Modules {
 
 const { getOwnPropertySymbols, getPrototypeOf } = Object;
 
-/** Calls `install` when the first socket is made: it begins as an EventEmitter, which `process` is, too. */
+/** Calls `install` when the first socket is created, by hooking the constructor of its base, EventEmitter. */
 export function onFirstSocket(install: (modules: Modules) => void): void {
   onProcess((process) => {
     const Emitter = getPrototypeOf(getPrototypeOf(process)).constructor;
@@ -57,16 +64,20 @@ export function onFirstSocket(install: (modules: Modules) => void): void {
 }
 
 function isSocket(emitter: object): boolean {
-  for (let of = emitter; of; of = getPrototypeOf(of)) if (of.constructor?.name === "Socket") return true;
+  for (let object = emitter; object; object = getPrototypeOf(object)) {
+    if (object.constructor?.name === "Socket") return true;
+  }
   return false;
 }
 
-/** Has sockets connect through tunnels; for all who use them nothing changes. */
-export function tunnel(net: any, proxy: Target): void {
+/** Makes sockets connect through tunnels of the proxy, transparently for their users. */
+export function tunnelSockets(net: any, proxy: Target): void {
   const { prototype } = net.Socket;
   const connect: Connect = prototype.connect;
-  // How Node gives a socket another handle when it tries the next address of a host.
-  const adopt = getOwnPropertySymbols(prototype).find((each) => each.description === "kReinitializeHandle")!;
+  // Node's method to replace a socket's handle when it tries the next address of a host.
+  const replaceHandle = getOwnPropertySymbols(prototype).find(({ description }) =>
+    description === "kReinitializeHandle"
+  )!;
   const direct = { ...proxy, family: 4, autoSelectFamily: false };
 
   prototype.connect = function (this: Socket & Record<symbol, (handle: Handle) => void>, ...args: unknown[]) {
@@ -76,15 +87,15 @@ export function tunnel(net: any, proxy: Target): void {
     const { keepAlive, keepAliveInitialDelay, noDelay } = options;
     connect.call(this, { keepAlive, keepAliveInitialDelay, noDelay, ...direct }, callback);
     this._host = target.host;
-    // It was to connect in the next tick: another one does, and gives it what it gets.
-    this._handle!.connect = (connecting) => {
+    // In the next tick Node connects the handle: an inner socket connects instead and passes on its handle.
+    this._handle!.connect = (request) => {
       const inner: Socket = new net.Socket();
       this.once("close", () => inner.destroy());
-      open(inner, target, (error, rest) => {
+      openTunnel(inner, target, (error, rest) => {
         if (this.destroyed) return inner.destroy();
         if (error) return this.destroy(error);
-        this[adopt](taken(inner));
-        connecting.oncomplete(0, this._handle!, connecting, true, true);
+        this[replaceHandle](detachHandle(inner));
+        request.oncomplete(0, this._handle!, request, true, true);
         if (rest.length) this.unshift(rest);
       });
       connect.call(inner, direct);
@@ -94,20 +105,20 @@ export function tunnel(net: any, proxy: Target): void {
   };
 }
 
-/** Has every socket fail. */
-export function closeSockets(net: any, error: () => Error): void {
+/** Makes every socket fail. */
+export function blockSockets(net: any, error: () => Error): void {
   const connect: Connect = net.Socket.prototype.connect;
   net.Socket.prototype.connect = function (this: Socket, ...args: unknown[]) {
     if (isLocal(normalized(net, args)[0])) return connect.apply(this, args);
-    // Else what is written meanwhile fails first, with another reason.
+    // Otherwise a write would fail first, with another reason.
     this.connecting = true;
-    // Whoever made it has yet to listen for errors.
+    // The caller has not yet added its error listener.
     setImmediate(() => this.destroy(error()));
     return this;
   };
 }
 
-export function closeDatagrams(dgram: any, error: () => Error): void {
+export function blockDatagrams(dgram: any, error: () => Error): void {
   for (const name of ["send", "connect"]) {
     dgram.Socket.prototype[name] = function (...args: unknown[]) {
       const callback = args.at(-1);
@@ -116,50 +127,41 @@ export function closeDatagrams(dgram: any, error: () => Error): void {
   }
 }
 
-/** Options and callback, however they were given; Node's own modules give them so. */
+/** Returns options and callback. Node's own modules pass arguments that are already normalized. */
 function normalized(net: any, args: unknown[]): [options: any, callback: Listener | null] {
   return (Array.isArray(args[0]) ? args[0] : net._normalizeArgs(args)) as [any, Listener | null];
 }
 
-/** A path of the file system, or nothing that could be reached: Node knows what to say. */
+/** Whether it is a Unix socket, or an invalid port, for which Node reports the error. */
 function isLocal({ port, path }: any): boolean {
   return !(Number(port) >= 0 && Number(port) <= 65535) || (path !== undefined && path !== null);
 }
 
-/** Asks the proxy for a tunnel, through a socket that is about to be connected to it. */
-function open(
+/** Requests a tunnel through a socket that is going to be connected to the proxy. */
+function openTunnel(
   inner: Socket,
   target: Target,
   done: (error: Error | undefined, rest: Uint8Array) => void,
 ): void {
-  const answer = new Answer();
+  const response = new ProxyResponse();
   const fail = (error?: Error) => {
     inner.removeAllListeners().on("error", () => {});
     inner.destroy();
-    done(error ?? refusal(target, answer), answer.rest);
+    done(error ?? connectionError(target, response.code, response.reason), response.rest);
   };
-  inner.once("connect", () => inner.write(request(target)));
+  inner.once("connect", () => inner.write(connectRequest(target)));
   inner.once("error", fail);
   inner.once("end", () => fail());
   inner.on("data", (bytes) => {
-    answer.add(bytes);
-    if (answer.status !== 200) return;
+    response.add(bytes);
+    if (response.status !== 200) return;
     inner.removeAllListeners();
-    done(undefined, answer.rest);
+    done(undefined, response.rest);
   });
 }
 
-/** What Node calls what the proxy answers. */
-const CODES: Record<number, string> = { 403: "EACCES", 502: "EHOSTUNREACH", 504: "ETIMEDOUT" };
-
-function refusal({ host, port }: Target, answer: Answer): Error {
-  const code = CODES[answer.status] ?? "ECONNRESET";
-  const error = new Error(`connect ${code} ${host}:${port}: ${answer.reason}`);
-  return Object.assign(error, { code, syscall: "connect", address: host, port });
-}
-
-/** A connected socket's handle, which is nobody's from then on. */
-function taken(socket: Socket): Handle {
+/** Takes the handle from a connected socket. */
+function detachHandle(socket: Socket): Handle {
   const handle = socket._handle!;
   handle.readStop();
   handle.reading = false;

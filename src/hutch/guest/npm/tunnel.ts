@@ -1,16 +1,18 @@
-/** What is said to a proxy to be connected to somebody, and what it answers. */
+/** CONNECT requests to a proxy, and its responses. */
+
+import { connectionError } from "./network_errors.ts";
 
 export interface Target {
   host: string;
   port: number;
 }
 
-export function request({ host, port }: Target): string {
+export function connectRequest({ host, port }: Target, method: "CONNECT" | "EXPLAIN" = "CONNECT"): string {
   const authority = host.includes(":") && !host.startsWith("[") ? `[${host}]:${port}` : `${host}:${port}`;
-  return `CONNECT ${authority} HTTP/1.1\r\nHost: ${authority}\r\n\r\n`;
+  return `${method} ${authority} HTTP/1.1\r\nHost: ${authority}\r\n\r\n`;
 }
 
-export class Answer {
+export class ProxyResponse {
   #bytes = new Uint8Array();
   #text = "";
 
@@ -26,14 +28,19 @@ export class Answer {
     return this.#text.indexOf("\r\n\r\n") + 4;
   }
 
-  /** 0 until it is known. */
+  /** 0 until the head is complete. */
   get status(): number {
     return this.#end < 4 ? 0 : Number(this.#text.split(" ", 2)[1]);
   }
 
-  /** What came after the head: of a refusal its reason, else the first that the other side said. */
+  /** Bytes after the head: the reason of a refusal, or the first bytes of the target. */
   get rest(): Uint8Array {
     return this.#bytes.subarray(this.#end);
+  }
+
+  /** Node's code of the proxy's error. */
+  get code(): string {
+    return /\r\nX-Hutch-Egress: (\w+)\r\n/.exec(this.#text.slice(0, this.#end))?.[1] ?? "ECONNRESET";
   }
 
   get reason(): string {
@@ -41,18 +48,22 @@ export class Answer {
   }
 }
 
-/** Why the proxy does not connect to a target; undefined when it does, or does not answer. */
-export async function ask(connect: typeof Deno.connect, proxy: Target, target: Target) {
+/** Returns the error of the last failed tunnel to a target; undefined if the proxy does not know it. */
+export async function lastFailure(
+  connect: typeof Deno.connect,
+  proxy: Target,
+  target: Target,
+): Promise<Error | undefined> {
   try {
     using connection = await connect({ hostname: proxy.host, port: proxy.port });
-    await connection.write(new TextEncoder().encode(request(target)));
-    const answer = new Answer();
+    await connection.write(new TextEncoder().encode(connectRequest(target, "EXPLAIN")));
+    const response = new ProxyResponse();
     const buffer = new Uint8Array(4096);
     for (let count; (count = await connection.read(buffer)) !== null;) {
-      answer.add(buffer.subarray(0, count));
-      if (answer.status === 200) return undefined;
+      response.add(buffer.subarray(0, count));
     }
-    return answer.reason;
+    const isKnown = response.status !== 0 && response.status !== 404;
+    return isKnown ? connectionError(target, response.code, response.reason) : undefined;
   } catch {
     return undefined;
   }

@@ -1,52 +1,52 @@
-/** The quickjs runner's script: `quickjs.wasm` and the image are beside it. */
+/** Script of the quickjs runner. Its folder also contains `quickjs.wasm` and the memory images. */
 
-import { after } from "../clock.ts";
-import { connect, folder, part, renounce } from "../start.ts";
+import { runAfter } from "../clock.ts";
+import { bundleFolder, connect, dropPermissions, openBundleFile } from "../bootstrap.ts";
 import { loadTypeScript, provideTypeScript } from "../source.ts";
 import { Wire } from "../wire.ts";
-import { Bell } from "./bell.ts";
+import { WakeupFile } from "./wakeup.ts";
 import { Runner } from "./runner.ts";
 
-/** For how long nobody must want this process before it does what is slow the first time. */
+/** Idle time after the start before the warm-up. */
 const IDLE_MS = 5;
-/** When TypeScript's part is loaded, if it was not needed before: not for who is there for a moment. */
+/** Time after which `typescript.js` is loaded unless it was needed before, so that short runs never load it. */
 const TYPESCRIPT_MS = 3_000;
 
-const module = await WebAssembly.compile(Deno.readFileSync(`${folder}/quickjs.wasm`));
-// Guests are inside QuickJS and have no stdout; unlike a socket it can be written to without waiting.
+const module = await WebAssembly.compile(Deno.readFileSync(`${bundleFolder}/quickjs.wasm`));
+// Guests inside QuickJS have no stdout, so messages use it: unlike a socket it has a synchronous write.
 const socket = await connect();
 const wire = new Wire({
   read: (buffer) => socket.read(buffer),
   write: (bytes) => Deno.stdout.write(bytes),
   writeSync: (bytes) => Deno.stdout.writeSync(bytes),
 });
-const heaps = Deno.readFileSync(`${folder}/image.bin`);
-const images = JSON.parse(Deno.readTextFileSync(`${folder}/image.json`));
+const heaps = Deno.readFileSync(`${bundleFolder}/image.bin`);
+const images = JSON.parse(Deno.readTextFileSync(`${bundleFolder}/image.json`));
 for (const image of Object.values<any>(images)) image.heap = heaps.subarray(image.from, image.to);
-provideTypeScript(part("typescript.js"));
-const runner = new Runner(wire, module, images, new Bell((buffer) => Deno.stdin.readSync(buffer)));
-renounce();
+provideTypeScript(openBundleFile("typescript.js"));
+const runner = new Runner(wire, module, images, new WakeupFile((buffer) => Deno.stdin.readSync(buffer)));
+dropPermissions();
 wire.send('{"type":"ready"}\n');
 let used = false;
-after(IDLE_MS, () => {
-  if (!used) rehearse();
+runAfter(IDLE_MS, () => {
+  if (!used) warmUp();
 });
-after(TYPESCRIPT_MS, loadTypeScript);
+runAfter(TYPESCRIPT_MS, loadTypeScript);
 await wire.listen((message) => {
   used = true;
   runner.receive(message);
 });
 Deno.exit(0);
 
-/** One execution in a VM that is thrown away: what V8 compiles for it, the others have. And Node's timers. */
-function rehearse(): void {
+/** Runs an execution in a temporary VM, so that V8 compiles the code, and loads Node's timers. */
+function warmUp(): void {
   setTimeout(() => {}, 0);
-  const nowhere = new Wire({
+  const nullWire = new Wire({
     read: () => Promise.resolve(null),
     write: (bytes) => Promise.resolve(bytes.length),
     writeSync: (bytes) => bytes.length,
   });
   const options = { timeoutMs: 1_000, memoryLimitBytes: 1 << 20, maxLogLines: 0, maxLogChars: 0 };
-  const runner = new Runner(nowhere, module, images, new Bell(() => null));
+  const runner = new Runner(nullWire, module, images, new WakeupFile(() => null));
   runner.receive({ type: "execute", id: "", code: "1", options, providers: [] });
 }

@@ -1,4 +1,4 @@
-/** What the prelude borrows of the runner's own platform: URL and text decoding, both without side effects. */
+/** Deno's URL parser and text decoders for the prelude. */
 
 const PARTS = [
   "href",
@@ -15,7 +15,10 @@ const PARTS = [
 ] as const;
 const SETTABLE: readonly string[] = PARTS.filter((part) => part !== "origin");
 
-/** `parse` with a base, or a part to set to `argument`; the URL's parts as JSON, or "" when it is none. */
+/**
+ * Parses `href` with the base `argument` (operation `parse`), or sets a part of it to `argument`.
+ * Returns the URL's parts as JSON, or "" if it is invalid.
+ */
 export function urlParts(operation: string, href: string, argument: string): string {
   try {
     const url = operation === "parse" ? new URL(href, argument || undefined) : new URL(href);
@@ -34,7 +37,7 @@ export function encodingOf(label: string): string {
   }
 }
 
-/** "=" and the text, or "!" when a fatal decoder finds an error; mode is 1 for fatal, 2 for keeping the BOM. */
+/** Returns "=" and the text, or "!" for an error of a fatal decoder. `mode`: 1 is fatal, 2 is ignoreBOM. */
 export function decodeText(bytes: Uint8Array, label: string, mode: number): string {
   try {
     const decoder = new TextDecoder(label, { fatal: (mode & 1) !== 0, ignoreBOM: (mode & 2) !== 0 });

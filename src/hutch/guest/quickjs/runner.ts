@@ -1,57 +1,58 @@
-/** The quickjs runner: many executions in one process, each in a VM of its own. */
+/** The quickjs runner: runs many executions in one process, each in its own VM. */
 
-import { after } from "../clock.ts";
+import { runAfter } from "../clock.ts";
 import { Logs } from "../logs.ts";
-import { prepareTransform, prepareWrapper } from "../forms.ts";
+import { prepareTransform, prepareWrapper } from "../ability_source.ts";
 import { FILE, GuestSyntaxError, type Program } from "../program.ts";
 import { prepare, prepareForDeno } from "../source.ts";
 import {
+  availableTools,
+  callTargets,
   doneLine,
   type Execute,
   type Failure,
   type HostMessage,
   isJson,
-  lendable,
+  logLine,
   type Outcome,
+  providerTools,
   startedLine,
-  targets,
   toolCallLine,
   type ToolResult,
-  whatHas,
   type Wire,
 } from "../wire.ts";
-import { type Bell } from "./bell.ts";
+import { type WakeupFile } from "./wakeup.ts";
 import { decodeText, encodingOf, urlParts } from "./platform.ts";
-import { Broken, type HostFunctions, type Image, Vm } from "./vm.ts";
+import { type HostFunctions, type Image, Vm, VmError } from "./vm.ts";
 
 const DEFAULT_MAX_RESULT = 8 * 1024 * 1024;
-/** Of each prelude the letters of the functions that it finds, and the names of those that it gives. */
+/** For each prelude, the letters of the host functions that it uses and the names of its own functions. */
 export const PRELUDES = {
-  plain: { functions: "cltkruedox", entries: ["run", "settle", "fire"] },
-  web: { functions: "cltkruedoxh", entries: ["run", "settle", "fire", "job"] },
+  plain: { functions: "cltkruedoxp", entries: ["run", "settle", "fire"] },
+  web: { functions: "cltkruedoxph", entries: ["run", "settle", "fire", "job"] },
 };
-/** A VM that grew by more is dropped rather than reset, so that its memory goes back to the system. */
-const KEEP_GROWN = 8 * 1024 * 1024;
-const KEEP_FREE = 64;
-/** Dropped memory waits for V8's collector; past this much it is asked to come. */
-const COLLECT_AFTER = 128 * 1024 * 1024;
-/** What a guest's own end can be; the codes of errors that the host delivered come on top. */
+/** A VM that grew by more is dropped instead of reset, to return its memory to the system. */
+const MAX_REUSABLE_GROWTH = 8 * 1024 * 1024;
+const MAX_FREE_VMS = 64;
+/** After this much dropped memory, the runner triggers a garbage collection. */
+const COLLECT_AFTER_BYTES = 128 * 1024 * 1024;
+/** Error codes that a guest may report itself, besides those of errors that the host sent to it. */
 const GUEST_CODES = new Set(["runtime_error", "serialization_error", "result_too_large"]);
 const MAX_MESSAGE = 8_000;
-/** Bytes of input in the open calls of one execution. */
+/** Input bytes of all open calls of one execution. */
 const MAX_OPEN_BYTES = 32 * 1024 * 1024;
-const HAS_COMPILER = "the deno engine compiles namespaces and decorators";
-const EXHAUSTED = /^(out of memory|string too long)$/;
-/** An error as text. */
-const NAMED = /^(\w*Error): ([^]*)$/;
+const COMPILER_HINT = "the deno engine compiles namespaces and decorators";
+/** QuickJS's messages when it is out of memory; the last one if it lacks the memory for the message. */
+const OUT_OF_MEMORY = /^(out of memory|string too long|Invalid error message)$/;
+/** Text of an error: name and message. */
+const ERROR_TEXT = /^(\w*Error): ([^]*)$/;
 
 type Timer = ReturnType<typeof setTimeout>;
 
-/** What every execution starts from; `web` has what the wrappers of abilities need besides. */
+/** Memory images that executions start from; `web` adds what wrappers of abilities need. */
 export type Images = Record<keyof typeof PRELUDES, Image>;
 
-/** How an execution ended. */
-type End = Pick<Outcome, "ok" | "result" | "error">;
+type Result = Pick<Outcome, "ok" | "result" | "error">;
 
 interface Call {
   run: Run;
@@ -66,8 +67,8 @@ class Run {
   readonly timers = new Map<number, Timer>();
   readonly queue: [entry: string, args: () => number[]][] = [];
   readonly calls = new Set<string>();
-  /** Codes of the errors that the host sent: a guest may end with one of them. */
-  readonly delivered = new Set<string>();
+  /** Codes of errors that the host sent: the guest may fail with them. */
+  readonly hostErrorCodes = new Set<string>();
   targets?: string[];
   openBytes = 0;
   busy = false;
@@ -80,14 +81,14 @@ class Run {
     this.deadline = this.startedAt + timeoutMs;
   }
 
-  readonly overdue = (now: number): boolean => this.over || this.cancelled || now >= this.deadline;
+  readonly isOverdue = (now: number): boolean => this.over || this.cancelled || now >= this.deadline;
 }
 
 export class Runner {
   readonly #wire: Wire;
   readonly #module: WebAssembly.Module;
   readonly #images: Images;
-  readonly #bell: Bell;
+  readonly #wakeup: WakeupFile;
   readonly #functions: HostFunctions;
   readonly #runs = new Map<string, Run>();
   readonly #byVm = new Map<Vm, Run>();
@@ -96,11 +97,11 @@ export class Runner {
   #callCount = 0;
   #alarmAt = Infinity;
   #hasTimers = false;
-  #dropped = 0;
+  #droppedBytes = 0;
 
-  constructor(wire: Wire, module: WebAssembly.Module, images: Images, bell: Bell) {
+  constructor(wire: Wire, module: WebAssembly.Module, images: Images, wakeup: WakeupFile) {
     this.#wire = wire;
-    this.#bell = bell;
+    this.#wakeup = wakeup;
     this.#module = module;
     this.#images = images;
     const run = (vm: Vm) => this.#byVm.get(vm)!;
@@ -109,13 +110,13 @@ export class Runner {
         this.#toolCall(run(vm), vm.toNumber(number), vm.toNumber(tool), vm.toText(input));
         return vm.undefined();
       },
-      l: (vm, [line]) => vm.number(run(vm).logs.add(vm.toText(line)) ? 1 : 0),
+      l: (vm, [line]) => vm.number(this.#log(run(vm), vm.toText(line)) ? 1 : 0),
       t: (vm, [id, delay, repeat]) => {
-        this.#arm(run(vm), vm.toNumber(id), vm.toNumber(delay), vm.toNumber(repeat) === 1);
+        this.#startTimer(run(vm), vm.toNumber(id), vm.toNumber(delay), vm.toNumber(repeat) === 1);
         return vm.undefined();
       },
       k: (vm, [id]) => {
-        this.#disarm(run(vm), vm.toNumber(id));
+        this.#stopTimer(run(vm), vm.toNumber(id));
         return vm.undefined();
       },
       r: (vm, [length]) => vm.arrayBuffer(crypto.getRandomValues(new Uint8Array(vm.toNumber(length)))),
@@ -123,39 +124,40 @@ export class Runner {
         vm.string(urlParts(vm.toText(operation), vm.toText(href), vm.toText(argument))),
       e: (vm, [text]) => vm.arrayBuffer(new TextEncoder().encode(vm.toText(text))),
       d: (vm, [bytes, label, mode]) => {
-        const how = vm.toNumber(mode), name = vm.toText(label);
-        return vm.string(how < 0 ? encodingOf(name) : decodeText(vm.toBytes(bytes), name, how));
+        const flags = vm.toNumber(mode), name = vm.toText(label);
+        return vm.string(flags < 0 ? encodingOf(name) : decodeText(vm.toBytes(bytes), name, flags));
       },
       o: (vm, args) => {
-        // A built-in that takes long asks for no time.
-        if (run(vm).overdue(performance.now())) this.#timeOut(run(vm));
+        // Long-running built-ins do not call the interrupt hook.
+        if (run(vm).isOverdue(performance.now())) this.#timeOut(run(vm));
         else this.#succeed(run(vm), args.length && !vm.isUndefined(args[0]) ? vm.toText(args[0]) : undefined);
         return vm.undefined();
       },
       x: (vm, [failure]) => {
-        if (run(vm).overdue(performance.now())) this.#timeOut(run(vm));
+        if (run(vm).isOverdue(performance.now())) this.#timeOut(run(vm));
         else this.#report(run(vm), JSON.parse(vm.toText(failure)));
         return vm.undefined();
       },
+      p: (vm, [value]) => vm.number(vm.isProxy(value) ? 1 : 0),
       h: (vm, [call, algorithm, bytes]) => {
         this.#digest(run(vm), vm.toNumber(call), vm.toText(algorithm), vm.toBytes(bytes).slice());
         return vm.undefined();
       },
     };
-    this.#free.push(this.#make(images.plain));
+    this.#free.push(this.#createVm(images.plain));
   }
 
-  #make(image: Image): Vm {
+  #createVm(image: Image): Vm {
     const vm = new Vm(this.#module, image, this.#functions);
     vm.reset();
     return vm;
   }
 
-  /** A VM that starts from `image`; one that is free and started from the other has to be reset once more. */
-  #take(image: Image): Vm {
-    if (this.#free.length === 0) return this.#make(image);
-    const at = this.#free.findLastIndex((vm) => vm.image === image);
-    if (at >= 0) return this.#free.splice(at, 1)[0];
+  /** Returns a free VM, preferably one with `image`, or creates one. */
+  #takeVm(image: Image): Vm {
+    if (this.#free.length === 0) return this.#createVm(image);
+    const index = this.#free.findLastIndex((vm) => vm.image === image);
+    if (index >= 0) return this.#free.splice(index, 1)[0];
     const vm = this.#free.pop()!;
     vm.reset(image);
     return vm;
@@ -169,46 +171,55 @@ export class Runner {
 
   #execute(request: Execute): void {
     const { id } = request;
-    const at = performance.now();
+    const startedAt = performance.now();
     this.#wire.send(startedLine(id));
-    // Now: of a guest that blocks us all, the host must know that it is the one.
+    // If the guest blocks the process, the host must know which execution it was.
     this.#wire.flush();
     try {
       const program = programOf(request);
-      if (request.job?.form === "prepare") this.#answer(id, prepared(request, program), at);
+      if (request.job?.form === "prepare") this.#sendDone(id, programResult(request, program), startedAt);
       else this.#start(request, program);
     } catch (error) {
       const { message } = error as Error;
       const failure = error instanceof GuestSyntaxError
-        ? { code: "runtime_error", message: error.hinted(HAS_COMPILER), name: "SyntaxError", ...error.at }
-        : { code: "internal_error", message: `The runner could not begin: ${message}` };
-      this.#answer(id, { ok: false, error: failure }, at);
+        ? { code: "runtime_error", message: error.withHint(COMPILER_HINT), name: "SyntaxError", ...error.at }
+        : { code: "internal_error", message: `The runner could not start the execution: ${message}` };
+      this.#sendDone(id, { ok: false, error: failure }, startedAt);
     }
   }
 
   #start(request: Execute, program: Program): void {
     const { id, options, providers, job } = request;
-    const run = new Run(id, request, program, this.#take(job ? this.#images.web : this.#images.plain));
+    const run = new Run(id, request, program, this.#takeVm(job ? this.#images.web : this.#images.plain));
     const { vm } = run;
     this.#runs.set(id, run);
     this.#byVm.set(vm, run);
     vm.limit(options.memoryLimitBytes);
     this.#setAlarm(run.deadline);
-    const lent = JSON.stringify(lendable(providers));
+    const toolNames = JSON.stringify(providerTools(providers));
+    const inputs = request.inputs && JSON.stringify(request.inputs);
     this.#enter(run, job ? "job" : "run", () => {
       const fn = vm.evaluate(program.code, FILE);
-      if (vm.isException(fn)) throw refusal(vm, vm.exception());
-      const tools = vm.string(lent), most = vm.number(options.maxResultBytes ?? DEFAULT_MAX_RESULT);
-      return job ? [vm.string(job.form), fn, tools, vm.string(job.input), most] : [fn, tools, most];
+      if (vm.isException(fn)) throw syntaxError(vm, vm.exception());
+      const tools = vm.string(toolNames), maxBytes = vm.number(options.maxResultBytes ?? DEFAULT_MAX_RESULT);
+      if (job) return [vm.string(job.form), fn, tools, vm.string(job.input), maxBytes];
+      return inputs ? [fn, tools, maxBytes, vm.string(inputs)] : [fn, tools, maxBytes];
     });
   }
 
-  /** For what never was in a VM. */
-  #answer(id: string, end: End, at: number): void {
-    this.#wire.send(doneLine(id, { ...end, logs: [], logsTruncated: false, durationMs: elapsed(at) }));
+  #log(run: Run, line: string): boolean {
+    const isAdded = run.logs.add(line);
+    if (isAdded && run.request.options.streamLogs) this.#wire.send(logLine(run.id, run.logs.lines.at(-1)!));
+    return isAdded;
   }
 
-  /** A VM is entered once at a time: while its stack is suspended, what comes waits in its queue. */
+  /** Ends an execution that has no VM. */
+  #sendDone(id: string, result: Result, startedAt: number): void {
+    const durationMs = elapsed(startedAt);
+    this.#wire.send(doneLine(id, { ...result, logs: [], logsTruncated: false, durationMs }));
+  }
+
+  /** Calls a function of the prelude, or queues the call while the VM is running or suspended. */
   #enter(run: Run, entry: string, args: () => number[]): void {
     run.queue.push([entry, args]);
     if (!run.busy) this.#pump(run);
@@ -216,74 +227,75 @@ export class Runner {
 
   async #pump(run: Run): Promise<void> {
     run.busy = true;
-    let sound = true;
+    let isIntact = true;
     try {
       while (run.queue.length > 0 && !run.over) {
         const [entry, args] = run.queue.shift()!;
-        if (!await run.vm.call(run.vm.image.entry[entry], args(), run.overdue)) this.#stopped(run);
+        if (!await run.vm.call(run.vm.image.entry[entry], args(), run.isOverdue)) this.#stopped(run);
       }
-      // QuickJS can be too exhausted even to say so.
+      // QuickJS may lack the memory to report that it is out of memory.
       if (!run.over && run.vm.faults > 0 && run.calls.size + run.timers.size === 0) this.#exhausted(run);
     } catch (error) {
-      sound = false;
-      this.#broke(run, error as Error);
+      isIntact = false;
+      this.#crashed(run, error as Error);
     }
     run.busy = false;
-    if (run.over) this.#release(run, sound);
-    else if (run.calls.size > 0 && this.#runs.size === 1) this.#bell.watch(this.#wire.heard);
+    if (run.over) this.#release(run, isIntact);
+    else if (run.calls.size > 0 && this.#runs.size === 1) this.#wakeup.poll(this.#wire.linesReceived);
   }
 
-  /** QuickJS ended with an exception that guest code could not catch. */
+  /** Handles an exception that guest code could not catch. */
   #stopped(run: Run): void {
     if (run.over) return;
-    if (run.overdue(performance.now())) this.#timeOut(run);
+    if (run.isOverdue(performance.now())) this.#timeOut(run);
     else if (run.vm.faults > 0) this.#exhausted(run);
     else this.#fail(run, { code: "runtime_error", message: "QuickJS stopped the execution" });
   }
 
-  #broke(run: Run, error: Error): void {
+  #crashed(run: Run, error: Error): void {
     if (run.vm.faults > 0) return this.#exhausted(run);
     if (error instanceof RangeError) {
       return this.#fail(run, { code: "runtime_error", message: error.message, name: "RangeError" });
     }
-    if (error instanceof Broken) {
-      if (EXHAUSTED.test(error.message)) return this.#exhausted(run);
-      const [, name, message = error.message] = NAMED.exec(error.message) ?? [];
+    if (error instanceof VmError) {
+      if (OUT_OF_MEMORY.test(error.message)) return this.#exhausted(run);
+      const [, name, message = error.message] = ERROR_TEXT.exec(error.message) ?? [];
       return this.#fail(run, { code: "runtime_error", message, name, stack: error.stack });
     }
-    this.#fail(run, { code: "internal_error", message: `QuickJS broke off: ${error.message}` });
+    this.#fail(run, { code: "internal_error", message: `QuickJS crashed: ${error.message}` });
   }
 
   #succeed(run: Run, result: string | undefined): void {
-    const most = run.request.options.maxResultBytes ?? DEFAULT_MAX_RESULT;
+    const maxBytes = run.request.options.maxResultBytes ?? DEFAULT_MAX_RESULT;
     if (result === undefined) this.#finish(run, true);
     else if (!isJson(result)) {
       this.#fail(run, {
         code: "serialization_error",
         message: "The result is not JSON, or nests too deeply",
       });
-    } else if (byteLength(result, most) > most) {
-      const message = `The result is too large: its JSON text has more than ${most} bytes`;
+    } else if (byteLength(result, maxBytes) > maxBytes) {
+      const message = `The result is too large: its JSON text has more than ${maxBytes} bytes`;
       this.#fail(run, { code: "result_too_large", message });
     } else this.#finish(run, true, result);
   }
 
-  /** What the guest's side says of its own end: only what it can know of is believed. */
-  #report(run: Run, fault: Record<string, unknown> | null): void {
-    const text = (value: unknown, most: number) => typeof value === "string" ? value.slice(0, most) : "";
-    const said = text(fault?.code, 100);
-    const code = GUEST_CODES.has(said) || run.delivered.has(said) ? said : "runtime_error";
-    const name = text(fault?.name, 100), message = hinted(name, text(fault?.message, MAX_MESSAGE));
-    this.#fail(run, { code, message, ...(name ? { name } : {}), stack: text(fault?.stack, MAX_MESSAGE) });
+  /** Fails with an error that the guest's realm reported, after checking every field. */
+  #report(run: Run, error: Record<string, unknown> | null): void {
+    const text = (value: unknown, maxChars: number) =>
+      typeof value === "string" ? value.slice(0, maxChars) : "";
+    const claimed = text(error?.code, 100);
+    const code = GUEST_CODES.has(claimed) || run.hostErrorCodes.has(claimed) ? claimed : "runtime_error";
+    const name = text(error?.name, 100), message = withHint(name, text(error?.message, MAX_MESSAGE));
+    this.#fail(run, { code, message, ...(name ? { name } : {}), stack: text(error?.stack, MAX_MESSAGE) });
   }
 
-  #fail(run: Run, fault: Failure & { stack?: string }): void {
-    const { code, message, name, stack } = fault;
-    const engineSaid = name === "InternalError" ? EXHAUSTED.test(message) : message === "null";
-    if (engineSaid && run.vm.faults > 0) return this.#exhausted(run);
-    const at = run.program.lineOf(stack);
-    const named = message === "not a function" ? unknownTool(run.request, at.line) ?? message : message;
-    this.#finish(run, false, undefined, { code, message: named, ...(name ? { name } : {}), ...at });
+  #fail(run: Run, error: Failure & { stack?: string }): void {
+    const { code, message, name, stack } = error;
+    const isOutOfMemory = name === "InternalError" ? OUT_OF_MEMORY.test(message) : message === "null";
+    if (isOutOfMemory && run.vm.faults > 0) return this.#exhausted(run);
+    const at = run.program.locateStack(stack), frames = run.program.describeStack(stack);
+    const explained = message === "not a function" ? unknownTool(run.request, at.line) ?? message : message;
+    this.#finish(run, false, undefined, { code, message: explained, name, ...at, stack: frames });
   }
 
   #exhausted(run: Run): void {
@@ -308,28 +320,28 @@ export class Runner {
     if (!run.busy) this.#release(run, true);
   }
 
-  #release(run: Run, sound: boolean): void {
+  #release(run: Run, isIntact: boolean): void {
     const { vm } = run;
     if (!this.#byVm.delete(vm)) return;
     const { grown } = vm;
-    if (sound && grown <= KEEP_GROWN && this.#free.length < KEEP_FREE) {
+    if (isIntact && grown <= MAX_REUSABLE_GROWTH && this.#free.length < MAX_FREE_VMS) {
       vm.reset();
       this.#free.push(vm);
       return;
     }
-    this.#dropped += vm.image.heap.length + grown;
-    if (this.#dropped > COLLECT_AFTER) {
-      this.#dropped = 0;
+    this.#droppedBytes += vm.image.heap.length + grown;
+    if (this.#droppedBytes > COLLECT_AFTER_BYTES) {
+      this.#droppedBytes = 0;
       (globalThis as { gc?: () => void }).gc?.();
     }
   }
 
-  /** One alarm for all deadlines: most executions end long before theirs, and timers cost. */
+  /** One timer serves all deadlines: timers are expensive and most executions end long before theirs. */
   #setAlarm(deadline: number): void {
     if (deadline >= this.#alarmAt) return;
     this.#alarmAt = deadline;
-    // An earlier one that was set for later cannot be taken back.
-    after(Math.ceil(Math.max(0, deadline - performance.now())), () => {
+    // A timer that was set for a later deadline cannot be cancelled; the check below ignores it.
+    runAfter(Math.ceil(Math.max(0, deadline - performance.now())), () => {
       if (this.#alarmAt === deadline) this.#alarm();
     });
   }
@@ -343,7 +355,7 @@ export class Runner {
     if (next < Infinity) this.#setAlarm(next);
   }
 
-  /** The time is over, or the host asked. A suspended guest learns it at its next interrupt. */
+  /** Ends an execution by timeout or `cancel`. A suspended guest stops at its next interrupt. */
   #stop(run: Run): void {
     run.cancelled = true;
     this.#timeOut(run);
@@ -352,23 +364,24 @@ export class Runner {
   #cancel(id: string): void {
     const run = this.#runs.get(id);
     if (run) return this.#stop(run);
-    // Over already, but the host has not understood it: it must not take us for dead.
+    // The host has not processed the execution's `done` yet: without a reply it would kill the runner.
     const error = { code: "timeout", message: "Execution timed out" };
-    this.#answer(id, { ok: false, error }, performance.now());
+    this.#sendDone(id, { ok: false, error }, performance.now());
   }
 
   #toolCall(run: Run, number: number, tool: number, input: string): void {
-    run.targets ??= targets(run.request.providers);
+    run.targets ??= callTargets(run.request.providers);
     const target = run.targets[tool];
     if (run.over || target === undefined) return;
-    const most = run.request.options.maxResultBytes ?? DEFAULT_MAX_RESULT, size = byteLength(input, most);
-    if (size > most || run.openBytes + size > MAX_OPEN_BYTES || !isJson(input)) {
-      const what = size > most
-        ? `its JSON text has more than ${most} bytes`
-        : "too much is on its way already";
+    const maxBytes = run.request.options.maxResultBytes ?? DEFAULT_MAX_RESULT;
+    const size = byteLength(input, maxBytes);
+    if (size > maxBytes || run.openBytes + size > MAX_OPEN_BYTES || !isJson(input)) {
+      const reason = size > maxBytes
+        ? `its JSON text has more than ${maxBytes} bytes`
+        : "the inputs of open calls already take too much memory";
       const error = JSON.stringify({
         code: "serialization_error",
-        message: `The input is too large: ${what}`,
+        message: `The input is too large: ${reason}`,
       });
       return this.#settle(run, number, false, error);
     }
@@ -386,7 +399,7 @@ export class Runner {
     this.#calls.delete(message.callId);
     run.calls.delete(message.callId);
     run.openBytes -= size;
-    if (message.error) run.delivered.add(message.error.code);
+    if (message.error) run.hostErrorCodes.add(message.error.code);
     this.#settle(
       run,
       number,
@@ -409,23 +422,23 @@ export class Runner {
     this.#enter(run, "settle", () => [vm.number(number), vm.number(ok ? 1 : 0), vm.string(text)]);
   }
 
-  #arm(run: Run, id: number, delay: number, repeat: boolean): void {
+  #startTimer(run: Run, id: number, delay: number, repeat: boolean): void {
     if (run.over) return;
     if (!this.#hasTimers) {
-      // The first one loads Node's timers: that shall not be the guest's time, between this timer and the next.
+      // The first timer loads Node's timers, which must not count as the guest's time.
       this.#hasTimers = true;
       clearTimeout(setTimeout(() => {}, 0));
       run.vm.renewSlice();
     }
-    const due = () => {
+    const onTime = () => {
       if (!repeat) run.timers.delete(id);
-      // A guest that is slower than its interval gets no backlog of ticks.
+      // Drop ticks of a guest that is slower than its interval.
       if (!repeat || run.queue.length < 1024) this.#enter(run, "fire", () => [run.vm.number(id)]);
     };
-    run.timers.set(id, repeat ? setInterval(due, delay) : setTimeout(due, delay));
+    run.timers.set(id, repeat ? setInterval(onTime, delay) : setTimeout(onTime, delay));
   }
 
-  #disarm(run: Run, id: number): void {
+  #stopTimer(run: Run, id: number): void {
     clearTimeout(run.timers.get(id));
     run.timers.delete(id);
   }
@@ -437,41 +450,41 @@ function programOf({ code, job }: Execute): Program {
   return job?.form === "transform" ? prepareTransform(code) : prepare(code);
 }
 
-function prepared({ options }: Execute, program: Program): End {
-  const result = JSON.stringify(program.data()), most = options.maxResultBytes ?? DEFAULT_MAX_RESULT;
-  if (byteLength(result, most) <= most) return { ok: true, result };
-  const message = `The program is too large: its JSON text has more than ${most} bytes`;
+function programResult({ options }: Execute, program: Program): Result {
+  const result = JSON.stringify(program.data()), maxBytes = options.maxResultBytes ?? DEFAULT_MAX_RESULT;
+  if (byteLength(result, maxBytes) <= maxBytes) return { ok: true, result };
+  const message = `The program is too large: its JSON text has more than ${maxBytes} bytes`;
   return { ok: false, error: { code: "result_too_large", message } };
 }
 
-/** QuickJS says what it cannot do, and not who can. */
-function hinted(name: string, message: string): string {
+/** Adds which engine can import modules. */
+function withHint(name: string, message: string): string {
   if (name !== "ReferenceError" || !message.startsWith("could not load module ")) return message;
   return `${message}: this engine has no modules; the deno engine has those of node:`;
 }
 
-/** QuickJS does not say what is no function. Where the line calls a tool that is not there, that is what. */
+/** QuickJS does not name what is not a function: finds a call of an unknown tool on the line. */
 function unknownTool({ code, providers }: Execute, line = 0): string | undefined {
   const text = code.split("\n", line)[line - 1] ?? "";
   for (const { name, tools } of providers) {
     const calls = text.matchAll(
-      new RegExp(`(?<![\\w$.])${name.replaceAll("$", "\\$")}\\.([\\w$]+)\\s*\\(`, "g"),
+      new RegExp(`(?<![\\w$.])${name.replace(/[$.]/g, "\\$&")}\\.([\\w$]+)\\s*\\(`, "g"),
     );
     for (const [, tool] of calls) {
       if (Object.hasOwn(tools, tool)) continue;
-      return `${name}.${tool} is not a function; ${whatHas(name, Object.keys(tools))}`;
+      return `${name}.${tool} is not a function; ${availableTools(name, Object.keys(tools))}`;
     }
   }
 }
 
-/** What QuickJS says against source that acorn has taken; no guest code has run yet. */
-function refusal(vm: Vm, error: number): Broken {
-  return Object.assign(new Broken(vm.toText(error)), { stack: vm.toText(vm.property(error, "stack")) });
+/** Error of QuickJS for source that acorn accepted; no guest code has run yet. */
+function syntaxError(vm: Vm, error: number): VmError {
+  return Object.assign(new VmError(vm.toText(error)), { stack: vm.toText(vm.property(error, "stack")) });
 }
 
-/** The bytes of a text in UTF-8; exact only where it can matter. */
-function byteLength(text: string, most: number): number {
-  return 3 * text.length <= most ? text.length : new TextEncoder().encode(text).length;
+/** Returns the number of bytes in UTF-8; inexact if it is below `maxBytes` in any case. */
+function byteLength(text: string, maxBytes: number): number {
+  return 3 * text.length <= maxBytes ? text.length : new TextEncoder().encode(text).length;
 }
 
 function elapsed(since: number): number {

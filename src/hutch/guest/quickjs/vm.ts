@@ -1,27 +1,25 @@
 /**
- * One QuickJS in WebAssembly: made from a memory image, reset in place to it, preemptible.
+ * A QuickJS VM in WebAssembly that is created from a memory image, reset to it in place, and preemptible.
  *
- * Works on quickjs-wasi's raw exports. A *box* is the address of a JSValue in the VM's memory.
- * Guest code runs through JSPI (`WebAssembly.promising`): when its slice is over, the interrupt hook
- * suspends the VM's stack, the process serves its other executions, and the guest goes on afterwards.
+ * Uses quickjs-wasi's raw exports. A *box* is the address of a JSValue in the VM's memory. Guest code runs
+ * through JSPI (`WebAssembly.promising`): at the end of its time slice, the interrupt hook suspends the VM's
+ * stack, and the process serves other executions before it resumes the guest.
  */
 
 const PAGE = 65536;
 /** Offset of the xorshift64* state in quickjs-wasi 3.6.2's JSContext; `checkRandom` checks it. */
 const RANDOM_STATE = 280;
-/** About 1,000 plain calls deep. V8 stops deeper native recursion itself; that ends the run. */
+/** Enough for about 1,000 plain calls. V8 stops deeper native recursion, which ends the run. */
 const STACK_BYTES = 262_144;
 const SLICE_MS = 5;
 /**
- * A guest may catch that its memory is exhausted and go on, but not for ever; and where QuickJS has no memory for
- * a job, it says so to nobody, so that a guest that only makes jobs never learns it.
+ * A guest may catch an out-of-memory error and continue, but not forever. QuickJS also reports no error if it
+ * lacks memory for a job, so a guest that only creates jobs would never stop.
  */
 const MAX_FAULTS = 1_000;
-/** Most executions use no more of the C stack than this, and deeper than that nothing was ever written. */
-const SHALLOW_BYTES = 65_536;
-/** Whoever went deeper has left something in the bytes right below: no C function has as many that it leaves out. */
-const BAND_BYTES = 16_384;
-/** Room for a call's arguments, and at its end for a length that comes back. */
+/** A C function that calls no other may use this much of the stack without moving the stack pointer. */
+const RED_ZONE_BYTES = 128;
+/** Size of the area for a call's arguments; its last word receives lengths. */
 const SCRATCH_BYTES = 64;
 
 interface Exports {
@@ -30,6 +28,7 @@ interface Exports {
   hutch_pages: WebAssembly.Global;
   hutch_max_pages: WebAssembly.Global;
   hutch_faults: WebAssembly.Global;
+  hutch_lowest_stack: WebAssembly.Global;
   hutch_drive(fn: number, self: number, argc: number, argv: number): number;
   _initialize(): void;
   qjs_init(): number;
@@ -52,43 +51,65 @@ interface Exports {
   qjs_free_cstring(text: number): void;
   qjs_free_value(box: number): void;
   qjs_is_undefined(box: number): number;
+  qjs_is_proxy(box: number): number;
   qjs_get_context_ptr(): number;
   wasm_malloc(bytes: number): number;
   wasm_free(address: number): void;
 }
 
-/** What the prelude may ask of the runner, one letter each; arguments and answer are boxes. */
+/** Functions for the prelude, by letter. Arguments and results are boxes. */
 export type HostFunctions = Record<string, (vm: Vm, args: number[]) => number>;
 
-/** Answers whether the guest's time is over; asked between slices and while it runs. */
-export type Overdue = (now: number) => boolean;
+/** Whether the guest's time is up. Called between slices and while the guest runs. */
+export type DeadlineCheck = (now: number) => boolean;
 
 const encoder = new TextEncoder();
 const decoder = new TextDecoder();
-const never: Overdue = () => false;
+const never: DeadlineCheck = () => false;
 // deno-lint-ignore no-explicit-any
 const { Suspending, promising } = WebAssembly as any;
 
-/** A timer, because immediates that follow each other keep Deno from looking at its sockets. */
+/** Functions that continue the VMs whose slice is over, in the order in which they are called. */
+const suspended: ((value: number) => void)[] = [];
+let isTurnScheduled = false;
+
+/**
+ * Waits until the event loop has read messages and all VMs that were suspended earlier had a slice.
+ *
+ * Deno polls its sockets only when nothing else is due. So there is one slice in a turn of the event loop, and
+ * the timer for the next one starts when the slice is over: if each VM had its own timer, several busy guests
+ * would keep the runner from reading messages for a second.
+ */
 function nextTurn(): Promise<number> {
-  return new Promise((resolve) => setTimeout(() => resolve(0), 0));
+  return new Promise((resolve) => {
+    suspended.push(resolve);
+    scheduleTurn();
+  });
 }
 
-function isZero(words: Uint32Array): boolean {
-  for (let i = 0; i < words.length; i++) if (words[i] !== 0) return false;
-  return true;
+function scheduleTurn(): void {
+  if (isTurnScheduled || suspended.length === 0) return;
+  isTurnScheduled = true;
+  setTimeout(takeTurn, 0);
 }
 
-/** The trap or exhaustion that left a VM's own code in the middle of something. */
-export class Broken extends Error {}
+function takeTurn(): void {
+  isTurnScheduled = false;
+  suspended.shift()!(0);
+  // The VM runs when this function has returned, and may end instead of being suspended again.
+  setTimeout(scheduleTurn, 0);
+}
+
+/** A trap or lack of memory after which a VM cannot be used any more. */
+export class VmError extends Error {}
 
 export class Vm {
   readonly #exports: Exports;
   #image: Image;
   readonly #drive: (fn: number, self: number, argc: number, argv: number) => Promise<number>;
-  #overdue: Overdue = never;
+  #isOverdue: DeadlineCheck = never;
   #sliceEnd = 0;
-  /** Its time is over. Built-ins that call the guest back can turn that into an error which it may catch. */
+  /** The guest's time is up. Built-ins with callbacks can turn that into an error that the guest catches. */
   #stopped = false;
 
   constructor(module: WebAssembly.Module, image: Image, functions: HostFunctions) {
@@ -128,7 +149,7 @@ export class Vm {
     this.#drive = promising(this.#exports.hutch_drive);
   }
 
-  /** Starts QuickJS itself: only for the image, every other VM is a copy of it. */
+  /** Starts QuickJS. Only needed to build an image; every other VM is a copy of one. */
   boot(): void {
     const e = this.#exports;
     e.hutch_pages.value = e.memory.buffer.byteLength / PAGE;
@@ -138,10 +159,9 @@ export class Vm {
     e.qjs_set_max_stack_size(STACK_BYTES);
   }
 
-  /** A copy of everything the VM is. */
+  /** Returns a copy of the VM's memory. */
   capture(): Uint8Array {
-    const e = this.#exports;
-    return new Uint8Array(e.memory.buffer, 0, (e.hutch_pages.value as number) * PAGE).slice();
+    return new Uint8Array(this.#exports.memory.buffer).slice();
   }
 
   get stackPointer(): number {
@@ -152,7 +172,7 @@ export class Vm {
     return this.#exports.qjs_get_context_ptr();
   }
 
-  /** Bytes that the last execution took beyond the image. */
+  /** Bytes that the execution allocated beyond the image. */
   get grown(): number {
     return (this.#exports.hutch_pages.value as number) * PAGE - this.#end;
   }
@@ -162,31 +182,29 @@ export class Vm {
     return this.#image.stackPointer + this.#image.heap.length;
   }
 
-  /** How often QuickJS itself ran out of memory since the reset. */
+  /** How often QuickJS ran out of memory since the reset. */
   get faults(): number {
     return this.#exports.hutch_faults.value;
   }
 
-  /** What it started from. */
   get image(): Image {
     return this.#image;
   }
 
-  /** Back to an image: nothing of an earlier execution stays, and randomness is fresh. */
+  /** Restores an image and reseeds Math.random. */
   reset(image = this.#image): void {
     this.#image = image;
     const e = this.#exports, { heap, stackPointer, context } = image;
     const used = (e.hutch_pages.value as number) * PAGE, end = this.#end;
     if (e.memory.buffer.byteLength < end) e.memory.grow((end - e.memory.buffer.byteLength) / PAGE);
     const bytes = new Uint8Array(e.memory.buffer);
-    const shallow = stackPointer - SHALLOW_BYTES;
-    const isDeep = !isZero(new Uint32Array(e.memory.buffer, shallow - BAND_BYTES, BAND_BYTES / 4));
-    bytes.fill(0, isDeep ? stackPointer - 2 * STACK_BYTES : shallow, stackPointer);
+    const lowest = (e.hutch_lowest_stack.value as number) - RED_ZONE_BYTES;
+    if (lowest < stackPointer) bytes.fill(0, Math.max(0, lowest), stackPointer);
     bytes.set(heap, stackPointer);
     if (used > end) bytes.fill(0, end, used);
     e.hutch_pages.value = end / PAGE;
     e.hutch_faults.value = 0;
-    e.__stack_pointer.value = stackPointer;
+    e.__stack_pointer.value = e.hutch_lowest_stack.value = stackPointer;
     const seed = bytes.subarray(context + RANDOM_STATE, context + RANDOM_STATE + 8);
     crypto.getRandomValues(seed);
     seed[0] |= 1;
@@ -203,7 +221,7 @@ export class Vm {
     const e = this.#exports;
     const bytes = encoder.encode(text);
     const address = e.wasm_malloc(bytes.length + 1);
-    if (address === 0) throw new Broken("out of memory");
+    if (address === 0) throw new VmError("out of memory");
     const memory = new Uint8Array(e.memory.buffer);
     memory.set(bytes, address);
     memory[address + bytes.length] = 0;
@@ -228,7 +246,7 @@ export class Vm {
   arrayBuffer(bytes: Uint8Array): number {
     const e = this.#exports;
     const address = e.wasm_malloc(bytes.length || 1);
-    if (address === 0) throw new Broken("out of memory");
+    if (address === 0) throw new VmError("out of memory");
     new Uint8Array(e.memory.buffer).set(bytes, address);
     const box = e.qjs_new_array_buffer(address, bytes.length);
     e.wasm_free(address);
@@ -239,25 +257,29 @@ export class Vm {
     return this.#exports.qjs_is_undefined(box) !== 0;
   }
 
+  isProxy(box: number): boolean {
+    return this.#exports.qjs_is_proxy(box) !== 0;
+  }
+
   toNumber(box: number): number {
     return this.#exports.qjs_get_float64(box);
   }
 
   toText(box: number): string {
-    const [address, length] = this.#lengthed((out) => this.#exports.qjs_get_string_len(box, out));
-    if (address === 0) throw new Broken("out of memory");
+    const [address, length] = this.#readWithLength((out) => this.#exports.qjs_get_string_len(box, out));
+    if (address === 0) throw new VmError("out of memory");
     const text = decoder.decode(new Uint8Array(this.#exports.memory.buffer, address, length));
     this.#exports.qjs_free_cstring(address);
     return text;
   }
 
-  /** The bytes of an ArrayBuffer, as a view that the next call into the VM may invalidate. */
+  /** Returns a view of an ArrayBuffer's bytes, which the next call into the VM may invalidate. */
   toBytes(box: number): Uint8Array<ArrayBuffer> {
-    const [address, length] = this.#lengthed((out) => this.#exports.qjs_get_array_buffer(box, out));
+    const [address, length] = this.#readWithLength((out) => this.#exports.qjs_get_array_buffer(box, out));
     return new Uint8Array(this.#exports.memory.buffer as ArrayBuffer, address, length);
   }
 
-  #lengthed(read: (lengthOut: number) => number): [number, number] {
+  #readWithLength(read: (lengthOut: number) => number): [number, number] {
     const out = this.#image.scratch + SCRATCH_BYTES - 4;
     const address = read(out);
     return [address, new DataView(this.#exports.memory.buffer).getUint32(out, true)];
@@ -285,7 +307,7 @@ export class Vm {
 
   // --- running ---
 
-  /** Evaluates without preemption: for the prelude, and for source that only makes a function. */
+  /** Evaluates without preemption. Only for the prelude, and for source that just evaluates to a function. */
   evaluate(code: string, file: string): number {
     const [source, length] = this.#write(code);
     const [name] = this.#write(file);
@@ -304,14 +326,14 @@ export class Vm {
   }
 
   /**
-   * Calls a guest function, then its jobs until none is left; `overdue` is asked all the time.
-   * Answers false when the guest was stopped. Only one call at a time.
+   * Calls a guest function and runs all jobs that follow, checking `isOverdue` meanwhile.
+   * Returns false if the guest was stopped. Only one call at a time is allowed.
    */
-  async call(fn: number, args: number[], overdue: Overdue): Promise<boolean> {
+  async call(fn: number, args: number[], isOverdue: DeadlineCheck): Promise<boolean> {
     const e = this.#exports, { scratch, undefinedBox } = this.#image;
     const view = new DataView(e.memory.buffer);
     for (let i = 0; i < args.length; i++) view.setUint32(scratch + 4 * i, args[i], true);
-    this.#overdue = overdue;
+    this.#isOverdue = isOverdue;
     this.#stopped = false;
     this.renewSlice();
     e.qjs_set_interrupt_handler(1);
@@ -325,18 +347,18 @@ export class Vm {
     }
   }
 
-  /** From now on the guest has the time of a whole slice again. */
+  /** Starts a new time slice. */
   renewSlice(): void {
     this.#sliceEnd = performance.now() + SLICE_MS;
   }
 
   #interrupt(): number | Promise<number> {
     const now = performance.now();
-    if (this.#stopped || this.faults > MAX_FAULTS || this.#overdue(now)) return this.#stop();
+    if (this.#stopped || this.faults > MAX_FAULTS || this.#isOverdue(now)) return this.#stop();
     if (now < this.#sliceEnd) return 0;
     return nextTurn().then(() => {
       this.renewSlice();
-      return this.#overdue(performance.now()) ? this.#stop() : 0;
+      return this.#isOverdue(performance.now()) ? this.#stop() : 0;
     });
   }
 
@@ -346,15 +368,15 @@ export class Vm {
   }
 }
 
-/** The memory of a VM that has run the prelude: what every execution starts from. Made at build time. */
+/** Memory of a VM after the prelude has run, from which every execution starts. Created at build time. */
 export interface Image {
-  /** From the top of the C stack on; below it no frame is live. */
+  /** Memory from the stack pointer on; below it there is no live stack frame. */
   heap: Uint8Array;
   stackPointer: number;
   context: number;
   undefinedBox: number;
   scratch: number;
-  /** The prelude's own functions. */
+  /** Boxes of the prelude's functions by name. */
   entry: Record<string, number>;
 }
 
@@ -373,14 +395,14 @@ export function buildImage(
   prelude: string,
   entries: string[],
 ): Image {
-  const nothing = (vm: Vm) => vm.undefined();
-  const vm = new Vm(module, BLANK, Object.fromEntries([...hostFunctions].map((name) => [name, nothing])));
+  const stub = (vm: Vm) => vm.undefined();
+  const vm = new Vm(module, BLANK, Object.fromEntries([...hostFunctions].map((name) => [name, stub])));
   vm.boot();
   vm.defineHostFunctions(hostFunctions);
   const undefinedBox = vm.undefined(), scratch = vm.allocate(SCRATCH_BYTES);
-  const made = vm.evaluate(prelude, "prelude.js");
-  if (vm.isException(made)) throw new Error("The prelude fails");
-  const entry = Object.fromEntries(entries.map((name) => [name, vm.property(made, name)]));
+  const exports = vm.evaluate(prelude, "prelude.js");
+  if (vm.isException(exports)) throw new Error("The prelude fails");
+  const entry = Object.fromEntries(entries.map((name) => [name, vm.property(exports, name)]));
   const { stackPointer, contextAddress: context } = vm;
   const image = {
     heap: vm.capture().slice(stackPointer),
@@ -394,7 +416,7 @@ export function buildImage(
   return image;
 }
 
-/** Two resets must not give the same numbers: it would mean that the seed is somewhere else. */
+/** Checks RANDOM_STATE: if it were wrong, Math.random would return the same numbers after each reset. */
 function checkRandom(vm: Vm): void {
   const draw = () => {
     vm.reset();

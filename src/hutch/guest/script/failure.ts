@@ -1,26 +1,26 @@
-/** An error as a script's author wants to read it: its own lines, and none of ours. */
+/** Formats the error of a script for its author: without frames of the runner and with original positions. */
 
 const { inspect } = Deno;
 
-/** Frames of the runner, of Deno's inside, and of the file that begins a script. */
-const OURS = /^\s*at .*(?:\bscript\.js[:,]|\bentry\.js[:,]|\bext:|\.hutch-main\.js:)/;
-const MOST_CAUSES = 5;
+/** Frames of the runner, of Deno, and of the generated main file. */
+const INTERNAL_FRAME = /^\s*at .*(?:\bscript\.js[:,]|\bentry\.js[:,]|\bext:|\.hutch-main\.js:)/;
+const MAX_CAUSES = 5;
 
-/** The line of the script whose columns moved when it was made runnable, from which one on, and by how many. */
+/** The line of the script into which `by` characters were inserted before the column `from`. */
 export type Shift = readonly [line: number, from: number, by: number];
 
-export interface Whereabouts {
-  /** Where the script's files are, which is nothing to its author. */
+export interface ScriptLocation {
+  /** Folder of the script's files, which is removed from the text. */
   folder: string;
   main: string;
   shift: Shift | null;
 }
 
-export function describe(error: unknown, { folder, main, shift }: Whereabouts): string {
+export function formatError(error: unknown, { folder, main, shift }: ScriptLocation): string {
   const parts: string[] = [];
-  for (let each = error; parts.length < MOST_CAUSES; each = (each as Error).cause) {
-    parts.push(each instanceof Error ? one(each) : readable(each));
-    if (!(each instanceof Error) || each.cause === undefined) break;
+  for (let current = error; parts.length < MAX_CAUSES; current = (current as Error).cause) {
+    parts.push(current instanceof Error ? formatOne(current) : formatValue(current));
+    if (!(current instanceof Error) || current.cause === undefined) break;
   }
   const text = parts.join("\nCaused by: ").replaceAll(`file://${folder}/`, "");
   if (!shift) return text;
@@ -31,13 +31,13 @@ export function describe(error: unknown, { folder, main, shift }: Whereabouts): 
   }).join(place);
 }
 
-function one(error: Error): string {
-  const lines = `${error.stack ?? error}`.split("\n").filter((line) => !OURS.test(line));
+function formatOne(error: Error): string {
+  const lines = `${error.stack ?? error}`.split("\n").filter((line) => !INTERNAL_FRAME.test(line));
   const { details } = error as Error & { details?: unknown };
   if (details !== undefined && details !== null) lines.push(`    details: ${inspect(details)}`);
   return lines.join("\n");
 }
 
-function readable(value: unknown): string {
+function formatValue(value: unknown): string {
   return typeof value === "string" ? value : inspect(value);
 }

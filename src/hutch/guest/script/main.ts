@@ -1,9 +1,9 @@
-/** The script runner: runs one toolscript as the module that it is, and says what became of it. */
+/** Script of the script runner: runs one toolscript as a module and reports its outcome. */
 
 import { clock } from "../clock.ts";
-import { connect } from "../start.ts";
+import { connect } from "../bootstrap.ts";
 import { doneLine, type Execute, type HostMessage, isJson, startedLine, Wire } from "../wire.ts";
-import { describe, type Shift } from "./failure.ts";
+import { formatError, type Shift } from "./failure.ts";
 
 const { parse, stringify } = JSON;
 const { exit, writeTextFileSync, mkdirSync } = Deno;
@@ -12,33 +12,38 @@ const { apply } = Reflect;
 const encoder = new TextEncoder();
 const { encode } = encoder;
 
-/** Where scripts are while they run; what is above it is nobody's business. */
+/** Folder for the files of the script. */
 const FOLDER = Deno.args[2];
 
-/** What an execution's `code` says. */
+/** Content of an execution's `code`. */
 interface Script {
-  /** Text by path below the folder. */
+  /** Text by path relative to the folder. */
   files: Record<string, string>;
   main: string;
-  /** Whether its default export is what it returned. */
+  /** Whether the default export is the value that the script returns. */
   returns: boolean;
   shift: Shift | null;
   args: string[];
 }
 
-/** How it ended: the exit code, and the JSON text of what it returned, if it did. */
-interface Ending {
+/** Result of an execution. */
+interface ScriptResult {
+  /** Exit code. */
   exit: number;
+  /** JSON text of the returned value. */
   value?: string;
 }
 
-/** Loads a module in whatever way the import map says; not to be seen by the bundler. */
-const load = (specifier: string): Promise<{ default?: unknown }> => import(specifier);
+/** Names that scripts can use without an import. */
+const GLOBALS = ["tools", "ToolError"];
+
+/** Imports by the import map at run time; the bundler must not resolve it. */
+const load = (specifier: string): Promise<Record<string, unknown>> => import(specifier);
 
 class Run {
   readonly #request: Execute;
   readonly #startedAt = clock();
-  /** Whether the script's module has come to its end; what it began may still go on. */
+  /** Whether the script's module is evaluated; its timers and requests may still be pending. */
   #loaded = false;
   #over = false;
   #script?: Script;
@@ -49,11 +54,11 @@ class Run {
 
   async start(): Promise<void> {
     wire.send(startedLine(this.#request.id));
-    // A script that never yields must not keep this in.
+    // The script may never yield, so write this before it starts.
     await wire.drained();
     try {
       const script: Script = this.#script = parse(this.#request.code);
-      const module = await load(this.#place(script));
+      const module = await load(this.#writeFiles(script));
       const value = script.returns ? await module.default : undefined;
       this.#loaded = true;
       if (value !== undefined) this.#succeed(value);
@@ -62,27 +67,27 @@ class Run {
     }
   }
 
-  /** Writes the files, and one that gives up the permission to, and to read, before the script begins. */
-  #place({ files, main, args }: Script): string {
+  /** Writes the files, and a main file that drops the permissions for files and imports the script. */
+  #writeFiles({ files, main, args }: Script): string {
     for (const path of Object.keys(files)) {
       const file = `${FOLDER}/${path}`;
       mkdirSync(file.slice(0, file.lastIndexOf("/")), { recursive: true });
       writeTextFileSync(file, files[path]);
     }
     Object.defineProperty(Deno, "args", { value: args });
-    const renounce =
+    const dropPermissions =
       'for (const name of ["read", "write"]) Deno.permissions.revokeSync({ name });\nexport {};\n';
     const url = (path: string) =>
       new URL(path.split("/").map(encodeURIComponent).join("/"), `file://${FOLDER}/`);
-    writeTextFileSync(`${FOLDER}/.hutch-renounce.js`, renounce);
-    const text = `import "./.hutch-renounce.js";\nexport * from ${stringify(url(main))};\n` +
+    writeTextFileSync(`${FOLDER}/.hutch-permissions.js`, dropPermissions);
+    const text = `import "./.hutch-permissions.js";\nexport * from ${stringify(url(main))};\n` +
       `import * as script from ${stringify(url(main))};\nexport default script.default;\n`;
     writeTextFileSync(`${FOLDER}/.hutch-main.js`, text);
     return `file://${FOLDER}/.hutch-main.js`;
   }
 
-  /** Nothing is left to do, so a script that returned nothing has ended, unless we have not said so yet. */
-  idle(event: Event): void {
+  /** The event loop is empty: a script that returned no value ends here. */
+  finishIdle(event: Event): void {
     if (!this.#loaded || this.#over) return;
     event.preventDefault();
     this.finish({ exit: Deno.exitCode });
@@ -98,7 +103,7 @@ class Run {
   fail(error: unknown): void {
     if (this.#over) return;
     const { main = "", shift = null } = this.#script ?? {};
-    complain(`error: Uncaught ${describe(error, { folder: FOLDER, main, shift })}\n`);
+    printError(`error: Uncaught ${formatError(error, { folder: FOLDER, main, shift })}\n`);
     this.finish({ exit: 1 });
   }
 
@@ -106,22 +111,22 @@ class Run {
     this.#done(false, undefined, { code: "timeout", message: "Execution timed out" });
   }
 
-  finish(ending: Ending): void {
-    this.#done(true, stringify(ending));
+  finish(result: ScriptResult): void {
+    this.#done(true, stringify(result));
   }
 
   #done(ok: boolean, result?: string, error?: { code: string; message: string }): void {
     if (this.#over) return;
     this.#over = true;
     const durationMs = Math.round((clock() - this.#startedAt) * 1000) / 1000;
-    const line = { ok, result, error, logs: [], logsTruncated: false, durationMs };
-    // From here on the host decides when this process ends.
+    const outcome = { ok, result, error, logs: [], logsTruncated: false, durationMs };
+    // From now on the host ends this process.
     connection.ref();
-    wire.send(doneLine(this.#request.id, line));
+    wire.send(doneLine(this.#request.id, outcome));
   }
 }
 
-function complain(text: string): void {
+function printError(text: string): void {
   apply(writeSync, Deno.stderr, [apply(encode, encoder, [text])]);
 }
 
@@ -135,28 +140,45 @@ addEventListener("error", (event) => {
   event.preventDefault();
   run?.fail(event.error ?? event.message);
 });
-addEventListener("beforeunload", (event) => run?.idle(event));
+addEventListener("beforeunload", (event) => run?.finishIdle(event));
 
 function receive(message: HostMessage): void {
   if (message.type === "execute") {
-    // What keeps this process from ending is the script, no longer the host's next word.
+    // The event loop must become empty when the script has nothing left to do.
     connection.unref();
     run = new Run(message);
     run.start();
   } else if (message.type === "cancel") run?.timeOut();
 }
 
-/** Everything is slow the first time: have that behind us before a script comes. */
-async function rehearse(): Promise<void> {
+/** Defines the exports of the module "toolscript" as globals. If it cannot be loaded, using one throws. */
+async function defineGlobals(): Promise<void> {
+  let module: Record<string, unknown> | undefined, failure: unknown;
+  try {
+    module = await load("toolscript");
+  } catch (error) {
+    failure = error;
+  }
+  for (const name of GLOBALS) {
+    const get = () => {
+      throw failure;
+    };
+    const value = module ? { value: module[name], writable: true } : { get };
+    Object.defineProperty(globalThis, name, { ...value, configurable: true });
+  }
+}
+
+/** Runs what is slow the first time before a script arrives. */
+async function warmUp(): Promise<void> {
   const gateway = Deno.env.get("TOOLSCRIPT_GATEWAY_URL");
-  await load("toolscript").catch(() => {});
-  await load("data:application/typescript,export const rehearsal: number = 1;");
-  await fetch(`${gateway}/health`).then((answer) => answer.text()).catch(() => {});
+  await defineGlobals();
+  await load("data:application/typescript,export const warm: number = 1;");
+  await fetch(`${gateway}/health`).then((response) => response.text()).catch(() => {});
 }
 
 const connection = await connect();
 const wire = new Wire(connection);
-await rehearse();
+await warmUp();
 wire.send('{"type":"ready"}\n');
 await wire.listen(receive);
 exit(0);

@@ -1,9 +1,9 @@
-/** JSON-safe is what it says, and every refusal says where. */
+/** Tests of strict JSON encoding and of log formatting. */
 
 import assert from "node:assert";
 import { NotJsonSafe, toJson, toLog } from "../json.ts";
 
-Deno.test("plain values pass as JSON.stringify writes them", () => {
+Deno.test("plain values are encoded like JSON.stringify does", () => {
   const value = { a: [1, "x", null, true, { b: -0.5 }], gone: undefined };
   assert.strictEqual(toJson(value, "It"), '{"a":[1,"x",null,true,{"b":-0.5}]}');
   assert.strictEqual(toJson(undefined, "It"), undefined);
@@ -15,7 +15,7 @@ const cycle: Record<string, unknown> = {};
 cycle.self = [cycle];
 class Point {}
 
-const REFUSED: [value: unknown, message: RegExp][] = [
+const REJECTED: [value: unknown, message: RegExp][] = [
   [NaN, /NaN/],
   [{ a: [Infinity] }, /Infinity at \.a\[0\]/],
   [{ a: 1n }, /a bigint at \.a/],
@@ -28,20 +28,20 @@ const REFUSED: [value: unknown, message: RegExp][] = [
   [cycle, /a cycle at \.self\[0\]/],
 ];
 
-for (const [value, message] of REFUSED) {
-  Deno.test(`refused: ${message.source}`, () => {
+for (const [value, message] of REJECTED) {
+  Deno.test(`rejected: ${message.source}`, () => {
     assert.throws(() => toJson(value, "The result"), {
       message: new RegExp(`^The result .*${message.source}`),
     });
   });
 }
 
-Deno.test("what is shared but no cycle passes", () => {
+Deno.test("shared references without a cycle are encoded", () => {
   const shared = { x: 1 };
   assert.strictEqual(toJson([shared, shared], "It"), '[{"x":1},{"x":1}]');
 });
 
-Deno.test("a small value whose JSON is enormous is stopped by its budget, not by memory", () => {
+Deno.test("a small value whose JSON is enormous is rejected before it is encoded", () => {
   let value: unknown = "x".repeat(1000);
   for (let i = 0; i < 40; i++) value = [value, value];
   assert.throws(
@@ -50,7 +50,7 @@ Deno.test("a small value whose JSON is enormous is stopped by its budget, not by
   );
 });
 
-Deno.test("the limit counts bytes, and exactly that many are taken", () => {
+Deno.test("the limit counts bytes exactly", () => {
   const exact: [value: unknown, bytes: number][] = [
     ["abc", 5],
     ["€€", 8],
@@ -73,13 +73,13 @@ Deno.test("the limit counts bytes, and exactly that many are taken", () => {
   }
 });
 
-Deno.test("nesting has a bound", () => {
+Deno.test("deep nesting is rejected", () => {
   let value: unknown = 1;
   for (let i = 0; i < 200_000; i++) value = [value];
   assert.throws(() => toJson(value, "The result"), /nested deeper than 120 levels/);
 });
 
-Deno.test("a log line is readable whatever is printed", () => {
+Deno.test("every value can be formatted for a log line", () => {
   assert.strictEqual(toLog("text"), "text");
   assert.strictEqual(toLog(undefined), "undefined");
   assert.strictEqual(toLog({ a: 1 }), '{"a":1}');

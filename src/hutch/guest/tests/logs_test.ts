@@ -1,9 +1,9 @@
-/** Logs stay within their limits. */
+/** Tests of the limits of logs. */
 
 import assert from "node:assert";
 import { Logs } from "../logs.ts";
 
-Deno.test("lines beyond the limit are dropped and said to be", () => {
+Deno.test("lines beyond the limit are dropped and mark the logs as truncated", () => {
   const logs = new Logs(2, 100);
   logs.add("a");
   logs.add("b");
@@ -13,7 +13,7 @@ Deno.test("lines beyond the limit are dropped and said to be", () => {
   assert.strictEqual(logs.truncated, true);
 });
 
-Deno.test("characters are counted over all lines, and the last line is clipped", () => {
+Deno.test("characters are counted over all lines, and the last line is truncated", () => {
   const logs = new Logs(10, 5);
   logs.add("abc");
   logs.add("defg");
@@ -22,7 +22,7 @@ Deno.test("characters are counted over all lines, and the last line is clipped",
   assert.strictEqual(logs.truncated, true);
 });
 
-Deno.test("a lone surrogate is made well-formed", () => {
+Deno.test("a lone surrogate is replaced", () => {
   const logs = new Logs(1, 10);
   logs.add("a\ud800");
   assert.deepStrictEqual(logs.lines, ["a\ufffd"]);

@@ -1,11 +1,11 @@
-/** A tool's output is what JSON.stringify gives; what has no JSON is an error that says where. */
+/** Tests of a tool's output and errors. */
 
 import assert from "node:assert";
 import { NotJsonSafe } from "../json.ts";
-import { faultOf, faultText, messageOf, ToolFault } from "../npm/fault.ts";
+import { errorResult, messageOf, ToolError, toToolError } from "../npm/errors.ts";
 import { asIterator, collect, toOutput } from "../npm/output.ts";
 
-Deno.test("the output is what JSON.stringify gives", () => {
+Deno.test("the output is encoded like JSON.stringify does", () => {
   const value = {
     date: new Date(0),
     gone: undefined,
@@ -31,7 +31,7 @@ const deep = (levels: number) => {
   return value;
 };
 
-const REFUSED: [value: unknown, message: string | RegExp][] = [
+const REJECTED: [value: unknown, message: string | RegExp][] = [
   [items, "output.items[3].parent: refers back to output"],
   [inner, 'output["a b"].c[0]: refers back to output["a b"]'],
   [{ total: 1n }, "output.total: is a BigInt"],
@@ -48,10 +48,10 @@ const REFUSED: [value: unknown, message: string | RegExp][] = [
   [deep(100_000), /^output: (nests too deeply|.* BigInt)$/],
 ];
 
-for (const [value, message] of REFUSED) {
-  Deno.test(`refused: ${message}`, () => {
+for (const [value, message] of REJECTED) {
+  Deno.test(`rejected: ${message}`, () => {
     assert.throws(() => toOutput(value), (error) => {
-      assert(error instanceof ToolFault);
+      assert(error instanceof ToolError);
       assert.strictEqual(error.code, "serialization_error");
       if (typeof message === "string") assert.strictEqual(error.message, message);
       else assert.match(error.message, message);
@@ -60,12 +60,12 @@ for (const [value, message] of REFUSED) {
   });
 }
 
-Deno.test("what is shared but no cycle passes", () => {
+Deno.test("shared references without a cycle are encoded", () => {
   const shared = { x: 1 };
   assert.strictEqual(toOutput([shared, shared]), '[{"x":1},{"x":1}]');
 });
 
-Deno.test("the limit counts bytes, and exactly that many are taken", () => {
+Deno.test("the limit counts bytes exactly", () => {
   assert.strictEqual(toOutput("€€", 8), '"€€"');
   const isTooLarge = (error: unknown) => error instanceof NotJsonSafe && error.tooLarge;
   assert.throws(() => toOutput("€€", 7), isTooLarge);
@@ -75,21 +75,21 @@ async function* numbers(count: number) {
   for (let i = 0; i < count; i++) yield await Promise.resolve({ i });
 }
 
-Deno.test("values of generators are collected, each told when it comes", async () => {
-  const told: string[] = [];
-  const text = await collect(asIterator(numbers(3))!, (json) => void told.push(json));
+Deno.test("values of generators are collected and passed on one by one", async () => {
+  const partials: string[] = [];
+  const text = await collect(asIterator(numbers(3))!, (json) => void partials.push(json));
   assert.strictEqual(text, '[{"i":0},{"i":1},{"i":2}]');
-  assert.deepStrictEqual(told, ['{"i":0}', '{"i":1}', '{"i":2}']);
+  assert.deepStrictEqual(partials, ['{"i":0}', '{"i":1}', '{"i":2}']);
 });
 
-Deno.test("a generator is not asked for more until what it gave is told", async () => {
-  let asked = 0;
+Deno.test("a generator is not advanced before its last value was passed on", async () => {
+  let count = 0;
   const values = {
-    next: () => Promise.resolve(++asked > 3 ? { done: true, value: undefined } : { value: asked }),
+    next: () => Promise.resolve(++count > 3 ? { done: true, value: undefined } : { value: count }),
   };
   await collect(values as AsyncIterator<unknown>, async (json) => {
     await Promise.resolve();
-    assert.strictEqual(json, String(asked));
+    assert.strictEqual(json, String(count));
   });
 });
 
@@ -107,7 +107,7 @@ Deno.test("sync generators and async iterables are collected, lists and maps are
   }
 });
 
-Deno.test("an endless generator ends at the limit, and a bad value says which one", async () => {
+Deno.test("an endless generator stops at the limit, and an invalid value has its index", async () => {
   await assert.rejects(collect(asIterator(numbers(Infinity))!, () => {}, 1000), NotJsonSafe);
   const big = (function* () {
     yield 1;
@@ -116,7 +116,7 @@ Deno.test("an endless generator ends at the limit, and a bad value says which on
   await assert.rejects(collect(asIterator(big)!, () => {}), { message: "output[1].x: is a BigInt" });
 });
 
-const TOLD: [error: unknown, message: string][] = [
+const MESSAGES: [error: unknown, message: string][] = [
   [new TypeError("as it is"), "as it is"],
   ["text", "text"],
   [{ code: 7 }, '{"code":7}'],
@@ -132,13 +132,14 @@ const TOLD: [error: unknown, message: string][] = [
   }, "an error that cannot be read"],
 ];
 
-for (const [error, message] of TOLD) {
-  Deno.test(`an error is told as ${message}`, () => assert.strictEqual(messageOf(error), message));
+for (const [error, message] of MESSAGES) {
+  Deno.test(`message of an error: ${message}`, () => assert.strictEqual(messageOf(error), message));
 }
 
-Deno.test("a fault's text has the error's name, and is bounded", () => {
-  const fault = JSON.parse(faultText(faultOf("execution_error", new TypeError("x".repeat(100_000)))));
-  assert.strictEqual(fault.name, "TypeError");
-  assert.strictEqual(fault.code, "execution_error");
-  assert(fault.message.length < 9_000);
+Deno.test("the result of an error contains its name and a bounded message", () => {
+  const error = new TypeError("x".repeat(100_000));
+  const result = JSON.parse(errorResult(toToolError("execution_error", error, "p")));
+  assert.strictEqual(result.name, "TypeError");
+  assert.strictEqual(result.code, "execution_error");
+  assert(result.message.length < 9_000);
 });

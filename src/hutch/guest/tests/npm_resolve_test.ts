@@ -1,19 +1,19 @@
-/** A name stands for the tool that the specification says, and for nothing that only looks like one. */
+/** Tests of finding a tool by its name. */
 
 import assert from "node:assert";
-import { ToolFault } from "../npm/fault.ts";
+import { ToolError } from "../npm/errors.ts";
 import { resolve } from "../npm/resolve.ts";
 
-const tool = (answer: unknown) => ({ execute: () => answer });
+const tool = (result: unknown) => ({ execute: () => result });
 
 async function call(pkg: Record<string, unknown>, name: string, env: Record<string, string> = {}) {
   return await (await resolve(pkg, name, env, "@x/y")).execute({}, {});
 }
 
-async function refused(pkg: Record<string, unknown>, name: string, env: Record<string, string> = {}) {
-  const fault = await resolve(pkg, name, env, "@x/y").then(() => undefined, (error) => error);
-  assert(fault instanceof ToolFault, `${name} was not refused`);
-  return { code: fault.code, message: fault.message };
+async function failure(pkg: Record<string, unknown>, name: string, env: Record<string, string> = {}) {
+  const error = await resolve(pkg, name, env, "@x/y").then(() => undefined, (error) => error);
+  assert(error instanceof ToolError, `${name} was resolved`);
+  return { code: error.code, message: error.message };
 }
 
 const FOUND: [what: string, pkg: Record<string, unknown>, name: string][] = [
@@ -50,7 +50,7 @@ for (const [what, pkg, name] of FOUND) {
   Deno.test(`found: ${what}`, async () => assert.strictEqual(await call(pkg, name), 1));
 }
 
-Deno.test("a factory that wants the environment gets it", async () => {
+Deno.test("a factory that needs the environment gets it", async () => {
   const factory = (env?: Record<string, string>) => {
     if (!env?.A_TOKEN) throw new Error("A_TOKEN is missing");
     return tool(env.A_TOKEN);
@@ -58,51 +58,55 @@ Deno.test("a factory that wants the environment gets it", async () => {
   assert.strictEqual(await call({ a: factory }, "a", { A_TOKEN: "t" }), "t");
 });
 
-Deno.test("a factory that wants an apiKey gets the first of the environment", async () => {
+Deno.test("a factory that needs an apiKey gets the first one of the environment", async () => {
   const factory = ({ apiKey }: { apiKey?: string }) => apiKey ? tool(apiKey) : undefined;
   assert.strictEqual(await call({ a: factory }, "a", { HOST: "h", MY_API_KEY: "k", B_API_KEY: "l" }), "k");
 });
 
-Deno.test("a factory that no configuration helps says itself what it wants", async () => {
-  const factory = (config: any) => {
-    if (!config.secret.thing) throw new Error("unreachable");
-    return tool(1);
-  };
-  const telling = (config: any) => {
+Deno.test("the error of a factory that cannot be configured is reported", async () => {
+  const explaining = (config: any) => {
     if (!config.secret) throw new Error("A secret is required");
   };
-  assert.deepStrictEqual(await refused({ a: telling }, "a", { X_API_KEY: "k" }), {
+  assert.deepStrictEqual(await failure({ a: explaining }, "a", { X_API_KEY: "k" }), {
     code: "configuration_required",
     message: "A secret is required",
   });
-  assert.strictEqual((await refused({ a: factory }, "a")).code, "configuration_required");
+});
+
+Deno.test("a function that fails on missing arguments is not a factory", async () => {
+  const verify = (manifest: any) => manifest.steps.length;
+  assert.deepStrictEqual(await failure({ verify }, "verify"), {
+    code: "tool_invalid",
+    message: 'Export "verify" of @x/y is a function that throws ' +
+      "Cannot read properties of undefined (reading 'length'), not a tool with an execute() method",
+  });
 });
 
 const INHERITED = ["toString", "constructor", "__proto__", "hasOwnProperty", "valueOf"];
 
 for (const name of INHERITED) {
   Deno.test(`not found: the inherited ${name}`, async () => {
-    assert.strictEqual((await refused({ a: tool(1), default: { b: 1 } }, name)).code, "tool_not_found");
+    assert.strictEqual((await failure({ a: tool(1), default: { b: 1 } }, name)).code, "tool_not_found");
   });
 }
 
 Deno.test("a wrong name is not found although there is a default, and the message lists the tools", async () => {
   const a = tool(1);
-  assert.deepStrictEqual(await refused({ a, default: a, VERSION: "1" }, "b"), {
+  assert.deepStrictEqual(await failure({ a, default: a, VERSION: "1" }, "b"), {
     code: "tool_not_found",
     message: '@x/y has no export "b"; its tools are a',
   });
-  assert.match((await refused({ default: { c: tool(1) } }, "b")).message, /its tools are c$/);
-  assert.match((await refused({ make: () => 1 }, "b")).message, /no tools, but the functions make$/);
-  assert.match((await refused({}, "b")).message, /nothing that could be a tool$/);
-  assert.strictEqual((await refused({ a }, "default")).code, "tool_not_found");
+  assert.match((await failure({ default: { c: tool(1) } }, "b")).message, /its tools are c$/);
+  assert.match((await failure({ make: () => 1 }, "b")).message, /no tools, but the functions make$/);
+  assert.match((await failure({}, "b")).message, /nothing that could be a tool$/);
+  assert.strictEqual((await failure({ a }, "default")).code, "tool_not_found");
 });
 
 for (const name of ["execute", "name", "length", "description"]) {
   Deno.test(`not found: the part ${name} of a default tool or factory`, async () => {
     const named = { ...tool(1), name: "n", length: 1, description: "d" };
     for (const main of [named, () => tool(1)]) {
-      assert.strictEqual((await refused({ default: main }, name)).code, "tool_not_found");
+      assert.strictEqual((await failure({ default: main }, name)).code, "tool_not_found");
     }
   });
 }
@@ -121,14 +125,14 @@ const INVALID: [what: string, value: unknown][] = [
       execute() {}
     },
   ],
-  ["is a function that gives a number", (a: number, b: number) => a + b],
-  ["is a function that gives an object with bash, tools", () => Promise.resolve({ bash: 1, tools: 2 })],
-  ["is a function that gives undefined", () => {}],
+  ["is a function that returns a number", (a: number, b: number) => a + b],
+  ["is a function that returns an object with bash, tools", () => Promise.resolve({ bash: 1, tools: 2 })],
+  ["is a function that returns undefined", () => {}],
 ];
 
 for (const [what, value] of INVALID) {
-  Deno.test(`invalid: what ${what}`, async () => {
-    assert.deepStrictEqual(await refused({ a: value }, "a"), {
+  Deno.test(`invalid: export that ${what}`, async () => {
+    assert.deepStrictEqual(await failure({ a: value }, "a"), {
       code: "tool_invalid",
       message: `Export "a" of @x/y ${what}, not a tool with an execute() method`,
     });

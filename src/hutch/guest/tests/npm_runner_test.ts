@@ -1,8 +1,9 @@
-/** The npm runner as a process, though not in a jail: what it is told, what it says, and what cannot end it. */
+/** Tests of the npm runner as a process, without a jail. */
 
 import assert from "node:assert";
 
 const MAIN = new URL("../npm/main.ts", import.meta.url).pathname;
+const BUNDLE = new URL("../dist", import.meta.url).pathname;
 const OPTIONS = {
   timeoutMs: 20_000,
   memoryLimitBytes: 1,
@@ -18,12 +19,12 @@ const EVENTS = {
   ),
 };
 
-interface Told {
+interface Options {
   env?: Record<string, string>;
   manifest?: object;
 }
 
-/** The host's side: a folder with the package `p`, a socket, and a runner that imports it. */
+/** Fake host: a folder with the package `p`, a socket, and a runner that imports it. */
 class Host {
   messages: any[] = [];
   /** Inputs of `events`, by the tool's name. */
@@ -34,17 +35,21 @@ class Host {
   #socket?: Deno.UnixConn;
   #ids = 0;
 
-  static async run(source: string, scene: (host: Host) => Promise<void>, told: Told = {}): Promise<void> {
+  static async run(
+    source: string,
+    test: (host: Host) => Promise<void>,
+    options: Options = {},
+  ): Promise<void> {
     const host = new Host();
     try {
-      await host.#start(source, told);
-      await scene(host);
+      await host.#start(source, options);
+      await test(host);
     } finally {
       await host.#end();
     }
   }
 
-  async #start(source: string, { env = {}, manifest = { type: "module" } }: Told): Promise<void> {
+  async #start(source: string, { env = {}, manifest = { type: "module" } }: Options): Promise<void> {
     const tree = `${this.#folder}/tree`, pkg = `${tree}/node_modules/p`;
     Deno.mkdirSync(pkg, { recursive: true });
     Deno.writeTextFileSync(`${tree}/package.json`, '{"dependencies":{"p":"1.0.0"}}');
@@ -58,15 +63,15 @@ class Host {
     const listener = Deno.listen({ transport: "unix", path });
     const flags = ["--no-prompt", "--no-config", "--no-lock", "--no-check", "--cached-only"];
     const command = new Deno.Command(Deno.execPath(), {
-      args: ["run", "-A", ...flags, "--node-modules-dir=manual", MAIN, "./npm.js", path],
+      args: ["run", "-A", ...flags, "--node-modules-dir=manual", MAIN, `${BUNDLE}/npm.js`, path],
       stdin: "piped",
       stdout: "piped",
       stderr: "inherit",
     });
     this.#process = command.spawn();
     const writer = this.#process.stdin.getWriter();
-    const all = { tree, package: "p", env, proxy: null, network: "There is none" };
-    await writer.write(new TextEncoder().encode(JSON.stringify(all)));
+    const config = { tree, package: "p", env, proxy: null, network: "There is none" };
+    await writer.write(new TextEncoder().encode(JSON.stringify(config)));
     await writer.close();
     this.#socket = await listener.accept();
     listener.close();
@@ -75,13 +80,13 @@ class Host {
   }
 
   async #end(): Promise<void> {
-    this.#hangUp();
+    this.#disconnect();
     await this.#process?.stdout.cancel().catch(() => {});
     await this.#process?.status;
     Deno.removeSync(this.#folder, { recursive: true });
   }
 
-  #hangUp(): void {
+  #disconnect(): void {
     this.#socket?.close();
     this.#socket = undefined;
   }
@@ -92,27 +97,27 @@ class Host {
     return value;
   }
 
-  async say(message: object): Promise<void> {
+  async send(message: object): Promise<void> {
     await this.#socket!.write(new TextEncoder().encode(`${JSON.stringify(message)}\n`));
   }
 
-  async imported(): Promise<void> {
+  async waitForImport(): Promise<void> {
     while ((await this.next()).type !== "imported");
   }
 
-  /** What `done` says; `cancel` says so as soon as the execution has started. */
+  /** Runs a tool and returns `done`. With `cancel`, cancels the execution as soon as it has started. */
   async done(name: string, { op = "execute", stream = false, params = {}, cancel = false, ...options } = {}) {
     const id = `run${++this.#ids}`;
     const code = JSON.stringify({ op, name, params, stream });
     const providers = stream ? [EVENTS] : [];
-    await this.say({ type: "execute", id, code, options: { ...OPTIONS, ...options }, providers });
+    await this.send({ type: "execute", id, code, options: { ...OPTIONS, ...options }, providers });
     for (;;) {
       const message = await this.next();
       assert(message, "the runner is gone");
-      if (message.type === "started" && cancel) await this.say({ type: "cancel", id });
+      if (message.type === "started" && cancel) await this.send({ type: "cancel", id });
       if (message.type === "tool_call") {
         this.events.push([message.safeToolName, message.input]);
-        await this.say({ type: "tool_result", callId: message.callId, ok: true, result: null });
+        await this.send({ type: "tool_result", callId: message.callId, ok: true, result: null });
       }
       if (message.type === "done") return message;
     }
@@ -124,15 +129,15 @@ class Host {
     return JSON.parse(result.output);
   }
 
-  async fault(name: string, more = {}): Promise<any> {
+  async failure(name: string, more = {}): Promise<any> {
     const { result } = await this.done(name, more);
     assert.strictEqual(result?.ok, false);
     return result;
   }
 
-  /** Ends it, for what it printed besides what it said to the host. */
-  async printed(): Promise<string> {
-    this.#hangUp();
+  /** Ends the runner and returns its stdout. */
+  async stdout(): Promise<string> {
+    this.#disconnect();
     return new TextDecoder().decode((await this.#process.output()).stdout);
   }
 }
@@ -150,11 +155,11 @@ async function* read(socket: Deno.UnixConn): AsyncGenerator<any> {
   }
 }
 
-function test(name: string, scene: () => Promise<void>): void {
-  Deno.test({ name, fn: scene, sanitizeOps: false, sanitizeResources: false });
+function test(name: string, fn: () => Promise<void>): void {
+  Deno.test({ name, fn, sanitizeOps: false, sanitizeResources: false });
 }
 
-test("a tool gets its parameters, the second argument and itself", () =>
+test("a tool gets its parameters, the options and itself as `this`", () =>
   Host.run(
     `export const t = { mark: 1, execute(params, { abortSignal, messages, toolCallId }) {
        return { params, aborted: abortSignal.aborted, messages, id: typeof toolCallId, mark: this.mark };
@@ -167,7 +172,7 @@ test("a tool gets its parameters, the second argument and itself", () =>
         id: "string",
         mark: 1,
       });
-      // The call may have come before the import was done; its end may not.
+      // The call may arrive before the import is done, but `done` must not.
       const [imported, done] = ["imported", "done"].map((type) =>
         host.messages.findIndex((message) => message.type === type)
       );
@@ -176,7 +181,7 @@ test("a tool gets its parameters, the second argument and itself", () =>
     },
   ));
 
-test("the environment is the one that was told, before the package is imported, and nothing else", () =>
+test("the environment is exactly the configured one, already at the import", () =>
   Host.run(
     `const atImport = { ...process.env };
      export const t = { execute: () => [atImport, { ...process.env }, Deno.env.toObject()] };`,
@@ -187,7 +192,7 @@ test("the environment is the one that was told, before the package is imported, 
     { env: { KEY: "value", PATH: "/p", LD_PRELOAD: "l", NODE_OPTIONS: "--n", DENO_DIR: "/d" } },
   ));
 
-test("whatever is printed is in the logs, and never in the output", () =>
+test("everything printed is in the logs and not in the output", () =>
   Host.run(
     `console.log("at import");
      export const t = { execute() {
@@ -221,24 +226,24 @@ test("whatever is printed is in the logs, and never in the output", () =>
         "stderr",
         "and half of one",
       ]);
-      // A host that had to kill this process would have it from here.
-      const echoed = (await host.printed()).split("\n").filter((line) => line.startsWith("\x1e"));
+      // A host that had to kill the process would read the logs from stdout.
+      const echoed = (await host.stdout()).split("\n").filter((line) => line.startsWith("\x1e"));
       assert.deepStrictEqual(echoed.map((line) => JSON.parse(line.slice(1))), logs);
     },
   ));
 
-test("logs keep their limits", () =>
+test("logs are limited", () =>
   Host.run(
     `export const t = { execute() { for (let i = 0; i < 1000; i++) console.log("line " + i); } };`,
     async (host) => {
       const { logs, logsTruncated } = await host.done("t", { maxLogLines: 3 } as object);
       assert.deepStrictEqual([logs, logsTruncated], [["line 0", "line 1", "line 2"], true]);
-      const echoed = (await host.printed()).split("\n").filter((line) => line.startsWith("\x1e"));
+      const echoed = (await host.stdout()).split("\n").filter((line) => line.startsWith("\x1e"));
       assert.deepStrictEqual(echoed.map((line) => JSON.parse(line.slice(1))), [...logs, null]);
     },
   ));
 
-const ENDS: [call: string, message: string][] = [
+const EXITS: [call: string, message: string][] = [
   ["process.exit(0)", "process.exit(0)"],
   ["process.exit()", "process.exit(0)"],
   ["process.reallyExit(2)", "process.exit(2)"],
@@ -251,15 +256,15 @@ const ENDS: [call: string, message: string][] = [
   ["Deno.kill(Deno.pid, 'SIGTERM')", 'Deno.kill(PID, "SIGTERM")'],
 ];
 
-test("a tool cannot end its process: it ends its execution, as a failure", () =>
+test("a tool that exits fails its execution and does not end the process", () =>
   Host.run(
-    ENDS.map(([call], i) =>
+    EXITS.map(([call], i) =>
       `export const t${i} = { async execute() { try { ${call} } catch {} return null; } };`
     )
       .join("\n") + `\nexport const asks = { execute: () => process.kill(process.pid, 0) };`,
     async (host) => {
-      for (const [i, [, call]] of ENDS.entries()) {
-        const { code, message } = await host.fault(`t${i}`);
+      for (const [i, [, call]] of EXITS.entries()) {
+        const { code, message } = await host.failure(`t${i}`);
         assert.strictEqual(code, "execution_error");
         assert.strictEqual(
           message.replace(/\(\d+, "/, '(PID, "'),
@@ -270,7 +275,7 @@ test("a tool cannot end its process: it ends its execution, as a failure", () =>
     },
   ));
 
-test("an error that nobody catches ends the execution with its message", () =>
+test("an uncaught error ends the execution with its message", () =>
   Host.run(
     `const never = new Promise(() => {});
      export const rejects = { execute() { Promise.reject(new TypeError("loose")); return never; } };
@@ -283,23 +288,33 @@ test("an error that nobody catches ends the execution with its message", () =>
      } };`,
     async (host) => {
       const failed = { ok: false, code: "execution_error" };
-      assert.deepStrictEqual(await host.fault("rejects"), { ...failed, message: "loose", name: "TypeError" });
-      assert.deepStrictEqual(await host.fault("throws"), { ...failed, message: "later", name: "RangeError" });
+      assert.deepStrictEqual(await host.failure("rejects"), {
+        ...failed,
+        message: "loose",
+        name: "TypeError",
+        location: "index.js:2:58",
+      });
+      assert.deepStrictEqual(await host.failure("throws"), {
+        ...failed,
+        message: "later",
+        name: "RangeError",
+        location: "index.js:3:67",
+      });
       assert.strictEqual(await host.output("handles"), "fine");
     },
   ));
 
-test("what nobody catches at the import is the first call's error, if the import went well", () =>
+test("an uncaught error during a successful import fails the first call", () =>
   Host.run(
     `Promise.reject(new Error("at import")); export const t = { execute: () => 1 };`,
     async (host) => {
-      await host.imported();
-      assert.strictEqual((await host.fault("t")).message, "at import");
+      await host.waitForImport();
+      assert.strictEqual((await host.failure("t")).message, "at import");
       assert.strictEqual(await host.output("t"), 1);
     },
   ));
 
-const IMPORTS: [source: string, message: RegExp][] = [
+const FAILED_IMPORTS: [source: string, message: RegExp][] = [
   ["throw new Error('top level')", /^p cannot be imported: top level$/],
   ["process.exit(1)", /^p cannot be imported: The tool called process\.exit\(1\)$/],
   ["export const x = {;", /Unexpected token ';' at node_modules\/p\/index\.js:1:19$/],
@@ -307,15 +322,15 @@ const IMPORTS: [source: string, message: RegExp][] = [
   ["import 'nothere'", /ERR_MODULE_NOT_FOUND.*'nothere'/],
 ];
 
-for (const [source, message] of IMPORTS) {
-  test(`an import that fails says why, without the host's paths: ${source}`, () =>
+for (const [source, message] of FAILED_IMPORTS) {
+  test(`a failed import is reported without the host's paths: ${source}`, () =>
     Host.run(source, async (host) => {
-      await host.imported();
+      await host.waitForImport();
       for (const op of ["execute", "describe"]) {
-        const fault = await host.fault("x", { op });
-        assert.strictEqual(fault.code, "import_failed");
-        assert.match(fault.message, message);
-        assert(!fault.message.includes("hutch-npm-"), fault.message);
+        const failure = await host.failure("x", { op });
+        assert.strictEqual(failure.code, "import_failed");
+        assert.match(failure.message, message);
+        assert(!failure.message.includes("hutch-npm-"), failure.message);
       }
     }));
 }
@@ -327,7 +342,7 @@ test("CommonJS packages work", () =>
     { manifest: {} },
   ));
 
-test("generators stream their values and the logs, and the package sees nothing of it", () =>
+test("values of generators and logs are streamed, and the package cannot see the events provider", () =>
   Host.run(
     `export const t = { async *execute() {
        for (let i = 0; i < 200; i++) yield i;
@@ -336,30 +351,30 @@ test("generators stream their values and the logs, and the package sees nothing 
     async (host) => {
       const all = Array.from({ length: 200 }, (_, i) => i);
       assert.deepStrictEqual(await host.output("t", { stream: true }), all);
-      const told = [...all.map((i) => ["partial", String(i)]), ["log", "done undefined"]];
-      assert.deepStrictEqual(host.events, told);
+      const expected = [...all.map((i) => ["partial", String(i)]), ["log", "done undefined"]];
+      assert.deepStrictEqual(host.events, expected);
       assert.deepStrictEqual(await host.output("t"), all);
-      assert.strictEqual(host.events.length, told.length, "nothing is told that nobody asked for");
+      assert.strictEqual(host.events.length, expected.length, "events without a stream");
     },
   ));
 
-test("what a stream was told arrives before the end, also of a tool that exits or throws", () =>
+test("events arrive before `done`, also if the tool exits or throws", () =>
   Host.run(
     `export const exits = { execute() { console.log("last words"); process.exit(1); } };
      export const throws = { async *execute() { yield 1; throw new Error("no more"); } };`,
     async (host) => {
-      await host.fault("exits", { stream: true });
-      assert.strictEqual((await host.fault("throws", { stream: true })).message, "no more");
+      await host.failure("exits", { stream: true });
+      assert.strictEqual((await host.failure("throws", { stream: true })).message, "no more");
       assert.deepStrictEqual(host.events, [["log", "last words"], ["partial", "1"]]);
     },
   ));
 
-test("a cancelled execution and one out of time abort the signal and are timeouts", () =>
+test("cancellation and timeout abort the signal and are reported as timeouts", () =>
   Host.run(
     `let aborted = 0;
      const wait = (_, { abortSignal }) => new Promise((_, reject) => {
        const end = () => { aborted++; reject(new Error("aborted")); };
-       // On a busy machine the end may come before the beginning.
+       // On a busy machine the timeout may come before the call.
        if (abortSignal.aborted) end(); else abortSignal.addEventListener("abort", end);
      });
      export const waits = { execute: wait };
@@ -372,7 +387,7 @@ test("a cancelled execution and one out of time abort the signal and are timeout
     },
   ));
 
-test("open handles do not keep an execution from its end", () =>
+test("open handles do not delay the end of an execution", () =>
   Host.run(
     `import { createServer } from "node:net";
      export const t = { execute() {
@@ -383,7 +398,7 @@ test("open handles do not keep an execution from its end", () =>
     async (host) => assert.strictEqual(await host.output("t"), "over"),
   ));
 
-test("an output over the limit is the session's error, also for the quotes around quotes", () =>
+test("an output over the limit is an error of the session, also if only its escaped quotes exceed it", () =>
   Host.run(
     `export const long = { execute: () => "x".repeat(200) };
      export const quotes = { execute: () => '"'.repeat(40) };`,
@@ -395,7 +410,7 @@ test("an output over the limit is the session's error, also for the quotes aroun
     },
   ));
 
-test("a tool is described as it is called: by its resolution", () =>
+test("describing a tool resolves its name like calling it", () =>
   Host.run(
     `export const t = () => ({ description: "What it does", execute() {},
        inputSchema: { jsonSchema: { type: "object" } } });
@@ -406,12 +421,12 @@ test("a tool is described as it is called: by its resolution", () =>
         description: "What it does",
         inputSchema: { type: "object" },
       });
-      assert.strictEqual((await host.fault("silent", { op: "describe" })).code, "schema_unavailable");
-      assert.strictEqual((await host.fault("none", { op: "describe" })).code, "tool_not_found");
+      assert.strictEqual((await host.failure("silent", { op: "describe" })).code, "schema_unavailable");
+      assert.strictEqual((await host.failure("none", { op: "describe" })).code, "tool_not_found");
     },
   ));
 
-test("a package that replaces what everybody uses still gets its answer out", () =>
+test("a package that replaces built-ins still returns its result", () =>
   Host.run(
     `export const t = { execute() {
        JSON.stringify = () => "{}"; JSON.parse = () => ({}); console.log = null;

@@ -1,17 +1,18 @@
-/** What a tool takes becomes plain JSON Schema, wherever and however the tool says it. */
+/** Tests of finding the JSON Schema of a tool's input. */
 
 import assert from "node:assert";
-import { type Converter, inputSchema } from "../npm/schema.ts";
-import { fromZod } from "../npm/zod.ts";
+import { z } from "zod/v3";
+import { inputSchema, type Zod4Converter } from "../npm/schema.ts";
+import * as zod3 from "../npm/zod3/convert.ts";
 
 const execute = () => 1;
 const OBJECT = { type: "object", properties: { q: { type: "string" } } };
 
-async function read(said: Record<string, unknown>, zod: Converter = undefined) {
-  return await inputSchema({ execute, ...said }, () => Promise.resolve(zod));
+async function read(fields: Record<string, unknown>, zod4?: Zod4Converter) {
+  return await inputSchema({ execute, ...fields }, { zod4: () => Promise.resolve(zod4), zod3: () => zod3 });
 }
 
-const SOURCES: [what: string, said: unknown][] = [
+const SOURCES: [what: string, schema: unknown][] = [
   ["toJSONSchema()", { toJSONSchema: () => OBJECT }],
   ["jsonSchema", { jsonSchema: OBJECT }],
   ["jsonSchema()", { jsonSchema: () => OBJECT }],
@@ -24,7 +25,7 @@ const SOURCES: [what: string, said: unknown][] = [
   }],
   ["schema", { schema: OBJECT }],
   ["a schema in a schema", { schema: { jsonSchema: OBJECT } }],
-  ["a function that gives one", () => ({ jsonSchema: OBJECT })],
+  ["a function that returns one", () => ({ jsonSchema: OBJECT })],
   ["a standard schema", { "~standard": { jsonSchema: { input: () => OBJECT } } }],
   ["JSON Schema itself", OBJECT],
   ["the next source when the first fails", {
@@ -35,45 +36,52 @@ const SOURCES: [what: string, said: unknown][] = [
   }],
 ];
 
-for (const [what, said] of SOURCES) {
+for (const [what, schema] of SOURCES) {
   Deno.test(`a schema comes from ${what}`, async () => {
-    assert.deepStrictEqual(await read({ inputSchema: said }), OBJECT);
-    assert.deepStrictEqual(await read({ parameters: said }), OBJECT);
+    assert.deepStrictEqual(await read({ inputSchema: schema }), OBJECT);
+    assert.deepStrictEqual(await read({ parameters: schema }), OBJECT);
   });
 }
 
-Deno.test("inputSchema comes before parameters", async () => {
+Deno.test("inputSchema takes precedence over parameters", async () => {
   assert.deepStrictEqual(await read({ inputSchema: OBJECT, parameters: { type: "object" } }), OBJECT);
 });
 
 for (
-  const said of [undefined, null, "text", 5, [1], { q: "string" }, new Date(), () => 1]
+  const value of [undefined, null, "text", 5, [1], { q: "string" }, new Date(), () => 1]
 ) {
-  Deno.test(`no schema comes from ${Deno.inspect(said)}`, async () => {
-    assert.strictEqual(await read({ inputSchema: said }), undefined);
+  Deno.test(`no schema comes from ${Deno.inspect(value)}`, async () => {
+    assert.strictEqual(await read({ inputSchema: value }), undefined);
   });
 }
 
-Deno.test("a schema that wraps itself ends", async () => {
+Deno.test("a schema that wraps itself does not loop forever", async () => {
   const round: Record<string, unknown> = {};
   round.schema = round;
   await read({ inputSchema: round });
 });
 
 const four = (def: object, more: object = {}) => ({ _zod: { def, ...more } });
-const three = (typeName: string, def: object = {}) => ({ _def: { typeName, ...def } });
 
-Deno.test("Zod 4 is asked to convert its own, as an input", async () => {
+const OPTIONAL = ["ZodOptional", "ZodDefault"];
+/** A schema with the parts of Zod 3's classes that a converter uses. */
+const three = (typeName: string, def: any = {}) => ({
+  _def: { typeName, ...def },
+  isOptional: () => OPTIONAL.includes(typeName) || OPTIONAL.includes(def.schema?._def.typeName),
+});
+const NEVER = three("ZodNever");
+
+Deno.test("the package's Zod 4 converts its own schemas as an input", async () => {
   const schema = four({ type: "string" });
-  const zod: Converter = (given, options) => {
-    assert.strictEqual(given, schema);
+  const zod: Zod4Converter = (value, options) => {
+    assert.strictEqual(value, schema);
     assert.deepStrictEqual(options, { io: "input", unrepresentable: "any" });
     return OBJECT;
   };
   assert.deepStrictEqual(await read({ inputSchema: schema }, zod), OBJECT);
 });
 
-Deno.test("a Zod 4 that cannot be asked is converted all the same", async () => {
+Deno.test("a schema of a Zod 4 that cannot convert it is converted too", async () => {
   const shape = {
     q: four({ type: "string", checks: [{ _zod: { def: { check: "min_length", minimum: 2 } } }] }),
     n: four({ type: "default", innerType: four({ type: "number" }), defaultValue: 3 }, {
@@ -179,7 +187,7 @@ const ZOD_3: [zod: any, schema: unknown][] = [
         }),
       }),
       unknownKeys: "strict",
-      catchall: three("ZodNever"),
+      catchall: NEVER,
       description: "all of it",
     }),
     {
@@ -202,16 +210,152 @@ for (const [zod, schema] of ZOD_3) {
   });
 }
 
-Deno.test("an object of Zod schemas is what it looks like", async () => {
+Deno.test("an object whose values are Zod schemas is converted to an object schema", async () => {
   assert.deepStrictEqual(await read({ parameters: { q: text } }), { ...OBJECT, required: ["q"] });
+  const q = four({ type: "string" });
+  assert.deepStrictEqual(await read({ parameters: { q } }), { ...OBJECT, required: ["q"] });
 });
 
-Deno.test("a schema that contains itself refers to where it began", () => {
+Deno.test("a recursive schema refers to its start", async () => {
   const node: any = three("ZodObject", {
     shape: () => ({ "a/b": three("ZodArray", { type: three("ZodLazy", { getter: () => node }) }) }),
+    unknownKeys: "strip",
+    catchall: NEVER,
   });
-  const outer: any = three("ZodObject", { shape: () => ({ "x~y": node }) });
-  assert.deepStrictEqual((fromZod(outer) as any).properties["x~y"].properties["a/b"].items, {
-    $ref: "#/properties/x~0y",
+  const outer: any = three("ZodObject", {
+    shape: () => ({ "x~y": node }),
+    unknownKeys: "strip",
+    catchall: NEVER,
   });
+  const schema: any = await read({ inputSchema: outer });
+  assert.deepStrictEqual(schema.properties["x~y"].properties["a/b"].items, { $ref: "#/properties/x~0y" });
+
+  const fourNode: any = four({
+    type: "object",
+    shape: { "a/b": four({ type: "array", element: four({ type: "lazy", getter: () => fourNode }) }) },
+  });
+  const fourSchema: any = await read({ inputSchema: four({ type: "object", shape: { "x~y": fourNode } }) });
+  assert.deepStrictEqual(fourSchema.properties["x~y"].properties["a/b"].items, { $ref: "#/properties/x~0y" });
 });
+
+type Tree = { items: [string, Tree | null] };
+const tree: z.ZodType<Tree> = z.object({ items: z.tuple([z.string(), z.lazy(() => tree).nullable()]) });
+const name = z.string().min(1);
+
+const REAL_ZOD_3: Record<string, [zod: z.ZodTypeAny, schema: unknown]> = {
+  "optional, defaulted and nullable properties": [
+    z.object({
+      a: z.string(),
+      b: z.number().optional(),
+      c: z.boolean().default(true),
+      d: z.string().nullable(),
+    }),
+    {
+      type: "object",
+      properties: {
+        a: { type: "string" },
+        b: { type: "number" },
+        c: { type: "boolean", default: true },
+        d: { anyOf: [{ type: "string" }, { type: "null" }] },
+      },
+      required: ["a", "d"],
+    },
+  ],
+  "unknown properties": [
+    z.object({ strict: z.object({}).strict(), loose: z.object({}).passthrough() }),
+    {
+      type: "object",
+      properties: {
+        strict: { type: "object", properties: {}, additionalProperties: false },
+        loose: { type: "object", properties: {} },
+      },
+      required: ["strict", "loose"],
+    },
+  ],
+  "a shared schema is not a reference": [
+    z.tuple([name, name]).rest(name),
+    {
+      type: "array",
+      prefixItems: [{ type: "string", minLength: 1 }, { type: "string", minLength: 1 }],
+      items: { type: "string", minLength: 1 },
+      minItems: 2,
+    },
+  ],
+  "a recursive tuple": [
+    z.object({ tree }),
+    {
+      type: "object",
+      properties: {
+        tree: {
+          type: "object",
+          properties: {
+            items: {
+              type: "array",
+              prefixItems: [
+                { type: "string" },
+                { anyOf: [{ $ref: "#/properties/tree" }, { type: "null" }] },
+              ],
+              items: false,
+              minItems: 2,
+              maxItems: 2,
+            },
+          },
+          required: ["items"],
+        },
+      },
+      required: ["tree"],
+    },
+  ],
+  "a recursion that starts in a tuple": [
+    z.tuple([tree]),
+    {
+      type: "array",
+      prefixItems: [
+        {
+          type: "object",
+          properties: {
+            items: {
+              type: "array",
+              prefixItems: [
+                { type: "string" },
+                { anyOf: [{ $ref: "#/prefixItems/0" }, { type: "null" }] },
+              ],
+              items: false,
+              minItems: 2,
+              maxItems: 2,
+            },
+          },
+          required: ["items"],
+        },
+      ],
+      items: false,
+      minItems: 1,
+      maxItems: 1,
+    },
+  ],
+  "a map": [
+    z.map(z.string(), z.number()),
+    {
+      type: "array",
+      maxItems: 125,
+      items: {
+        type: "array",
+        prefixItems: [{ type: "string" }, { type: "number" }],
+        items: false,
+        minItems: 2,
+        maxItems: 2,
+      },
+    },
+  ],
+  "bigint": [z.bigint().min(1n).default(2n), { type: "integer", format: "int64", minimum: 1, default: 2 }],
+  "literals": [
+    z.union([z.literal("a"), z.literal(null), z.number()]),
+    { anyOf: [{ type: "string", const: "a" }, { type: "null" }, { type: "number" }] },
+  ],
+};
+
+for (const [name, [zod, schema]] of Object.entries(REAL_ZOD_3)) {
+  Deno.test(`Zod 3 itself: ${name}`, async () => {
+    assert.deepStrictEqual(await read({ inputSchema: zod }), schema);
+  });
+}

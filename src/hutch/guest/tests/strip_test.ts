@@ -1,7 +1,7 @@
-/** TypeScript loses its types, keeps its lines, and its columns are known. */
+/** Tests of removing types. */
 
 import assert from "node:assert";
-import { original } from "../program.ts";
+import { originalColumn } from "../program.ts";
 import { strip } from "../typescript/strip.ts";
 
 const SOURCES = [
@@ -16,21 +16,21 @@ const SOURCES = [
 ];
 
 for (const source of SOURCES) {
-  Deno.test(`what is left of ${JSON.stringify(source)}`, () => {
+  Deno.test(`removes the types of ${JSON.stringify(source)}`, () => {
     const { text, columns } = strip(source);
     const before = source.split("\n"), after = text.split("\n");
     assert.strictEqual(after.length, before.length);
-    const line = after.findIndex((each) => each.includes("mark"));
-    assert.strictEqual(line, before.findIndex((each) => each.includes("mark")));
+    const line = after.findIndex((text) => text.includes("mark"));
+    assert.strictEqual(line, before.findIndex((text) => text.includes("mark")));
     assert.strictEqual(
-      original(columns(), line + 1, after[line].indexOf("mark") + 1),
+      originalColumn(columns(), line + 1, after[line].indexOf("mark") + 1),
       before[line].indexOf("mark") + 1,
     );
     new Function(`return async function () {\n${text}\n}`);
   });
 }
 
-Deno.test("what is no TypeScript either is a SyntaxError with its place, counted from 1", () => {
+Deno.test("invalid TypeScript throws a SyntaxError with its position, counted from 1", () => {
   assert.throws(() => strip("const a = 1;\nconst b: = 2;"), (error) => {
     const { line, column } = (error as { loc: { line: number; column: number } }).loc;
     assert.deepStrictEqual([error instanceof SyntaxError, line, column], [true, 2, 10]);
@@ -38,7 +38,7 @@ Deno.test("what is no TypeScript either is a SyntaxError with its place, counted
   });
 });
 
-Deno.test("no nesting does more than throw", () => {
+Deno.test("deep nesting throws instead of crashing", () => {
   for (const deep of ["(".repeat(50_000), "[".repeat(50_000), "!".repeat(200_000), "{".repeat(50_000)]) {
     assert.throws(() => strip(`const a: number = ${deep}`));
   }

@@ -1,43 +1,49 @@
-/** What wrappers find: fetch and all that belongs to it, as platforms have it, over the host's tools. */
+/** Tests of the globals of wrappers: fetch and its classes, Buffer, crypto. */
 
 import assert from "node:assert";
-import { type Answer, execute, inside, test } from "./vms.ts";
+import { evaluateInWrapper, execute, type FakeHost, test } from "./runner.ts";
 
 const HEAD = { status: 200, statusText: "OK", url: "https://a.example/", redirected: false, kept: true };
 const TEXT = { headers: [["content-type", "text/plain"]], text: "héllo", last: true };
 
-function answering(parts: object[]): Answer {
+function hostWithParts(parts: object[]): FakeHost {
   return (tool) => tool === "send" ? { ...HEAD, headers: [], ...parts[0] } : parts[1];
 }
 
 const VALUES: Record<string, [code: string, expected: unknown]> = {
-  "classes and functions have their names": [
+  "names of classes and functions": [
     "[Headers, Request, Response, Buffer, fetch, crypto.subtle.digest].map((f) => f.name)",
     ["Headers", "Request", "Response", "Buffer", "fetch", "digest"],
   ],
-  "instances say what they are": [
+  "string tags of instances": [
     "[new Headers(), new Request('https://a.example'), new Response(), Buffer.from('')].map((each) => Object.prototype.toString.call(each))",
     ["[object Headers]", "[object Request]", "[object Response]", "[object Uint8Array]"],
   ],
-  "a stream and its reader say what they are": [
+  "string tags of a stream and its reader": [
     "const { body } = new Response('x'); return [body, body.getReader()].map((each) => [`${each}`, each.constructor.name])",
     [
       ["[object ReadableStream]", "ReadableStream"],
       ["[object ReadableStreamDefaultReader]", "ReadableStreamDefaultReader"],
     ],
   ],
-  "headers have names without case": ["new Headers({ 'X-A': 1 }).get('x-a')", "1"],
-  "headers join": ["const h = new Headers([['a', '1']]); h.append('A', '2'); return h.get('a')", "1, 2"],
-  "headers are listed in order": ["[...new Headers({ b: 1, a: 2 })]", [["a", "2"], ["b", "1"]]],
-  "set-cookie stays apart": [
+  "names of headers are case-insensitive": ["new Headers({ 'X-A': 1 }).get('x-a')", "1"],
+  "values of a header are joined": [
+    "const h = new Headers([['a', '1']]); h.append('A', '2'); return h.get('a')",
+    "1, 2",
+  ],
+  "headers are listed in the order of their names": ["[...new Headers({ b: 1, a: 2 })]", [["a", "2"], [
+    "b",
+    "1",
+  ]]],
+  "values of set-cookie are not joined": [
     "const h = new Headers(); h.append('Set-Cookie', 'a=1'); h.append('set-cookie', 'b=2'); return [h.getSetCookie(), [...h]]",
     [["a=1", "b=2"], [["set-cookie", "a=1"], ["set-cookie", "b=2"]]],
   ],
-  "headers are set, had and deleted": [
+  "set, has and delete of headers": [
     "const h = new Headers({ a: 1, b: 2 }); h.set('A', 3); h.delete('b'); return [h.get('a'), h.has('B'), [...h.keys()]]",
     ["3", false, ["a"]],
   ],
-  "headers are visited": [
+  "forEach of headers": [
     "const seen = []; new Headers({ a: 1 }).forEach((v, k) => seen.push(k, v)); return seen",
     ["a", "1"],
   ],
@@ -72,7 +78,7 @@ const VALUES: Record<string, [code: string, expected: unknown]> = {
     "const r = new Response(new Uint8Array([104, 105])); return [[...new Uint8Array(await r.clone().arrayBuffer())], [...await r.clone().bytes()], await r.text()]",
     [[104, 105], [104, 105], "hi"],
   ],
-  "a clone is read apart": [
+  "a clone is read independently": [
     "const r = new Response('x'), c = r.clone(); return [await r.text(), await c.text(), r.bodyUsed]",
     ["x", "x", true],
   ],
@@ -85,7 +91,7 @@ const VALUES: Record<string, [code: string, expected: unknown]> = {
     [97, 98],
   ],
   "a locked stream": ["const r = new Response('x'); r.body.getReader(); return r.body.locked", true],
-  "a byte order mark goes": ["await new Response('\\uFEFFx').text()", "x"],
+  "a byte order mark is removed": ["await new Response('\\uFEFFx').text()", "x"],
   "Buffer to base64 and hex": [
     "const b = Buffer.from('héy'); return [b.toString('base64'), b.toString('hex'), b.toString(), b.length]",
     ["aMOpeQ==", "68c3a979", "héy", 4],
@@ -110,24 +116,24 @@ const VALUES: Record<string, [code: string, expected: unknown]> = {
     "[Buffer.from('é', 'latin1').length, Buffer.from([233]).toString('latin1'), Buffer.from('hi', 'utf16le').toString('hex'), Buffer.from('68006900', 'hex').toString('utf16le')]",
     [1, "é", "68006900", "hi"],
   ],
-  "Buffer is searched": ["Buffer.from('abcabc').indexOf('ca') + Buffer.from('abc').indexOf(99)", 4],
+  "indexOf of Buffer": ["Buffer.from('abcabc').indexOf('ca') + Buffer.from('abc').indexOf(99)", 4],
   "crypto.subtle.digest": [
     "Promise.all(['SHA-1', 'sha-256', { name: 'SHA-512' }].map(async (a) => Buffer.from(await crypto.subtle.digest(a, new TextEncoder().encode('abc'))).toString('hex').slice(0, 8)))",
     ["a9993e36", "ba7816bf", "ddaf35a1"],
   ],
   "no environment": ["Object.keys(process.env)", []],
-  "what is no part of a platform is not there": [
+  "internals are not visible": [
     "[typeof upstream, typeof Deno, typeof require, Object.getOwnPropertyNames(globalThis).filter((name) => name.includes('hutch'))]",
     ["undefined", "undefined", "undefined", []],
   ],
-  "a function does not tell its source": [
+  "a function does not reveal its source": [
     "[String(wrapper).includes('payload'), wrapper + '', Function.prototype.toString.call(class A { x = 1 })]",
     [false, "function wrapper() { [native code] }", "function A() { [native code] }"],
   ],
 };
 
 for (const [name, [code, expected]] of Object.entries(VALUES)) {
-  test(name, async () => assert.deepStrictEqual(await inside(code), expected));
+  test(name, async () => assert.deepStrictEqual(await evaluateInWrapper(code), expected));
 }
 
 const THROWN: Record<string, [code: string, error: string]> = {
@@ -138,15 +144,18 @@ const THROWN: Record<string, [code: string, error: string]> = {
     "const r = new Response('x'); await r.text(); return await r.text()",
     "TypeError",
   ],
-  "a clone of what was read": ["const r = new Response('x'); await r.text(); return r.clone()", "TypeError"],
+  "a clone of a read response": [
+    "const r = new Response('x'); await r.text(); return r.clone()",
+    "TypeError",
+  ],
   "a body of a GET": ["new Request('https://a.example/', { body: 'x' })", "TypeError"],
-  "a URL that is none": ["await fetch('/x')", "TypeError"],
+  "an invalid URL": ["await fetch('/x')", "TypeError"],
   "a URL with a password": ["await fetch('https://u:p@a.example/')", "TypeError"],
-  "a status that is none": ["new Response('', { status: 99 })", "RangeError"],
+  "an invalid status": ["new Response('', { status: 99 })", "RangeError"],
   "a 204 with a body": ["new Response('x', { status: 204 })", "TypeError"],
   "broken JSON": ["await new Response('{').json()", "SyntaxError"],
-  "a digest that there is not": ["await crypto.subtle.digest('MD5', new Uint8Array())", "NotSupportedError"],
-  "a signal that was aborted": [
+  "an unknown digest": ["await crypto.subtle.digest('MD5', new Uint8Array())", "NotSupportedError"],
+  "an aborted signal": [
     "await fetch('https://a.example/', { signal: AbortSignal.abort() })",
     "AbortError",
   ],
@@ -154,23 +163,23 @@ const THROWN: Record<string, [code: string, error: string]> = {
 
 for (const [name, [code, error]] of Object.entries(THROWN)) {
   test(`${name} throws`, async () => {
-    await assert.rejects(inside(code), ({ name }: Error) => {
+    await assert.rejects(evaluateInWrapper(code), ({ name }: Error) => {
       assert.strictEqual(name, error);
       return true;
     });
   });
 }
 
-test("what a request is, the host is told", async () => {
-  const told: any[] = [];
-  await inside(
+test("the host gets the request", async () => {
+  const calls: any[] = [];
+  await evaluateInWrapper(
     "await fetch(new URL('https://a.example/p'), { method: 'post', headers: { 'X-A': '1' }, body: JSON.stringify({ é: 1 }) }); return 1",
     (tool, input) => {
-      told.push([tool, input]);
+      calls.push([tool, input]);
       return { ...HEAD, ...TEXT };
     },
   );
-  assert.deepStrictEqual(told, [["send", {
+  assert.deepStrictEqual(calls, [["send", {
     id: 1,
     method: "POST",
     url: "https://a.example/p",
@@ -180,22 +189,22 @@ test("what a request is, the host is told", async () => {
   }]]);
 });
 
-test("a body of bytes is told in base64", async () => {
-  let told: any;
-  await inside(
+test("a body of bytes is sent in base64", async () => {
+  let sent: any;
+  await evaluateInWrapper(
     "await fetch('https://a.example/', { method: 'PUT', body: new Uint8Array([255, 0]) }); return 1",
     (_, input) => {
-      told = input;
+      sent = input;
       return { ...HEAD, ...TEXT };
     },
   );
-  assert.deepStrictEqual(told.body, { base64: "/wA=" });
+  assert.deepStrictEqual(sent.body, { base64: "/wA=" });
 });
 
-test("what the host answers is a response whose headers cannot be changed", async () => {
+test("headers of a response from the host cannot be changed", async () => {
   const code =
     "const r = await fetch('https://a.example/'); let thrown; try { r.headers.set('a', 'b') } catch (e) { thrown = e.name } return [r.status, r.ok, r.url, r.type, thrown, await r.text()]";
-  assert.deepStrictEqual(await inside(code, () => ({ ...HEAD, ...TEXT })), [
+  assert.deepStrictEqual(await evaluateInWrapper(code, () => ({ ...HEAD, ...TEXT })), [
     200,
     true,
     "https://a.example/",
@@ -205,69 +214,72 @@ test("what the host answers is a response whose headers cannot be changed", asyn
   ]);
 });
 
-test("the rest of a body is asked for when it is read", async () => {
-  const parts = answering([{ text: "ab" }, { base64: "/w==", last: true }]);
+test("the rest of a body is requested when it is read", async () => {
+  const parts = hostWithParts([{ text: "ab" }, { base64: "/w==", last: true }]);
   const code = "const r = await fetch('https://a.example/'); return [...await r.bytes()]";
-  assert.deepStrictEqual(await inside(code, parts), [97, 98, 255]);
+  assert.deepStrictEqual(await evaluateInWrapper(code, parts), [97, 98, 255]);
   const clones =
     "const r = await fetch('https://a.example/'), c = r.clone(); return [...await c.bytes(), ...await r.bytes()]";
-  assert.deepStrictEqual(await inside(clones, parts), [97, 98, 255, 97, 98, 255]);
+  assert.deepStrictEqual(await evaluateInWrapper(clones, parts), [97, 98, 255, 97, 98, 255]);
 });
 
-test("an error of the host's is a TypeError, before the answer and in its body", async () => {
+test("an error of the host is a TypeError, before the response and in its body", async () => {
   const caught =
     "try { await (await fetch('https://a.example/')).text() } catch (e) { return [e.name, e.message] }";
-  assert.deepStrictEqual(await inside(caught, () => ({ error: "refused" })), ["TypeError", "refused"]);
-  const late = answering([{ text: "a" }, { error: "it broke off" }]);
-  assert.deepStrictEqual(await inside(caught, late), ["TypeError", "it broke off"]);
+  assert.deepStrictEqual(await evaluateInWrapper(caught, () => ({ error: "refused" })), [
+    "TypeError",
+    "refused",
+  ]);
+  const late = hostWithParts([{ text: "a" }, { error: "it broke off" }]);
+  assert.deepStrictEqual(await evaluateInWrapper(caught, late), ["TypeError", "it broke off"]);
 });
 
-test("a signal ends the wait, and the host is told", async () => {
-  const told: string[] = [];
+test("an aborted signal rejects fetch, and the host drops the request", async () => {
+  const calls: string[] = [];
   const code =
     "const c = new AbortController(); const going = fetch('https://a.example/', { signal: c.signal }); setTimeout(() => c.abort(), 1); try { await going } catch (e) { return e.name }";
-  const never: Answer = (tool, { id }) => {
-    told.push(`${tool} ${id}`);
+  const never: FakeHost = (tool, { id }) => {
+    calls.push(`${tool} ${id}`);
     return tool === "send" ? new Promise(() => {}) : null;
   };
-  assert.strictEqual(await inside(code, never), "AbortError");
-  assert.deepStrictEqual(told, ["send 1", "drop 1"]);
+  assert.strictEqual(await evaluateInWrapper(code, never), "AbortError");
+  assert.deepStrictEqual(calls, ["send 1", "drop 1"]);
 });
 
-const WRAPPER = (input: unknown) => ({ form: "wrapper", input: JSON.stringify(input) });
-const GIVEN = WRAPPER({ payload: { a: 1 }, options: { b: 2 } });
+const WRAPPER_JOB = { form: "wrapper", input: JSON.stringify({ payload: { a: 1 }, options: { b: 2 } }) };
 
-test("a response that nobody read stays with the host", async () => {
-  const answer: Answer = () => ({ ...HEAD, ...TEXT });
-  const { result } = await execute("export const wrapper = () => fetch('https://a.example/')", GIVEN, answer);
+test("the body of an unread response stays at the host", async () => {
+  const host: FakeHost = () => ({ ...HEAD, ...TEXT });
+  const code = "export const wrapper = () => fetch('https://a.example/')";
+  const { result } = await execute(code, WRAPPER_JOB, host);
   assert.deepStrictEqual(result, { status: 200, statusText: "OK", headers: TEXT.headers, held: 1 });
   const read =
     "export const wrapper = async () => { const r = await fetch('https://a.example/'); await r.clone().text(); return r }";
-  assert.strictEqual((await execute(read, GIVEN, answer)).result.held, 1);
-  const loose: Answer = () => ({ ...HEAD, ...TEXT, kept: false });
-  assert.strictEqual((await execute(read, GIVEN, loose)).result.text, "héllo");
-  const longer = answering([{ text: "a" }, { text: "b", last: true }]);
-  assert.strictEqual((await execute(read, GIVEN, longer)).result.text, "ab");
+  assert.strictEqual((await execute(read, WRAPPER_JOB, host)).result.held, 1);
+  const forgetful: FakeHost = () => ({ ...HEAD, ...TEXT, kept: false });
+  assert.strictEqual((await execute(read, WRAPPER_JOB, forgetful)).result.text, "héllo");
+  const longer = hostWithParts([{ text: "a" }, { text: "b", last: true }]);
+  assert.strictEqual((await execute(read, WRAPPER_JOB, longer)).result.text, "ab");
 });
 
 test("payload and options reach the wrapper", async () => {
-  const { result } = await execute("export const wrapper = (...all) => Response.json(all)", GIVEN);
+  const { result } = await execute("export const wrapper = (...all) => Response.json(all)", WRAPPER_JOB);
   assert.deepStrictEqual(JSON.parse(result.text), [{ a: 1 }, { b: 2 }]);
 });
 
-test("no wrapper, and what is no response, are told apart", async () => {
-  assert.deepStrictEqual((await execute("const a = 1", GIVEN)).result, { missing: true });
-  const cases = [["1", "a number"], ["null", "null"], ["[]", "an array"], ["({ a: 1 })", "a plain object"], [
-    "new Map()",
-    "an instance of Map",
-  ], ["undefined", "undefined"]];
-  for (const [value, returned] of cases) {
-    const { result } = await execute(`export const wrapper = () => ${value}`, GIVEN);
+test("a missing wrapper, plain data and other return values have different results", async () => {
+  assert.deepStrictEqual((await execute("const a = 1", WRAPPER_JOB)).result, { missing: true });
+  for (const [value, data] of [["1", 1], ["null", null], ["[]", []], ["({ a: 1 })", { a: 1 }]]) {
+    const { result } = await execute(`export const wrapper = () => (${value})`, WRAPPER_JOB);
+    assert.deepStrictEqual(result, { data, status: 200 });
+  }
+  for (const [value, returned] of [["new Map()", "an instance of Map"], ["undefined", "undefined"]]) {
+    const { result } = await execute(`export const wrapper = () => ${value}`, WRAPPER_JOB);
     assert.deepStrictEqual(result, { returned });
   }
 });
 
-test("values of headers are made, each by itself", async () => {
+test("values of headers are computed independently", async () => {
   const codes = ["() => 'v'", "() => 1 + 1", "async () => 'a'", "oops", "() => {", "() => { throw null }"];
   const { result } = await execute("", { form: "headers", input: JSON.stringify(codes) });
   assert.deepStrictEqual(result, [
@@ -280,7 +292,7 @@ test("values of headers are made, each by itself", async () => {
   ]);
 });
 
-test("a transform has no network, and other guests have nothing of all this", async () => {
+test("transforms and other guests have none of these globals", async () => {
   const names = "[typeof fetch, typeof Response, typeof Buffer, typeof process, typeof crypto.subtle]";
   const nothing = Array(5).fill("undefined");
   assert.deepStrictEqual(

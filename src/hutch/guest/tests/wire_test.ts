@@ -1,24 +1,24 @@
-/** Messages go out as lines, batched, and come in however they are cut. */
+/** Tests of sending and receiving messages. */
 
 import assert from "node:assert";
 import {
+  callTargets,
   doneLine,
   type HostMessage,
   isJson,
-  lendable,
   type Pipe,
-  targets,
+  providerTools,
   toolCallLine,
   Wire,
 } from "../wire.ts";
 
 function pipe(chunks: string[]): Pipe & { written: string[] } {
   const written: string[] = [];
-  const left = chunks.map((chunk) => new TextEncoder().encode(chunk));
+  const unread = chunks.map((chunk) => new TextEncoder().encode(chunk));
   return {
     written,
     read(buffer) {
-      const chunk = left.shift();
+      const chunk = unread.shift();
       if (!chunk) return Promise.resolve(null);
       buffer.set(chunk);
       return Promise.resolve(chunk.length);
@@ -31,21 +31,21 @@ function pipe(chunks: string[]): Pipe & { written: string[] } {
   };
 }
 
-Deno.test("lines arrive whole however the stream is cut", async () => {
-  const heard: HostMessage[] = [];
+Deno.test("lines are reassembled from chunks", async () => {
+  const messages: HostMessage[] = [];
   const text = '{"type":"cancel","id":"é1"}\n{"type":"cancel","id":"2"}\n';
-  await new Wire(pipe([text.slice(0, 9), text.slice(9, 40), text.slice(40)])).listen((m) => heard.push(m));
-  assert.deepStrictEqual(heard.map((m) => (m as { id: string }).id), ["é1", "2"]);
+  await new Wire(pipe([text.slice(0, 9), text.slice(9, 40), text.slice(40)])).listen((m) => messages.push(m));
+  assert.deepStrictEqual(messages.map((m) => (m as { id: string }).id), ["é1", "2"]);
 });
 
-Deno.test("every line counts as heard once, however it is cut and whatever it is", async () => {
+Deno.test("every line is counted once, even if it is split or invalid", async () => {
   const wire = new Wire(pipe(['{"type":"can', 'cel","id":"1"}\n{}\n', "no JSON\n\nhalf a li"]));
   const counts: number[] = [];
-  await wire.listen(() => counts.push(wire.heard));
-  assert.deepStrictEqual([counts, wire.heard], [[1, 2], 4]);
+  await wire.listen(() => counts.push(wire.linesReceived));
+  assert.deepStrictEqual([counts, wire.linesReceived], [[1, 2], 4]);
 });
 
-Deno.test("what is said in one turn leaves in order, also through short writes", async () => {
+Deno.test("lines are written in order, also with short writes", async () => {
   const sink = pipe([]);
   const wire = new Wire(sink);
   wire.send("first line\n");
@@ -54,7 +54,7 @@ Deno.test("what is said in one turn leaves in order, also through short writes",
   assert.strictEqual(sink.written.join(""), "first line\nsecond\n");
 });
 
-Deno.test("with a synchronous pipe, a flush is out before anything else happens", () => {
+Deno.test("with a synchronous pipe, flush writes immediately", () => {
   const written: string[] = [];
   const wire = new Wire({
     ...pipe([]),
@@ -68,7 +68,7 @@ Deno.test("with a synchronous pipe, a flush is out before anything else happens"
   assert.deepStrictEqual(written, ["now\n"]);
 });
 
-Deno.test("a result stands in `done` as the JSON it is", () => {
+Deno.test("`done` contains the result as JSON", () => {
   const outcome = { ok: true, result: '{"a":1}', logs: ["x"], logsTruncated: false, durationMs: 1.5 };
   assert.deepStrictEqual(JSON.parse(doneLine("e", outcome)), {
     type: "done",
@@ -80,22 +80,22 @@ Deno.test("a result stands in `done` as the JSON it is", () => {
   });
 });
 
-Deno.test("only one line of valid JSON may stand in a message", () => {
+Deno.test("only one line of valid JSON is accepted for a message", () => {
   assert.ok(isJson('{"a":[1]}'));
   for (const text of ['{"a":1}\n', '1,"id":"other"', "", "undefined", '{"a":1}}']) {
     assert.ok(!isJson(text), text);
   }
 });
 
-Deno.test("a call names the tool by its number among all that were lent", () => {
+Deno.test("a call names the tool by its index among those of all providers", () => {
   const manifest = (name: string, ...tools: string[]) => ({
     name,
     types: "",
     tools: Object.fromEntries(tools.map((tool) => [tool, { safeName: tool, originalName: tool }])),
   });
   const providers = [manifest("a", "x", "y"), manifest("b", "z")];
-  assert.deepStrictEqual(lendable(providers), [["a", ["x", "y"]], ["b", ["z"]]]);
-  const call = JSON.parse(toolCallLine("e", "c1", targets(providers)[2], '{"n":1}'));
+  assert.deepStrictEqual(providerTools(providers), [["a", ["x", "y"]], ["b", ["z"]]]);
+  const call = JSON.parse(toolCallLine("e", "c1", callTargets(providers)[2], '{"n":1}'));
   assert.deepStrictEqual(
     [call.providerName, call.safeToolName, call.input, call.callId, call.id],
     ["b", "z", { n: 1 }, "c1", "e"],

@@ -1,4 +1,4 @@
-/** TypeScript's part as a script of its own, because it takes longest to load. Its value is `strip`. */
+/** Script `typescript.js`, loaded only when needed because it takes longest to load. Its value is `strip`. */
 
 import { strip } from "./strip.ts";
 

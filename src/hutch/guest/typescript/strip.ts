@@ -1,6 +1,6 @@
 /**
- * TypeScript without its types, by Sucrase: JavaScript, so that no source can crash the process, as it can
- * the parser inside Deno.
+ * Removes the types of TypeScript with Sucrase. Sucrase is JavaScript, so no source can crash the process,
+ * which Deno's native parser does on deeply nested source.
  */
 
 import { decode, type SourceMapSegment } from "@jridgewell/sourcemap-codec";
@@ -9,23 +9,23 @@ import type { Columns } from "../program.ts";
 
 export interface Stripped {
   text: string;
-  /** Lines stay where they are; undefined where columns do too. */
+  /** undefined if no column changed. Lines never change. */
   columns: () => Columns | undefined;
 }
 
 const FILE = "guest.ts";
 
-/** Sucrase drops a namespace, also one with values in it, without a word. */
+/** Sucrase silently drops a namespace, even one that contains values. */
 const NAMESPACE = /^[ \t]*(?:export[ \t]+)?namespace[ \t]+[\w$.]+\s*\{/m;
 
-/** Throws a SyntaxError with `loc`, counted from 1, or a RangeError for what nests too deeply. Decorators stay. */
+/** Throws a SyntaxError with `loc`, counted from 1, or a RangeError for deep nesting. Keeps decorators. */
 export function strip(source: string): Stripped {
   const found = NAMESPACE.exec(source);
   if (found) {
     const line = source.slice(0, found.index).split("\n").length;
     const column = found[0].length - found[0].trimStart().length + 1;
     const message = "A namespace cannot be run; use an object or a module's own scope instead";
-    throw Object.assign(new SyntaxError(message), { loc: { line, column }, isBeyond: true });
+    throw Object.assign(new SyntaxError(message), { loc: { line, column }, needsCompiler: true });
   }
   const { code, sourceMap } = transform(source, {
     transforms: ["typescript"],
@@ -34,16 +34,16 @@ export function strip(source: string): Stripped {
     sourceMapOptions: { compiledFilename: FILE },
   });
   let columns: Columns | undefined;
-  return { text: code, columns: () => columns ??= decode(sourceMap!.mappings).map(shifts) };
+  return { text: code, columns: () => columns ??= decode(sourceMap!.mappings).map(offsetChanges) };
 }
 
-/** Of what begins on a line, all that is not as far from where it was as what is before it. */
-function shifts(tokens: SourceMapSegment[]): Columns[number] {
-  let by = 0;
+/** Returns the tokens of a line at which the offset to the original column changes. */
+function offsetChanges(tokens: SourceMapSegment[]): Columns[number] {
+  let offset = 0;
   return tokens.flatMap((token): Columns[number] => {
-    const [at, , , was = at] = token as [number, number?, number?, number?];
-    if (was - at === by) return [];
-    by = was - at;
-    return [[at, was]];
+    const [generated, , , original = generated] = token as [number, number?, number?, number?];
+    if (original - generated === offset) return [];
+    offset = original - generated;
+    return [[generated, original]];
   });
 }

@@ -1,4 +1,4 @@
--- Users with their keys, credentials and abilities.
+-- Users with their API keys, credentials and abilities.
 
 CREATE TABLE meta (
     key TEXT PRIMARY KEY,
@@ -40,10 +40,10 @@ CREATE TABLE credentials (
     created_at TEXT NOT NULL,
     updated_at TEXT NOT NULL
 );
--- Names of headers are the same in any case.
+-- Header names are case-insensitive.
 CREATE UNIQUE INDEX credentials_of_user ON credentials (user_id, domain, kind, lower(key));
 
--- The current version of each; `ability_versions` has all, this one too.
+-- Current versions; `ability_versions` has all versions including the current one.
 CREATE TABLE abilities (
     owner_id TEXT NOT NULL REFERENCES users (id) ON DELETE CASCADE,
     ability_id TEXT NOT NULL,
@@ -58,7 +58,7 @@ CREATE TABLE abilities (
     updated_at TEXT NOT NULL,
     PRIMARY KEY (owner_id, ability_id)
 );
--- Whoever shares a name first has it, so that nobody's ability is taken for another's.
+-- Ids of shared abilities are unique: the first user to share an id owns it.
 CREATE UNIQUE INDEX abilities_shared ON abilities (ability_id) WHERE shared;
 
 CREATE TABLE ability_versions (
@@ -77,7 +77,7 @@ CREATE TABLE ability_versions (
     FOREIGN KEY (owner_id, ability_id) REFERENCES abilities (owner_id, ability_id) ON DELETE CASCADE
 );
 
--- The words of each, to search by. `audience` is who finds it: its owner's id, or '*' for everybody.
+-- Search index. `audience` is the owner's id, or '*' for shared abilities.
 CREATE TABLE ability_words (
     owner_id TEXT NOT NULL,
     ability_id TEXT NOT NULL,

@@ -1,4 +1,4 @@
--- What is kept of every run. They outlive their owner: they say what was done in its name.
+-- Run records. They outlive their owner as an audit trail.
 
 CREATE TABLE runs (
     run_id TEXT PRIMARY KEY,

@@ -1,5 +1,5 @@
--- How often somebody did something within a window of time, for processes that share a database. Lost in a crash,
--- which only lets a few more through, and so not worth waiting for the disk.
+-- Sliding-window counters for processes that share a database. UNLOGGED: losing them in a crash only lets a few
+-- more requests through, so they are not worth waiting for the disk.
 
 CREATE /*postgres: UNLOGGED*/ TABLE rate_limits (
     key TEXT PRIMARY KEY,

@@ -1,6 +1,6 @@
--- Flows by name, runs of flows, and what each did so far.
+-- Flows, flow runs and their journals.
 
--- The current version of each; `flow_versions` has all, this one too. The owner is a user, or whoever runs the server.
+-- Current versions; `flow_versions` has all versions including the current one. The owner is a user or the operator.
 CREATE TABLE flows (
     owner TEXT NOT NULL,
     name TEXT NOT NULL,
@@ -22,8 +22,8 @@ CREATE TABLE flow_versions (
     FOREIGN KEY (owner, name) REFERENCES flows (owner, name) ON DELETE CASCADE
 );
 
--- `holder` is the process that runs it, or '' for none; `seen_at` when that said last that it is still there.
--- `claims` counts how often it was begun without getting any further than `claimed_steps`.
+-- `holder` is the id of the process that runs it, or ''; `seen_at` is the time of its last heartbeat.
+-- `claims` counts how often the run was started without finishing more steps than `claimed_steps`.
 CREATE TABLE flow_runs (
     run_id TEXT PRIMARY KEY,
     owner TEXT NOT NULL,
@@ -49,7 +49,7 @@ CREATE INDEX flow_runs_by_time ON flow_runs (created_at, run_id);
 CREATE INDEX flow_runs_by_end ON flow_runs (ended_at) WHERE ended_at IS NOT NULL;
 CREATE INDEX flow_runs_open ON flow_runs (created_at) WHERE ended_at IS NULL;
 
--- In the order of `number`: events and, with the step that is over, results.
+-- Events and, if `step` is set, results of finished steps, ordered by `number`.
 CREATE TABLE flow_journal (
     run_id TEXT NOT NULL REFERENCES flow_runs (run_id) ON DELETE CASCADE,
     number BIGINT NOT NULL,
@@ -59,7 +59,7 @@ CREATE TABLE flow_journal (
 );
 CREATE INDEX flow_journal_steps ON flow_journal (run_id, number) WHERE step IS NOT NULL;
 
--- What somebody asks of a run that another process has: to end, or to go on after an approval.
+-- Requests to a run that another process holds: cancel, or resume after an approval.
 CREATE TABLE flow_requests (
     run_id TEXT NOT NULL REFERENCES flow_runs (run_id) ON DELETE CASCADE,
     id TEXT NOT NULL,

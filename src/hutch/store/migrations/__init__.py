@@ -1,1 +1,1 @@
-"""The tables, one numbered file a step."""
+"""Numbered SQL migrations."""

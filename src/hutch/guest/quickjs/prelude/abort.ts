@@ -1,6 +1,6 @@
 /** `Event`, `EventTarget`, `AbortSignal` and `AbortController`. */
 
-import { hideClass } from "./hide.ts";
+import { defineGlobalClass } from "./define.ts";
 
 type Listener = ((event: Event) => void) | { handleEvent(event: Event): void };
 
@@ -33,13 +33,15 @@ class EventTarget {
   #listeners: { type: string; listener: Listener; once: boolean }[] = [];
 
   addEventListener(type: string, listener: Listener | null, options?: { once?: boolean } | boolean): void {
-    if (!listener || this.#listeners.some((each) => each.type === type && each.listener === listener)) return;
+    if (!listener || this.#listeners.some((entry) => entry.type === type && entry.listener === listener)) {
+      return;
+    }
     const once = typeof options === "object" && options !== null && Boolean(options.once);
     this.#listeners.push({ type, listener, once });
   }
 
   removeEventListener(type: string, listener: Listener | null): void {
-    this.#listeners = this.#listeners.filter((each) => each.type !== type || each.listener !== listener);
+    this.#listeners = this.#listeners.filter((entry) => entry.type !== type || entry.listener !== listener);
   }
 
   dispatchEvent(event: Event): boolean {
@@ -56,7 +58,7 @@ class EventTarget {
   }
 }
 
-const SECRET = Symbol("only a controller makes a signal");
+const CONSTRUCTOR_KEY = Symbol("only an AbortController creates a signal");
 
 class AbortSignal extends EventTarget {
   #aborted = false;
@@ -65,7 +67,7 @@ class AbortSignal extends EventTarget {
 
   constructor(key?: symbol) {
     super();
-    if (key !== SECRET) throw new TypeError("Illegal constructor: use AbortController");
+    if (key !== CONSTRUCTOR_KEY) throw new TypeError("Illegal constructor: use AbortController");
   }
 
   get aborted(): boolean {
@@ -90,25 +92,25 @@ class AbortSignal extends EventTarget {
   }
 
   static abort(reason?: unknown): AbortSignal {
-    const signal = new AbortSignal(SECRET);
+    const signal = new AbortSignal(CONSTRUCTOR_KEY);
     trigger(signal, reason);
     return signal;
   }
 
   static timeout(milliseconds: number): AbortSignal {
-    const signal = new AbortSignal(SECRET);
+    const signal = new AbortSignal(CONSTRUCTOR_KEY);
     setTimeout(() => trigger(signal, new DOMException("The signal timed out", "TimeoutError")), milliseconds);
     return signal;
   }
 
   static any(signals: Iterable<AbortSignal>): AbortSignal {
-    const all = [...signals], either = new AbortSignal(SECRET);
-    const first = all.find((signal) => signal.aborted);
-    if (first) trigger(either, first.reason);
-    else {for (const signal of all) {
-        signal.addEventListener("abort", () => trigger(either, signal.reason), { once: true });
+    const sources = [...signals], combined = new AbortSignal(CONSTRUCTOR_KEY);
+    const aborted = sources.find((signal) => signal.aborted);
+    if (aborted) trigger(combined, aborted.reason);
+    else {for (const signal of sources) {
+        signal.addEventListener("abort", () => trigger(combined, signal.reason), { once: true });
       }}
-    return either;
+    return combined;
   }
 }
 
@@ -116,14 +118,14 @@ const { trigger } = AbortSignal;
 delete (AbortSignal as any).trigger;
 
 class AbortController {
-  readonly signal = new AbortSignal(SECRET);
+  readonly signal = new AbortSignal(CONSTRUCTOR_KEY);
 
   abort(reason?: unknown): void {
     trigger(this.signal, reason);
   }
 }
 
-hideClass("Event", Event);
-hideClass("EventTarget", EventTarget);
-hideClass("AbortSignal", AbortSignal);
-hideClass("AbortController", AbortController);
+defineGlobalClass("Event", Event);
+defineGlobalClass("EventTarget", EventTarget);
+defineGlobalClass("AbortSignal", AbortSignal);
+defineGlobalClass("AbortController", AbortController);

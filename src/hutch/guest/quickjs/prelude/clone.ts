@@ -1,6 +1,6 @@
-/** `structuredClone`, with cycles, for what the language itself has. */
+/** `structuredClone` for the types of the language, with cycles. */
 
-import { hide } from "./hide.ts";
+import { defineGlobal } from "./define.ts";
 
 const ERRORS: Record<string, ErrorConstructor> = {
   EvalError,
@@ -12,48 +12,48 @@ const ERRORS: Record<string, ErrorConstructor> = {
 };
 
 function refuse(value: unknown): never {
-  const what = typeof value === "function" ? `function ${value.name}` : String(value);
-  throw new DOMException(`${what} could not be cloned`, "DataCloneError");
+  const text = typeof value === "function" ? `function ${value.name}` : String(value);
+  throw new DOMException(`${text} could not be cloned`, "DataCloneError");
 }
 
 function clone(value: any, seen: Map<object, unknown>): unknown {
   if (typeof value === "function" || typeof value === "symbol") refuse(value);
   if (typeof value !== "object" || value === null) return value;
   if (seen.has(value)) return seen.get(value);
-  const keep = <T>(copy: T): T => {
+  const remember = <T>(copy: T): T => {
     seen.set(value, copy);
     return copy;
   };
   if (Array.isArray(value)) {
-    const copy = keep(new Array(value.length));
+    const copy = remember(new Array(value.length));
     for (const key of Object.keys(value)) copy[key as any] = clone(value[key as any], seen);
     return copy;
   }
-  if (value instanceof Date) return keep(new Date(value.getTime()));
-  if (value instanceof RegExp) return keep(new RegExp(value.source, value.flags));
-  if (value instanceof ArrayBuffer) return keep(value.slice(0));
-  if (ArrayBuffer.isView(value)) return keep(cloneView(value, seen));
+  if (value instanceof Date) return remember(new Date(value.getTime()));
+  if (value instanceof RegExp) return remember(new RegExp(value.source, value.flags));
+  if (value instanceof ArrayBuffer) return remember(value.slice(0));
+  if (ArrayBuffer.isView(value)) return remember(cloneView(value, seen));
   if (value instanceof Map) {
-    const copy = keep(new Map());
+    const copy = remember(new Map());
     for (const [key, member] of value) copy.set(clone(key, seen), clone(member, seen));
     return copy;
   }
   if (value instanceof Set) {
-    const copy = keep(new Set());
+    const copy = remember(new Set());
     for (const member of value) copy.add(clone(member, seen));
     return copy;
   }
   if (value instanceof Error) {
-    const copy = keep(new (ERRORS[value.name] ?? Error)(value.message));
+    const copy = remember(new (ERRORS[value.name] ?? Error)(value.message));
     if ("cause" in value) copy.cause = clone(value.cause, seen);
     Object.defineProperty(copy, "stack", { value: value.stack, writable: true, configurable: true });
     return copy;
   }
   for (const Box of [Boolean, Number, String]) {
-    if (value instanceof Box) return keep(Object(value.valueOf()));
+    if (value instanceof Box) return remember(Object(value.valueOf()));
   }
   for (const Kind of [WeakMap, WeakSet, WeakRef, Promise]) if (value instanceof Kind) refuse(value);
-  const copy: Record<string, unknown> = keep({});
+  const copy: Record<string, unknown> = remember({});
   for (const key of Object.keys(value)) {
     Object.defineProperty(copy, key, {
       value: clone(value[key], seen),
@@ -71,4 +71,4 @@ function cloneView(view: any, seen: Map<object, unknown>): unknown {
   return new view.constructor(buffer, view.byteOffset, length);
 }
 
-hide("structuredClone", (value: unknown) => clone(value, new Map()));
+defineGlobal("structuredClone", (value: unknown) => clone(value, new Map()));

@@ -1,11 +1,11 @@
-/** `console`, whose lines become the execution's logs. */
+/** `console`, which writes the execution's logs. */
 
-import { methods } from "../../console.ts";
-import { hide, rename } from "./hide.ts";
-import { log as keep } from "./host.ts";
+import { consoleMethods } from "../../console.ts";
+import { defineGlobal, setName } from "./define.ts";
+import { log } from "./host.ts";
 
-let full = false;
+let isFull = false;
 
-const all = methods((line) => full = keep(line.toWellFormed()) === 0, () => full);
-for (const [name, method] of Object.entries(all)) rename(name, method);
-hide("console", all);
+const methods = consoleMethods((line) => isFull = log(line.toWellFormed()) === 0, () => isFull);
+for (const [name, method] of Object.entries(methods)) setName(name, method);
+defineGlobal("console", methods);

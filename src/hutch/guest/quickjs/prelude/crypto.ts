@@ -1,6 +1,6 @@
-/** `crypto`: random bytes from the runner, fresh for every execution. */
+/** `crypto` with random bytes from the runner. */
 
-import { hide, rename } from "./hide.ts";
+import { defineGlobal, setName } from "./define.ts";
 import { randomBytes } from "./host.ts";
 
 const QUOTA = 65536;
@@ -31,7 +31,7 @@ function randomUUID(): string {
   return text;
 }
 
-hide("crypto", {
-  getRandomValues: rename("getRandomValues", getRandomValues),
-  randomUUID: rename("randomUUID", randomUUID),
+defineGlobal("crypto", {
+  getRandomValues: setName("getRandomValues", getRandomValues),
+  randomUUID: setName("randomUUID", randomUUID),
 });

@@ -1,48 +1,62 @@
 /**
- * What guest code finds inside QuickJS, and the functions by which the runner drives it.
+ * Prelude: defines the globals of guest code inside QuickJS and the functions that the runner calls.
  *
- * Runs once, before the memory image is taken. Guest code shares its realm: whatever it does to
- * built-ins spoils only its own run, because the runner checks all that leaves.
+ * Runs once, before the memory image is captured. Guest code shares the realm and can replace built-ins, but
+ * that affects only its own run, because the runner checks everything that leaves the VM.
  */
 
 import "./console.ts";
 import "./crypto.ts";
 import "./text.ts";
 import "./url.ts";
-import { due } from "./timers.ts";
+import { fireTimer } from "./timers.ts";
 import "./abort.ts";
 import "./clone.ts";
 import { toJson } from "../../json.ts";
-import { explain, lend, settle as deliver } from "../../tools.ts";
-import { hide } from "./hide.ts";
-import { fail, succeed, toolCall } from "./host.ts";
+import {
+  defineInputs,
+  defineProviders,
+  describeError,
+  provideProxyCheck,
+  settle as settleCall,
+} from "../../tools.ts";
+import { defineGlobal } from "./define.ts";
+import { fail, isProxy, succeed, toolCall } from "./host.ts";
 
 const { parse, stringify } = JSON;
 
-/** Calls the guest's function with the providers lent to it, and reports how it ended. */
-async function run(fn: () => Promise<unknown>, providers: string, maxBytes: number): Promise<void> {
-  lend(parse(providers), toolCall, maxBytes);
+provideProxyCheck((value) => isProxy(value) === 1);
+
+/** Runs the guest's function with its providers and reports the outcome. */
+async function run(
+  fn: () => Promise<unknown>,
+  providers: string,
+  maxBytes: number,
+  inputs?: string,
+): Promise<void> {
+  defineProviders(parse(providers), toolCall, maxBytes);
+  if (inputs) defineInputs(parse(inputs));
   try {
     succeed(toJson(await fn(), "The result", maxBytes));
   } catch (error) {
-    fail(stringify(explain(error)));
+    fail(stringify(describeError(error)));
   }
 }
 
 function settle(id: number, ok: number, text: string): void {
-  deliver(id, ok === 1, text);
+  settleCall(id, ok === 1, text);
 }
 
-/** A timer is due. What its callback throws ends the execution, as it would end a process. */
+/** Runs the callback of a timer. An uncaught error ends the execution. */
 function fire(id: number): void {
   try {
-    due(id);
+    fireTimer(id);
   } catch (error) {
-    fail(stringify(explain(error)));
+    fail(stringify(describeError(error)));
   }
 }
 
-hide("queueMicrotask", (callback: () => void) => {
+defineGlobal("queueMicrotask", (callback: () => void) => {
   if (typeof callback !== "function") throw new TypeError("queueMicrotask: expected a function");
   Promise.resolve().then(callback);
 });

@@ -1,6 +1,6 @@
-/** `TextEncoder` and `TextDecoder`: the runner's own, over the message-free boundary of shared memory. */
+/** `TextEncoder` and `TextDecoder`, implemented by those of the runner. */
 
-import { hideClass } from "./hide.ts";
+import { defineGlobalClass } from "./define.ts";
 import { decodeText as decode, encodeUtf8 } from "./host.ts";
 
 const FATAL = 1, IGNORE_BOM = 2;
@@ -28,7 +28,7 @@ class TextEncoder {
 }
 
 class TextDecoder {
-  #held = new Uint8Array(0);
+  #incomplete = new Uint8Array(0);
   readonly encoding: string;
   readonly fatal: boolean;
   readonly ignoreBOM: boolean;
@@ -42,14 +42,14 @@ class TextDecoder {
   }
 
   decode(input?: ArrayBuffer | ArrayBufferView, options: { stream?: boolean } = {}): string {
-    let bytes = join(this.#held, bytesOf(input));
-    const complete = options.stream ? bytes.length - unfinished(bytes) : bytes.length;
-    this.#held = bytes.slice(complete);
+    let bytes = concat(this.#incomplete, bytesOf(input));
+    const complete = options.stream ? bytes.length - incompleteLength(bytes) : bytes.length;
+    this.#incomplete = bytes.slice(complete);
     bytes = bytes.slice(0, complete);
     const mode = (this.fatal ? FATAL : 0) | (this.ignoreBOM ? IGNORE_BOM : 0);
-    const answer = decode(bytes.buffer as ArrayBuffer, this.encoding, mode);
-    if (answer[0] === "!") throw new TypeError("TextDecoder: the data is not valid in this encoding");
-    return answer.slice(1);
+    const result = decode(bytes.buffer as ArrayBuffer, this.encoding, mode);
+    if (result[0] === "!") throw new TypeError("TextDecoder: the data is not valid in this encoding");
+    return result.slice(1);
   }
 }
 
@@ -60,15 +60,15 @@ function bytesOf(input?: ArrayBuffer | ArrayBufferView): Uint8Array {
   throw new TypeError("TextDecoder.decode: expected an ArrayBuffer or a view of one");
 }
 
-function join(first: Uint8Array, second: Uint8Array): Uint8Array<ArrayBuffer> {
+function concat(first: Uint8Array, second: Uint8Array): Uint8Array<ArrayBuffer> {
   const both = new Uint8Array(first.length + second.length);
   both.set(first);
   both.set(second, first.length);
   return both;
 }
 
-/** How many bytes at the end begin a UTF-8 character that is not complete yet. */
-function unfinished(bytes: Uint8Array): number {
+/** Number of bytes at the end that belong to an incomplete UTF-8 character. */
+function incompleteLength(bytes: Uint8Array): number {
   for (let back = 1; back <= 3 && back <= bytes.length; back++) {
     const byte = bytes[bytes.length - back];
     if ((byte & 0xc0) === 0x80) continue;
@@ -78,5 +78,5 @@ function unfinished(bytes: Uint8Array): number {
   return 0;
 }
 
-hideClass("TextEncoder", TextEncoder);
-hideClass("TextDecoder", TextDecoder);
+defineGlobalClass("TextEncoder", TextEncoder);
+defineGlobalClass("TextDecoder", TextDecoder);

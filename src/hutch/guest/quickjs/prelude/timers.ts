@@ -1,7 +1,7 @@
-/** Timers: the runner keeps the time, the callbacks stay here. */
+/** Timers: the runner runs them, and their callbacks are stored here. */
 
-import { hide } from "./hide.ts";
-import { armTimer, disarmTimer } from "./host.ts";
+import { defineGlobal } from "./define.ts";
+import { startTimer, stopTimer } from "./host.ts";
 
 const MAX_TIMERS = 10_000;
 
@@ -12,43 +12,42 @@ interface Timer {
 }
 
 const timers: Record<number, Timer> = Object.create(null);
-let last = 0, armed = 0;
+let lastId = 0, active = 0;
 
 function set(callback: unknown, delay: unknown, args: unknown[], repeat: boolean): number {
   if (typeof callback !== "function") throw new TypeError("A timer's callback must be a function");
-  if (armed >= MAX_TIMERS) throw new RangeError(`More than ${MAX_TIMERS} timers at once`);
-  const id = ++last;
+  if (active >= MAX_TIMERS) throw new RangeError(`More than ${MAX_TIMERS} timers at once`);
+  const id = ++lastId;
   timers[id] = { callback: callback as Timer["callback"], args, repeat };
-  armed++;
-  armTimer(id, Math.max(repeat ? 1 : 0, Math.min(Number(delay) || 0, 2 ** 31 - 1)), repeat ? 1 : 0);
+  active++;
+  startTimer(id, Math.max(repeat ? 1 : 0, Math.min(Number(delay) || 0, 2 ** 31 - 1)), repeat ? 1 : 0);
   return id;
 }
 
 function clear(id: unknown): void {
   if (typeof id !== "number" || !(id in timers)) return;
   delete timers[id];
-  armed--;
-  disarmTimer(id);
+  active--;
+  stopTimer(id);
 }
 
-/** Runs the callback of a timer that is due. */
-export function due(id: number): void {
+export function fireTimer(id: number): void {
   const timer = timers[id];
   if (!timer) return;
   if (!timer.repeat) {
     delete timers[id];
-    armed--;
+    active--;
   }
   timer.callback(...timer.args);
 }
 
-hide(
+defineGlobal(
   "setTimeout",
   (callback: unknown, delay?: unknown, ...args: unknown[]) => set(callback, delay, args, false),
 );
-hide(
+defineGlobal(
   "setInterval",
   (callback: unknown, delay?: unknown, ...args: unknown[]) => set(callback, delay, args, true),
 );
-hide("clearTimeout", (id: unknown) => clear(id));
-hide("clearInterval", (id: unknown) => clear(id));
+defineGlobal("clearTimeout", (id: unknown) => clear(id));
+defineGlobal("clearInterval", (id: unknown) => clear(id));

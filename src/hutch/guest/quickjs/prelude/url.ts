@@ -1,12 +1,12 @@
-/** `URL`, parsed by the runner's own, and `URLSearchParams`. */
+/** `URL`, which uses the parser of the runner, and `URLSearchParams`. */
 
-import { hideClass } from "./hide.ts";
+import { defineGlobalClass } from "./define.ts";
 import { url } from "./host.ts";
 
 const { parse } = JSON;
 const PARTS = ["protocol", "username", "password", "host", "hostname", "port", "pathname", "search", "hash"];
 
-function ask(operation: string, href: string, argument: string): string {
+function callHost(operation: string, href: string, argument: string): string {
   return url(operation, href.toWellFormed(), argument.toWellFormed());
 }
 
@@ -14,7 +14,7 @@ type Init = string | Iterable<[string, string]> | Record<string, string> | URLSe
 
 class URLSearchParams {
   #pairs: [string, string][] = [];
-  #changed: (query: string) => void = () => {};
+  #onChange: (query: string) => void = () => {};
 
   constructor(init: Init = "") {
     if (typeof init === "string") this.#pairs = parseQuery(init);
@@ -25,19 +25,19 @@ class URLSearchParams {
     } else for (const name of Object.keys(init)) this.#pairs.push([name, `${(init as any)[name]}`]);
   }
 
-  /** Binds to a URL: every change is told to it. */
-  static of(query: string, changed: (query: string) => void): URLSearchParams {
+  /** Creates the parameters of a URL, which `onChange` updates. */
+  static of(query: string, onChange: (query: string) => void): URLSearchParams {
     const params = new URLSearchParams(query);
-    params.#changed = changed;
+    params.#onChange = onChange;
     return params;
   }
 
   #set(pairs: [string, string][]): void {
     this.#pairs = pairs;
-    this.#changed(this.toString());
+    this.#onChange(this.toString());
   }
 
-  /** For the URL whose `search` was set. */
+  /** Called when the `search` of the URL was set. */
   replace(query: string): void {
     this.#pairs = parseQuery(query);
   }
@@ -80,8 +80,8 @@ class URLSearchParams {
     this.#set([...this.#pairs].sort(([a], [b]) => a < b ? -1 : a > b ? 1 : 0));
   }
 
-  forEach(visit: (value: string, name: string, params: URLSearchParams) => void): void {
-    for (const [name, value] of this.#pairs) visit(value, name, this);
+  forEach(callback: (value: string, name: string, params: URLSearchParams) => void): void {
+    for (const [name, value] of this.#pairs) callback(value, name, this);
   }
 
   *entries(): Generator<[string, string]> {
@@ -133,25 +133,25 @@ class URL {
   #params: URLSearchParams;
 
   constructor(url: unknown, base?: unknown) {
-    const answer = ask("parse", `${url}`, base === undefined ? "" : `${base}`);
-    if (!answer) throw new TypeError(`Invalid URL: '${url}'`);
-    this.#parts = parse(answer);
+    const parts = callHost("parse", `${url}`, base === undefined ? "" : `${base}`);
+    if (!parts) throw new TypeError(`Invalid URL: '${url}'`);
+    this.#parts = parse(parts);
     this.#params = URLSearchParams.of(this.#parts.search, (query) => this.#set("search", query));
   }
 
   static canParse(url: unknown, base?: unknown): boolean {
-    return ask("parse", `${url}`, base === undefined ? "" : `${base}`) !== "";
+    return callHost("parse", `${url}`, base === undefined ? "" : `${base}`) !== "";
   }
 
   static parse(url: unknown, base?: unknown): URL | null {
     return URL.canParse(url, base) ? new URL(url, base) : null;
   }
 
-  /** The URL after one of its parts was given a new value, by the runner's rules. */
+  /** Sets a part. Invalid values are ignored, except for `href`. */
   #set(part: string, value: unknown): void {
-    const answer = ask(part, this.#parts.href, `${value}`);
-    if (!answer && part === "href") throw new TypeError(`Invalid URL: '${value}'`);
-    if (answer) this.#parts = parse(answer);
+    const parts = callHost(part, this.#parts.href, `${value}`);
+    if (!parts && part === "href") throw new TypeError(`Invalid URL: '${value}'`);
+    if (parts) this.#parts = parse(parts);
   }
 
   get href(): string {
@@ -195,5 +195,5 @@ class URL {
   }
 }
 
-hideClass("URL", URL);
-hideClass("URLSearchParams", URLSearchParams);
+defineGlobalClass("URL", URL);
+defineGlobalClass("URLSearchParams", URLSearchParams);

@@ -1,28 +1,28 @@
-/** What requests and responses have alike: a body that is read once, whole or as a stream. */
+/** The body of requests and responses. */
 
-import { collect, joined, type Piece, type Source, tee, textOf, whole } from "./source.ts";
-import { disturbed, make, ReadableStream, take } from "./stream.ts";
+import { collect, concatBytes, fromPiece, type Piece, type Source, tee, textOf } from "./source.ts";
+import { createStream, isDisturbed, ReadableStream, takeSource } from "./stream.ts";
 
 const { parse } = JSON;
 
-export interface Given {
+export interface BodyInit {
   source: Source | null;
   type: string | null;
 }
 
-/** What can be given as a body, and the content type that it brings along. */
-export function given(body: unknown): Given {
+/** Converts a value to a source and its default content type. */
+export function toSource(body: unknown): BodyInit {
   if (body === null || body === undefined) return { source: null, type: null };
-  if (body instanceof ReadableStream) return { source: take(body), type: null };
-  if (body instanceof ArrayBuffer) return { source: whole(new Uint8Array(body.slice(0))), type: null };
+  if (body instanceof ReadableStream) return { source: takeSource(body), type: null };
+  if (body instanceof ArrayBuffer) return { source: fromPiece(new Uint8Array(body.slice(0))), type: null };
   if (ArrayBuffer.isView(body)) {
     const view = new Uint8Array(body.buffer, body.byteOffset, body.byteLength);
-    return { source: whole(new Uint8Array(view)), type: null };
+    return { source: fromPiece(new Uint8Array(view)), type: null };
   }
   const type = body instanceof URLSearchParams
     ? "application/x-www-form-urlencoded;charset=UTF-8"
     : "text/plain;charset=UTF-8";
-  return { source: whole(`${body}`.toWellFormed()), type };
+  return { source: fromPiece(`${body}`.toWellFormed()), type };
 }
 
 export class Body {
@@ -34,23 +34,22 @@ export class Body {
     this.#source = source;
   }
 
-  /** A source for a copy of `body`, which keeps one of its own. */
-  static copy(body: Body): Source | null {
+  /** Returns a source with the same data as `body`. The body itself can still be read. */
+  static copySource(body: Body): Source | null {
     if (body.bodyUsed || body.#stream?.locked) throw new TypeError("The body was read already");
     if (!body.#source) return null;
-    const source = body.#stream ? take(body.#stream) : body.#source;
-    const [one, other] = tee(source);
-    body.#source = one;
+    const source = body.#stream ? takeSource(body.#stream) : body.#source;
+    const [own, copy] = tee(source);
+    body.#source = own;
     body.#stream = null;
-    return other;
+    return copy;
   }
 
-  /** Whether all of the body is still where it came from. */
-  static untouched(body: Body): boolean {
+  static isUnread(body: Body): boolean {
     return !body.bodyUsed && !body.#stream?.locked;
   }
 
-  static pieces(body: Body): Promise<Piece[]> {
+  static readPieces(body: Body): Promise<Piece[]> {
     return body.#pieces();
   }
 
@@ -59,16 +58,16 @@ export class Body {
     if (this.bodyUsed) throw new TypeError("The body was read already; use clone() to read it twice");
     if (this.#stream?.locked) throw new TypeError("The body is locked to a reader");
     this.#used = true;
-    return await collect(this.#stream ? take(this.#stream) : this.#source);
+    return await collect(this.#stream ? takeSource(this.#stream) : this.#source);
   }
 
   get body(): ReadableStream | null {
     if (!this.#source) return null;
-    return this.#stream ??= make(this.#used ? whole("") : this.#source);
+    return this.#stream ??= createStream(this.#used ? fromPiece("") : this.#source);
   }
 
   get bodyUsed(): boolean {
-    return this.#used || (this.#stream !== null && disturbed(this.#stream));
+    return this.#used || (this.#stream !== null && isDisturbed(this.#stream));
   }
 
   async text(): Promise<string> {
@@ -80,15 +79,15 @@ export class Body {
   }
 
   async bytes(): Promise<Uint8Array> {
-    return joined(await this.#pieces());
+    return concatBytes(await this.#pieces());
   }
 
   async arrayBuffer(): Promise<ArrayBuffer> {
-    return joined(await this.#pieces()).buffer;
+    return concatBytes(await this.#pieces()).buffer;
   }
 }
 
-export const { copy, untouched, pieces } = Body;
-delete (Body as any).copy;
-delete (Body as any).untouched;
-delete (Body as any).pieces;
+export const { copySource, isUnread, readPieces } = Body;
+delete (Body as any).copySource;
+delete (Body as any).isUnread;
+delete (Body as any).readPieces;

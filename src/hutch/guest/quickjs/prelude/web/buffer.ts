@@ -1,6 +1,6 @@
-/** `Buffer`: what API wrappers use of Node's. */
+/** The parts of Node's `Buffer` that API wrappers use. */
 
-import { hide } from "../hide.ts";
+import { defineGlobal } from "../define.ts";
 import { decodeText, encodeUtf8 } from "../host.ts";
 
 const ENCODINGS: Record<string, string> = {
@@ -40,17 +40,17 @@ function encode(text: string, encoding: unknown): Uint8Array {
   }
 }
 
-/** As Node reads it: up to the first pair that is none. */
+/** Like Node, decodes up to the first invalid pair. */
 function hexBytes(text: string): Uint8Array {
-  const sound = /^(?:[0-9a-fA-F]{2})*/.exec(text)![0];
-  return Uint8Array.fromHex(sound);
+  const valid = /^(?:[0-9a-fA-F]{2})*/.exec(text)![0];
+  return Uint8Array.fromHex(valid);
 }
 
-/** As Node reads it: both alphabets, padding or not, whatever else is between left out. */
+/** Like Node, accepts both alphabets with or without padding, and skips other characters. */
 function base64Bytes(text: string): Uint8Array {
-  let sound = text.replaceAll("-", "+").replaceAll("_", "/").replace(/=.*$|[^A-Za-z0-9+/]/gs, "");
-  if (sound.length % 4 === 1) sound = sound.slice(0, -1);
-  return Uint8Array.fromBase64(sound, { lastChunkHandling: "loose" });
+  let valid = text.replaceAll("-", "+").replaceAll("_", "/").replace(/=.*$|[^A-Za-z0-9+/]/gs, "");
+  if (valid.length % 4 === 1) valid = valid.slice(0, -1);
+  return Uint8Array.fromBase64(valid, { lastChunkHandling: "loose" });
 }
 
 function decode(bytes: Uint8Array, encoding: unknown): string {
@@ -62,7 +62,7 @@ function decode(bytes: Uint8Array, encoding: unknown): string {
     case "base64url":
       return bytes.toBase64({ alphabet: "base64url", omitPadding: true });
     case "latin1":
-      return chars(bytes);
+      return latin1Text(bytes);
     case "utf16le":
       return decodeText(new Uint8Array(bytes.subarray(0, bytes.length & ~1)).buffer, "utf-16le", 2).slice(1);
     default:
@@ -70,7 +70,7 @@ function decode(bytes: Uint8Array, encoding: unknown): string {
   }
 }
 
-function chars(bytes: Uint8Array): string {
+function latin1Text(bytes: Uint8Array): string {
   let text = "";
   for (let at = 0; at < bytes.length; at += 4096) {
     text += String.fromCharCode(...bytes.subarray(at, at + 4096));
@@ -78,7 +78,7 @@ function chars(bytes: Uint8Array): string {
   return text;
 }
 
-function viewed(bytes: Uint8Array): Buffer {
+function fromBytes(bytes: Uint8Array): Buffer {
   return new Buffer(bytes.buffer as ArrayBuffer, bytes.byteOffset, bytes.byteLength);
 }
 
@@ -89,13 +89,13 @@ class Buffer extends Uint8Array<ArrayBuffer> {
   }
 
   static override from(value: any, second?: any, third?: any): any {
-    if (typeof value === "string") return viewed(encode(value, second));
+    if (typeof value === "string") return fromBytes(encode(value, second));
     if (value instanceof ArrayBuffer) return new Buffer(value, second, third);
     if (value?.type === "Buffer" && Array.isArray(value.data)) value = value.data;
     if (value === null || typeof value !== "object") {
       throw new TypeError("Buffer.from: expected a string, an array, a buffer or a view");
     }
-    return viewed(Uint8Array.from(value, second, third));
+    return fromBytes(Uint8Array.from(value, second, third));
   }
 
   static alloc(size: number, fill: unknown = 0, encoding?: string): Buffer {
@@ -152,7 +152,7 @@ class Buffer extends Uint8Array<ArrayBuffer> {
     return Buffer.compare(this, other);
   }
 
-  /** The same memory, unlike that of a Uint8Array. */
+  /** Shares the memory, unlike `slice` of a Uint8Array. */
   override slice(start?: number, end?: number): any {
     return this.subarray(start, end);
   }
@@ -168,9 +168,9 @@ class Buffer extends Uint8Array<ArrayBuffer> {
   write(text: string, offset: any = 0, length?: any, encoding?: any): number {
     if (typeof offset === "string") [encoding, offset] = [offset, 0];
     else if (typeof length === "string") [encoding, length] = [length, undefined];
-    const room = this.subarray(offset, length === undefined ? undefined : offset + length);
-    const bytes = encode(text, encoding).subarray(0, room.length);
-    room.set(bytes);
+    const target = this.subarray(offset, length === undefined ? undefined : offset + length);
+    const bytes = encode(text, encoding).subarray(0, target.length);
+    target.set(bytes);
     return bytes.length;
   }
 
@@ -182,9 +182,9 @@ class Buffer extends Uint8Array<ArrayBuffer> {
 
   override indexOf(value: any, from = 0, encoding?: string): number {
     if (typeof value === "number") return super.indexOf(value & 255, from);
-    const sought = typeof value === "string" ? encode(value, encoding) : value;
-    for (let i = from < 0 ? Math.max(0, this.length + from) : from; i + sought.length <= this.length; i++) {
-      if (sought.every((byte: number, j: number) => this[i + j] === byte)) return i;
+    const needle = typeof value === "string" ? encode(value, encoding) : value;
+    for (let i = from < 0 ? Math.max(0, this.length + from) : from; i + needle.length <= this.length; i++) {
+      if (needle.every((byte: number, j: number) => this[i + j] === byte)) return i;
     }
     return -1;
   }
@@ -194,8 +194,8 @@ class Buffer extends Uint8Array<ArrayBuffer> {
   }
 }
 
-/** `readUInt32BE` and the like: DataView's, by the names that Node has for them. */
-function numbers(): void {
+/** Defines `readUInt32BE` and the like, by the methods of DataView. */
+function defineNumberMethods(): void {
   const kinds: [name: string, view: string, size: number][] = [
     ["UInt8", "Uint8", 1],
     ["Int8", "Int8", 1],
@@ -211,25 +211,25 @@ function numbers(): void {
   const viewOf = (bytes: Uint8Array): any => new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
   for (const [name, kind, size] of kinds) {
     for (const order of size === 1 ? [""] : ["LE", "BE"]) {
-      const little = order === "LE";
+      const isLittleEndian = order === "LE";
       const get = function (this: Uint8Array, at = 0) {
-        return viewOf(this)[`get${kind}`](at, little);
+        return viewOf(this)[`get${kind}`](at, isLittleEndian);
       };
       const set = function (this: Uint8Array, value: unknown, at = 0) {
-        viewOf(this)[`set${kind}`](at, value, little);
+        viewOf(this)[`set${kind}`](at, value, isLittleEndian);
         return at + size;
       };
       for (const alias of new Set([name, name.replace("UInt", "Uint")])) {
-        define(`read${alias}${order}`, get);
-        define(`write${alias}${order}`, set);
+        defineMethod(`read${alias}${order}`, get);
+        defineMethod(`write${alias}${order}`, set);
       }
     }
   }
 }
 
-function define(name: string, value: unknown): void {
+function defineMethod(name: string, value: unknown): void {
   Object.defineProperty(Buffer.prototype, name, { value, writable: true, configurable: true });
 }
 
-numbers();
-hide("Buffer", Buffer);
+defineNumberMethods();
+defineGlobal("Buffer", Buffer);

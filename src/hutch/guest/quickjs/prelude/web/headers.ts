@@ -1,16 +1,16 @@
-/** `Headers`: names without case, values checked, several `set-cookie` kept apart. */
+/** `Headers`. */
 
-import { hideClass } from "../hide.ts";
+import { defineGlobalClass } from "../define.ts";
 
 const TOKEN = /^[!#$%&'*+\-.^_`|~0-9A-Za-z]+$/;
-const NO_VALUE = /[\0\r\n]|[^\0-\xff]/;
-/** What needs no further look, as most values. */
+const INVALID_VALUE = /[\0\r\n]|[^\0-\xff]/;
+/** Matches most values, which then need no further check. */
 const PLAIN = /^[\x21-\x7e](?:[ -\x7e]*[\x21-\x7e])?$/;
 const EDGES = /^[\t\n\r ]+|[\t\n\r ]+$/g;
 const COOKIE = "set-cookie";
 
-/** Names as they are mostly written, which need no look either. */
-const KNOWN: Record<string, string> = Object.create(null);
+/** Frequent names, which need no check. */
+const FREQUENT_NAMES: Record<string, string> = Object.create(null);
 for (
   const name of [
     "Accept",
@@ -21,14 +21,14 @@ for (
     "Origin",
     "User-Agent",
   ]
-) KNOWN[name] = KNOWN[name.toLowerCase()] = name.toLowerCase();
+) FREQUENT_NAMES[name] = FREQUENT_NAMES[name.toLowerCase()] = name.toLowerCase();
 
 export type HeaderPair = [name: string, value: string];
 export type HeadersInit = Headers | Iterable<Iterable<unknown>> | Record<string, unknown> | null | undefined;
 
 export class Headers {
   #pairs: HeaderPair[] = [];
-  #fixed = false;
+  #isImmutable = false;
 
   constructor(init?: HeadersInit) {
     if (init === undefined || init === null) return;
@@ -37,19 +37,18 @@ export class Headers {
     }
     if (init instanceof Headers) this.#pairs = init.#pairs.map(([name, value]) => [name, value]);
     else if (typeof (init as Iterable<unknown>)[Symbol.iterator] === "function") {
-      for (const each of init as Iterable<Iterable<unknown>>) {
-        const pair = [...each];
+      for (const entry of init as Iterable<Iterable<unknown>>) {
+        const pair = [...entry];
         if (pair.length !== 2) throw new TypeError("Headers: expected pairs of a name and a value");
         this.append(pair[0], pair[1]);
       }
     } else for (const name of Object.keys(init)) this.append(name, (init as Record<string, unknown>)[name]);
   }
 
-  /** What came from upstream, which cannot be changed. */
-  static fixed(pairs: HeaderPair[]): Headers {
+  static immutable(pairs: HeaderPair[]): Headers {
     const headers = new Headers();
     headers.#pairs = pairs;
-    headers.#fixed = true;
+    headers.#isImmutable = true;
     return headers;
   }
 
@@ -58,52 +57,54 @@ export class Headers {
   }
 
   #name(name: unknown): string {
-    const text = `${name}`, known = KNOWN[text];
-    if (known) return known;
-    if (!TOKEN.test(text)) throw new TypeError(`Headers: ${JSON.stringify(text)} is no name of a header`);
+    const text = `${name}`, frequent = FREQUENT_NAMES[text];
+    if (frequent) return frequent;
+    if (!TOKEN.test(text)) throw new TypeError(`Headers: ${JSON.stringify(text)} is not a valid name`);
     return text.toLowerCase();
   }
 
-  #changed(name: unknown): string {
+  #mutableName(name: unknown): string {
     const key = this.#name(name);
-    if (this.#fixed) throw new TypeError("Headers: those of a response from upstream cannot be changed");
+    if (this.#isImmutable) {
+      throw new TypeError("Headers: the headers of a fetched response cannot be changed");
+    }
     return key;
   }
 
   append(name: unknown, value: unknown): void {
-    const key = this.#changed(name);
-    this.#pairs.push([key, checked(key, value)]);
+    const key = this.#mutableName(name);
+    this.#pairs.push([key, normalizeValue(key, value)]);
   }
 
   set(name: unknown, value: unknown): void {
-    const key = this.#changed(name), text = checked(key, value);
-    const at = this.#pairs.findIndex(([each]) => each === key);
-    this.#pairs = this.#pairs.filter(([each], i) => each !== key || i === at);
-    if (at < 0) this.#pairs.push([key, text]);
-    else this.#pairs[at] = [key, text];
+    const key = this.#mutableName(name), text = normalizeValue(key, value);
+    const index = this.#pairs.findIndex(([other]) => other === key);
+    this.#pairs = this.#pairs.filter(([other], i) => other !== key || i === index);
+    if (index < 0) this.#pairs.push([key, text]);
+    else this.#pairs[index] = [key, text];
   }
 
   delete(name: unknown): void {
-    const key = this.#changed(name);
-    this.#pairs = this.#pairs.filter(([each]) => each !== key);
+    const key = this.#mutableName(name);
+    this.#pairs = this.#pairs.filter(([other]) => other !== key);
   }
 
   get(name: unknown): string | null {
     const key = this.#name(name);
-    const values = this.#pairs.filter(([each]) => each === key).map(([, value]) => value);
+    const values = this.#pairs.filter(([other]) => other === key).map(([, value]) => value);
     return values.length ? values.join(key === "cookie" ? "; " : ", ") : null;
   }
 
   has(name: unknown): boolean {
     const key = this.#name(name);
-    return this.#pairs.some(([each]) => each === key);
+    return this.#pairs.some(([other]) => other === key);
   }
 
   getSetCookie(): string[] {
     return this.#pairs.filter(([name]) => name === COOKIE).map(([, value]) => value);
   }
 
-  /** Sorted, and joined but for `set-cookie`. */
+  /** Sorted by name, with the values of one name joined, except for `set-cookie`. */
   #sorted(): HeaderPair[] {
     if (this.#pairs.length < 2) return [...this.#pairs];
     const names = [...new Set(this.#pairs.map(([name]) => name))].sort();
@@ -114,8 +115,8 @@ export class Headers {
     );
   }
 
-  forEach(visit: (value: string, name: string, headers: Headers) => void, self?: unknown): void {
-    for (const [name, value] of this.#sorted()) visit.call(self, value, name, this);
+  forEach(callback: (value: string, name: string, headers: Headers) => void, self?: unknown): void {
+    for (const [name, value] of this.#sorted()) callback.call(self, value, name, this);
   }
 
   *entries(): Generator<HeaderPair> {
@@ -134,23 +135,23 @@ export class Headers {
     return this.entries();
   }
 
-  /** For `console` and for who returns them as they are. */
+  /** For `console`, and for wrappers that return their headers as JSON. */
   toJSON(): Record<string, string> {
     return Object.fromEntries(this.#sorted());
   }
 }
 
-function checked(name: string, value: unknown): string {
-  const given = `${value}`;
-  if (PLAIN.test(given)) return given;
-  const text = given.replace(EDGES, "");
-  if (NO_VALUE.test(text)) {
+function normalizeValue(name: string, value: unknown): string {
+  const original = `${value}`;
+  if (PLAIN.test(original)) return original;
+  const text = original.replace(EDGES, "");
+  if (INVALID_VALUE.test(text)) {
     throw new TypeError(`Headers: the value of ${name} has a line break, or a character beyond Latin-1`);
   }
   return text;
 }
 
-export const { fixed: fixedHeaders, pairs: headerPairs } = Headers;
-delete (Headers as any).fixed;
+export const { immutable: immutableHeaders, pairs: headerPairs } = Headers;
+delete (Headers as any).immutable;
 delete (Headers as any).pairs;
-hideClass("Headers", Headers);
+defineGlobalClass("Headers", Headers);

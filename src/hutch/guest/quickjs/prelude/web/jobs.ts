@@ -1,85 +1,98 @@
-/**
- * What is done for abilities besides running code: a wrapper is called with its payload, a transform with a
- * body, and the values of headers are made. Each is an execution of its own.
- */
+/** Jobs for abilities: calls a wrapper or a transform, or computes the values of headers. */
 
 import { exceeds, tooLarge } from "../../../json.ts";
-import { type Lent, proxy } from "../../../tools.ts";
+import { createToolFunction, type ProviderTools } from "../../../tools.ts";
 import { toolCall } from "../host.ts";
-import { connect, type Upstream } from "./fetch.ts";
+import { type FetchTools, provideFetchTools } from "./fetch.ts";
 import { type HeaderPair, headerPairs, Headers } from "./headers.ts";
-import { heldBy } from "./response.ts";
+import { heldId } from "./response.ts";
 
 const { parse, stringify } = JSON;
 const evaluate = eval;
 
-/** What has no place in a transform: it computes, and no more. */
+/** Globals that transforms do not have. */
 const ONLY_FOR_WRAPPERS = ["fetch", "Request", "Response", "Headers", "Buffer", "process"];
 
-/** Held on to, because to take apart what nobody holds takes longer than most transforms. */
-const kept = [...ONLY_FOR_WRAPPERS.map((name) => (globalThis as any)[name]), (crypto as any).subtle];
+/** Referenced here, because freeing them would take longer than most transforms. */
+const retained = [...ONLY_FOR_WRAPPERS.map((name) => (globalThis as any)[name]), (crypto as any).subtle];
 
 type Program = (module?: unknown, exports?: unknown) => Promise<unknown>;
 
-/** JSON text of what came of it. */
-export async function perform(
+/** Returns the JSON text of the result. */
+export async function runJob(
   form: string,
   program: Program,
-  lent: string,
+  providers: string,
   input: string,
-  most: number,
+  maxBytes: number,
 ): Promise<string> {
-  const given = parse(input);
+  const value = parse(input);
   if (form === "wrapper") {
-    connect(tools(parse(lent), most));
-    return bounded(await wrapper(program, given), most);
+    provideFetchTools(fetchTools(parse(providers), maxBytes));
+    return toBoundedJson(await runWrapper(program, value), maxBytes);
   }
-  for (let i = 0; i < kept.length - 1; i++) delete (globalThis as any)[ONLY_FOR_WRAPPERS[i]];
+  for (let i = 0; i < retained.length - 1; i++) delete (globalThis as any)[ONLY_FOR_WRAPPERS[i]];
   delete (crypto as any).subtle;
-  return bounded(form === "transform" ? await transform(program, given) : await values(given), most);
+  const result = form === "transform" ? await runTransform(program, value) : await headerValues(value);
+  return toBoundedJson(result, maxBytes);
 }
 
-function bounded(value: unknown, most: number): string {
+function toBoundedJson(value: unknown, maxBytes: number): string {
   const text = stringify(value) ?? "null";
-  if (exceeds(text, most)) throw tooLarge("The result", most);
+  if (exceeds(text, maxBytes)) throw tooLarge("The result", maxBytes);
   return text;
 }
 
-/** The host's tools as functions that only `fetch` has. */
-function tools([[name, names]]: Lent, most: number): Upstream {
-  const all: Record<string, unknown> = {};
-  names.forEach((each, at) => all[each] = proxy(`${name}.${each}`, at, toolCall, most));
-  return all as unknown as Upstream;
+/** Creates functions for the host's tools; only `fetch` gets them. */
+function fetchTools([[provider, names]]: ProviderTools, maxBytes: number): FetchTools {
+  const functions: Record<string, unknown> = {};
+  names.forEach((name, index) => {
+    functions[name] = createToolFunction(`${provider}.${name}`, index, toolCall, maxBytes);
+  });
+  return functions as unknown as FetchTools;
 }
 
-async function wrapper(program: Program, given: { payload: unknown; options: unknown }): Promise<unknown> {
+async function runWrapper(program: Program, input: { payload: unknown; options: unknown }): Promise<unknown> {
   const module = { exports: {} };
-  const found = await program(module, module.exports);
-  if (typeof found !== "function") return { missing: true };
-  return await described(await found(given.payload, given.options));
+  const wrapper = await program(module, module.exports);
+  if (typeof wrapper !== "function") return { missing: true };
+  const returned = await wrapper(input.payload, input.options);
+  if (isResponse(returned)) return await describeResponse(returned);
+  return isPlainData(returned) ? { status: 200, data: returned } : { returned: describeValue(returned) };
 }
 
-/** A response as the host reads it; its body stays with the host if nobody has read it. */
-async function described(response: any): Promise<unknown> {
-  const type = typeof response;
-  const isResponse = (type === "object" || type === "function") && response !== null &&
-    typeof response.status === "number" && typeof response.headers?.forEach === "function" &&
-    typeof response.text === "function";
-  if (!isResponse) return { returned: named(response) };
-  const headers = listed(response.headers);
+function isResponse(value: any): boolean {
+  return (typeof value === "object" || typeof value === "function") && value !== null &&
+    typeof value.status === "number" && typeof value.headers?.forEach === "function" &&
+    typeof value.text === "function";
+}
+
+/** Returns false for values that JSON omits, and for instances of classes, which it mostly makes empty. */
+function isPlainData(value: any): boolean {
+  if (typeof value !== "object" || value === null) {
+    return value === null || ["string", "number", "boolean"].includes(typeof value);
+  }
+  const prototype = Object.getPrototypeOf(value);
+  return prototype === null || prototype === Object.prototype || Array.isArray(value) ||
+    typeof value.toJSON === "function";
+}
+
+/** Converts a response for the host. If its body was not read, only its id is sent: the host has the body. */
+async function describeResponse(response: any): Promise<unknown> {
+  const headers = pairsOf(response.headers);
   const head = { status: response.status, statusText: `${response.statusText ?? ""}`, headers };
-  const held = heldBy(response);
+  const held = heldId(response);
   return held === null ? { ...head, text: `${await response.text()}` } : { ...head, held };
 }
 
-function listed(headers: any): HeaderPair[] {
+function pairsOf(headers: any): HeaderPair[] {
   if (headers instanceof Headers) return headerPairs(headers);
   const pairs: HeaderPair[] = [];
   headers.forEach((value: unknown, name: unknown) => pairs.push([`${name}`, `${value}`]));
   return pairs;
 }
 
-function named(value: any): string {
+function describeValue(value: any): string {
   if (value === null || value === undefined) return `${value}`;
   if (Array.isArray(value)) return "an array";
   if (typeof value !== "object") return `a ${typeof value}`;
@@ -87,22 +100,22 @@ function named(value: any): string {
   return typeof name === "string" && name && name !== "Object" ? `an instance of ${name}` : "a plain object";
 }
 
-async function transform(program: Program, data: unknown): Promise<unknown> {
-  const made = await program();
-  if (typeof made !== "function") throw new TypeError("Transform code must be a function");
-  return await made(data);
+async function runTransform(program: Program, data: unknown): Promise<unknown> {
+  const transform = await program();
+  if (typeof transform !== "function") throw new TypeError("Transform code must be a function");
+  return await transform(data);
 }
 
-/** For every code the value, or what it threw; null for one that gives nothing. */
-async function values(codes: string[]): Promise<unknown[]> {
-  const all: unknown[] = [];
+/** Evaluates each code: returns its value, null for none, or the name of its error. */
+async function headerValues(codes: string[]): Promise<unknown[]> {
+  const results: unknown[] = [];
   for (const code of codes) {
     try {
       const value = await evaluate(`(${code}\n)`)();
-      all.push({ value: value === undefined || value === null ? null : `${value}` });
+      results.push({ value: value === undefined || value === null ? null : `${value}` });
     } catch (error: any) {
-      all.push({ error: typeof error?.name === "string" ? error.name : "Error" });
+      results.push({ error: typeof error?.name === "string" ? error.name : "Error" });
     }
   }
-  return all;
+  return results;
 }

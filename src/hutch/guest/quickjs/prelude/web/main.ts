@@ -1,6 +1,6 @@
 /**
- * What the wrappers of abilities find besides: `fetch` and what belongs to it, `Buffer`, an empty
- * `process.env`. Runs once, for a memory image of its own, so that no other guest has any of it.
+ * Prelude for wrappers of abilities: adds `fetch` with its classes, `Buffer` and an empty `process.env`.
+ * Has its own memory image, so that other guests do not have these globals.
  */
 
 import "../main.ts";
@@ -11,21 +11,21 @@ import "./fetch.ts";
 import "./buffer.ts";
 import "./digest.ts";
 import "./process.ts";
-import { explain } from "../../../tools.ts";
+import { describeError } from "../../../tools.ts";
 import { fail, succeed } from "../host.ts";
-import { perform } from "./jobs.ts";
+import { runJob } from "./jobs.ts";
 
 const { stringify } = JSON;
 
-async function job(...args: Parameters<typeof perform>): Promise<void> {
+async function job(...args: Parameters<typeof runJob>): Promise<void> {
   try {
-    succeed(await perform(...args));
+    succeed(await runJob(...args));
   } catch (error) {
-    fail(stringify(explain(error)));
+    fail(stringify(describeError(error)));
   }
 }
 
-// A wrapper is the secret of whoever wrote it: it cannot even tell itself.
+// The source of a wrapper is secret, so its functions do not reveal it.
 Object.defineProperty(Function.prototype, "toString", {
   value: function toString(this: unknown) {
     if (typeof this !== "function") throw new TypeError("Function.prototype.toString: expected a function");

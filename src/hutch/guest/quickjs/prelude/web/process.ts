@@ -1,5 +1,5 @@
-/** `process.env`, which is empty: there are wrappers that look. */
+/** An empty `process.env`, because some wrappers read it. */
 
-import { hide } from "../hide.ts";
+import { defineGlobal } from "../define.ts";
 
-hide("process", { env: {} });
+defineGlobal("process", { env: {} });

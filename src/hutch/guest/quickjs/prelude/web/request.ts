@@ -1,13 +1,13 @@
-/** `Request`. What has no meaning here, such as `mode` and `cache`, is kept and not looked at. */
+/** `Request`. Properties without effect here, such as `mode` and `cache`, are only stored. */
 
-import { hideClass } from "../hide.ts";
-import { Body, copy, given } from "./body.ts";
+import { defineGlobalClass } from "../define.ts";
+import { Body, copySource, toSource } from "./body.ts";
 import { Headers, type HeadersInit } from "./headers.ts";
 
 const METHOD = /^[!#$%&'*+\-.^_`|~0-9A-Za-z]+$/;
-const NORMAL = /^(delete|get|head|options|post|put)$/i;
-const REFUSED = /^(connect|trace|track)$/i;
-/** What the parser would leave as it is; most are so, and asking it takes longer than all the rest. */
+const NORMALIZED = /^(delete|get|head|options|post|put)$/i;
+const FORBIDDEN = /^(connect|trace|track)$/i;
+/** Matches most URLs that the parser would not change: calling it takes longer than everything else. */
 const NORMAL_URL = /^https:\/\/[a-z][a-z0-9-]*(?:\.[a-z][a-z0-9-]*)+\/[A-Za-z0-9\/_~?&=%+,;:@!$()*.-]*$/;
 const REDIRECTS = ["follow", "error", "manual"];
 
@@ -33,35 +33,35 @@ export class Request extends Body {
   readonly keepalive: boolean;
 
   constructor(input: unknown, init: RequestInit = {}) {
-    const from = input instanceof Request ? input : null;
-    const own = init?.body === undefined || init.body === null ? null : given(init.body);
-    super(own ? own.source : from ? copy(from) : null);
+    const original = input instanceof Request ? input : null;
+    const body = init?.body === undefined || init.body === null ? null : toSource(init.body);
+    super(body ? body.source : original ? copySource(original) : null);
     init ??= {};
-    const method = `${init.method ?? from?.method ?? "GET"}`;
-    if (!METHOD.test(method) || REFUSED.test(method)) {
-      throw new TypeError(`Request: there is no method ${JSON.stringify(method)}`);
+    const method = `${init.method ?? original?.method ?? "GET"}`;
+    if (!METHOD.test(method) || FORBIDDEN.test(method)) {
+      throw new TypeError(`Request: the method ${JSON.stringify(method)} is not allowed`);
     }
-    this.method = NORMAL.test(method) ? method.toUpperCase() : method;
-    this.url = from ? from.url : address(input);
-    this.headers = new Headers(init.headers ?? from?.headers);
-    if (own?.type && !this.headers.has("content-type")) this.headers.set("content-type", own.type);
+    this.method = NORMALIZED.test(method) ? method.toUpperCase() : method;
+    this.url = original ? original.url : normalizeUrl(input);
+    this.headers = new Headers(init.headers ?? original?.headers);
+    if (body?.type && !this.headers.has("content-type")) this.headers.set("content-type", body.type);
     if (this.body && (this.method === "GET" || this.method === "HEAD")) {
       throw new TypeError(`Request: ${this.method} cannot have a body`);
     }
-    this.redirect = `${init.redirect ?? from?.redirect ?? "follow"}`;
+    this.redirect = `${init.redirect ?? original?.redirect ?? "follow"}`;
     if (!REDIRECTS.includes(this.redirect)) {
       throw new TypeError(`Request: redirect must be one of ${REDIRECTS.join(", ")}`);
     }
-    this.#signal = init.signal ?? (from ? from.#signal : null);
-    this.mode = init.mode ?? from?.mode ?? "cors";
-    this.cache = init.cache ?? from?.cache ?? "default";
-    this.credentials = init.credentials ?? from?.credentials ?? "same-origin";
-    this.referrer = init.referrer ?? from?.referrer ?? "about:client";
-    this.keepalive = Boolean(init.keepalive ?? from?.keepalive);
+    this.#signal = init.signal ?? (original ? original.#signal : null);
+    this.mode = init.mode ?? original?.mode ?? "cors";
+    this.cache = init.cache ?? original?.cache ?? "default";
+    this.credentials = init.credentials ?? original?.credentials ?? "same-origin";
+    this.referrer = init.referrer ?? original?.referrer ?? "about:client";
+    this.keepalive = Boolean(init.keepalive ?? original?.keepalive);
   }
 
-  /** The one that was given, which alone can ever come. */
-  static given(request: Request): AbortSignal | null {
+  /** Returns the signal that was passed in. A signal that the getter `signal` created is never aborted. */
+  static signalOf(request: Request): AbortSignal | null {
     return request.#signal;
   }
 
@@ -74,7 +74,7 @@ export class Request extends Body {
   }
 }
 
-function address(input: unknown): string {
+function normalizeUrl(input: unknown): string {
   const text = `${input}`;
   if (NORMAL_URL.test(text) && !text.includes("/.")) return text;
   const url = new URL(text);
@@ -84,6 +84,6 @@ function address(input: unknown): string {
   return url.href;
 }
 
-export const { given: givenSignal } = Request;
-delete (Request as any).given;
-hideClass("Request", Request);
+export const { signalOf } = Request;
+delete (Request as any).signalOf;
+defineGlobalClass("Request", Request);

@@ -1,11 +1,11 @@
-/** `Response`: what upstream answered, or what a wrapper makes itself. */
+/** `Response`, from the host or created by a wrapper. */
 
-import { hideClass } from "../hide.ts";
-import { Body, copy, given, untouched } from "./body.ts";
-import { fixedHeaders, type HeaderPair, Headers, type HeadersInit } from "./headers.ts";
+import { defineGlobalClass } from "../define.ts";
+import { Body, copySource, isUnread, toSource } from "./body.ts";
+import { type HeaderPair, Headers, type HeadersInit, immutableHeaders } from "./headers.ts";
 import type { Source } from "./source.ts";
 
-const BODILESS = [101, 204, 205, 304];
+const STATUS_WITHOUT_BODY = [101, 204, 205, 304];
 const REDIRECTS = [301, 302, 303, 307, 308];
 
 interface ResponseInit {
@@ -14,46 +14,46 @@ interface ResponseInit {
   headers?: HeadersInit;
 }
 
-/** What the host says of a response. */
+/** A response's head from the host. */
 export interface Head {
   status: number;
   statusText: string;
   url: string;
   redirected: boolean;
   headers: HeaderPair[];
-  /** Whether the host still has what it sent of the body. */
+  /** Whether the host still has the part of the body that it sent. */
   kept: boolean;
 }
 
-interface Facts {
+interface ResponseData {
   status: number;
   statusText: string;
   headers: Headers;
   url: string;
   redirected: boolean;
   type: string;
-  /** The host's number for it, as long as its body has not been asked for beyond what came with it. */
-  held: () => number | null;
+  /** Id of the response at the host, as long as no more of its body was read than came with the head. */
+  heldId: () => number | null;
 }
 
 class Response extends Body {
-  #facts: Facts;
+  #data: ResponseData;
 
-  constructor(body?: unknown, init: ResponseInit = {}, facts?: Facts, source?: Source | null) {
-    const own = facts === undefined ? given(body) : null;
+  constructor(body?: unknown, init: ResponseInit = {}, data?: ResponseData, source?: Source | null) {
+    const own = data === undefined ? toSource(body) : null;
     super(own ? own.source : source!);
-    this.#facts = facts ?? described(init ?? {}, own!.type);
-    if (own?.source && BODILESS.includes(this.status)) {
-      throw new TypeError(`Response: one with status ${this.status} has no body`);
+    this.#data = data ?? dataFromInit(init ?? {}, own!.type);
+    if (own?.source && STATUS_WITHOUT_BODY.includes(this.status)) {
+      throw new TypeError(`Response: a response with status ${this.status} cannot have a body`);
     }
   }
 
-  static made(facts: Facts, source: Source | null): Response {
-    return new Response(null, {}, facts, source);
+  static create(data: ResponseData, source: Source | null): Response {
+    return new Response(null, {}, data, source);
   }
 
-  static held(response: Response): number | null {
-    return untouched(response) ? response.#facts.held() : null;
+  static heldIdOf(response: Response): number | null {
+    return isUnread(response) ? response.#data.heldId() : null;
   }
 
   static json(data: unknown, init: ResponseInit = {}): Response {
@@ -65,70 +65,71 @@ class Response extends Body {
   }
 
   static error(): Response {
-    return made(own(0, "", fixedHeaders([]), "error"), null);
+    return create(responseData(0, "", immutableHeaders([]), "error"), null);
   }
 
   static redirect(url: unknown, status = 302): Response {
-    if (!REDIRECTS.includes(status)) throw new RangeError(`Response.redirect: ${status} is no redirect`);
-    return made(own(status, "", fixedHeaders([["location", new URL(`${url}`).href]])), null);
+    if (!REDIRECTS.includes(status)) {
+      throw new RangeError(`Response.redirect: ${status} is not a redirect status`);
+    }
+    return create(responseData(status, "", immutableHeaders([["location", new URL(`${url}`).href]])), null);
   }
 
   get status(): number {
-    return this.#facts.status;
+    return this.#data.status;
   }
   get ok(): boolean {
     return this.status >= 200 && this.status <= 299;
   }
   get statusText(): string {
-    return this.#facts.statusText;
+    return this.#data.statusText;
   }
   get headers(): Headers {
-    return this.#facts.headers;
+    return this.#data.headers;
   }
   get url(): string {
-    return this.#facts.url;
+    return this.#data.url;
   }
   get redirected(): boolean {
-    return this.#facts.redirected;
+    return this.#data.redirected;
   }
   get type(): string {
-    return this.#facts.type;
+    return this.#data.type;
   }
 
   clone(): Response {
-    return made(this.#facts, copy(this));
+    return create(this.#data, copySource(this));
   }
 }
 
-function own(status: number, statusText: string, headers: Headers, type = "default"): Facts {
-  return { status, statusText, headers, url: "", redirected: false, type, held: () => null };
+function responseData(status: number, statusText: string, headers: Headers, type = "default"): ResponseData {
+  return { status, statusText, headers, url: "", redirected: false, type, heldId: () => null };
 }
 
-function described(init: ResponseInit, type: string | null): Facts {
+function dataFromInit(init: ResponseInit, type: string | null): ResponseData {
   const status = init.status === undefined ? 200 : Number(init.status);
   if (!Number.isInteger(status) || status < 200 || status > 599) {
     throw new RangeError("Response: status must be a whole number from 200 to 599");
   }
   const headers = new Headers(init.headers);
   if (type && !headers.has("content-type")) headers.set("content-type", type);
-  return own(status, `${init.statusText ?? ""}`, headers);
+  return responseData(status, `${init.statusText ?? ""}`, headers);
 }
 
-/** The response that the host speaks of. */
-export function fromHost(head: Head, source: Source | null, held: () => number | null): Response {
+export function fromHost(head: Head, source: Source | null, heldId: () => number | null): Response {
   const { status, statusText, url, redirected } = head;
-  const headers = fixedHeaders(head.headers);
-  const bare = BODILESS.includes(status) ? null : source;
-  return made({ status, statusText, headers, url, redirected, type: "basic", held }, bare);
+  const headers = immutableHeaders(head.headers);
+  const body = STATUS_WITHOUT_BODY.includes(status) ? null : source;
+  return create({ status, statusText, headers, url, redirected, type: "basic", heldId }, body);
 }
 
-/** The host's number of a response that came from it and whose body it still has. */
-export function heldBy(value: unknown): number | null {
-  return value instanceof Response ? held(value) : null;
+/** Returns the host's id of a response whose whole body the host still has. */
+export function heldId(value: unknown): number | null {
+  return value instanceof Response ? heldIdOf(value) : null;
 }
 
-const { made, held } = Response;
-delete (Response as any).made;
-delete (Response as any).held;
+const { create, heldIdOf } = Response;
+delete (Response as any).create;
+delete (Response as any).heldIdOf;
 export type { Response };
-hideClass("Response", Response);
+defineGlobalClass("Response", Response);

@@ -1,32 +1,31 @@
-/** Where the bytes of a body come from, piece by piece, and how two readers share them. */
+/** Sources of a body's pieces. */
 
 import { decodeText, encodeUtf8 } from "../host.ts";
 
-/** Well-formed text, or bytes: what came as text is made bytes only if somebody wants bytes. */
+/** Well-formed text, or bytes. Text is only encoded when bytes are needed. */
 export type Piece = string | Uint8Array;
 
 export interface Source {
-  /** The next piece, or null after the last. One call at a time. */
+  /** Returns the next piece, or null after the last. Only one call at a time is allowed. */
   pull(): Promise<Piece | null>;
   cancel(): void;
 }
 
-/** What the guest itself has whole. */
-export function whole(piece: Piece): Source {
-  let left: Piece | null = piece;
+export function fromPiece(piece: Piece): Source {
+  let next: Piece | null = piece;
   return {
     pull() {
-      const piece = left;
-      left = null;
+      const piece = next;
+      next = null;
       return Promise.resolve(piece);
     },
     cancel() {
-      left = null;
+      next = null;
     },
   };
 }
 
-/** Two sources that give the same as one: what the slower has not read yet waits for it. */
+/** Splits a source in two, and queues pieces for the slower reader. */
 export function tee(source: Source): [Source, Source] {
   const queues: Piece[][] = [[], []];
   let open = 2, ended = false, advancing: Promise<void> | undefined;
@@ -58,7 +57,7 @@ export function bytesOf(piece: Piece): Uint8Array {
   return typeof piece === "string" ? new Uint8Array(encodeUtf8(piece)) : piece;
 }
 
-export function joined(pieces: Piece[]): Uint8Array<ArrayBuffer> {
+export function concatBytes(pieces: Piece[]): Uint8Array<ArrayBuffer> {
   const parts = pieces.map(bytesOf);
   const all = new Uint8Array(parts.reduce((sum, part) => sum + part.length, 0));
   let at = 0;
@@ -69,11 +68,11 @@ export function joined(pieces: Piece[]): Uint8Array<ArrayBuffer> {
   return all;
 }
 
-/** As UTF-8, without a byte order mark. */
+/** Decodes UTF-8 and removes a byte order mark. */
 export function textOf(pieces: Piece[]): string {
   if (pieces.every((piece) => typeof piece === "string")) {
     const text = pieces.join("");
     return text.charCodeAt(0) === 0xfeff ? text.slice(1) : text;
   }
-  return decodeText(joined(pieces).buffer, "utf-8", 0).slice(1);
+  return decodeText(concatBytes(pieces).buffer, "utf-8", 0).slice(1);
 }

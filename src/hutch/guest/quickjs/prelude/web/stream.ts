@@ -1,9 +1,9 @@
-/** A body as a stream: `getReader()` and `for await`. There is no other way to make one. */
+/** `ReadableStream` of a body, with `getReader()` and `for await`. Guests cannot construct one. */
 
-import { entitle } from "../hide.ts";
+import { nameClass } from "../define.ts";
 import { bytesOf, type Source, tee } from "./source.ts";
 
-const SECRET = Symbol("only a body makes a stream");
+const CONSTRUCTOR_KEY = Symbol("only a body creates a stream");
 
 export class ReadableStream {
   #source: Source;
@@ -11,20 +11,22 @@ export class ReadableStream {
   #disturbed = false;
 
   constructor(key: symbol, source: Source) {
-    if (key !== SECRET) throw new TypeError("Illegal constructor: a stream is the body of a response");
+    if (key !== CONSTRUCTOR_KEY) {
+      throw new TypeError("Illegal constructor: a stream is the body of a response");
+    }
     this.#source = source;
   }
 
-  static make(source: Source): ReadableStream {
-    return new ReadableStream(SECRET, source);
+  static createStream(source: Source): ReadableStream {
+    return new ReadableStream(CONSTRUCTOR_KEY, source);
   }
 
-  static disturbed(stream: ReadableStream): boolean {
+  static isDisturbed(stream: ReadableStream): boolean {
     return stream.#disturbed;
   }
 
-  /** What is left of it, for whoever takes it over. */
-  static take(stream: ReadableStream): Source {
+  /** Locks the stream and returns the source of the rest. */
+  static takeSource(stream: ReadableStream): Source {
     stream.#claim();
     stream.#disturbed = true;
     return stream.#source;
@@ -58,8 +60,8 @@ export class ReadableStream {
   }
 
   tee(): [ReadableStream, ReadableStream] {
-    const [one, other] = tee(take(this));
-    return [make(one), make(other)];
+    const [one, other] = tee(takeSource(this));
+    return [createStream(one), createStream(other)];
   }
 
   async *values(): AsyncGenerator<Uint8Array> {
@@ -89,35 +91,35 @@ class Reader {
   #pull: (() => ReturnType<Source["pull"]>) | null;
   #cancel: () => void;
   #release: () => void;
-  #last: Promise<unknown> = Promise.resolve();
-  #finish!: () => void;
+  #lastRead: Promise<unknown> = Promise.resolve();
+  #close!: () => void;
   readonly closed: Promise<void>;
 
   constructor(pull: () => ReturnType<Source["pull"]>, cancel: () => void, release: () => void) {
     this.#pull = pull;
     this.#cancel = cancel;
     this.#release = release;
-    this.closed = new Promise((resolve) => this.#finish = resolve);
+    this.closed = new Promise((resolve) => this.#close = resolve);
   }
 
-  /** Reads that were not awaited follow each other. */
+  /** Concurrent reads are queued. */
   read(): Promise<{ done: boolean; value?: Uint8Array }> {
     const pull = this.#pull;
-    if (!pull) return Promise.reject(new TypeError("The reader has released its stream"));
-    const next = this.#last.then(async () => {
+    if (!pull) return Promise.reject(new TypeError("The reader was released from its stream"));
+    const next = this.#lastRead.then(async () => {
       const piece = await pull();
       if (piece !== null) return { done: false, value: bytesOf(piece) };
-      this.#finish();
+      this.#close();
       return { done: true, value: undefined };
     });
-    this.#last = next.catch(() => {});
+    this.#lastRead = next.catch(() => {});
     return next;
   }
 
   cancel(): Promise<void> {
-    if (!this.#pull) return Promise.reject(new TypeError("The reader has released its stream"));
+    if (!this.#pull) return Promise.reject(new TypeError("The reader was released from its stream"));
     this.#cancel();
-    this.#finish();
+    this.#close();
     this.#pull = () => Promise.resolve(null);
     return Promise.resolve();
   }
@@ -128,9 +130,9 @@ class Reader {
   }
 }
 
-export const { make, disturbed, take } = ReadableStream;
-delete (ReadableStream as any).make;
-delete (ReadableStream as any).disturbed;
-delete (ReadableStream as any).take;
-entitle("ReadableStream", ReadableStream);
-entitle("ReadableStreamDefaultReader", Reader);
+export const { createStream, isDisturbed, takeSource } = ReadableStream;
+delete (ReadableStream as any).createStream;
+delete (ReadableStream as any).isDisturbed;
+delete (ReadableStream as any).takeSource;
+nameClass("ReadableStream", ReadableStream);
+nameClass("ReadableStreamDefaultReader", Reader);

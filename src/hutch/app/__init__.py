@@ -1,0 +1,1 @@
+"""Composition root: builds all components from Settings, and opens and closes them."""

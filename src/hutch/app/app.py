@@ -1,0 +1,263 @@
+"""Composition root: builds every component from Settings, and closes them in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from functools import cached_property
+from typing import TYPE_CHECKING, Self
+
+from hutch.app.jail_uplinks import JailUplinks
+from hutch.app.storage import Storage
+from hutch.kernel.kernel import Kernel
+from hutch.kernel.metrics import RunCounters
+from hutch.kernel.records import RunRecorder
+from hutch.sandbox.jail.jail import Jail, bubblewrap, bubblewrap_missing
+from hutch.sandbox.pool.pool import Pool
+from hutch.sandbox.runner.launcher import Launcher
+from hutch.sandbox.runner.profile import profile_for
+from hutch.sandbox.selftest import selftest
+from hutch.sandbox.selftest.result import SelfTestResult
+from hutch.settings import Settings
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from hutch.config_text import ConfigText
+    from hutch.http.auth import AccessControl
+    from hutch.mcp_client.servers import McpServers
+    from hutch.npm.packages import PackageManager
+    from hutch.protocols.mcp.http import McpEndpoint
+    from hutch.protocols.rep.server.supervisor import FlowSupervisor
+    from hutch.protocols.toolscript.execute import ScriptRunner
+    from hutch.protocols.toolscript.gateway.gateway import Gateway
+    from hutch.protocols.toolscript.gateway.local import LocalGateway
+    from hutch.protocols.tpmjs.execute import ToolExecutor
+
+logger = logging.getLogger("hutch")
+
+
+class App:
+    """A running Hutch: the kernel and all other components. It belongs to the event loop that created it.
+
+    It reads nothing from the current directory. `project_servers` returns the MCP configuration of a trusted
+    project, and is called when the MCP servers are first needed.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        jail: Jail,
+        verdict: SelfTestResult,
+        project_servers: Callable[[], ConfigText | None] = lambda: None,
+    ) -> None:
+        self.settings = settings
+        self._project_servers = project_servers
+        self.verdict = verdict
+        self.counters = RunCounters()
+        self.jail = jail
+        self._mcp: McpEndpoint | None = None
+        self._indexing: asyncio.Task[None] | None = None
+        self._uplinks = JailUplinks()
+        self._launcher = Launcher(settings, jail, self._uplinks.open)
+        self.pool = Pool(settings, self._launcher.launch)
+        self._recorder = RunRecorder(self.counters, lambda: self.storage.run_sink)
+        self.kernel = Kernel(settings, self.pool, self._recorder)
+        self.storage = Storage(settings, self.kernel)
+
+    @classmethod
+    async def create(
+        cls, settings: Settings, *, project_servers: Callable[[], ConfigText | None] = lambda: None
+    ) -> Self:
+        """Chooses the jail with the self-test and builds the app. The self-test runs in a thread, because it
+        takes about a second.
+
+        Raises SandboxUnavailable if the required isolation is not available.
+        """
+        jail, verdict = await asyncio.to_thread(selftest.choose_jail, settings)
+        if verdict.isolation != "container":
+            logger.warning(
+                "the isolation is weak (%s): only Deno's permissions protect this machine's files"
+                " and network from guests; %s`hutch doctor` says how to get containers",
+                verdict.isolation,
+                await asyncio.to_thread(_explain_bwrap),
+            )
+        return cls(settings, jail, verdict, project_servers)
+
+    async def warm_up(self) -> None:
+        """Starts quickjs and deno runners before the first request of a server.
+
+        Raises HutchError with the reason if no quickjs runner starts.
+        """
+        quickjs, deno = profile_for("quickjs"), profile_for("deno")
+        self.pool.keep_warm(quickjs, self.settings.quickjs_warm)
+        self.pool.keep_warm(deno, self.settings.deno_warm)
+        self._launcher.prepare_network()
+        await self.pool.wait_warm(quickjs)
+        if self.settings.quickjs_warm and not self.pool.stats().warm.get("quickjs"):
+            # A lease raises the error that kept the runners from starting.
+            async with self.pool.lease(quickjs, "warm-up"):
+                pass
+
+    @cached_property
+    def packages(self) -> PackageManager:
+        from hutch.npm.packages import PackageManager
+
+        return PackageManager(self.settings)
+
+    @cached_property
+    def tools(self) -> ToolExecutor:
+        """Runs tools of npm packages."""
+        from hutch.protocols.tpmjs.execute import ToolExecutor
+
+        return ToolExecutor(self.kernel, self.packages, self.verdict.isolation, self.verdict.deno)
+
+    @cached_property
+    def mcp_servers(self) -> McpServers:
+        """Connections to the user's MCP servers. Raises ConfigError."""
+        from hutch.mcp_client.config_file import load_config
+        from hutch.mcp_client.servers import McpServers
+        from hutch.vault.tokens import Tokens
+
+        tokens = Tokens.at(self.settings.home_path, os.environ)
+        paths = self.settings.mcp_config or None
+        config = load_config(paths, project=None if paths else self._project_servers())
+        return McpServers(config, self.settings, tokens=tokens)
+
+    @cached_property
+    def gateway(self) -> Gateway:
+        from hutch.protocols.toolscript.gateway.approvals import ApprovalPolicy, Approvals
+        from hutch.protocols.toolscript.gateway.gateway import Gateway
+
+        approvals = Approvals(ApprovalPolicy(self.settings.approvals))
+        approvals.on_wait_begin.append(self.kernel.pause_timeout)
+        approvals.on_wait_end.append(self.kernel.resume_timeout)
+        gateway = Gateway(self.mcp_servers, approvals)
+        self._recorder.on_end.append(lambda run: approvals.forget(run.id))
+        return gateway
+
+    def start_gateway(self) -> None:
+        """Starts to connect to the MCP servers and to index their tools, without waiting. With `mcp_eager`
+        off, both happen on first use. Raises ConfigError.
+        """
+        gateway = self.gateway
+        if self.settings.mcp_eager:
+            self._indexing = asyncio.create_task(gateway.keep_indexed())
+
+    @cached_property
+    def gateway_app(self) -> ASGIApp:
+        """The gateway as an ASGI app, for commands of this process."""
+        from hutch.http.auth import AccessControl
+
+        return self.gateway_http_app(AccessControl(self.settings, self.storage))
+
+    @cached_property
+    def script_gateway(self) -> LocalGateway:
+        """The default gateway of scripts."""
+        from hutch.protocols.toolscript.gateway.local import LocalGateway
+
+        settings = self.settings
+        return LocalGateway(self.gateway, port=settings.port, max_body_bytes=settings.max_body_bytes)
+
+    @cached_property
+    def scripts(self) -> ScriptRunner:
+        """Runs toolscripts."""
+        from hutch.protocols.toolscript.checker.checker import Checker
+        from hutch.protocols.toolscript.execute import ScriptRunner
+
+        return ScriptRunner(self.kernel, Checker(self.settings, self.jail), self.verdict.isolation)
+
+    @cached_property
+    def flows(self) -> FlowSupervisor:
+        """Runs flows started over HTTP."""
+        from hutch.protocols.rep.server.supervisor import FlowSupervisor
+
+        return FlowSupervisor(self.settings, self.storage.store)
+
+    def gateway_http_app(self, access: AccessControl) -> ASGIApp:
+        """Returns the gateway alone as an ASGI app, for `hutch gateway start`."""
+        from hutch.protocols.toolscript.gateway.routes import application
+
+        return application(self.gateway, access, self.settings)
+
+    def http_app(self, access: AccessControl) -> ASGIApp:
+        """Returns the ASGI app with the HTTP routes of all protocols."""
+        from starlette.applications import Starlette
+        from starlette.exceptions import HTTPException
+
+        from hutch.egress import policy
+        from hutch.http import health, responses
+        from hutch.http.cors import Cors
+        from hutch.protocols.abilities import routes as abilities
+        from hutch.protocols.execbox import routes as execbox
+        from hutch.protocols.mcp.http import McpEndpoint
+        from hutch.protocols.rep.server import routes as rep
+        from hutch.protocols.toolscript.gateway import routes as toolscript
+        from hutch.protocols.tpmjs import routes as tpmjs
+
+        policy.check_settings(self.settings)
+
+        self._mcp = McpEndpoint(self, access, services=self.storage)
+        web = Starlette(
+            routes=[
+                *health.routes(self, access),
+                *execbox.routes(self.kernel, access),
+                *toolscript.routes(self.gateway, access, self.settings),
+                *self._mcp.routes(),
+                *abilities.routes(self.storage, access),
+                *rep.routes(self.flows, access),
+                *tpmjs.routes(self.tools, access, self.settings, self.verdict, self.verdict.deno),
+            ],
+            exception_handlers={
+                HTTPException: responses.on_http_exception,
+                Exception: responses.on_internal_error,
+            },
+        )
+        web.router.default = responses.not_found_app
+        web.router.redirect_slashes = False
+        return Cors(web)
+
+    async def drain(self, seconds: float) -> None:
+        """Waits for running flows. Flows that do not finish are resumed at the next start."""
+        if "flows" in self.__dict__:
+            await self.flows.drain(seconds)
+
+    async def close(self) -> None:
+        """Closes each component before the components that it depends on. If one fails to close, the others
+        are closed anyway.
+        """
+        built = self.__dict__
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self.storage.close)
+            stack.push_async_callback(self._launcher.close)
+            stack.push_async_callback(self._uplinks.close)
+            if "mcp_servers" in built:
+                stack.push_async_callback(self.mcp_servers.close)
+            if self._indexing is not None:
+                stack.push_async_callback(_cancel, self._indexing)
+            stack.push_async_callback(self.pool.close)
+            if "scripts" in built:
+                stack.push_async_callback(self.scripts.close)
+            if "packages" in built:
+                stack.push_async_callback(self.packages.close)
+            if "tools" in built:
+                stack.push_async_callback(self.tools.close)
+            if "flows" in built:
+                stack.push_async_callback(self.flows.close)
+            if self._mcp is not None:
+                stack.push_async_callback(self._mcp.close)
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def _explain_bwrap() -> str:
+    """Returns an explanation of an unusable HUTCH_BWRAP for the warning, or an empty string."""
+    if not os.environ.get("HUTCH_BWRAP") or bubblewrap() is not None:
+        return ""
+    return f"{bubblewrap_missing()[0].rstrip('.')}; "

@@ -1,0 +1,182 @@
+"""Opens the store, the vault and the abilities on first use, and closes them in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hutch.errors import HutchError, StoreError
+from hutch.kernel.records import RunRecord, RunSink, record_fields
+from hutch.settings import Settings
+
+if TYPE_CHECKING:
+    from hutch.egress.client.client import FetchClient
+    from hutch.kernel.kernel import Kernel
+    from hutch.protocols.abilities.execute import AbilityExecutor
+    from hutch.store.store import Store
+    from hutch.vault.api_keys import Identity
+    from hutch.vault.vault import Vault
+
+logger = logging.getLogger("hutch")
+
+_PRUNE_SECONDS = 3_600.0
+_DAY_SECONDS = 86_400.0
+# Fields of a run record that have their own column. All other fields are stored in `details`.
+_RUN_COLUMNS = ("run_id", "owner", "door", "engine", "label", "started_at", "duration_ms", "outcome")
+
+
+class Storage:
+    """The store, the vault and the abilities of one App."""
+
+    def __init__(self, settings: Settings, kernel: Kernel) -> None:
+        self.settings = settings
+        self._kernel = kernel
+        self._opening = asyncio.Lock()
+        self._closed = False
+        self._store: Store | None = None
+        self._vault: Vault | None = None
+        self._http_client: FetchClient | None = None
+        self._abilities: AbilityExecutor | None = None
+        self._pruning: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Opens the store when a server starts, so that errors appear before the first request.
+
+        Opens the vault, which needs the master key, only if the store has encrypted data. If the home cannot
+        be written, nothing is stored, and a warning says so. Raises SettingError, StoreError and VaultError.
+        """
+        _check_ability_settings(self.settings)
+        if self.settings.database_url is None and not _can_write(self.settings.home_path):
+            logger.warning("%s cannot be written: users and runs are not stored", self.settings.home_path)
+            return
+        store = await self.store()
+        from hutch.vault import master_key_check
+
+        if await master_key_check.has_encrypted_data(store):
+            await self.vault()
+        if self.settings.keep_runs_days:
+            self._pruning = asyncio.create_task(self._prune(store))
+
+    async def store(self) -> Store:
+        """Returns the store, and opens it on first use. Raises StoreError."""
+        if self._store is None:
+            async with self._opening:
+                await self._open_store()
+        assert self._store is not None
+        return self._store
+
+    async def vault(self) -> Vault:
+        """Returns the vault, and opens it on first use. Raises StoreError and VaultError."""
+        if self._vault is None:
+            async with self._opening:
+                await self._open_vault()
+        assert self._vault is not None
+        return self._vault
+
+    async def abilities(self) -> AbilityExecutor:
+        """Returns the executor of abilities; creates it on first use. Raises StoreError and VaultError."""
+        if self._abilities is None:
+            async with self._opening:
+                await self._open_abilities()
+        assert self._abilities is not None
+        return self._abilities
+
+    async def authenticate(self, secret: str) -> Identity:
+        """Returns the user of an API key. Needs no master key. Raises Unauthorized and StoreError."""
+        from hutch.vault import api_keys
+
+        api_keys.digest(secret)  # raises for a malformed key, before the store is opened
+        return await api_keys.authenticate(self._store or await self.store(), secret)
+
+    @property
+    def stores_runs(self) -> bool:
+        return self._store is not None and not self._closed
+
+    @property
+    def run_sink(self) -> RunSink | None:
+        """Function that queues run records for writing. None unless the store is open."""
+        return self._queue_run if self.stores_runs else None
+
+    def _queue_run(self, record: RunRecord) -> None:
+        assert self._store is not None
+        from hutch.store.models import RunRow
+
+        fields = record_fields(record)
+        fields["door"] = fields.pop("protocol")
+        columns = {name: fields.pop(name, None) for name in _RUN_COLUMNS}
+        columns["details"] = msgspec.json.encode(fields).decode()
+        self._store.write_behind.add_run(msgspec.convert(columns, RunRow))
+
+    async def close(self) -> None:
+        """Writes the queued run records and closes the store. Must be called after all runs have ended."""
+        self._closed = True
+        async with contextlib.AsyncExitStack() as stack, self._opening:
+            if self._store is not None:
+                stack.push_async_callback(self._store.close)
+            if self._http_client is not None:
+                stack.push_async_callback(self._http_client.close)
+            if self._pruning is not None:
+                self._pruning.cancel()
+                await asyncio.gather(self._pruning, return_exceptions=True)
+
+    async def _open_store(self) -> Store:
+        if self._closed:
+            raise StoreError("The store is closed.")
+        if self._store is None:
+            from hutch.vault import flow_keys
+
+            self._store = await flow_keys.open_store(self.settings)
+        return self._store
+
+    async def _open_vault(self) -> Vault:
+        store = await self._open_store()
+        if self._vault is None:
+            from hutch.vault.vault import Vault
+
+            self._vault = await Vault.open(store, self.settings.home_path, os.environ)
+        return self._vault
+
+    async def _open_abilities(self) -> None:
+        vault = await self._open_vault()
+        if self._abilities is None:
+            from hutch.egress.client.client import FetchClient
+            from hutch.protocols.abilities.execute import AbilityExecutor
+
+            self._http_client = FetchClient(self.settings)
+            self._abilities = AbilityExecutor(self._kernel, vault.store, vault, self._http_client)
+
+    async def _prune(self, store: Store) -> None:
+        from hutch.store import models
+
+        while True:
+            older = models.now(plus_seconds=-_DAY_SECONDS * self.settings.keep_runs_days)
+            try:
+                await store.runs.prune(older)
+                await store.journal.prune(older)
+            except HutchError as error:
+                logger.warning("cannot delete old runs: %s", error)
+            await asyncio.sleep(_PRUNE_SECONDS)
+
+
+def _check_ability_settings(settings: Settings) -> None:
+    """Validates settings that abilities use later. Raises SettingError."""
+    from hutch.egress.client.operator_proxy import OperatorProxy
+    from hutch.protocols.abilities import outcome
+
+    outcome.parse_statuses(settings.ability_expire_on)
+    if settings.proxy_url:
+        OperatorProxy(settings.proxy_url)
+
+
+def _can_write(home: Path) -> bool:
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(home, os.W_OK)

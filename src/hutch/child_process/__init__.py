@@ -1,0 +1,1 @@
+"""Child processes that end with this process."""

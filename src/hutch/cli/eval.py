@@ -1,0 +1,95 @@
+"""`hutch eval`: runs code in the sandbox."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from hutch.api import Engine, Hutch
+from hutch.cli.support import event_loop
+from hutch.cli.support.arguments import check_range, read_text
+from hutch.cli.support.console import print_json, print_log, print_note
+from hutch.cli.support.project import current_folder, load_project_settings
+from hutch.errors import InvalidExecution, wire_code
+from hutch.sandbox.runner.profile import profile_for
+from hutch.session.messages import WireError
+from hutch.session.run import Result
+from hutch.settings import MIB, Settings
+
+
+def evaluate(
+    code: str | None,
+    file: Path | None,
+    *,
+    engine: Engine,
+    timeout: float | None,
+    memory: float | None,
+    json: bool,
+) -> int:
+    # Keep no runners ready, because no other execution follows.
+    settings = load_project_settings({"quickjs_warm": 0, "deno_warm": 0}, current_folder())
+    profile_for(engine)
+    seconds = check_range("--timeout", "seconds", timeout, settings.max_timeout_ms / 1000)
+    megabytes = check_range("--memory", "MB", memory, settings.max_memory_limit_bytes / MIB)
+    source = _read_source(code, file)
+
+    async def run() -> Result:
+        async with Hutch(settings=settings) as hutch:
+            return await hutch.run(
+                source,
+                engine=engine,
+                timeout_ms=None if seconds is None else max(1, seconds * 1000),
+                memory_limit_bytes=None if megabytes is None else max(1, int(megabytes * MIB)),
+                on_log=None if json else print_log,
+            )
+
+    result = event_loop.run_async(run())
+    _print_result(result, settings, json=json)
+    return 0 if result.ok else 1
+
+
+def _read_source(code: str | None, file: Path | None) -> str:
+    if code is None and file is None:
+        raise InvalidExecution("CODE", "expected code, or - for stdin, or -f FILE; got none of them")
+    if code is not None and file is not None:
+        raise InvalidExecution("CODE", f"expected either code or -f FILE, got both ({file})")
+    if file is None and code != "-":
+        return code or ""
+    return read_text(None if file is None or str(file) == "-" else file)
+
+
+def _print_result(result: Result, settings: Settings, *, json: bool) -> None:
+    if json:
+        print_json(_encode_result(result))
+        return
+    if result.logs_truncated:
+        more = "HUTCH_MAX_LOG_LINES and HUTCH_MAX_LOG_CHARS allow more"
+        print_note(f"the logs were truncated; {more}")
+    if result.error is None:
+        # An undefined result has no JSON representation.
+        if result.result_json is not None:
+            print_json(result.result_json)
+        return
+    error = result.error
+    print_note(f"{wire_code(error.code)}: {error}{_limit_hint(error.code, settings)}")
+
+
+def _limit_hint(code: str, settings: Settings) -> str:
+    """Returns a hint that names the option for the exceeded limit, or an empty text."""
+    if code == "timeout":
+        return f"; --timeout SECONDS allows up to {settings.max_timeout_ms / 1000:g}"
+    if code == "memory_limit":
+        return f"; --memory MB allows up to {settings.max_memory_limit_bytes / MIB:g}"
+    return ""
+
+
+def _encode_result(result: Result) -> bytes:
+    """Encodes a result in the format of Execbox."""
+    body: dict[str, object] = {"ok": result.ok}
+    if result.error is not None:
+        body["error"] = WireError.of(result.error)
+    elif result.result_json is not None:
+        body["result"] = msgspec.Raw(result.result_json)
+    body |= {"logs": result.logs, "durationMs": result.duration_ms}
+    return msgspec.json.encode(body)

@@ -1,0 +1,1 @@
+"""Implements `hutch flow`."""

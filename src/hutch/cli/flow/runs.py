@@ -1,0 +1,202 @@
+"""`hutch flow list`, `runs`, `logs`, `resume`, `cancel`, `approve` and `deny`."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hutch.cli.flow.view import one_line
+from hutch.cli.support.console import format_age_of, print_json, print_line, print_note, print_table
+from hutch.cli.support.store import find_user, with_store
+from hutch.errors import InvalidInput
+from hutch.protocols.rep.runtime import lease
+from hutch.protocols.rep.runtime.context import ApprovalDecision
+from hutch.protocols.rep.runtime.journal import OPERATOR_OWNERS
+from hutch.protocols.rep.server.events import iter_events
+from hutch.store.models import now
+
+if TYPE_CHECKING:
+    from hutch.store.models import FlowHead, FlowRunHead, FlowRunRow
+    from hutch.store.store import Store
+
+_JSON_FIELDS = (
+    "run_id",
+    "flow",
+    "version",
+    "origin",
+    "owner",
+    "outcome",
+    "created_at",
+    "started_at",
+    "ended_at",
+)
+
+
+def list_runs(user: str | None, limit: int, *, as_json: bool) -> int:
+    """Lists runs, newest first."""
+
+    async def load(store: Store) -> tuple[list[FlowRunHead], dict[str, str]]:
+        owners = [] if user is None else [(await find_user(store, user)).id]
+        names = {row.id: row.name for row in await store.users.list()}
+        return await store.journal.list(*owners, limit=limit), names
+
+    runs, names = with_store(load)
+    if as_json:
+        print_json(json.dumps([_run_json(run) for run in runs]).encode())
+    elif runs:
+        headers = ("RUN", "FLOW", "STATE", "STARTED", "TOOK", "USER")
+        print_table(headers, [_run_row(run, names) for run in runs])
+    else:
+        print_note("there are no runs; `hutch flow run FILE` starts one")
+    return 0
+
+
+def _run_json(run: FlowRunHead) -> dict[str, Any]:
+    return {**{name: getattr(run, name) for name in _JSON_FIELDS}, "state": lease.run_state(run)}
+
+
+def _run_row(run: FlowRunHead, names: dict[str, str]) -> tuple[str, ...]:
+    state = lease.run_state(run)
+    if run.outcome not in (None, "ok", "cancelled"):
+        state = f"{state} ({run.outcome})"
+    duration = ""
+    if run.started_at is not None and run.ended_at is not None:
+        delta = datetime.fromisoformat(run.ended_at) - datetime.fromisoformat(run.started_at)
+        duration = f"{delta.total_seconds():.2f} s"
+    started = "not yet" if run.started_at is None else format_age_of(run.started_at)
+    return one_line(run.run_id), run.flow, state, started, duration, names.get(run.owner, "")
+
+
+def list_flows(user: str | None, *, as_json: bool) -> int:
+    """Lists the flows that servers with this store have, by name."""
+
+    async def load(store: Store) -> list[FlowHead]:
+        owners = sorted(OPERATOR_OWNERS) if user is None else [(await find_user(store, user)).id]
+        flows: list[FlowHead] = []
+        for owner in owners:
+            last = ""
+            while page := await store.flows.list(owner, after=last):
+                flows += page
+                last = page[-1].name
+        return sorted(flows, key=lambda row: row.name)
+
+    flows = with_store(load)
+    if as_json:
+        fields = ("name", "version", "created_at", "updated_at")
+        print_json(json.dumps([{name: getattr(row, name) for name in fields} for row in flows]).encode())
+    elif flows:
+        rows = [(row.name, str(row.version), format_age_of(row.updated_at)) for row in flows]
+        print_table(("FLOW", "VERSION", "CHANGED"), rows)
+    else:
+        print_note("there are no stored flows; `POST /flows` at a `hutch serve` stores one")
+    return 0
+
+
+def cancel(run_id: str) -> int:
+    """Asks the process that executes a run to cancel it."""
+
+    async def request(store: Store) -> None:
+        run = await _find_held_run(store, run_id)
+        await store.journal.add_request(run.run_id, json.dumps({"type": "cancel"}), now())
+
+    with_store(request)
+    print_note(f"{run_id} will be cancelled; `hutch flow logs {run_id} --follow` shows its end")
+    return 0
+
+
+def decide(run_id: str, step_id: str, *, approved: bool, reason: str | None) -> int:
+    """Answers a step that waits for an approval."""
+
+    async def request(store: Store) -> None:
+        run = await _find_held_run(store, run_id)
+        if not await store.journal.open_approvals(run.run_id, step=step_id, limit=1):
+            waiting = ", ".join(sorted(await store.journal.steps_awaiting_approval(run.run_id))) or "none"
+            raise InvalidInput("step", f"{step_id!r} is not waiting for an approval; waiting: {waiting}.")
+        decision = ApprovalDecision(approved, "the operator at the command line", reason)
+        body = json.dumps({"type": "approve", "step_id": step_id, **decision._asdict()})
+        await store.journal.add_request(run.run_id, body, now())
+
+    with_store(request)
+    print_note(f"{step_id} of {run_id} is {'approved' if approved else 'denied'}")
+    return 0
+
+
+def show_logs(run_id: str, *, follow: bool, as_json: bool) -> int:
+    """Prints the events of a run. With `follow`, continues until the run has ended or its process is gone."""
+
+    async def show(store: Store) -> FlowRunHead:
+        run = await _find_run(store, run_id)
+        async for number, event in iter_events(store.journal, run.run_id, follow=follow):
+            if as_json:
+                print_json(json.dumps({"number": number, **event}).encode())
+            else:
+                print_line(_event_line(event))
+        return await _find_run(store, run_id)
+
+    state = lease.run_state(with_store(show))
+    if not as_json:
+        hint = f"; `hutch flow resume {run_id}` resumes it" if state == "interrupted" else ""
+        print_note(f"{run_id} is {state}{hint}")
+    return 0
+
+
+def _event_line(event: dict[str, Any]) -> str:
+    time = str(event.get("timestamp", ""))[11:23]
+    return one_line(f"{time}  {event.get('step_id') or '':<16}  {_event_text(event)}").rstrip()
+
+
+def _event_text(event: dict[str, Any]) -> str:
+    match event.get("type"):
+        case "log":
+            level = event.get("level")
+            return f"{'' if level == 'info' else f'{level}: '}{event.get('message')}"
+        case "step":
+            text = str(event.get("state"))
+            if event.get("restored"):
+                text += " earlier"
+            elif isinstance(milliseconds := event.get("duration_ms"), int | float):
+                text += f" in {milliseconds / 1000:.2f} s"
+            error = event.get("error")
+            return (
+                f"{text}: {error['message']}" if isinstance(error, dict) else f"{text} ({event.get('kind')})"
+            )
+        case "approval":
+            return f"waits for approval: {event.get('message')}"
+        case "approved":
+            decision = "approved" if event.get("approved") else "refused"
+            return f"{decision} by {event['by']}" if event.get("by") else decision
+        case other:
+            return str(other)
+
+
+def resume(run_id: str, timeout: float, *, as_json: bool) -> int:
+    """Resumes a run after its last finished step. Returns an exit code like `hutch flow run`."""
+    from hutch.cli.flow.live import run_live
+    from hutch.protocols.rep.orchestrator.process import launch
+    from hutch.protocols.rep.orchestrator.runtime_choice import builtin_runtime
+    from hutch.protocols.rep.server.supervisor import restore_run
+
+    async def find(store: Store) -> FlowRunRow:
+        return await _find_run(store, run_id)
+
+    flow, inputs, options = restore_run(with_store(find), timeout=timeout or None, log_json=as_json)
+    choice = builtin_runtime(Path.cwd())
+    return run_live(flow, inputs, choice, options, launch(choice, options), as_json=as_json)
+
+
+async def _find_run(store: Store, run_id: str) -> FlowRunRow:
+    run = await store.journal.get(run_id)
+    if run is None:
+        raise InvalidInput("run", f"there is no {run_id!r}.", remedy="`hutch flow runs` lists them.")
+    return run
+
+
+async def _find_held_run(store: Store, run_id: str) -> FlowRunHead:
+    """Returns a run that a process executes, because only that process reads requests."""
+    run = await _find_run(store, run_id)
+    if not lease.is_held(run):
+        message = f"no process executes {run_id!r}: it is {lease.run_state(run)}."
+        raise InvalidInput("run", message, remedy="If a server waits to resume it, ask that server.")
+    return run

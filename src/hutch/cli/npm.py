@@ -1,0 +1,377 @@
+"""`hutch tool` and `hutch packages`: runs tools of npm packages and manages installed packages."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from hutch import errors
+from hutch.cli.support import console, event_loop
+from hutch.cli.support.arguments import check_range, parse_env, parse_params
+from hutch.cli.support.console import print_json, print_log
+from hutch.cli.support.event_loop import ONE_SHOT_SETTINGS, open_app
+from hutch.cli.support.project import current_folder, load_project_settings
+from hutch.errors import HutchError, InvalidExecution, PackageNotFound, SettingError
+from hutch.npm.package_spec import PackageSpec, parse_spec_argument
+from hutch.npm.packages import Package, PackageInfo, PackageManager, PruneResult
+from hutch.protocols.tpmjs.models import PackageToolCall, ToolDescription, ToolFailure, ToolOutcome
+from hutch.session.json_value import encode_value
+from hutch.settings import MIB, Settings, load_settings
+
+if TYPE_CHECKING:
+    from hutch.app.app import App
+
+T = TypeVar("T")
+
+CALLER = "cli"
+
+# Larger package.json files are ignored.
+_MAX_MANIFEST_BYTES = 1024 * 1024
+_MAX_TOOLS = 256
+
+
+# --- hutch tool ---
+
+
+def run_tool(
+    package: str,
+    name: str,
+    *,
+    params: str | None,
+    env: Sequence[str],
+    timeout: float | None,
+    refresh: bool,
+    validate: bool,
+    json: bool,
+) -> int:
+    settings = load_project_settings(ONE_SHOT_SETTINGS, current_folder())
+    seconds = check_range("--timeout", "seconds", timeout, settings.max_timeout_ms / 1000)
+    if seconds is not None:
+        settings = replace(settings, tool_timeout_ms=max(1, int(seconds * 1000)))
+    spec = parse_spec_argument(package)
+    if not name:
+        raise InvalidExecution("NAME", "expected the name of an export")
+    call = PackageToolCall(
+        spec=spec,
+        name=name,
+        params=parse_params(params),
+        env=parse_env(env),
+        caller=CALLER,
+        validate=validate,
+    )
+    started_at = time.monotonic()
+    printer = None if json else LogPrinter()
+    outcome = event_loop.run_async(_run_call(settings, call, printer, refresh=refresh))
+    if printer is not None:
+        return _print_outcome(outcome, printer)
+    from hutch.protocols.tpmjs.responses import execution_response
+
+    elapsed = int((time.monotonic() - started_at) * 1000)
+    print_json(execution_response(outcome, "1.0", elapsed).body)
+    return 0 if outcome.failure is None else 1
+
+
+class LogPrinter:
+    """Prints a tool's log lines as they arrive."""
+
+    def __init__(self) -> None:
+        self.printed_lines = 0
+
+    def log(self, line: str) -> None:
+        self.printed_lines += 1
+        print_log(line)
+
+    def partial(self, json: bytes) -> None:
+        """Does nothing, because the output contains all partial values."""
+
+
+async def _get_package(app: App, spec: PackageSpec, *, refresh: bool = False) -> Package:
+    """Returns a package. If it is not installed, installs it and shows progress. With `refresh`, always asks
+    the registry what a range or tag means. Raises like `PackageManager.get`.
+    """
+    progress = InstallProgress(str(spec))
+    try:
+        get = app.packages.add if refresh else app.packages.get
+        return await get(spec, progress)
+    finally:
+        progress.end()
+
+
+async def _run_call(
+    settings: Settings, call: PackageToolCall, printer: LogPrinter | None, *, refresh: bool
+) -> ToolOutcome:
+    async with open_app(settings) as app:
+        try:
+            package = await _get_package(app, call.spec, refresh=refresh)
+        except PackageNotFound as error:
+            from hutch.protocols.tpmjs.execute import package_failure
+
+            return ToolOutcome(failure=package_failure(error))
+        exact = replace(call, spec=PackageSpec(package.name, package.version))
+        return await app.tools.execute(exact, printer)
+
+
+def _print_outcome(outcome: ToolOutcome, printer: LogPrinter) -> int:
+    # If the tool's process was killed, the last lines are only in the outcome.
+    for line in outcome.logs[printer.printed_lines :]:
+        printer.log(line)
+    for warning in outcome.warnings:
+        console.print_note(f"warning: {warning}")
+    if outcome.logs_truncated:
+        console.print_note("the logs were truncated")
+    if outcome.failure is not None:
+        console.print_note(_describe_failure(outcome.failure))
+        return 1
+    print_json(outcome.output_json or b"null")
+    return 0
+
+
+def _describe_failure(failure: ToolFailure) -> str:
+    """Formats a failure with its TPMJS error code."""
+    from hutch.protocols.tpmjs.responses import FAILURE_KINDS
+
+    where = f" (at {failure.location})" if failure.location else ""
+    return f"{FAILURE_KINDS[failure.code].code}: {failure.message}{where}"
+
+
+# --- hutch packages ---
+
+
+def list_packages(*, json: bool) -> int:
+    async def load(manager: PackageManager) -> list[PackageInfo]:
+        return manager.list()
+
+    installed = _with_packages(load)
+    if json:
+        print_json(msgspec.json.encode(installed))
+    elif installed:
+        _print_packages(installed)
+    else:
+        console.print_note("no packages are installed; `hutch packages add NAME` installs one")
+    return 0
+
+
+def add_packages(packages: Sequence[str]) -> int:
+    """Installs packages. The default is the latest version. Returns 1 if any package cannot be installed."""
+    specs = [parse_spec_argument(text) for text in packages]
+
+    async def add(manager: PackageManager) -> int:
+        failures = 0
+        for spec in specs:
+            progress = InstallProgress(str(spec))
+            try:
+                package = await manager.add(spec, progress)
+            except PackageNotFound as error:
+                failures += 1
+                progress.end()
+                console.print_note(str(error))
+            else:
+                progress.end()
+                console.print_line(
+                    f"{package.name}@{package.version}  {_format_size(package.size)}, {package.files} files"
+                )
+        return failures
+
+    return 1 if _with_packages(add) else 0
+
+
+def remove_packages(packages: Sequence[str]) -> int:
+    """Removes one version, the versions in a range, or all versions. Returns 1 if any package is not
+    installed.
+    """
+    specs = [(parse_spec_argument(text), "@" in text[1:]) for text in packages]
+
+    async def remove(manager: PackageManager) -> int:
+        missing = 0
+        for spec, has_version in specs:
+            removed = await manager.remove(spec.name, spec.version if has_version else None)
+            for package in removed:
+                console.print_line(f"removed {package.name}@{package.version}")
+            if not removed:
+                missing += 1
+                console.print_note(f"{spec if has_version else spec.name} is not installed")
+        return missing
+
+    return 1 if _with_packages(remove) else 0
+
+
+def prune_packages(*, days: float) -> int:
+    """Removes packages that were not used for `days`, and the remains of interrupted installations."""
+    if not 0 <= days < float("inf"):
+        raise SettingError(f"--days: expected a number of at least 0, got {days:g}.")
+
+    async def prune(manager: PackageManager) -> PruneResult:
+        return await manager.prune(days)
+
+    pruned = _with_packages(prune)
+    for package in pruned.packages:
+        console.print_line(
+            f"removed {package.name}@{package.version}, last used {console.format_age(package.used)}"
+        )
+    if pruned.leftovers:
+        console.print_line(f"removed {pruned.leftovers} leftovers")
+    console.print_line(f"{_format_size(pruned.freed)} freed")
+    return 0
+
+
+class InstallProgress:
+    """Shows the progress of an installation on stderr, in place on a terminal and otherwise line by line."""
+
+    def __init__(self, subject: str) -> None:
+        self._subject = subject
+        self._line = console.ProgressLine() if sys.stderr.isatty() else None
+
+    def __call__(self, text: str) -> None:
+        if self._line is not None:
+            self._line.show(f"{self._subject}: {text}")
+        elif not text.startswith("downloading"):
+            console.print_note(text)
+
+    def end(self) -> None:
+        if self._line is not None:
+            self._line.clear()
+
+
+def _with_packages(action: Callable[[PackageManager], Awaitable[T]]) -> T:
+    async def run() -> T:
+        manager = PackageManager(load_settings())
+        try:
+            return await action(manager)
+        finally:
+            await manager.close()
+
+    try:
+        return event_loop.run_async(run())
+    except OSError as error:
+        obstacle = errors.explain_home_error(error)
+        why = obstacle or f"{error.strerror}: {error.filename}"
+        remedy = errors.HOME_REMEDY if obstacle else None
+        raise HutchError(f"The package store cannot be used: {why}.", remedy=remedy) from None
+
+
+def _print_packages(packages: list[PackageInfo]) -> None:
+    headers = ("PACKAGE", "VERSION", "SIZE", "FILES", "LAST USED", "ALSO")
+    rows = [
+        (
+            package.name,
+            package.version,
+            _format_size(package.size),
+            str(package.files),
+            console.format_age(package.used),
+            ", ".join(package.known_as),
+        )
+        for package in packages
+    ]
+    console.print_table(headers, rows)
+
+
+def _format_size(size: int) -> str:
+    return f"{size / MIB:.1f} MiB"
+
+
+# --- hutch packages describe ---
+
+
+class PackageDescription(msgspec.Struct, frozen=True):
+    """A package, the descriptions of its tools, and the reasons why other tools could not be described."""
+
+    package: Package
+    tools: list[ToolDescription]
+    failures: list[ToolFailure]
+
+
+def describe_package(package: str, name: str | None, *, env: Sequence[str], json: bool) -> int:
+    """Prints the descriptions of a package's tools. Returns 1 if any tool cannot be described."""
+    settings = load_project_settings(ONE_SHOT_SETTINGS, current_folder())
+    spec, variables = parse_spec_argument(package), parse_env(env)
+    description = event_loop.run_async(_describe(settings, spec, name, variables))
+    if json:
+        name_and_version = {"name": description.package.name, "version": description.package.version}
+        print_json(encode_value({**name_and_version, "tools": description.tools}))
+    elif description.tools:
+        console.print_text("\n".join(_format_description(description)))
+    for failure in description.failures:
+        console.print_note(_describe_failure(failure))
+    return 1 if description.failures else 0
+
+
+async def _describe(
+    settings: Settings, spec: PackageSpec, name: str | None, env: dict[str, str]
+) -> PackageDescription:
+    async with open_app(settings) as app:
+        package = await _get_package(app, spec)
+        names = [name] if name is not None else _listed_tools(package) or ["default"]
+        return await _describe_tools(app, package, names, env)
+
+
+async def _describe_tools(
+    app: App, package: Package, names: list[str], env: dict[str, str]
+) -> PackageDescription:
+    description = PackageDescription(package, [], [])
+    exact = PackageSpec(package.name, package.version)
+    for name in names:
+        call = PackageToolCall(spec=exact, name=name, env=env, caller=CALLER)
+        tool, failure, _ = await app.tools.describe(call)
+        if tool is not None:
+            description.tools.append(tool)
+        elif failure is not None:
+            description.failures.append(failure)
+    return description
+
+
+def _listed_tools(package: Package) -> list[str]:
+    """Returns the tool names in the `tpmjs` field of package.json. Tools with these names may not exist."""
+    try:
+        with (package.tree / "node_modules" / package.name / "package.json").open("rb") as file:
+            manifest = msgspec.json.decode(file.read(_MAX_MANIFEST_BYTES), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError, RecursionError):
+        return []
+    field = manifest.get("tpmjs")
+    tools = field.get("tools") if isinstance(field, dict) else None
+    entries = tools if isinstance(tools, list) else []
+    names = [entry.get("name") for entry in entries if isinstance(entry, dict)]
+    return [*dict.fromkeys(name for name in names if isinstance(name, str) and name)][:_MAX_TOOLS]
+
+
+def _format_description(description: PackageDescription) -> list[str]:
+    lines = [f"{description.package.name}@{description.package.version}"]
+    for tool in description.tools:
+        lines += ["", tool.name]
+        lines += [f"  {line}" for line in tool.description.splitlines()]
+        lines += _format_parameters(tool.input_schema)
+    return lines
+
+
+def _format_parameters(schema: dict[str, Any]) -> list[str]:
+    """Formats top-level parameters, one per line. Nested parameters are shown only with --json."""
+    properties, required = schema.get("properties"), schema.get("required")
+    if not isinstance(properties, dict):
+        return []
+    required_names = required if isinstance(required, list) else []
+    rows = [
+        (name, _type_name(part), "required" if name in required_names else "", _one_line_description(part))
+        for name, part in properties.items()
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)] if rows else []
+    return ["    " + "  ".join([*map(str.ljust, row[:3], widths), row[3]]).rstrip() for row in rows]
+
+
+def _type_name(schema: object) -> str:
+    if not isinstance(schema, dict):
+        return "any"
+    kind, choices = schema.get("type"), schema.get("enum")
+    if isinstance(choices, list):
+        return " | ".join(msgspec.json.encode(choice).decode() for choice in choices)
+    if isinstance(kind, list):
+        return " | ".join(map(str, kind))
+    return kind if isinstance(kind, str) else "any"
+
+
+def _one_line_description(schema: object) -> str:
+    text = schema.get("description") if isinstance(schema, dict) else None
+    return " ".join(text.split()) if isinstance(text, str) else ""

@@ -1,0 +1,1 @@
+"""Helpers that the commands share: output, prompts, arguments and the event loop."""

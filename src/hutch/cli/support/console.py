@@ -1,0 +1,156 @@
+"""Prints everything that commands print, without characters that a terminal would interpret.
+
+Text of guests, packages, servers and other users reaches the terminal only through these functions,
+`prompts` and the view of flows. A test forbids other output in `hutch.cli`.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+import re
+import select
+import sys
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Literal
+
+from hutch.errors import (
+    ConfigError,
+    HutchError,
+    InvalidExecution,
+    InvalidInput,
+    InvalidPackage,
+    SettingError,
+)
+from hutch.text import LINE, PROSE, printable
+
+# Characters in UTF-8 that JSON leaves unescaped but a terminal interprets: DEL, C1 controls, line and
+# paragraph separators, direction marks, overrides and isolates.
+_CONTROL = re.compile(rb"\x7f|\xc2[\x80-\x9f]|\xd8\x9c|\xe2\x80[\x8e\x8f\xa8-\xae]|\xe2\x81[\xa6-\xa9]")
+
+
+def print_json(text: bytes) -> None:
+    """Prints JSON in UTF-8, which JSON requires, regardless of the terminal's encoding."""
+    sys.stdout.buffer.write(_CONTROL.sub(_escape, text) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def print_json_value(value: Any, *, indent: int | None = None) -> None:
+    try:
+        text = json.dumps(value, indent=indent, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        # A lone surrogate cannot be encoded in UTF-8, only written as an escape sequence.
+        text = json.dumps(value, indent=indent).encode()
+    print_json(text)
+
+
+def _escape(match: re.Match[bytes]) -> bytes:
+    return b"\\u%04x" % ord(match[0].decode())
+
+
+def print_line(text: str) -> None:
+    """Prints one line to stdout. Line breaks in `text` are escaped."""
+    print(printable(text, keep=LINE), flush=True)
+
+
+def print_text(text: str) -> None:
+    """Prints text with line breaks to stdout."""
+    print(printable(text, keep=PROSE), flush=True)
+
+
+def print_report(lines: Sequence[str]) -> None:
+    """Prints lines to stdout, always in UTF-8, because they contain the check marks of specifications."""
+    text = "".join(f"{printable(line, keep=LINE)}\n" for line in lines)
+    sys.stdout.buffer.write(text.encode())
+    sys.stdout.buffer.flush()
+
+
+def print_log(line: str) -> None:
+    """Prints a guest's log line to stderr. On a terminal, control characters are escaped."""
+    print(printable(line, keep=PROSE) if sys.stderr.isatty() else line, file=sys.stderr, flush=True)
+
+
+def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    lines = [headers, *([printable(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def print_facts(facts: Sequence[tuple[str, str]]) -> None:
+    """Prints names and values, one pair per line, aligned."""
+    width = max(len(name) for name, _ in facts)
+    for name, value in facts:
+        print(f"{printable(name).ljust(width)}  {printable(value, keep=PROSE)}")
+
+
+def print_note(text: str) -> None:
+    """Prints a note to stderr, so that stdout contains only the result of the command."""
+    print(f"hutch: {printable(text, keep=PROSE)}", file=sys.stderr, flush=True)
+
+
+def print_message(text: str) -> None:
+    """Prints text with line breaks to stderr, without the prefix of a note."""
+    print(printable(text, keep=PROSE), file=sys.stderr, flush=True)
+
+
+class ProgressLine:
+    """A line on stderr that is replaced in place. Used only on a terminal."""
+
+    def show(self, text: str) -> None:
+        print(f"\r\x1b[K{printable(text)}", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+class GuestOutput:
+    """Passes the output of a guest on as it arrives: byte for byte, but on a terminal with control characters
+    escaped, because they could overwrite the question of an approval.
+    """
+
+    def __init__(self, stream: Literal["stdout", "stderr"]) -> None:
+        self._descriptor = 1 if stream == "stdout" else 2
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace") if self._is_terminal() else None
+
+    def write(self, data: bytes) -> None:
+        """Writes all of it. Raises BrokenPipeError."""
+        if self._decoder is not None:
+            text = self._decoder.decode(data).replace("\r\n", "\n")
+            data = printable(text, keep=PROSE).encode()
+        while data:
+            try:
+                data = data[os.write(self._descriptor, data) :]
+            except BlockingIOError:
+                # The descriptor is non-blocking, because another process that shares the file has made it so.
+                select.select([], [self._descriptor], [])
+
+    def _is_terminal(self) -> bool:
+        try:
+            return os.isatty(self._descriptor)
+        except OSError:
+            return False
+
+
+def format_age(timestamp: float) -> str:
+    """Formats a time, given in seconds since the epoch, as `5 min ago`."""
+    minutes = max(0, int(time.time() - timestamp)) // 60
+    if minutes < 1:
+        return "just now"
+    if minutes < 60:
+        return f"{minutes} min ago"
+    return f"{minutes // 60} h ago" if minutes < 48 * 60 else f"{minutes // 1440} days ago"
+
+
+def format_age_of(moment: str | None) -> str:
+    """Formats a time from the database as `5 min ago`, or None as `never`."""
+    return "never" if moment is None else format_age(datetime.fromisoformat(moment).timestamp())
+
+
+def exit_code_of(error: HutchError) -> int:
+    """Returns the exit code for an error: 2 for invalid input, otherwise 1."""
+    input_errors = InvalidExecution | InvalidInput | InvalidPackage | SettingError | ConfigError
+    return 2 if isinstance(error, input_errors) else 1

@@ -1,0 +1,26 @@
+"""Explains which extra of the package a command needs."""
+
+from __future__ import annotations
+
+# Packages that only an extra installs, by their top-level module.
+_EXTRAS = {
+    "httpx2": "mcp",
+    "mcp": "mcp",
+    "mcp_types": "mcp",
+    "rapidfuzz": "mcp",
+    "prometheus_client": "server",
+    "psycopg": "server",
+    "sse_starlette": "server",
+    "starlette": "server",
+    "structlog": "server",
+    "uvicorn": "server",
+}
+
+
+def missing_extra(error: ModuleNotFoundError) -> str | None:
+    """Returns a message with the command that installs the missing package, or None for other modules."""
+    module = (error.name or "").partition(".")[0]
+    extra = _EXTRAS.get(module)
+    if extra is None:
+        return None
+    return f"This command needs the package {module}. Install it with: pip install 'hutch[{extra}]'"

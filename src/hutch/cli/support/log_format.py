@@ -1,0 +1,18 @@
+"""Formats log records for stderr, without characters that a terminal would interpret."""
+
+from __future__ import annotations
+
+import logging
+
+from hutch.text import LINE, PROSE, printable
+
+
+class PrintableFormatter(logging.Formatter):
+    """Formats a record as one line, followed by the traceback if there is one."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        # A message may quote servers, packages and guests. A line break in it could forge another record.
+        return printable(super().formatMessage(record), keep=LINE)
+
+    def formatException(self, ei: object) -> str:
+        return printable(super().formatException(ei), keep=PROSE)  # type: ignore[arg-type]

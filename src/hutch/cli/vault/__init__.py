@@ -1,0 +1,1 @@
+"""Implements `hutch user`, `key`, `credential`, `vault`, `backup` and `restore`."""

@@ -1,0 +1,256 @@
+"""Client for a remote Hutch server. Code runs on the server, tools run in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, Unpack
+from urllib.parse import urlsplit, urlunsplit
+
+from hutch.errors import Busy, HutchError, InvalidExecution, SandboxUnavailable
+from hutch.kernel.kernel import check_limit
+from hutch.sandbox.runner.profile import profile_for
+from hutch.session.channels.websocket import WebSocketChannel
+from hutch.session.host import Limits, Session
+from hutch.session.inputs import encode_inputs
+from hutch.session.json_value import encode_value
+from hutch.session.log_relay import LogRelay
+from hutch.session.multiplexer import Multiplexer
+from hutch.session.run import Result, RunHandle, new_run_id
+from hutch.session.tools.provider import Provider, check_providers
+
+if TYPE_CHECKING:
+    from websockets.asyncio.client import ClientConnection
+
+    from hutch.api import Engine, RemoteOptions, Tools
+
+EXECBOX_PATH = "/execbox"
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+# Upper bound for the parts of an `execute` message other than code and tools.
+OVERHEAD_BYTES = 4096
+_DEFAULT_LIMITS = Limits()
+
+
+class Remote:
+    """Execbox client with the API of `hutch.Hutch`. Executions may run concurrently.
+
+    Connects on first use, and reconnects if the connection was lost.
+    """
+
+    def __init__(self, url: str, *, api_key: str | None = None) -> None:
+        self._url = _execbox_url(url)
+        self._api_key = api_key
+        self._multiplexer: Multiplexer | None = None
+        self._channel: WebSocketChannel | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._connecting = asyncio.Lock()
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        await self._connected()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def run(
+        self,
+        code: str,
+        *,
+        tools: Tools = None,
+        inputs: Mapping[str, Any] | None = None,
+        on_log: Callable[[str], object] | None = None,
+        engine: Engine | None = None,
+        timeout_ms: float | None = None,
+        memory_limit_bytes: int | None = None,
+        max_log_lines: int | None = None,
+        max_log_chars: int | None = None,
+    ) -> Result:
+        """Runs guest code on the server; see `Hutch.run`. The server determines the owner and the maximum of
+        each limit.
+
+        Raises SandboxUnavailable if the server cannot be reached.
+        """
+        from hutch.api import check_code, providers_of
+
+        check_code(code)
+        providers = providers_of(tools)
+        check_providers(providers)
+        encoded = encode_inputs(inputs, providers)
+        _check_size(code, providers, encoded)
+        limits = Limits(
+            timeout_ms=_limit("timeout_ms", timeout_ms),
+            memory_limit_bytes=int(_limit("memory_limit_bytes", memory_limit_bytes)),
+            max_log_lines=int(_limit("max_log_lines", max_log_lines)),
+            max_log_chars=int(_limit("max_log_chars", max_log_chars)),
+            engine=profile_for(engine or "quickjs").engine,
+        )
+        if on_log is None:
+            return await self._run(code, limits, providers, encoded, RunHandle())
+        run = RunHandle()
+        async with LogRelay(on_log, run.stop) as relay:
+            run.on_log = relay.add
+            result = await self._run(code, limits, providers, encoded, run)
+            await relay.finish(result.logs)
+        return result
+
+    async def _run(
+        self,
+        code: str,
+        limits: Limits,
+        providers: Sequence[Provider],
+        inputs: bytes | None,
+        run: RunHandle,
+    ) -> Result:
+        session, result = await self._attempt(code, limits, providers, inputs, run)
+        if session.lost and not session.call_count:
+            # The connection was dead or the server stopped, and no tool was called yet, so a retry is safe.
+            with contextlib.suppress(SandboxUnavailable):
+                session, result = await self._attempt(code, limits, providers, inputs, run)
+        if result.error is not None and result.error.retry_after is not None and not session.started:
+            raise Busy("All runners of the server are busy.", retry_after=result.error.retry_after)
+        return result
+
+    def as_tool(
+        self,
+        tools: Tools = None,
+        *,
+        name: str = "run_code",
+        max_chars: int = 20_000,
+        **options: Unpack[RemoteOptions],
+    ) -> Callable[[str], Awaitable[str]]:
+        """Returns a function that an agent framework can offer to a model; see `Hutch.as_tool`."""
+        from hutch.agent_tool import async_tool
+        from hutch.api import providers_of
+
+        providers = providers_of(tools)
+        return async_tool(partial(self.run, tools=providers, **options), providers, name, max_chars)
+
+    async def close(self) -> None:
+        """Cancels running executions and closes the connection."""
+        self._closed = True
+        multiplexer, channel, reader = self._multiplexer, self._channel, self._reader
+        self._multiplexer = self._channel = self._reader = None
+        if multiplexer is None or channel is None or reader is None:
+            return
+        for session in list(multiplexer.sessions.values()):
+            session.cancel()
+        multiplexer.close()
+        await channel.finished()
+        reader.cancel()
+        await asyncio.wait({reader})
+
+    async def _attempt(
+        self,
+        code: str,
+        limits: Limits,
+        providers: Sequence[Provider],
+        inputs: bytes | None,
+        run: RunHandle,
+    ) -> tuple[Session, Result]:
+        multiplexer = await self._connected()
+        session = run.session = multiplexer.open(
+            new_run_id(), code, limits, providers, inputs=inputs, on_log=run.on_log
+        )
+        try:
+            return session, await session.wait()
+        except asyncio.CancelledError:
+            session.cancel()
+            raise
+        finally:
+            multiplexer.forget(session)
+
+    async def _connected(self) -> Multiplexer:
+        if self._closed:
+            raise HutchError("This connection was closed.", remedy="Create a new one with hutch.connect().")
+        async with self._connecting:
+            if self._multiplexer is None or self._multiplexer.close_reason is not None:
+                self._multiplexer = await self._connect()
+            return self._multiplexer
+
+    async def _connect(self) -> Multiplexer:
+        from websockets.asyncio.client import connect
+        from websockets.exceptions import InvalidStatus, WebSocketException
+
+        headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
+        try:
+            socket = await connect(
+                self._url, additional_headers=headers, max_size=MAX_MESSAGE_BYTES, compression=None
+            )
+        except InvalidStatus as error:
+            raise SandboxUnavailable(f"{self._url} {_explain_status(error.response.status_code)}") from None
+        except (OSError, WebSocketException, TimeoutError) as error:
+            reason = str(error) or type(error).__name__
+            raise SandboxUnavailable(
+                f"{self._url} cannot be reached: {reason}.", remedy="Is `hutch serve` running there?"
+            ) from None
+        self._channel = _channel(socket)
+        self._reader = asyncio.get_running_loop().create_task(_read(socket, self._channel))
+        return Multiplexer(self._channel, full_manifests=True, trusted=True)
+
+
+def _limit(name: str, value: float | None) -> float:
+    default: float = getattr(_DEFAULT_LIMITS, name)
+    return default if value is None else check_limit(name, value)
+
+
+def _execbox_url(url: str) -> str:
+    """Adds the default path if the URL has no path. Raises InvalidExecution if it is not a WebSocket URL."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("ws", "wss") or not parts.hostname:
+        raise InvalidExecution(
+            "url", f"expected a URL such as ws://127.0.0.1:4111{EXECBOX_PATH}, got {url!r}"
+        )
+    if "@" in parts.netloc:
+        raise InvalidExecution("url", "expected a URL without a user; pass the key as `api_key`")
+    return urlunsplit(parts if parts.path.strip("/") else parts._replace(path=EXECBOX_PATH))
+
+
+def _check_size(code: str, providers: Sequence[Provider], inputs: bytes | None) -> None:
+    """Raises InvalidExecution if the `execute` message would be too long. Such a message would make the
+    server close the connection, which ends all other executions too.
+    """
+    maximum = MAX_MESSAGE_BYTES - OVERHEAD_BYTES
+    others = sum(len(provider.manifest_json(full=True)) for provider in providers) + len(inputs or b"")
+    if len(code) * 6 + others > maximum and (size := len(encode_value(code)) + others) > maximum:
+        raise InvalidExecution(
+            "code", f"has {size} bytes of JSON with its tools and inputs; the limit is {maximum}"
+        )
+
+
+def _explain_status(status: int) -> str:
+    if status == 401:
+        return "refused the connection: the API key is missing or wrong."
+    if status == 404:
+        return f"has no Execbox endpoint (404): on a Hutch server its path is {EXECBOX_PATH}."
+    return f"refused the connection: it answered {status}."
+
+
+def _channel(socket: ClientConnection) -> WebSocketChannel:
+    from websockets.exceptions import ConnectionClosed
+
+    async def send(text: str) -> None:
+        try:
+            await socket.send(text)
+        except ConnectionClosed as error:
+            raise ConnectionError(str(error)) from error
+
+    async def close(reason: str) -> None:
+        await socket.close(1000, reason)
+
+    return WebSocketChannel(send, close)
+
+
+async def _read(socket: ClientConnection, channel: WebSocketChannel) -> None:
+    from websockets.exceptions import ConnectionClosed
+
+    try:
+        while True:
+            channel.feed(await socket.recv())
+    except ConnectionClosed as error:
+        channel.on_disconnect(str(error))

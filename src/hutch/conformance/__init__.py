@@ -1,0 +1,1 @@
+"""Conformance suites for other implementations: TPMJS executors and REP runtimes."""

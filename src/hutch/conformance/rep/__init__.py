@@ -1,0 +1,1 @@
+"""Tests a REP runtime over stdin and stdout."""

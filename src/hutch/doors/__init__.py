@@ -1,1 +1,0 @@
-"""Who may come in: one folder a protocol."""

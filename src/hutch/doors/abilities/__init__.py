@@ -1,1 +1,0 @@
-"""The Abilities door: API wrappers run here, with secrets that their code never sees."""

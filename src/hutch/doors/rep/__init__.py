@@ -1,1 +1,0 @@
-"""REP: flows over a language-neutral runtime protocol, both sides."""

@@ -1,1 +1,0 @@
-"""Toolscript: all MCP tools as one typed module, and the scripts that use it."""

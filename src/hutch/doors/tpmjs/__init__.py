@@ -1,1 +1,0 @@
-"""The TPMJS door: tools that are npm packages, over HTTP."""

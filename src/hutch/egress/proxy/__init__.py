@@ -1,0 +1,1 @@
+"""HTTP proxy through which jails reach the network."""

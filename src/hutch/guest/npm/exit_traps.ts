@@ -1,0 +1,73 @@
+/** Turns a package's attempts to end the process into an error. */
+
+type Report = (message: string) => void;
+
+type Kill = (pid: number, signal?: unknown) => unknown;
+
+interface Process {
+  pid: number;
+  kill: Kill;
+  _kill: Kill;
+  abort: () => void;
+  /** Called last by `exit`. */
+  reallyExit: (code?: number) => void;
+}
+
+/** Thrown by calls that would end the process, because they must not return. */
+class ExitAttempt extends Error {}
+
+/**
+ * Calls `report` instead of ending the process.
+ *
+ * The functions of `process` are replaced when it is first used, because loading it takes 40 ms. Node modules
+ * that load it themselves also read the global.
+ */
+export function trapExits(report: Report): void {
+  const refuse = (call: string): never => {
+    const message = `The tool called ${call}`;
+    report(message);
+    throw new ExitAttempt(message);
+  };
+  Deno.exit = (code = 0) => refuse(`Deno.exit(${code})`);
+  globalThis.close = () => refuse("close()");
+  // Reading the original takes 5 ms.
+  const { get: realKill } = Object.getOwnPropertyDescriptor(Deno, "kill")!;
+  const kill = trapKill("Deno.kill", (...args) => realKill!.call(Deno)(...args), () => Deno.pid, refuse);
+  Object.defineProperty(Deno, "kill", { value: kill, writable: true, enumerable: true, configurable: true });
+  onProcessLoaded((process) => {
+    process.abort = () => refuse("process.abort()");
+    process.reallyExit = (code) => refuse(`process.exit(${code || 0})`);
+    for (const name of ["kill", "_kill"] as const) {
+      process[name] = trapKill("process.kill", process[name].bind(process), () => process.pid, refuse);
+    }
+  });
+}
+
+function trapKill(name: string, kill: Kill, own: () => number, refuse: (call: string) => never): Kill {
+  return (pid, signal = "SIGTERM") => {
+    // 0 and negative numbers are process groups, possibly our own. Signal 0 only checks for existence.
+    if ((pid === own() || pid <= 0) && signal !== 0) refuse(`${name}(${pid}, ${JSON.stringify(signal)})`);
+    return kill(pid, signal);
+  };
+}
+
+function onProcessLoaded(trap: (process: Process) => void): void {
+  const descriptor = Object.getOwnPropertyDescriptor(globalThis, "process")!;
+  let trapped = false;
+  const load = (): Process => {
+    const process = descriptor.get!.call(globalThis);
+    // `process` is incomplete while it is loading.
+    if (!trapped && typeof process?.abort === "function") {
+      trapped = true;
+      trap(process);
+    }
+    return process;
+  };
+  const get = () => {
+    const process = load();
+    if (trapped) Object.defineProperty(globalThis, "process", descriptor);
+    else queueMicrotask(load);
+    return process;
+  };
+  Object.defineProperty(globalThis, "process", { ...descriptor, get });
+}

@@ -1,0 +1,135 @@
+"""Helpers for building OpenAPI documents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from hutch._version import __version__
+from hutch.http.errors import ErrorKind
+
+Json = dict[str, Any]
+
+TEXT: Json = {"type": "string"}
+FLAG: Json = {"type": "boolean"}
+COUNT: Json = {"type": "integer", "minimum": 0}
+TIME: Json = {"type": "string", "format": "date-time"}
+TEXTS: Json = {"type": "array", "items": TEXT}
+TRUE: Json = {"const": True}
+NEXT_PAGE: Json = {"type": "string", "description": "Start of the next page; present if there may be more"}
+# Responses with these statuses have a Retry-After header.
+_RETRY_STATUSES = (429, 503)
+_WITH_BODY = ("INVALID_REQUEST", "PAYLOAD_TOO_LARGE", "UNSUPPORTED_MEDIA_TYPE")
+
+
+class OperationBuilder:
+    """Builds operations of a protocol from its error codes."""
+
+    def __init__(
+        self, kinds: Mapping[str, ErrorKind], always: Sequence[str], failure: Callable[[list[str]], Json]
+    ) -> None:
+        """`always` are the error codes that every request may get. `failure` builds the schema of an error
+        from its codes.
+        """
+        self._status_by_code = {kind.code: kind.status for kind in kinds.values()}
+        self._always = always
+        self._failure = failure
+
+    def __call__(
+        self,
+        summary: str,
+        success: Json,
+        codes: Sequence[str] = (),
+        *,
+        body: str | None = None,
+        parameters: Sequence[Json] = (),
+        status: int = 200,
+    ) -> Json:
+        """Returns an operation. `success` is the schema of the response, `codes` are the operation's own
+        error codes, `body` is the name of the request's schema.
+        """
+        responses: Json = {str(status): response(HTTPStatus(status).phrase, success)}
+        by_status: dict[int, list[str]] = {}
+        for code in (*self._always, *(_WITH_BODY if body else ()), *codes):
+            by_status.setdefault(self._status_by_code[code], []).append(code)
+        for error_status, codes_of_status in sorted(by_status.items()):
+            error = response(HTTPStatus(error_status).phrase, self._failure(codes_of_status))
+            if error_status in _RETRY_STATUSES:
+                error["headers"] = {"Retry-After": {"schema": COUNT}}
+            responses[str(error_status)] = error
+        described: Json = {"summary": summary, "parameters": [*parameters], "responses": responses}
+        if body is not None:
+            described["requestBody"] = request_body(body)
+        return described
+
+
+def openapi_document(
+    title: str,
+    description: str,
+    paths: Json,
+    components: Json,
+    *,
+    security: Sequence[Json] = ({"key": []},),
+    key_format: str | None = "hk_…",
+) -> Json:
+    key = {"type": "http", "scheme": "bearer", **({"bearerFormat": key_format} if key_format else {})}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": title, "version": __version__, "description": description},
+        "servers": [{"url": "/"}, {"url": "/api"}],
+        "security": [*security],
+        "paths": paths,
+        "components": {"securitySchemes": {"key": key}, **components},
+    }
+
+
+def this_document() -> Json:
+    """Describes the path that serves this OpenAPI document."""
+    return {
+        "get": {
+            "summary": "This document",
+            "security": [],
+            "responses": {"200": response("OK", {"type": "object"})},
+        }
+    }
+
+
+def request_body(schema: str) -> Json:
+    return {"required": True, "content": {"application/json": {"schema": ref(schema)}}}
+
+
+def response(description: str, schema: Json) -> Json:
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
+
+
+def query(name: str, schema: Json, *, required: bool = False) -> Json:
+    return {"name": name, "in": "query", "required": required, "schema": schema}
+
+
+def path_param(name: str, schema: Json) -> Json:
+    return {"name": name, "in": "path", "required": True, "schema": schema}
+
+
+def header(name: str, schema: Json, description: str) -> Json:
+    return {"name": name, "in": "header", "schema": schema, "description": description}
+
+
+# --- schemas ---
+
+
+def ref(name: str) -> Json:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def array_of(name: str) -> Json:
+    return {"type": "array", "items": ref(name)}
+
+
+def up_to(maximum: int) -> Json:
+    return {"type": "integer", "minimum": 1, "maximum": maximum}
+
+
+def object_of(required: Json, optional: Json | None = None, *, extra_fields: bool = False) -> Json:
+    schema: Json = {"type": "object", "properties": {**required, **(optional or {})}, "required": [*required]}
+    return schema if extra_fields else {**schema, "additionalProperties": False}

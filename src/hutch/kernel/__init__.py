@@ -1,0 +1,1 @@
+"""Runs executions: limits, engine choice, run records, metrics."""

@@ -1,0 +1,42 @@
+"""Describes one execution, independent of its protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from hutch.sandbox.runner.profile import Profile
+from hutch.session.host import Limits
+from hutch.session.messages import Job
+from hutch.session.run import Result, RunHandle
+from hutch.session.tools.provider import Provider
+
+INTERNAL_PROTOCOL = "internal"
+"""Protocol of executions that Hutch starts for itself, such as precompilations. They are counted in
+`hutch_runs_total` and logged at the level DEBUG, but they are not in the run history of their owner.
+"""
+
+
+class Execution(msgspec.Struct, frozen=True, kw_only=True):
+    code: str
+    job: Job | None = None
+    """Instruction to do something other than run the code, or a precompiled program that replaces the code.
+    None to run the code.
+    """
+    profile: Profile
+    limits: Limits = Limits()
+    providers: Sequence[Provider] = ()
+    inputs: bytes | None = None
+    """JSON text of an object whose properties are variables of the guest; see `session.inputs`."""
+    owner: str = "default"
+    protocol: str = "python"
+    label: str | None = None
+
+    @property
+    def is_internal(self) -> bool:
+        return self.protocol == INTERNAL_PROTOCOL
+
+
+Recorder = Callable[[Execution, RunHandle, Result], None]
+"""Function that receives each run when it has ended."""

@@ -1,0 +1,191 @@
+"""Runs executions: checks limits, leases a runner, runs the session, and records the run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+
+from hutch.errors import InvalidExecution
+from hutch.kernel.execution import Execution, Recorder
+from hutch.kernel.precompile import Precompiler
+from hutch.sandbox.pool.lease import Lease
+from hutch.sandbox.pool.pool import Pool
+from hutch.sandbox.runner.profile import Profile
+from hutch.session.host import Limits
+from hutch.session.run import Result, RunHandle
+from hutch.session.tools.provider import check_providers
+from hutch.settings import Settings, cores
+
+_MAXIMUM_SETTINGS = {
+    "timeout_ms": "max_timeout_ms",
+    "memory_limit_bytes": "max_memory_limit_bytes",
+    "max_log_lines": "max_log_lines_ceiling",
+    "max_log_chars": "max_log_chars_ceiling",
+}
+# Maximum retries of an execution whose runner was lost because of another execution, or before it began.
+MAX_RETRIES = 2
+
+
+class Kernel:
+    """Runs executions on runners of the pool."""
+
+    def __init__(self, settings: Settings, pool: Pool, record: Recorder) -> None:
+        self.settings = settings
+        self.pool = pool
+        self._record = record
+        self._running: dict[str, RunHandle] = {}
+        self._max_polling = min(settings.quickjs_processes, cores())
+        self._default_limits = self._limits({}, clamp=True)
+        self.precompiler = Precompiler(pool, record, owners_share=settings.owners_share)
+
+    def limits(self, requested: dict[str, Any], *, clamp: bool = False) -> Limits:
+        """Returns the limits of an execution: requested values, and defaults for the others.
+
+        A value above the operator's maximum raises InvalidExecution. With `clamp`, it is reduced to the
+        maximum.
+        """
+        if not [value for value in requested.values() if value is not None]:
+            return self._default_limits
+        return self._limits(requested, clamp=clamp)
+
+    def _limits(self, requested: dict[str, Any], *, clamp: bool) -> Limits:
+        settings = self.settings
+        chosen: dict[str, Any] = {
+            "max_result_bytes": settings.max_result_bytes,
+            "max_calls": settings.max_calls,
+            "max_outstanding_calls": settings.max_outstanding_calls,
+            "cancel_grace_ms": settings.cancel_grace_ms,
+        }
+        for name, setting in _MAXIMUM_SETTINGS.items():
+            value, maximum = requested.get(name), getattr(settings, setting)
+            number = getattr(settings, name) if value is None else check_limit(name, value)
+            if number > maximum and value is not None and not clamp:
+                shown = int(number) if number == int(number) else number
+                raise InvalidExecution(name, f"is {shown}; the maximum is {maximum} (setting {setting})")
+            chosen[name] = min(number, maximum) if name == "timeout_ms" else int(min(number, maximum))
+        return Limits(**chosen)
+
+    async def run(self, execution: Execution, run: RunHandle | None = None) -> Result:
+        """Runs an execution to its end. A failure of the guest is a Result. Raises HutchError only if the
+        execution could not start.
+        """
+        self._check(execution)
+        run = run or RunHandle()
+        result = await self._run(execution, run)
+        self._record_end(execution, run, result)
+        return result
+
+    @asynccontextmanager
+    async def run_internal(self, execution: Execution) -> AsyncIterator[tuple[Result, Lease]]:
+        """Runs an execution for Hutch itself, and holds its runner until the context ends."""
+        run = RunHandle()
+        async with self.pool.lease(execution.profile, execution.owner) as runner:
+            result = await runner.run(run, execution.code, execution.limits)
+            self._record_end(execution, run, result)
+            yield result, runner
+
+    @property
+    def has_capacity(self) -> bool:
+        """True if another process could start and no execution waits for a process."""
+        return self.pool.has_capacity
+
+    def prestart(self, profile: Profile, *, only_first: bool = False) -> None:
+        """Starts one runner in advance if there is capacity. With `only_first`, only if no runner exists or
+        is starting.
+        """
+        stats = self.pool.stats()
+        if not only_first or not (stats.processes or stats.starting):
+            self.pool.prestart(profile)
+
+    async def _run(self, execution: Execution, run: RunHandle) -> Result:
+        if execution.profile.engine_spec.accepts_precompiled:
+            prepared = await self.precompiler.prepare(execution.owner, execution.code, run.id)
+            if isinstance(prepared, Result):
+                run.report_started()
+                return prepared
+            if prepared is not None:
+                execution = msgspec.structs.replace(execution, code="", job=prepared)
+        result = await self._attempt(execution, run)
+        for retry in range(MAX_RETRIES):
+            if not self._may_retry(execution, run):
+                break
+            run.session = None
+            result = await self._attempt(execution, run)
+            run.retries = retry + 1
+        return result
+
+    def _may_retry(self, execution: Execution, run: RunHandle) -> bool:
+        """Returns True if the runner was lost, not because of this execution, and a retry is safe because the
+        guest has called no tool.
+        """
+        if run.session is None or not run.lost_runner or run.call_count or self.pool.is_closed:
+            return False
+        spec = execution.profile.engine_spec
+        return spec.has_neighbours or (spec.own_process and not run.session.started)
+
+    async def _attempt(self, execution: Execution, run: RunHandle) -> Result:
+        async with self.pool.lease(execution.profile, execution.owner) as runner:
+            self._running[run.id] = run
+            try:
+                return await runner.run(
+                    run,
+                    execution.code,
+                    execution.limits,
+                    execution.providers,
+                    execution.job,
+                    execution.inputs,
+                    may_poll=self._may_poll,
+                )
+            except asyncio.CancelledError:
+                if run.session is not None and run.session.result is not None:
+                    self._record_end(execution, run, run.session.result)
+                raise
+            finally:
+                self._running.pop(run.id, None)
+
+    def _record_end(self, execution: Execution, run: RunHandle, result: Result) -> None:
+        run.end(result)
+        self._record(execution, run, result)
+
+    def _may_poll(self) -> bool:
+        """Returns True if a polling runner would not take a core from another execution."""
+        return len(self._running) < self._max_polling
+
+    def pause_timeout(self, run_id: str) -> None:
+        """Pauses the time limit of a run until `resume_timeout`. Does nothing if the run has ended."""
+        if (run := self._running.get(run_id)) is not None and run.session is not None:
+            run.session.pause_timeout()
+
+    def resume_timeout(self, run_id: str) -> None:
+        if (run := self._running.get(run_id)) is not None and run.session is not None:
+            run.session.resume_timeout()
+
+    def _check(self, execution: Execution) -> None:
+        # With a preload, the code is the input of a package's tool, which may be as long as a request body.
+        prepared = execution.profile.has_preload
+        maximum = max(self.settings.max_code_bytes, self.settings.max_body_bytes if prepared else 0)
+        if (
+            len(execution.code) * 4 > maximum
+            and (size := len(execution.code.encode(errors="surrogatepass"))) > maximum
+        ):
+            raise InvalidExecution("code", f"has {size} bytes; the limit is {maximum}")
+        if execution.inputs is not None and len(execution.inputs) > self.settings.max_result_bytes:
+            raise InvalidExecution(
+                "inputs",
+                f"have {len(execution.inputs)} bytes of JSON; the limit is {self.settings.max_result_bytes}"
+                " (setting max_result_bytes)",
+            )
+        check_providers(execution.providers)
+
+
+def check_limit(name: str, value: Any) -> float:
+    """Validates a requested limit. Raises InvalidExecution if it is not a number or too small."""
+    minimum = 0 if name.startswith("max_log") else 1
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not minimum <= value < float("inf"):
+        shown = f"{value:g}" if isinstance(value, float) else repr(value)
+        raise InvalidExecution(name, f"expected a number of at least {minimum}, got {shown}")
+    return value

@@ -1,0 +1,1 @@
+"""MCP client: configuration of MCP servers, connections, tools and logins."""

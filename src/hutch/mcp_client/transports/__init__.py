@@ -1,0 +1,1 @@
+"""MCP over stdio and HTTP, and the processes of stdio servers."""

@@ -1,0 +1,74 @@
+"""Rules for requests to authorization servers, whose URLs an MCP server chooses."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from ipaddress import ip_address
+
+import httpx2
+
+from hutch.egress.addresses import Address, parse_host, special_kind
+from hutch.mcp_client.errors import ServerUnreachable
+from hutch.text import printable
+
+MAX_RESPONSE_BYTES = 256 * 1024
+SECONDS = 30.0
+_EXTENSION = "hutch_oauth"
+_METADATA = "a metadata address"
+
+
+def mark_request(request: httpx2.Request) -> httpx2.Request:
+    """Marks a request that an OAuth flow makes, and sets the timeout that such requests lack."""
+    request.extensions |= {_EXTENSION: True, "timeout": httpx2.Timeout(SECONDS).as_dict()}
+    return request
+
+
+def is_marked(request: httpx2.Request) -> bool:
+    return _EXTENSION in request.extensions
+
+
+async def check_url(server_url: str, url: str) -> None:
+    """Raises ServerUnreachable if an MCP server may not direct a login to this URL.
+
+    A server on the internet may name only https URLs on the internet: it must not make Hutch send requests to
+    this machine or its network. A server on this machine or its network may also name others there. The
+    metadata services of clouds are always refused.
+    """
+    server, target = httpx2.URL(server_url), httpx2.URL(url)
+    kinds = await _special_kinds(target.host)
+    if _METADATA not in kinds:
+        if target.host == server.host or await _is_local(server.host):
+            return
+        if target.scheme == "https" and not kinds:
+            return
+    where = target.copy_with(userinfo=b"", query=None, fragment=None)
+    reason = kinds[0] if kinds else "an http URL"
+    message = f"it directs the login to {printable(str(where))}, which is refused because it is {reason}"
+    raise ServerUnreachable(message, "login_required", lasting=True)
+
+
+async def _is_local(host: str) -> bool:
+    """Returns True if no address of the host is on the public internet. A server on the internet can add
+    private addresses to its name.
+    """
+    addresses = await _addresses(host)
+    return bool(addresses) and all(special_kind(address) is not None for address in addresses)
+
+
+async def _special_kinds(host: str) -> list[str]:
+    """Returns the kinds of the host's addresses that are not on the public internet."""
+    kinds = (special_kind(address) for address in await _addresses(host))
+    return list(dict.fromkeys(kind for kind in kinds if kind is not None))
+
+
+async def _addresses(host: str) -> list[Address]:
+    """Returns the addresses of a host, or none if it has none. A request to it then fails."""
+    try:
+        parsed = parse_host(f"[{host}]" if ":" in host else host)
+        if not isinstance(parsed, str):
+            return [parsed]
+        entries = await asyncio.get_running_loop().getaddrinfo(parsed, None, type=socket.SOCK_STREAM)
+    except (ValueError, OSError):
+        return []
+    return [ip_address(str(entry[4][0]).partition("%")[0]) for entry in entries]

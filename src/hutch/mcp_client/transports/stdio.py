@@ -1,0 +1,265 @@
+"""stdio transport with one JSON-RPC message per line over the pipes of a child process.
+
+Unlike the SDK's transport, it limits its buffers, survives oversized responses, gives the process a minimal
+environment and leaves no processes behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+import anyio
+import msgspec
+from mcp.shared.dispatcher import coerce_request_id
+from mcp.shared.exceptions import MCPError
+from mcp.shared.message import SessionMessage
+from mcp.types import (
+    CONNECTION_CLOSED,
+    JSONRPCError,
+    JSONRPCRequest,
+    JSONRPCResponse,
+    jsonrpc_message_adapter,
+)
+from pydantic import ValidationError
+
+from hutch.mcp_client import error_messages
+from hutch.mcp_client.config import StdioConfig
+from hutch.mcp_client.errors import CallNotSent
+from hutch.mcp_client.transports.pipes import LineReader, LineWriter, OversizedLine
+from hutch.mcp_client.transports.process import ServerProcess
+from hutch.session.channels.stream import prepare_pipe
+
+RawResult: TypeAlias = msgspec.Raw | dict[str, Any]
+"""Result as JSON that the server sent, or as decoded by the SDK."""
+
+# Starts high to differ from the SDK's ids, and fits into 32 bits, which some servers use for ids.
+_request_ids = itertools.count(1 << 30)
+_NULL = b"null"
+
+
+@asynccontextmanager
+async def connect(
+    program: StdioConfig,
+    environ: Mapping[str, str],
+    max_message_bytes: int,
+    on_input_closed: Callable[[str | None], None],
+) -> AsyncIterator[tuple[StdioReader, StdioWriter, DirectCalls, ServerProcess]]:
+    """Starts a server and ends it when the context exits. Raises ServerStartError.
+
+    `on_input_closed` is called when the server has closed its input, with a reason if the client gave up
+    because the server did not read.
+    """
+    process = ServerProcess(program, environ)
+    input = LineWriter(on_input_closed)
+    direct = DirectCalls(input)
+    output = LineReader(max_message_bytes, direct.accept_line)
+    loop = asyncio.get_running_loop()
+    try:
+        connecting = asyncio.gather(
+            loop.connect_read_pipe(lambda: output, prepare_pipe(process.stdout)),
+            loop.connect_write_pipe(lambda: input, prepare_pipe(process.stdin)),
+        )
+        # Shielded, because after a cancellation in between no object would own the pipe.
+        with anyio.CancelScope(shield=True):
+            await connecting
+        yield StdioReader(output, max_message_bytes, direct), StdioWriter(input), direct, process
+    finally:
+        direct.close()
+        input.close()
+        try:
+            await process.stop(is_exiting=output.is_ended)
+        finally:
+            output.close()
+
+
+class InvalidMessage(Exception):
+    """Represents a line that is not a valid message. The text is the start of the line."""
+
+
+class _PipeStream:
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Does nothing, because the pipes are closed with the process."""
+
+
+class StdioReader(_PipeStream):
+    """Stream of messages from a server, as the SDK's sessions read it."""
+
+    def __init__(self, lines: LineReader, max_message_bytes: int, direct: DirectCalls) -> None:
+        self._lines = lines
+        self._max_message_bytes = max_message_bytes
+        self._direct = direct
+
+    @property
+    def end_reason(self) -> str | None:
+        """Reason for which the client ended the stream. None if the server ended it."""
+        return "it writes an endless line" if self._lines.is_endless else None
+
+    def __aiter__(self) -> StdioReader:
+        return self
+
+    async def __anext__(self) -> SessionMessage | Exception:
+        while True:
+            line = await self._lines.next()
+            if line is None:
+                self._direct.close()
+                raise StopAsyncIteration
+            item = self._read(line)
+            message = item.message if isinstance(item, SessionMessage) else None
+            if not isinstance(message, JSONRPCResponse | JSONRPCError) or not self._direct.accept_message(
+                message
+            ):
+                return item
+
+    def _read(self, line: bytes | OversizedLine) -> SessionMessage | Exception:
+        if isinstance(line, OversizedLine):
+            failure = error_messages.error_for_oversized(line.head, line.tail, self._max_message_bytes)
+            return failure or InvalidMessage(
+                f"a message of more than {self._max_message_bytes} bytes without a readable id"
+            )
+        try:
+            return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+        except ValidationError as error:
+            return error_messages.error_for_invalid(error) or InvalidMessage(
+                line[:80].decode(errors="replace")
+            )
+
+    async def receive(self) -> SessionMessage | Exception:
+        try:
+            return await anext(self)
+        except StopAsyncIteration:
+            raise anyio.EndOfStream from None
+
+
+class StdioWriter(_PipeStream):
+    def __init__(self, lines: LineWriter) -> None:
+        self._lines = lines
+
+    async def send(self, item: SessionMessage, /) -> None:
+        # Only requests wait for a server that does not read. Notifications, for example of a cancellation, do
+        # not wait.
+        if isinstance(item.message, JSONRPCRequest):
+            await self._lines.wait_drained()
+        if self._lines.is_closed:
+            raise anyio.BrokenResourceError
+        text = item.message.model_dump_json(by_alias=True, exclude_unset=True)
+        self._lines.write(text.encode() + b"\n")
+
+
+# --- calls that bypass the SDK ---
+
+# Why not the SDK's dispatcher: it adds 0.1 to 0.2 ms to a call (0.76 to 0.96 ms for a server made with the
+# SDK) and 2.2 ms of CPU time to a structured result of 600 KB. It lowers the peak rate of a fast server from
+# 30,000 to about 4,000 calls per second. Measured in November 2026 with mcp 2.3.
+
+
+class DirectCalls:
+    """Calls to one server that bypass the SDK."""
+
+    def __init__(self, output: LineWriter) -> None:
+        self._output = output
+        self._responses: dict[int, asyncio.Future[RawResult]] = {}
+        self._closed = False
+
+    @property
+    def is_closed(self) -> bool:
+        """True if the server accepts no more calls. Calls in progress may still be answered."""
+        return self._closed or self._output.is_closed
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> RawResult:
+        """Calls a tool. Notifies the server if cancelled.
+
+        Raises MCPError, or CallNotSent if the server cannot have received the call.
+        """
+        await self._output.wait_drained()
+        if self.is_closed:
+            raise CallNotSent
+        id = next(_request_ids)
+        response: asyncio.Future[RawResult] = asyncio.get_running_loop().create_future()
+        self._responses[id] = response
+        try:
+            self._send(id=id, method="tools/call", params={"name": name, "arguments": arguments})
+            if self._output.is_closed:
+                raise CallNotSent
+            return await response
+        except asyncio.CancelledError:
+            self._send(
+                method="notifications/cancelled", params={"requestId": id, "reason": "caller cancelled"}
+            )
+            raise
+        finally:
+            del self._responses[id]
+
+    def accept_line(self, line: bytes) -> bool:
+        """Handles a line if it is the result of a direct call. Returns False for other lines, which the SDK
+        handles.
+        """
+        if not self._responses:
+            return False
+        try:
+            parsed = _response_decoder.decode(line.decode())
+        except (ValueError, RecursionError):
+            return False
+        is_result = bytes(parsed.error) == _NULL and bytes(parsed.method) == _NULL
+        if not is_result or bytes(parsed.result)[:1] != b"{":
+            return False
+        response = self._pending(parsed.id)
+        if response is None:
+            return False
+        response.set_result(parsed.result)
+        return True
+
+    def accept_message(self, message: JSONRPCResponse | JSONRPCError) -> bool:
+        """Handles a message that the SDK has parsed. Returns False if it does not answer a direct call."""
+        response = self._pending(message.id)
+        if response is None:
+            return False
+        if isinstance(message, JSONRPCResponse):
+            response.set_result(message.result)
+        else:
+            error = message.error
+            response.set_exception(MCPError(code=error.code, message=error.message, data=error.data))
+        return True
+
+    def _pending(self, id: str | int | None) -> asyncio.Future[RawResult] | None:
+        # Some servers return numeric ids as strings.
+        number = coerce_request_id(id) if id is not None else None
+        response = self._responses.get(number) if isinstance(number, int) else None
+        return None if response is None or response.done() else response
+
+    def close(self) -> None:
+        """Fails all calls in progress."""
+        self._closed = True
+        for response in self._responses.values():
+            if not response.done():
+                response.set_exception(_connection_closed())
+
+    def _send(self, **message: object) -> None:
+        self._output.write(msgspec.json.encode({"jsonrpc": "2.0", **message}) + b"\n")
+
+
+class _ResponseLine(msgspec.Struct):
+    id: int | str
+    result: msgspec.Raw
+    error: msgspec.Raw = msgspec.Raw(_NULL)
+    method: msgspec.Raw = msgspec.Raw(_NULL)
+
+
+_response_decoder = msgspec.json.Decoder(_ResponseLine, strict=False)
+
+
+def _connection_closed() -> MCPError:
+    # Same message as the SDK's, which `error_messages` recognises.
+    return MCPError(code=CONNECTION_CLOSED, message="Connection closed")

@@ -1,0 +1,1 @@
+"""Installs packages with a jailed Deno process."""

@@ -1,0 +1,1 @@
+"""The protocols that Hutch implements, one package each."""

@@ -1,0 +1,1 @@
+"""Abilities: API wrappers that run with a user's credentials."""

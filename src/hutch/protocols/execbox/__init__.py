@@ -1,0 +1,1 @@
+"""Execbox over WebSocket."""

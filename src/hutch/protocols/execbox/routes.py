@@ -1,0 +1,77 @@
+"""WebSocket route `/execbox`. The client acts as the host and may run several executions at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from hutch.http.auth import AccessControl, Caller
+from hutch.http.errors import SHUTTING_DOWN, Refusal
+from hutch.http.responses import error_response
+from hutch.kernel.kernel import Kernel
+from hutch.protocols.execbox.serve import serve
+from hutch.session.channels.websocket import WebSocketChannel
+from hutch.session.runner import PendingBytes
+
+PROTOCOL = "execbox"
+PATH = "/execbox"
+
+
+def routes(kernel: Kernel, access: AccessControl) -> list[BaseRoute]:
+    pending = PendingBytes(kernel.settings.max_pending_bytes)
+
+    async def execbox(socket: WebSocket) -> None:
+        caller = await access.authenticate(socket, PROTOCOL)
+        if isinstance(caller, Caller) and access.is_draining:
+            caller = Refusal(503, SHUTTING_DOWN, {"Retry-After": "1"})
+        if isinstance(caller, Refusal):
+            await socket.send_denial_response(error_response(*caller))
+            return
+        await socket.accept()
+        channel = _channel(socket)
+        serving = serve(
+            channel, kernel, owner=caller.owner, multiplexed=True, pending=pending, admit=access.admit
+        )
+        async with access.track_connection(serving, channel):
+            while (message := await socket.receive())["type"] != "websocket.disconnect":
+                text = message.get("text")
+                data = message.get("bytes") or b"" if text is None else text.encode()
+                # Let other tasks run between messages that arrived together, and before the channel processes
+                # a long message that the server has just decoded.
+                await asyncio.sleep(0)
+                channel.feed(data)
+                # Backpressure: do not read more messages from a client that does not read its own, so that
+                # the output buffer stays small.
+                await channel.writable()
+            channel.on_disconnect("the client closed the connection")
+
+    async def upgrade_required(request: Request) -> Response:
+        caller = await access.authenticate(request, PROTOCOL)
+        if isinstance(caller, Refusal):
+            return error_response(*caller)
+        url = f"ws://{request.headers['host']}{PATH}"
+        return error_response(
+            426, f"This is a WebSocket endpoint; connect to {url}", {"Upgrade": "websocket"}
+        )
+
+    return [WebSocketRoute(PATH, execbox), Route(PATH, upgrade_required)]
+
+
+def _channel(socket: WebSocket) -> WebSocketChannel:
+    async def send(text: str) -> None:
+        try:
+            await socket.send_text(text)
+        except (WebSocketDisconnect, RuntimeError) as error:
+            raise ConnectionError("the client closed the connection") from error
+
+    async def close(reason: str) -> None:
+        try:
+            await socket.close(1001, reason)
+        except (WebSocketDisconnect, RuntimeError) as error:
+            raise ConnectionError("the client closed the connection") from error
+
+    return WebSocketChannel(send, close)

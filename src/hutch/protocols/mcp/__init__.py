@@ -1,0 +1,1 @@
+"""Hutch as an MCP server."""

@@ -1,0 +1,79 @@
+"""Asks the client's user for approvals by MCP elicitation."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from mcp.server.context import ServerRequestContext
+from mcp.shared.exceptions import MCPError, NoBackChannelError
+from mcp.types import ElicitResult
+
+from hutch.protocols.mcp.results import clip, json_text
+from hutch.protocols.mcp.run_code import CodeRunner
+from hutch.protocols.toolscript.gateway.approvals import Approval, ApprovalAnswer
+from hutch.session.json_value import well_formed
+
+_MAX_SHOWN = 2_000
+_CANNOT_ASK = (
+    "the policy requires an approval, and this client cannot ask its user for one;"
+    " the operator can allow the tool in hutch.toml, [approvals]"
+)
+_FORM: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "remember": {
+            "type": "boolean",
+            "title": "Allow this tool for the rest of the run",
+            "default": False,
+        }
+    },
+}
+
+
+class Elicitor:
+    """Asks for approvals by elicitation.
+
+    With `is_only_client`, only the client can answer, because there is no `/approvals` route.
+    """
+
+    def __init__(self, runs: CodeRunner, *, is_only_client: bool) -> None:
+        self._runs = runs
+        self._is_only_client = is_only_client
+
+    async def __call__(self, approval: Approval) -> ApprovalAnswer:
+        run = self._runs.find(approval.run)
+        if run is not None and _supports_forms(run.client):
+            try:
+                return _to_answer(await _elicit(run.client, approval))
+            except (MCPError, NoBackChannelError):
+                # The client announced elicitation but failed. A decision may still come from `/approvals`.
+                pass
+        if self._is_only_client:
+            return ApprovalAnswer("deny", _CANNOT_ASK)
+        return await asyncio.Future()
+
+
+def _supports_forms(client: ServerRequestContext[Any, Any]) -> bool:
+    capabilities = client.session.client_capabilities
+    if capabilities is None or capabilities.elicitation is None or not client.session.can_send_request:
+        return False
+    # In older protocol versions, elicitation without details means that forms are supported.
+    return capabilities.elicitation.form is not None or capabilities.elicitation.url is None
+
+
+async def _elicit(client: ServerRequestContext[Any, Any], approval: Approval) -> ElicitResult:
+    arguments = clip(json_text(approval.arguments), _MAX_SHOWN)
+    return await client.session.elicit_form(
+        well_formed(f"May {approval.tool} of {approval.server} be called?\n{arguments}"),
+        _FORM,
+        related_request_id=client.request_id,
+    )
+
+
+def _to_answer(result: ElicitResult) -> ApprovalAnswer:
+    if result.action != "accept":
+        return ApprovalAnswer(
+            "deny", "the user declined" if result.action == "decline" else "the user did not answer"
+        )
+    return ApprovalAnswer("allow", remember=bool((result.content or {}).get("remember")))

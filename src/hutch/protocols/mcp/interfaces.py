@@ -1,0 +1,34 @@
+"""Interfaces of the components that the MCP server uses. `hutch.app.app.App` implements them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from hutch.kernel.kernel import Kernel
+from hutch.protocols.toolscript.execute import ScriptGateway, ScriptRequest, ScriptResult
+from hutch.protocols.toolscript.gateway.gateway import Gateway
+from hutch.settings import Settings
+
+# Scope key of the authenticated caller. The MCP endpoint sets it for the MCP server behind it.
+CALLER = "hutch.caller"
+
+
+class RunsScripts(Protocol):
+    """Runs toolscripts. Implemented by `hutch.protocols.toolscript.execute.ScriptRunner`."""
+
+    async def run(self, request: ScriptRequest, gateway: ScriptGateway) -> ScriptResult: ...
+
+
+class McpServices(Protocol):
+    """Runs code and provides the tools that the code may call."""
+
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def kernel(self) -> Kernel: ...
+    @property
+    def gateway(self) -> Gateway: ...
+    @property
+    def scripts(self) -> RunsScripts: ...
+    @property
+    def script_gateway(self) -> ScriptGateway: ...

@@ -1,0 +1,286 @@
+"""Runs code written by a model, as a toolscript or as JavaScript, and assigns tool calls to runs."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import groupby
+from typing import Any, TypedDict
+
+import msgspec
+from mcp.types import CallToolResult
+
+from hutch.errors import InvalidExecution, ToolError, UpstreamError
+from hutch.kernel.execution import Execution
+from hutch.protocols.mcp.arguments import RunCode
+from hutch.protocols.mcp.interfaces import McpServices
+from hutch.protocols.mcp.media import take_media
+from hutch.protocols.mcp.results import (
+    MAX_LISTED_CALLS,
+    MAX_LISTED_PROBLEMS,
+    CapturedOutput,
+    ReportedCall,
+    ReportedProblem,
+    RunFailure,
+    RunReport,
+    cut_report,
+    report_result,
+)
+from hutch.protocols.toolscript.checker.checker import Script
+from hutch.protocols.toolscript.checker.diagnostics import InvalidScript
+from hutch.protocols.toolscript.execute import TIMEOUT_EXIT_CODE, ScriptRequest, ScriptResult
+from hutch.protocols.toolscript.gateway.catalog import Catalog, CatalogEntry
+from hutch.protocols.toolscript.gateway.gateway import CompletedCall, Gateway
+from hutch.sandbox.runner.profile import profile_for
+from hutch.session.json_value import NotJsonSafe, decode_value, encode_value
+from hutch.session.run import Result, RunHandle, new_run_id
+from hutch.session.tools.names import is_identifier, safe_name
+from hutch.session.tools.provider import Provider
+from hutch.session.tools.tool import Tool, ToolContext
+from hutch.settings import Settings
+
+
+class Output(TypedDict):
+    stdout: CapturedOutput
+    stderr: CapturedOutput
+
+
+# Line that the script runner writes before it ends a failed script.
+_UNCAUGHT = re.compile(r"^error: Uncaught ", re.M)
+
+
+class CompletedCalls:
+    """The number of calls of a run, and the first MAX_LISTED_CALLS of them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.records: list[CompletedCall] = []
+
+    def add(self, call: CompletedCall) -> None:
+        self.count += 1
+        if len(self.records) < MAX_LISTED_CALLS:
+            self.records.append(call)
+
+
+class ClientRun:
+    """A run in progress, with its client, owner and tool calls."""
+
+    def __init__(
+        self, client: Any, on_call: Callable[[CompletedCall, int], None], owner: str | None = None
+    ) -> None:
+        """`on_call` gets each tool call and the number of calls so far. `owner` defaults to the server's
+        owner.
+        """
+        self.client = client
+        self.owner = owner
+        self.calls = CompletedCalls()
+        self._on_call = on_call
+
+    def add_call(self, call: CompletedCall) -> None:
+        self.calls.add(call)
+        self._on_call(call, self.calls.count)
+
+
+class CodeRunner:
+    """Runs code and keeps track of the client of each run."""
+
+    def __init__(self, hutch: McpServices, owner: str) -> None:
+        self._hutch = hutch
+        self._owner = owner
+        self._runs_by_id: dict[str, ClientRun] = {}
+        hutch.gateway.on_call.append(self._on_call_finished)
+
+    def close(self) -> None:
+        self._hutch.gateway.on_call.remove(self._on_call_finished)
+
+    async def run(self, arguments: RunCode, run: ClientRun) -> CallToolResult:
+        """Runs the code to its end, or until the task is cancelled. Raises HutchError if the code cannot be
+        started.
+        """
+        output: Output = {"stdout": CapturedOutput(), "stderr": CapturedOutput()}
+        try:
+            if arguments.language == "javascript":
+                report = await self._javascript(arguments, run)
+            else:
+                report = await self._toolscript(arguments, run, output)
+        except InvalidScript as error:
+            report = RunReport(ok=False, error=_invalid_script(error), exit_code=1)
+        value, media = take_media(report.result)
+        report = cut_report(msgspec.structs.replace(report, result=value), **output)
+        return report_result(report, media, structured=arguments.format == "json")
+
+    def find(self, run_id: str | None) -> ClientRun | None:
+        return self._runs_by_id.get(run_id or "")
+
+    @contextlib.contextmanager
+    def registered(self, run_id: str, run: ClientRun) -> Iterator[None]:
+        self._runs_by_id[run_id] = run
+        try:
+            yield
+        finally:
+            del self._runs_by_id[run_id]
+
+    def _on_call_finished(self, call: CompletedCall) -> None:
+        run = self.find(call.run)
+        if run is not None:
+            run.add_call(call)
+
+    # --- toolscripts ---
+
+    async def _toolscript(self, arguments: RunCode, run: ClientRun, output: Output) -> RunReport:
+        request = ScriptRequest(
+            script=Script(arguments.code),
+            timeout_ms=_timeout_ms(arguments, self._hutch.settings),
+            check=arguments.check,
+            strict=arguments.strict,
+            owner=run.owner or self._owner,
+            run_id=(run_id := new_run_id()),
+            on_output=lambda stream, data: output[stream].add(data),
+        )
+        with self.registered(run_id, run):
+            result = await self._hutch.scripts.run(request, self._hutch.script_gateway)
+        for stream in ("stdout", "stderr"):
+            output[stream].add(b"", final=True)
+        return _script_report(result, run, output["stderr"])
+
+    # --- JavaScript ---
+
+    async def _javascript(self, arguments: RunCode, run: ClientRun) -> RunReport:
+        kernel = self._hutch.kernel
+        timeout_ms = _timeout_ms(arguments, self._hutch.settings)
+        execution = Execution(
+            code=arguments.code,
+            profile=profile_for("quickjs"),
+            limits=kernel.limits({"timeout_ms": timeout_ms}),
+            providers=tool_providers(await self._hutch.gateway.catalog(), self._hutch.gateway),
+            owner=run.owner or self._owner,
+            protocol="mcp",
+            label="run_code",
+        )
+        handle = RunHandle()
+        with self.registered(handle.id, run):
+            return _javascript_report(await kernel.run(execution, handle), run)
+
+
+def _timeout_ms(arguments: RunCode, settings: Settings) -> float:
+    if arguments.timeout_seconds is None:
+        return settings.script_timeout_ms
+    maximum = settings.max_timeout_ms / 1000
+    if arguments.timeout_seconds > maximum:
+        raise InvalidExecution(
+            "timeout_seconds", f"is {arguments.timeout_seconds:g}; the maximum is {maximum:g}"
+        )
+    return max(1.0, arguments.timeout_seconds * 1000)
+
+
+# --- reports ---
+
+
+def _common_fields(run: ClientRun, duration_ms: float) -> dict[str, Any]:
+    return {
+        "tool_calls": [ReportedCall.of(call) for call in run.calls.records],
+        "tool_call_count": run.calls.count,
+        "duration_ms": round(duration_ms, 1),
+    }
+
+
+def _script_report(result: ScriptResult, run: ClientRun, stderr: CapturedOutput) -> RunReport:
+    try:
+        value = None if result.value_json is None else decode_value(result.value_json.encode())
+    except (NotJsonSafe, UnicodeEncodeError):
+        value = result.value_json
+    error = None
+    if result.exit_code != 0:
+        code = "timeout" if result.exit_code == TIMEOUT_EXIT_CODE and result.message else "script_failed"
+        error = RunFailure(
+            message=result.message or _uncaught_error(stderr.text, result.exit_code), code=code
+        )
+    return RunReport(
+        ok=error is None,
+        result=value,
+        error=error,
+        exit_code=result.exit_code,
+        **_common_fields(run, result.duration_ms),
+    )
+
+
+def _uncaught_error(stderr: str, code: int) -> str:
+    """Returns the last uncaught error in stderr, or a message with the exit code."""
+    matches = [*_UNCAUGHT.finditer(stderr)]
+    return stderr[matches[-1].start() :].strip() if matches else f"The script ended with exit code {code}"
+
+
+def _invalid_script(error: InvalidScript) -> RunFailure:
+    problems = [
+        ReportedProblem(problem.message, problem.file, problem.line, problem.column, problem.code)
+        for problem in error.problems[:MAX_LISTED_PROBLEMS]
+    ]
+    return RunFailure(message=error.message, code=error.code, problems=problems)
+
+
+def _javascript_report(result: Result, run: ClientRun) -> RunReport:
+    error = result.error
+    failure = None
+    if error is not None:
+        position = "" if error.line is None else f" (line {error.line}, column {error.column})"
+        name = f"{error.name}: " if error.name and error.name != "Error" else ""
+        failure = RunFailure(
+            message=f"{name}{error.message}{position}", code=error.code, line=error.line, column=error.column
+        )
+    return RunReport(
+        ok=result.ok,
+        result=result.result,
+        logs=result.logs,
+        error=failure,
+        truncated=result.logs_truncated,
+        **_common_fields(run, result.duration_ms),
+    )
+
+
+# --- providers for JavaScript ---
+
+
+def tool_providers(catalog: Catalog, gateway: Gateway) -> list[Provider]:
+    """Builds a provider per MCP server, with the names that toolscripts use. Calls go through the gateway and
+    its approval policy.
+    """
+
+    async def call(entry: CatalogEntry, value: Any, context: ToolContext) -> bytes:
+        return await _call_tool(gateway, entry, value, context.run_id)
+
+    providers: dict[str, Provider] = {}
+    for _, entries in groupby(catalog, lambda entry: entry.server):
+        tools: dict[str, Tool] = {}
+        namespace = ""
+        for entry in entries:
+            namespace = entry.namespace
+            name = entry.member if is_identifier(entry.member) else safe_name(entry.member)
+            tools[_free_name(name, tools)] = Tool(
+                entry.tool, partial(call, entry), description=entry.description
+            )
+        name = namespace if is_identifier(namespace) else safe_name(namespace)
+        name = _free_name(name, providers)
+        providers[name] = Provider(name, tools, parent="tools")
+    return list(providers.values())
+
+
+async def _call_tool(gateway: Gateway, entry: CatalogEntry, value: Any, run: str) -> bytes:
+    arguments = {} if value is None else value
+    if not isinstance(arguments, dict):
+        kind = "a list" if isinstance(arguments, list) else type(arguments).__name__
+        raise ToolError(f"Expected an object of arguments, got {kind}", "validation_error")
+    try:
+        return encode_value(await gateway.call(entry.server, entry.tool, arguments, run=run))
+    except UpstreamError as error:
+        code = "validation_error" if error.kind == "invalid_arguments" else "tool_error"
+        raise ToolError(error.message, code) from error
+    except NotJsonSafe as error:
+        raise ToolError(f"The result of {entry.qualified} cannot be passed on: {error}") from None
+
+
+def _free_name(name: str, taken: dict[str, Any]) -> str:
+    while name in taken:
+        name += "_"
+    return name

@@ -1,0 +1,417 @@
+"""MCP server: lists tools, dispatches calls and notifies clients about changes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Coroutine, Iterator, Mapping
+from typing import Any, TypeVar
+
+import anyio
+from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
+from mcp.server.lowlevel.server import NotificationOptions, Server
+from mcp.server.models import InitializationOptions
+from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler
+from mcp.shared.exceptions import MCPError
+from mcp.shared.subscriptions import ToolsListChanged
+from mcp.types import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    CallToolRequestParams,
+    CallToolResult,
+    ListResourcesResult,
+    ListToolsResult,
+    NotificationParams,
+    PaginatedRequestParams,
+    ReadResourceRequestParams,
+    ReadResourceResult,
+    Tool,
+)
+
+from hutch._version import __version__
+from hutch.errors import Busy, HutchError, UpstreamError
+from hutch.http.auth import AccessControl, Caller
+from hutch.http.errors import SHUTTING_DOWN
+from hutch.protocols.abilities.routes import AbilityServices
+from hutch.protocols.mcp.abilities import INSTRUCTIONS, AbilityTools
+from hutch.protocols.mcp.arguments import DescribeTools, RunCode, SearchTools, parse_arguments
+from hutch.protocols.mcp.elicitation import Elicitor
+from hutch.protocols.mcp.interfaces import CALLER, McpServices
+from hutch.protocols.mcp.passthrough import (
+    describe_tool,
+    parse_passed_uri,
+    passed_tools,
+    wrap_resource,
+    wrap_result,
+)
+from hutch.protocols.mcp.progress import HEARTBEAT_SECONDS, ProgressReporter
+from hutch.protocols.mcp.results import text_result
+from hutch.protocols.mcp.run_code import ClientRun, CodeRunner
+from hutch.protocols.mcp.search import describe_tools, search_tools
+from hutch.protocols.mcp.session_shares import SESSION_SHARE, SessionShare
+from hutch.protocols.mcp.tools import OWN_TOOL_NAMES, instructions, one_line, own_tools
+from hutch.protocols.toolscript.gateway.catalog import Catalog, CatalogEntry
+from hutch.protocols.toolscript.gateway.gateway import CompletedCall
+from hutch.protocols.toolscript.gateway.search import similar_names
+from hutch.session.json_value import well_formed
+from hutch.text import printable
+
+logger = logging.getLogger("hutch.mcp")
+
+Context = ServerRequestContext[Any, Any]
+T = TypeVar("T")
+
+# Time that `initialize` waits for MCP servers that are still connecting.
+INITIALIZE_SECONDS = 10.0
+# Scope that a user's key needs to run code with the operator's MCP servers.
+SCRIPT_SCOPE = "toolscript"
+_SESSION_HEADER = "mcp-session-id"
+
+
+class HutchMcpServer:
+    """Handlers of the MCP server for the clients of one transport. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        hutch: McpServices,
+        *,
+        owner: str = "local",
+        pass_through: bool = False,
+        access: AccessControl | None = None,
+        services: AbilityServices | None = None,
+        heartbeat_seconds: float = HEARTBEAT_SECONDS,
+    ) -> None:
+        """Without `access`, only the client can be asked for approvals. Without `services`, there are no
+        abilities.
+        """
+        self._hutch = hutch
+        self._owner = owner
+        self._abilities = None if services is None else AbilityTools(services)
+        self._gateway = hutch.gateway
+        self._pass_through = pass_through
+        self._access = access
+        self._heartbeat_seconds = heartbeat_seconds
+        self._runs = CodeRunner(hutch, owner)
+        self._elicitor = Elicitor(self._runs, is_only_client=access is None)
+        self._listed: tuple[Catalog, dict[str, CatalogEntry], list[Tool]] | None = None
+        self._changes = ToolChanges()
+        self.calls = 0
+        """Number of calls in progress."""
+        if self._gateway.approvals.ask is None:
+            self._gateway.approvals.ask = self._elicitor
+        if pass_through:
+            self._gateway.on_change.append(self._changes.notify)
+        self.server = _SdkServer(self)
+
+    def close(self) -> None:
+        self._runs.close()
+        if self._pass_through:
+            self._gateway.on_change.remove(self._changes.notify)
+        self._changes.streams.close()
+        if self._gateway.approvals.ask is self._elicitor:
+            self._gateway.approvals.ask = None
+
+    # --- tools ---
+
+    async def list_tools(self, context: Context, params: PaginatedRequestParams | None) -> ListToolsResult:
+        caller = self._caller(context)
+        first = await self._tools(caller)
+        if caller.identity is None or self._abilities is None:
+            return ListToolsResult(tools=first)
+        after = (params.cursor if params is not None else None) or ""
+        tools, more = await self._abilities.page(caller.identity, after, await self._names(caller))
+        return ListToolsResult(tools=tools if after else first + tools, next_cursor=more)
+
+    async def _tools(self, caller: Caller) -> list[Tool]:
+        """Returns all tools except abilities. Users need a key with SCRIPT_SCOPE for these tools."""
+        if not caller.may(SCRIPT_SCOPE):
+            return []
+        own = own_tools(self._gateway.servers())
+        return own + (await self._passed_tools())[1] if self._pass_through else own
+
+    async def _names(self, caller: Caller) -> list[str]:
+        """Returns the names of the tools that `_tools` returns."""
+        if not caller.may(SCRIPT_SCOPE):
+            return []
+        passed = (await self._passed_tools())[0] if self._pass_through else ()
+        return [*OWN_TOOL_NAMES, *passed]
+
+    def _caller(self, context: Context) -> Caller:
+        """Returns the caller. Without authentication, the client is the operator."""
+        caller = context.request.scope.get(CALLER) if context.request is not None else None
+        return caller if isinstance(caller, Caller) else Caller(self._owner)
+
+    async def call_tool(self, context: Context, params: CallToolRequestParams) -> CallToolResult:
+        """Calls a tool. Errors are returned as results, so that the model can read them. Only unknown names
+        are protocol errors.
+        """
+        try:
+            with self._counted():
+                return await self._run_to_end(self._call(context, params.name, params.arguments))
+        except HutchError as error:
+            return text_result(str(error), failed=True)
+        except MCPError:
+            raise
+        except Exception:
+            logger.exception("a call of %s failed", printable(params.name[:200]))
+            return text_result("Hutch failed; its log says why", failed=True)
+
+    async def _call(self, context: Context, name: str, arguments: Mapping[str, Any] | None) -> CallToolResult:
+        caller = self._caller(context)
+        names = await self._names(caller)
+        match name if name in names else None:
+            case None:
+                pass
+            case "search_tools":
+                return await search_tools(self._gateway, parse_arguments(SearchTools, arguments))
+            case "describe_tools":
+                return await describe_tools(self._gateway, parse_arguments(DescribeTools, arguments))
+            case "run_code":
+                return await self._run(context, parse_arguments(RunCode, arguments))
+            case _:
+                entry = (await self._passed_tools())[0].get(name)
+                if entry is not None:
+                    return await self._pass_through_call(context, entry, dict(arguments or {}))
+        identity = caller.identity
+        if identity is not None and self._abilities is not None:
+            ability_id = await self._abilities.find(identity, name, names)
+            if ability_id is not None:
+                return await self._abilities.call(identity, ability_id, arguments or {})
+        similar = similar_names(name, names, 1)
+        hint = f" Did you mean {similar[0]}?" if similar else ""
+        raise MCPError(INVALID_PARAMS, f"There is no tool {name[:200]!r}.{hint}")
+
+    # --- code ---
+
+    async def _run(self, context: Context, arguments: RunCode) -> CallToolResult:
+        started = asyncio.get_running_loop().time()
+        owner = self._caller(context).owner
+        run = ClientRun(context, lambda call, count: progress.report(_step_message(call, count)), owner)
+
+        def idle_message() -> str:
+            if any(self._runs.find(approval.run) is run for approval in self._gateway.approvals.pending()):
+                return "waiting for an approval"
+            seconds = asyncio.get_running_loop().time() - started
+            calls = f", {run.calls.count} tool calls so far" if run.calls.count else ""
+            return f"running for {seconds:.0f} s{calls}"
+
+        progress = ProgressReporter(context.session, idle_message, self._heartbeat_seconds)
+        async with progress:
+            return await self._runs.run(arguments, run)
+
+    # --- pass-through ---
+
+    async def _passed_tools(self) -> tuple[dict[str, CatalogEntry], list[Tool]]:
+        catalog = await self._gateway.catalog()
+        if self._listed is None or self._listed[0] is not catalog:
+            entries = passed_tools(catalog)
+            tools = [describe_tool(name, entry) for name, entry in entries.items()]
+            self._listed = catalog, entries, tools
+        return self._listed[1:]
+
+    async def _pass_through_call(
+        self, context: Context, entry: CatalogEntry, arguments: dict[str, Any]
+    ) -> CallToolResult:
+        report = context.session.report_progress
+        try:
+            with self._registered_call(context) as run_id:
+                result = await self._gateway.call(
+                    entry.server, entry.tool, arguments, run=run_id, on_progress=report, whole=True
+                )
+        except UpstreamError as error:
+            return text_result(error.message, failed=True)
+        return wrap_result(entry, result)
+
+    @contextlib.contextmanager
+    def _registered_call(self, context: Context) -> Iterator[str]:
+        """Yields a run id for one call, so that the client can be asked for an approval."""
+        run_id = f"mcp:{os.urandom(8).hex()}"
+        with self._runs.registered(run_id, ClientRun(context, lambda *_: None)):
+            try:
+                yield run_id
+            finally:
+                self._gateway.approvals.forget(run_id)
+
+    def input_schema(self, name: str) -> Mapping[str, Any] | None:
+        """Returns the input schema of a passed-through tool. The SDK uses it to check the headers that repeat
+        arguments.
+        """
+        if self._listed is None or name not in self._listed[1]:
+            return None
+        schema: Mapping[str, Any] | None = self._listed[1][name].input_schema
+        return schema
+
+    # --- resources of MCP servers ---
+
+    async def list_resources(
+        self, context: Context, params: PaginatedRequestParams | None
+    ) -> ListResourcesResult:
+        """Lists nothing: clients read the resources that results link to."""
+        return ListResourcesResult(resources=[])
+
+    async def read_resource(self, context: Context, params: ReadResourceRequestParams) -> ReadResourceResult:
+        """Reads a resource that a passed-through result links to."""
+        try:
+            with self._counted():
+                return await self._run_to_end(self._read_resource(context, params.uri))
+        except UpstreamError as error:
+            raise MCPError(INTERNAL_ERROR, well_formed(error.message)) from None
+        except HutchError as error:
+            raise MCPError(INTERNAL_ERROR, str(error)) from None
+
+    async def _read_resource(self, context: Context, uri: str) -> ReadResourceResult:
+        parsed = parse_passed_uri(uri)
+        reader = None
+        if parsed is not None and self._caller(context).may(SCRIPT_SCOPE):
+            catalog = await self._gateway.catalog()
+            reader = next(
+                (each for each in catalog if each.reads_resources and each.server == parsed[0]), None
+            )
+        if parsed is None or reader is None:
+            raise MCPError(INVALID_PARAMS, f"There is no resource {well_formed(uri[:200])!r}.")
+        with self._registered_call(context) as run_id:
+            value = await self._gateway.call(reader.server, reader.tool, {"uri": parsed[1]}, run=run_id)
+        return wrap_resource(uri, value)
+
+    # --- clients ---
+
+    async def instructions_for(self, context: Context) -> str:
+        """Returns the instructions for a client."""
+        if not self._caller(context).may(SCRIPT_SCOPE):
+            return INSTRUCTIONS
+        catalog = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(INITIALIZE_SECONDS):
+                catalog = await self._gateway.catalog()
+        return instructions(self._gateway.servers(), catalog)
+
+    @property
+    def passes_through(self) -> bool:
+        return self._pass_through
+
+    @property
+    def changes(self) -> ToolChanges | None:
+        """Notifier for tool changes. None if the tools never change."""
+        return self._changes if self._pass_through else None
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Counts a call in progress. Raises Busy if the server is shutting down."""
+        with contextlib.nullcontext() if self._access is None else self._access.track_request():
+            self.calls += 1
+            try:
+                yield
+            finally:
+                self.calls -= 1
+
+    async def _run_to_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs `work` in a separate task. The SDK cancels repeatedly, but the task is cancelled only once and
+        then awaited. Raises Busy when the drain timeout expires.
+        """
+        task = asyncio.ensure_future(work)
+        expired = asyncio.ensure_future(self._drain_expired())
+        try:
+            await asyncio.wait({task, expired}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise Busy(f"{SHUTTING_DOWN}.")
+            return task.result()
+        finally:
+            expired.cancel()
+            task.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.gather(task, return_exceptions=True)
+
+    async def _drain_expired(self) -> None:
+        await (asyncio.Event() if self._access is None else self._access.drain_expired).wait()
+
+
+class ToolChanges:
+    """Notifies clients that the tools have changed."""
+
+    def __init__(self) -> None:
+        self._bus = InMemorySubscriptionBus()
+        self.streams = ListenHandler(self._bus)
+        """Handler for clients that subscribe. Other clients get notifications without a subscription."""
+        self._clients: dict[object, asyncio.Event] = {}
+        self._publishing: set[asyncio.Task[None]] = set()
+
+    def notify(self) -> None:
+        for changed in self._clients.values():
+            changed.set()
+        task = asyncio.get_running_loop().create_task(self._bus.publish(ToolsListChanged()))
+        self._publishing.add(task)
+        task.add_done_callback(self._publishing.discard)
+
+    async def listen(self, context: Context, _: NotificationParams) -> None:
+        """Notifies a client about changes. Runs from `notifications/initialized` until the client
+        disconnects.
+        """
+        client = context.request.headers.get(_SESSION_HEADER) if context.request is not None else None
+        if client in self._clients:
+            return
+        changed = self._clients[client] = asyncio.Event()
+        try:
+            while True:
+                await changed.wait()
+                changed.clear()
+                await context.session.send_tool_list_changed()
+        finally:
+            del self._clients[client]
+
+
+class _SdkServer(Server[Any]):
+    """Server of the SDK with Hutch's handlers."""
+
+    def __init__(self, mcp: HutchMcpServer) -> None:
+        changes = mcp.changes
+        super().__init__(
+            "hutch",
+            title="Hutch",
+            version=__version__,
+            get_tool_input_schema=mcp.input_schema,
+            on_list_tools=mcp.list_tools,
+            on_call_tool=mcp.call_tool,
+            on_list_resources=mcp.list_resources if mcp.passes_through else None,
+            on_read_resource=mcp.read_resource if mcp.passes_through else None,
+            on_subscriptions_listen=None if changes is None else changes.streams,
+        )
+        self._tools_change = changes is not None
+        self.middleware.append(InitializeMiddleware(mcp))
+        if changes is not None:
+            self.add_notification_handler("notifications/initialized", NotificationParams, changes.listen)
+
+    def create_initialization_options(
+        self,
+        notification_options: NotificationOptions | None = None,
+        experimental_capabilities: dict[str, dict[str, Any]] | None = None,
+        extensions: dict[str, dict[str, Any]] | None = None,
+    ) -> InitializationOptions:
+        options = notification_options or NotificationOptions(tools_changed=self._tools_change)
+        return super().create_initialization_options(options, experimental_capabilities, extensions)
+
+
+class InitializeMiddleware:
+    """Middleware for `initialize`: adds the current instructions to the response, and assigns the client's
+    share of the sessions to the new session.
+    """
+
+    def __init__(self, mcp: HutchMcpServer) -> None:
+        self._mcp = mcp
+
+    async def __call__(self, ctx: Context, call_next: CallNext) -> HandlerResult:
+        if ctx.method == "initialize" and ctx.request is not None:
+            share = ctx.request.scope.get(SESSION_SHARE)
+            if isinstance(share, SessionShare):
+                share.keep_for(ctx.session)
+        result = await call_next(ctx)
+        if ctx.method in ("initialize", "server/discover") and isinstance(result, dict):
+            return {**result, "instructions": await self._mcp.instructions_for(ctx)}
+        return result
+
+
+def _step_message(call: CompletedCall, count: int) -> str:
+    outcome = "" if call.ok else ": failed"
+    tool = f"{one_line(call.tool)} of {one_line(call.server)}"
+    return f"call {count}: {tool}{outcome} ({call.seconds * 1000:.0f} ms)"

@@ -1,0 +1,1 @@
+"""REP: flows, runtime and orchestrator over JSON-RPC."""

@@ -1,0 +1,1 @@
+"""Draws flows as text."""

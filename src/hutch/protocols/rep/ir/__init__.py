@@ -1,0 +1,1 @@
+"""Flow IR: parsing, validation, references and inputs."""

@@ -1,0 +1,122 @@
+"""A valid flow with its steps and edges. `parse` builds it from Flow IR."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from hutch.problems import Problem
+from hutch.protocols.rep.ir import schema
+from hutch.protocols.rep.ir.graph import CONTROL_KINDS, order
+
+
+class FlowNode(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    kind: str
+    with_: dict[str, Any]
+    timeout_ms: int = 0
+    """0 means no timeout."""
+    retry_max: int = 0
+    """Number of retries after the first attempt."""
+    backoff_ms: int = 0
+    interpolate: bool = False
+    """True if strings in `with` may contain references in braces."""
+    index: int = 0
+    """Index in `graph.nodes`."""
+
+    @property
+    def path(self) -> str:
+        return f"graph.nodes[{self.index}]"
+
+
+class FlowEdge(msgspec.Struct, frozen=True, kw_only=True):
+    source: str
+    target: str
+    on: Literal["success", "failure"]
+    case: str | None = None
+    """Case of a switch that takes this edge. None means any case."""
+
+
+class Flow:
+    """A valid flow: ids are unique, edges connect existing steps, and there is no cycle."""
+
+    def __init__(self, document: dict[str, Any], decoded: schema.FlowDocument) -> None:
+        self.document = document
+        self.name = decoded.flow.name
+        self.timeout_ms = decoded.flow.timeout_ms
+        """0 means no timeout."""
+        self.constants: dict[str, Any] = document["constants"]
+        self.inputs_schema = decoded.inputs_schema
+        self.metadata: dict[str, Any] = document["metadata"]
+        self.locate: Callable[[Problem], Problem] = lambda problem: problem
+        """Returns a problem of the flow with its place in the text that the flow was read from."""
+        self.nodes: Mapping[str, FlowNode] = {
+            node.id: FlowNode(
+                id=node.id,
+                kind=node.type,
+                with_=node.with_,
+                timeout_ms=node.timeout_ms,
+                retry_max=node.retry.max,
+                backoff_ms=node.retry.backoff_ms,
+                interpolate=node.interpolate is True,
+                index=index,
+            )
+            for index, node in enumerate(decoded.graph.nodes)
+        }
+        self.edges = tuple(
+            FlowEdge(source=edge.source, target=edge.target, on=edge.on, case=edge.case)
+            for edge in decoded.graph.edges
+        )
+        self._outgoing: dict[str, list[FlowEdge]] = {name: [] for name in self.nodes}
+        self._incoming: dict[str, list[FlowEdge]] = {name: [] for name in self.nodes}
+        for edge in self.edges:
+            self._outgoing[edge.source].append(edge)
+            self._incoming[edge.target].append(edge)
+
+    def __repr__(self) -> str:
+        return f"Flow({self.name!r}, {len(self.nodes)} steps)"
+
+    def entries(self) -> list[str]:
+        """Returns the ids of the steps without incoming edges, in document order."""
+        return [name for name in self.nodes if not self._incoming[name]]
+
+    def outgoing(self, step_id: str) -> list[FlowEdge]:
+        return self._outgoing[step_id]
+
+    def incoming(self, step_id: str) -> list[FlowEdge]:
+        return self._incoming[step_id]
+
+    def successors(self, step_id: str) -> list[str]:
+        """Returns the ids of the direct successors without duplicates."""
+        return list(dict.fromkeys(edge.target for edge in self._outgoing[step_id]))
+
+    def order(self) -> list[str]:
+        """Returns all step ids in topological order."""
+        return order(self.nodes, [(edge.source, edge.target) for edge in self.edges])
+
+    def step_kinds(self) -> list[str]:
+        """Returns the sorted kinds that a runtime must support. Control kinds are left out."""
+        return sorted({node.kind for node in self.nodes.values()} - CONTROL_KINDS)
+
+    @property
+    def is_compiled(self) -> bool:
+        """True if the public compiler produced the flow. The compiler keeps parameters as written in the
+        source (WDL).
+        """
+        return ".wdl" in Path(self.metadata["source_file"]).suffixes
+
+
+def count_steps(document: str) -> int:
+    """Returns the number of steps of a stored flow. Does not decode the steps, which may be large."""
+    return len(msgspec.json.decode(document, type=_StoredFlow).graph.nodes)
+
+
+class _StoredGraph(msgspec.Struct):
+    nodes: list[msgspec.Raw]
+
+
+class _StoredFlow(msgspec.Struct):
+    graph: _StoredGraph

@@ -1,0 +1,114 @@
+"""Reads the source of a flow in either form: Flow IR, or the short form. Problems get their line and step.
+
+`parse` reads only Flow IR, which is what the protocol sends.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from hutch.problems import Problem
+from hutch.protocols.rep.ir.budget import UNLIMITED, ValidationBudget
+from hutch.protocols.rep.ir.files import decode_document, load_text
+from hutch.protocols.rep.ir.flow import Flow
+from hutch.protocols.rep.ir.parse import parse_flow
+from hutch.protocols.rep.ir.problems import InvalidFlow
+
+if TYPE_CHECKING:
+    from hutch.protocols.rep.ir.short import SourceMap
+
+# Finding the lines of a larger text takes seconds.
+_MAX_LINE_TEXT = 256 * 1024
+_STEP_PATH = re.compile(r"(?P<list>graph\.nodes|steps)\[(?P<number>\d{1,6})\].*", re.S)
+_LAST_SEGMENT = re.compile(r'(?:\.?[^.\[\]]+|\[(?:\d+|"(?:[^"\\]|\\.)*")\])\Z')
+
+
+def load_flow(path: Path) -> Flow:
+    """Loads a flow from a JSON or YAML file, depending on the suffix. Raises InvalidFlow."""
+    return load_source(path).parse()
+
+
+def load_source(path: Path) -> FlowSource:
+    """Loads a JSON or YAML file. Raises InvalidFlow if it cannot be decoded."""
+    text = load_text(path)
+    return FlowSource(decode_document(path, text), text, path.name)
+
+
+class FlowSource:
+    """A decoded flow in either form, and the text that it was decoded from."""
+
+    def __init__(self, document: object, text: str = "", file_name: str = "") -> None:
+        """A flow in the short form that has no name gets the name of the file."""
+        self._document = document
+        self._text = text
+        self._file_name = file_name
+        self._map: SourceMap | None = None
+        self._lines: dict[str, int] | None = None
+
+    def parse(self, budget: ValidationBudget = UNLIMITED) -> Flow:
+        """Validates the flow and compiles the short form. Raises InvalidFlow with located problems."""
+        try:
+            flow = parse_flow(self._compiled(budget), budget)
+        except InvalidFlow as error:
+            problems = [self.locate(problem) for problem in error.problems]
+            raise InvalidFlow(problems, received_version=error.received_version) from None
+        flow.locate = self.locate
+        return flow
+
+    def _compiled(self, budget: ValidationBudget) -> object:
+        document = self._document
+        if not isinstance(document, dict) or "graph" in document:
+            return document
+        from hutch.protocols.rep.ir import short
+
+        if not short.is_short_form(document):
+            return document
+        compiled = short.compile_flow(
+            document, self._file_name or "flow", default_name=Path(self._file_name).stem, budget=budget
+        )
+        self._map = compiled.source
+        return compiled.document
+
+    def locate(self, problem: Problem) -> Problem:
+        """Returns the problem with its path in the source, its line and its step."""
+        path = problem.path if self._map is None else self._map.locate(problem.path)
+        return msgspec.structs.replace(
+            problem,
+            path=path,
+            line=problem.line or self._line(path),
+            step=problem.step or self._step_id(path),
+        )
+
+    def _step_id(self, path: str) -> str | None:
+        match = _STEP_PATH.fullmatch(path)
+        if match is None:
+            return None
+        steps: Any = self._document
+        for key in match["list"].split("."):
+            steps = steps.get(key) if isinstance(steps, dict) else None
+        number = int(match["number"])
+        step = steps[number] if isinstance(steps, list) and number < len(steps) else None
+        step_id = step.get("id") if isinstance(step, dict) else None
+        return step_id if isinstance(step_id, str) else None
+
+    def _line(self, path: str) -> int | None:
+        """Returns the line of a value, or of the innermost value around it that exists."""
+        if self._lines is None:
+            self._lines = {}
+            if self._text and len(self._text) <= _MAX_LINE_TEXT:
+                from hutch.protocols.rep.ir.yaml import find_lines
+
+                self._lines = find_lines(self._text)
+        while path:
+            line = self._lines.get(path)
+            if line is not None:
+                return line
+            shorter = _LAST_SEGMENT.sub("", path)
+            if shorter == path:
+                return None
+            path = shorter
+        return None

@@ -1,0 +1,1 @@
+"""Step kinds: the operations that a step of a flow can perform."""

@@ -1,0 +1,65 @@
+"""Approvals of tool calls. The step that makes a call asks for its approval."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from hutch.protocols.toolscript.gateway.approvals import Approval, ApprovalAnswer
+from hutch.session.json_value import encode_value
+from hutch.session.run import new_run_id
+
+if TYPE_CHECKING:
+    from hutch.protocols.rep.kinds.registry import Call
+    from hutch.protocols.toolscript.gateway.gateway import Gateway
+
+_MAX_SHOWN_CHARS = 400
+
+
+class StepApprover:
+    """Asks for approvals through the steps that make tool calls. Finds the step by the call's run id."""
+
+    def __init__(self) -> None:
+        self._steps: dict[str, tuple[Call, asyncio.Lock]] = {}
+
+    async def ask(self, approval: Approval) -> ApprovalAnswer:
+        registered = self._steps.get(approval.run or "")
+        if registered is None:
+            return ApprovalAnswer("deny", reason="no step can be asked")
+        call, lock = registered
+        shown = encode_value(approval.arguments).decode()
+        shown = shown if len(shown) <= _MAX_SHOWN_CHARS else f"{shown[:_MAX_SHOWN_CHARS]}…"
+        message = f"Call {approval.server}__{approval.tool} with {shown}?"
+        # A script may make several calls at once, but a step can ask only one question at a time.
+        async with lock:
+            decision = await call.context.approvals.wait(
+                call.step_id, lambda: call.emit("approval", message=message)
+            )
+        return ApprovalAnswer("allow" if decision.approved else "deny", reason=decision.reason)
+
+    @contextmanager
+    def register(self, call: Call) -> Iterator[str]:
+        """Registers a step and yields the run id for its tool calls."""
+        run_id = new_run_id()
+        self._steps[run_id] = (call, asyncio.Lock())
+        try:
+            yield run_id
+        finally:
+            del self._steps[run_id]
+
+
+@contextmanager
+def approve_through_step(call: Call, gateway: Gateway) -> Iterator[str]:
+    """Registers a step and yields the run id for its tool calls. The step asks for their approvals."""
+    approvals = gateway.approvals
+    approver = getattr(approvals.ask, "__self__", None)
+    if not isinstance(approver, StepApprover):
+        approver = StepApprover()
+        approvals.ask = approver.ask
+    with approver.register(call) as run_id:
+        try:
+            yield run_id
+        finally:
+            approvals.forget(run_id)

@@ -1,0 +1,1 @@
+"""REP orchestrator: starts a runtime, negotiates and polls a run to its end."""

@@ -1,0 +1,1 @@
+"""REP runtime: schedules and runs the steps of a flow."""

@@ -1,0 +1,50 @@
+"""Leases of runs. A lease names the process that executes a run."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from hutch.sandbox import temp_dirs
+from hutch.store.models import FlowRunHead, now
+
+RENEW_SECONDS = 10.0
+"""Interval at which a holder renews its lease."""
+LEASE_SECONDS = 60.0
+"""Time without a renewal after which a holder on another machine is considered dead."""
+
+
+@cache
+def this_holder() -> str:
+    """Returns an id of this process that is unique across machines."""
+    return f"{_boot_id()} {temp_dirs.host_id()}"
+
+
+def is_held(run: FlowRunHead) -> bool:
+    """Returns True if a live process executes the run.
+
+    A process of this machine is looked up directly. For other machines, the time of the last renewal decides.
+    """
+    if not run.holder or run.is_over:
+        return False
+    boot_id, _, process_id = run.holder.partition(" ")
+    if boot_id == _boot_id() and _pid_namespace(process_id) == _pid_namespace(temp_dirs.host_id()):
+        return not temp_dirs.is_host_gone(process_id)
+    return (run.seen_at or "") > now(plus_seconds=-LEASE_SECONDS)
+
+
+def _pid_namespace(process_id: str) -> str:
+    return process_id.partition("-")[0]
+
+
+def run_state(run: FlowRunHead) -> str:
+    """Returns the status of the run, `cancelled`, or `interrupted` if no process executes the run."""
+    if run.outcome == "cancelled":
+        return "cancelled"
+    return "interrupted" if run.status == "running" and not is_held(run) else run.status
+
+
+@cache
+def _boot_id() -> str:
+    """Returns an id that changes at every boot, so that processes of an earlier boot are considered dead."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

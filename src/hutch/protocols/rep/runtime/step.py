@@ -1,0 +1,206 @@
+"""One attempt at a step: resolves its parameters, runs it and checks its output."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hutch.errors import Busy, HutchError
+from hutch.protocols.rep.ir.references import UnresolvedReference, resolve_parameters
+from hutch.protocols.rep.jsonrpc import CANCELLED, STEP_FAILED, TIMEOUT, rep_error
+from hutch.protocols.rep.kinds.registry import Call, StepFailed, StepRun
+from hutch.protocols.rep.runtime.events import LOG_LEVELS
+from hutch.protocols.rep.runtime.models import StepResult
+from hutch.session.json_value import NotJsonSafe, encode_value
+
+if TYPE_CHECKING:
+    from hutch.protocols.rep.ir.flow import FlowNode
+
+logger = logging.getLogger("hutch.rep")
+
+MAX_OUTPUT_BYTES = 8 * 1024 * 1024
+"""Limit for the output of one step, and for the outputs of a run."""
+MAX_DETAILS_BYTES = 64 * 1024
+"""Limit for the `details` of an error."""
+# Codes of errors that a retry cannot fix.
+_PERMANENT_CODES = frozenset(
+    {
+        "invalid_request",
+        "invalid_setting",
+        "invalid_config",
+        "invalid_tool",
+        "sandbox_unavailable",
+        "egress_refused",
+        "denied",
+        "unknown_kind",
+        "invalid_flow",
+        "unauthorized",
+    }
+)
+
+
+class AttemptSucceeded:
+    """Result of a successful attempt."""
+
+    def __init__(self, result: StepResult, event_fields: dict[str, Any]) -> None:
+        self.result = result
+        self._event_fields = event_fields
+
+    def emit_event(self, emit: Callable[..., None]) -> None:
+        emit("step", state="succeeded", **self._event_fields)
+
+
+class AttemptFailed:
+    """Result of a failed attempt. `retriable` is true if another attempt may succeed."""
+
+    def __init__(self, error: StepFailed, attempt: int, event_fields: dict[str, Any]) -> None:
+        self.retriable = error.retriable
+        self._event_fields = event_fields
+        wire = rep_error(
+            STEP_FAILED,
+            error.message,
+            step_id=event_fields["step_id"],
+            attempt=attempt,
+            retriable=error.retriable,
+            details=_bounded_json(error.details),
+            cause=error.cause,
+        )
+        self.result = StepResult(state="failed", error=wire, attempts=attempt + 1)
+
+    def emit_event(self, emit: Callable[..., None]) -> None:
+        assert self.result.error is not None
+        emit("step", state="failed", **self._event_fields, error=self.result.error)
+
+
+class AttemptRun(StepRun, Protocol):
+    """Interface of a run for the attempts at its steps."""
+
+    @property
+    def prefix(self) -> str:
+        """Prefix of the step ids in events."""
+
+    @property
+    def outputs(self) -> Mapping[str, Any]:
+        """Outputs of the finished steps, by step id."""
+
+    @property
+    def deadline(self) -> float | None: ...
+    @property
+    def emit(self) -> Callable[..., None]: ...
+
+
+class StepAttempt:
+    """One attempt at a step. Attempts are numbered from 0."""
+
+    def __init__(self, run: AttemptRun, node: FlowNode, number: int) -> None:
+        self._run = run
+        self._node = node
+        self._number = number
+        self._id = run.prefix + node.id
+        self._started_at = monotonic()
+
+    async def run(self) -> AttemptSucceeded | AttemptFailed:
+        """Runs the step once. Raises only CancelledError."""
+        self._run.emit("step", state="started", step_id=self._id, kind=self._node.kind, attempt=self._number)
+        try:
+            output = await self._run_kind()
+            result = StepResult(state="succeeded", output=output, attempts=self._number + 1)
+            return AttemptSucceeded(result, self._event_fields())
+        except StepFailed as error:
+            return self._on_failure(error)
+        except UnresolvedReference as error:
+            return self._on_failure(StepFailed(str(error), retriable=False))
+        except asyncio.CancelledError:
+            cancelled = StepFailed("The run ended before this step did.", retriable=False, cause=CANCELLED)
+            AttemptFailed(cancelled, self._number, self._event_fields()).emit_event(self._run.emit)
+            raise
+        except HutchError as error:
+            retriable = isinstance(error, Busy) or error.code not in _PERMANENT_CODES
+            return self._on_failure(StepFailed(str(error), retriable=retriable, details={"code": error.code}))
+        except Exception as error:
+            # Extension kinds may raise any exception.
+            logger.exception("step %s (%s) failed", self._id, self._node.kind)
+            message = f"{type(error).__name__}: {error}"
+            return self._on_failure(StepFailed(message, cause=type(error).__name__))
+
+    async def _run_kind(self) -> Any:
+        run, node = self._run, self._node
+        self._check_quota()
+        kind = run.registry.get(node.kind)
+        params = kind.read(resolve_parameters(run.flow, node, run.inputs, run.outputs, kind.schema))
+        seconds = node.timeout_ms / 1000 or None
+        call = Call(
+            step_id=self._id,
+            attempt=self._number,
+            params=params,
+            deadline=_earliest(None if seconds is None else monotonic() + seconds, run.deadline),
+            log=self._log,
+            emit=self._emit,
+            run=run,
+            node=node,
+        )
+        limit = asyncio.timeout(seconds)
+        try:
+            async with limit:
+                output = await kind.run(call)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise StepFailed(f"TimeoutError: {error}") from error
+            message = f"Step {self._id} took longer than its {node.timeout_ms} ms."
+            raise StepFailed(message, details={"timeout_ms": node.timeout_ms}, cause=TIMEOUT) from None
+        run.context.quota.use_bytes(_checked_size(output))
+        self._check_quota()
+        return output
+
+    def _check_quota(self) -> None:
+        if (message := self._run.context.quota.exceeded_message) is not None:
+            raise StepFailed(message, retriable=False)
+
+    def _on_failure(self, error: StepFailed) -> AttemptFailed:
+        if error.retriable and self._number < self._node.retry_max:
+            self._log("warning", f"attempt {self._number + 1} failed: {error.message}")
+        return AttemptFailed(error, self._number, self._event_fields())
+
+    def _event_fields(self) -> dict[str, Any]:
+        return {
+            "step_id": self._id,
+            "kind": self._node.kind,
+            "attempt": self._number,
+            "duration_ms": round((monotonic() - self._started_at) * 1000, 3),
+        }
+
+    def _log(self, level: str, message: str) -> None:
+        level = level if level in LOG_LEVELS else "info"
+        self._run.emit("log", level=level, message=str(message), step_id=self._id)
+
+    def _emit(self, type: str, **fields: Any) -> None:
+        self._run.emit(type, step_id=self._id, **_bounded_json(fields))
+
+
+def _earliest(first: float | None, second: float | None) -> float | None:
+    deadlines = [deadline for deadline in (first, second) if deadline is not None]
+    return min(deadlines) if deadlines else None
+
+
+def _bounded_json(details: Any) -> Any:
+    """Limits the size of error details. Details that are not JSON are replaced by a message."""
+    try:
+        text = encode_value(details)
+    except NotJsonSafe as error:
+        return {"unreadable": str(error)}
+    return details if len(text) <= MAX_DETAILS_BYTES else {"truncated": text[:MAX_DETAILS_BYTES].decode()}
+
+
+def _checked_size(output: Any) -> int:
+    """Returns the size of the output as JSON. Raises StepFailed if it is too large or not JSON."""
+    try:
+        size = len(encode_value(output))
+    except NotJsonSafe as error:
+        raise StepFailed(f"The output is not JSON: {error}", retriable=False) from None
+    if size > MAX_OUTPUT_BYTES:
+        message = f"The output has {size} bytes of JSON; the limit is {MAX_OUTPUT_BYTES}."
+        raise StepFailed(message, retriable=False)
+    return size

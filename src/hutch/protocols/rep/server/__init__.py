@@ -1,0 +1,1 @@
+"""HTTP interface for flows and runs."""

@@ -1,0 +1,398 @@
+"""HTTP routes for flows, runs and approvals."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import uuid
+from collections.abc import Awaitable
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
+
+from hutch import strict_json
+from hutch.http.auth import AccessControl, Caller, key_advice
+from hutch.http.endpoint import HttpProtocol, RequestContext, public_json_route
+from hutch.http.errors import ApiError
+from hutch.http.rate_limit import KeyRateLimit
+from hutch.http.requests import JsonBodyReader, is_yaml, query_integer, query_text
+from hutch.http.sse import event_stream
+from hutch.problems import Problem
+from hutch.protocols.rep import jsonrpc
+from hutch.protocols.rep.ir.budget import ValidationBudget
+from hutch.protocols.rep.ir.files import MAX_VALUES
+from hutch.protocols.rep.ir.flow import Flow
+from hutch.protocols.rep.ir.inputs import check_inputs
+from hutch.protocols.rep.ir.parse import parse_flow
+from hutch.protocols.rep.ir.problems import InvalidFlow
+from hutch.protocols.rep.ir.source import FlowSource
+from hutch.protocols.rep.runtime.context import ApprovalDecision
+from hutch.protocols.rep.runtime.journal import OPERATOR_OWNERS, to_json
+from hutch.protocols.rep.server import openapi, permissions, requests, responses
+from hutch.protocols.rep.server.events import encoded_events
+from hutch.protocols.rep.server.permissions import KIND_SCOPES, kinds_for, scopes_for
+from hutch.protocols.rep.server.responses import json_response
+from hutch.protocols.rep.server.supervisor import ORIGIN, FlowSupervisor, NotWaiting
+from hutch.store.models import FlowRow, FlowRunHead, FlowRunRow, RunRow, now
+from hutch.text import cut
+
+PROTOCOL = "rep"
+OPENAPI_NAME = "openapi.json"
+MAX_FLOW_BYTES = 2 * 1024 * 1024
+"""Limit for a stored flow. It is decoded, encrypted and compared whenever it is used."""
+MAX_YAML_BYTES = 256 * 1024
+"""Limit for a flow in YAML, which takes much longer to decode than JSON."""
+MAX_START_BYTES = jsonrpc.MAX_LINE_BYTES - 64 * 1024
+"""Limit for the flow, inputs and options of a run, which the runtime gets in one line. Leaves a margin for
+the rest of the line.
+"""
+MAX_START_VALUES = strict_json.MAX_VALUES - 1_000
+"""The same limit for the number of values."""
+DEFAULT_APPROVALS = 100
+"""Default number of approvals per response."""
+_NO_APPROVALS: dict[str, Any] = {"approvals": [], "approvals_total": 0}
+
+
+def routes(flows: FlowSupervisor, access: AccessControl) -> list[BaseRoute]:
+    handlers = FlowHandlers(flows, access)
+    route = handlers.protocol.route
+    return [
+        public_json_route(f"/flows/{OPENAPI_NAME}", openapi.document(flows.settings), access),
+        route("/flows", GET=handlers.flows, POST=handlers.register),
+        route("/flows/{name}", GET=handlers.flow, DELETE=handlers.remove),
+        route("/flows/{name}/runs", POST=handlers.start_run),
+        route("/runs", GET=handlers.runs),
+        route("/runs/{id}", GET=handlers.run),
+        route("/runs/{id}/events", GET=handlers.events),
+        route("/runs/{id}/cancel", POST=handlers.cancel),
+        route("/runs/{id}/resume", POST=handlers.resume),
+        route("/runs/{id}/approvals", GET=handlers.approvals),
+        route("/runs/{id}/approvals/{step_id:path}", POST=handlers.approve),
+    ]
+
+
+class FlowHandlers:
+    """Request handlers, one per route."""
+
+    def __init__(self, flows: FlowSupervisor, access: AccessControl) -> None:
+        self._access = access
+        self._flows = flows
+        self._rate = KeyRateLimit.for_flows(flows.settings.flow_rate_limit)
+        max_bytes, seconds = flows.settings.max_body_bytes, flows.settings.request_seconds
+        self._body = JsonBodyReader(max_bytes, seconds, MAX_VALUES)
+        self._flow_body = JsonBodyReader(min(max_bytes, MAX_FLOW_BYTES), seconds, MAX_VALUES)
+        self.protocol = HttpProtocol(
+            name=PROTOCOL,
+            access=access,
+            logger=logging.getLogger("hutch.rep"),
+            convert=_own_error,
+            render=lambda context, error: responses.error_response(error),
+        )
+
+    async def _check_rate(self, context: RequestContext) -> None:
+        """Counts a request that creates work or data against the rate limit. The operator has no limit.
+
+        Raises RateLimited.
+        """
+        if (identity := context.caller.identity) is not None:
+            await self._rate.check(identity.key, (await self._flows.store()).rate_limits)
+
+    # --- flows ---
+
+    async def register(self, context: RequestContext) -> Response:
+        """Stores a flow. An unchanged flow does not get a new version."""
+        await self._check_rate(context)
+        document: Any = None
+        yaml_text: str | None = None
+        if is_yaml(context.request.headers.get("content-type")):
+            yaml_text = await self._flow_body.read_text(context.request, MAX_YAML_BYTES)
+        else:
+            document = await self._flow_body.read_object(context.request)
+
+        def check(budget: ValidationBudget) -> tuple[Flow, str]:
+            source = FlowSource(document) if yaml_text is None else _yaml_source(yaml_text, budget)
+            flow = source.parse(budget)
+            return flow, msgspec.json.encode(flow.document).decode()
+
+        flow, text = await self._flows.validation.run(context.owner, check)
+        if flow.name == OPENAPI_NAME:
+            raise requests.invalid_request([Problem("flow.name", f"the name {OPENAPI_NAME} is reserved")])
+        _check_kinds(context.caller, flow)
+        store = await self._flows.store()
+        before = await store.flows.newest_version(context.owner, flow.name)
+        row = await store.flows.put(context.owner, flow.name, text, now())
+        return json_response(
+            responses.flow_head(row),
+            200 if row.version == before else 201,
+            {"Location": f"/flows/{flow.name}"},
+        )
+
+    async def flows(self, context: RequestContext) -> Response:
+        limit = query_integer(context.query, "limit", 100, requests.MAX_PAGE_SIZE)
+        after = query_text(context.query, "after")
+        store = await self._flows.store()
+        rows = await store.flows.list(context.owner, limit=limit, after=after)
+        more = {"next": rows[-1].name} if len(rows) == limit else {}
+        return json_response({"flows": [responses.flow_head(row) for row in rows], **more})
+
+    async def flow(self, context: RequestContext) -> Response:
+        version = query_integer(context.query, "version", 0, 2**31)
+        return json_response(responses.flow_detail(await self._flow(context, version or None)))
+
+    async def remove(self, context: RequestContext) -> Response:
+        store = await self._flows.store()
+        if not await store.flows.remove(context.owner, context.path_param("name")):
+            raise responses.flow_not_found(context.path_param("name"))
+        return json_response({"name": context.path_param("name")})
+
+    async def _flow(self, context: RequestContext, version: int | None) -> FlowRow:
+        name = context.path_param("name")
+        store = await self._flows.store()
+        flow = await store.flows.get(context.owner, name, version)
+        if flow is None:
+            raise responses.flow_not_found(name)
+        return flow
+
+    # --- runs ---
+
+    async def start_run(self, context: RequestContext) -> Response:
+        """Starts a run. Returns the existing run if it has the same id, flow and inputs."""
+        await self._check_rate(context)
+        body = requests.parse_start_run(await self._body.read_object(context.request, optional=True))
+        stored = await self._flow(context, body.version)
+
+        def check(budget: ValidationBudget) -> Flow:
+            flow = parse_flow(msgspec.json.decode(stored.document), budget)
+            if problems := check_inputs(flow, body.inputs):
+                raise InvalidFlow(problems)
+            return flow
+
+        def parse(document: str) -> Awaitable[Flow]:
+            return self._flows.validation.run(
+                context.owner, lambda budget: parse_flow(msgspec.json.decode(document), budget)
+            )
+
+        flow = await self._flows.validation.run(context.owner, check)
+        store = await self._flows.store()
+        referenced = await permissions.referenced_flows(flow, store.flows, context.owner, parse)
+        _check_kinds(context.caller, flow, *referenced.values())
+        identity = context.caller.identity
+        options = {
+            "trace_id": str(uuid.uuid4()),
+            "user": None if identity is None else identity.user.name,
+            "files": False,
+            "kinds": kinds_for(context.caller),
+            "flows": {name: other.document for name, other in referenced.items()},
+            "concurrency": body.concurrency,
+            "timeout": body.timeout,
+        }
+        row = FlowRunRow(
+            run_id=body.run_id or str(uuid.uuid4()),
+            owner=context.owner,
+            flow=flow.name,
+            version=stored.version,
+            origin=ORIGIN,
+            created_at=now(),
+            document=stored.document,
+            inputs=to_json(body.inputs),
+            options=to_json({name: value for name, value in options.items() if value is not None}),
+        )
+        start = f"[{row.document},{row.inputs},{row.options}]".encode()
+        if strict_json.find_excess(start, sys.maxsize, MAX_START_VALUES) == "values":
+            message = f"the flow, its sub-flows and the inputs have more than {MAX_START_VALUES} values"
+            raise ApiError("too_large", message)
+        if (size := len(row.document) + len(row.inputs) + len(row.options)) > MAX_START_BYTES:
+            message = (
+                f"the flow, its sub-flows and the inputs have {size} bytes; the limit is {MAX_START_BYTES}"
+            )
+            raise ApiError("too_large", message)
+        run = await self._flows.start_run(row)
+        if run is not row and (
+            run.owner not in _owners(context) or run.flow != row.flow or json.loads(run.inputs) != body.inputs
+        ):
+            raise ApiError(
+                "conflict", f"run_id: run {row.run_id!r} already exists with another flow or other inputs"
+            )
+        return json_response(
+            responses.run_head(run), 202 if run is row else 200, {"Location": f"/runs/{quote(run.run_id)}"}
+        )
+
+    async def runs(self, context: RequestContext) -> Response:
+        limit = query_integer(context.query, "limit", 100, requests.MAX_PAGE_SIZE)
+        created, _, run_id = query_text(context.query, "before").partition("_")
+        before = (created, run_id) if run_id else None
+        store = await self._flows.store()
+        heads = await store.journal.list(*sorted(_owners(context)), limit=limit, before=before)
+        more = {"next": f"{heads[-1].created_at}_{heads[-1].run_id}"} if len(heads) == limit else {}
+        return json_response(
+            {"runs": [{**responses.run_head(run), **self._state(run)} for run in heads], **more}
+        )
+
+    async def run(self, context: RequestContext) -> Response:
+        run = await self._any_run(context)
+        if isinstance(run, RunRow):
+            return json_response(responses.other_protocol_run(run))
+        detail = await self._load_run(run)
+        store = await self._flows.store()
+        counts = await store.journal.step_counts(run.run_id)
+        return json_response(
+            {
+                **responses.run_detail(detail, counts, await self._approvals_page(detail)),
+                **self._state(detail),
+            }
+        )
+
+    def _state(self, run: FlowRunHead) -> dict[str, str]:
+        """Returns the state `waiting` for a run that was stopped until an approval. Its stored state would be
+        `interrupted`.
+        """
+        return {"state": "waiting"} if self._flows.is_parked(run.run_id) and not run.is_over else {}
+
+    async def events(self, context: RequestContext) -> ASGIApp:
+        run = await self._any_run(context)
+        last_event_id = context.request.headers.get("last-event-id", "").strip()
+        after = query_integer(context.query, "after", 0, 2**53, minimum=0)
+        if last_event_id.isascii() and last_event_id.isdecimal():
+            after = int(last_event_id[:18])
+        store = await self._flows.store()
+        return event_stream(encoded_events(store.journal, run, after, self._access))
+
+    async def cancel(self, context: RequestContext) -> Response:
+        run = await self._any_run(context)
+        if isinstance(run, FlowRunHead):
+            await self._flows.cancel(run.run_id)
+        return json_response({"ok": True, "run_id": run.run_id})
+
+    async def resume(self, context: RequestContext) -> Response:
+        """Resumes a failed or cancelled run. Finished steps are not repeated."""
+        await self._check_rate(context)
+        run = await self._load_run(await self._flow_run(context))
+        if run.origin != ORIGIN and context.caller.identity is not None:
+            raise ApiError(
+                "conflict", f"Run {run.run_id!r} was started on the command line; use `hutch flow resume`"
+            )
+        if run.status == "completed":
+            raise ApiError("conflict", f"Run {run.run_id!r} is already complete")
+        kinds = set(json.loads(run.options).get("kinds", ()))
+        if not kinds <= {*kinds_for(context.caller)}:
+            message = f"Run {run.run_id!r} was started with a key that has more scopes than this one"
+            raise ApiError("forbidden", f"{message}; {key_advice(*scopes_for(kinds))}")
+        await self._flows.resume(run)
+        return json_response({"ok": True, "run_id": run.run_id}, 202)
+
+    # --- approvals ---
+
+    async def approvals(self, context: RequestContext) -> Response:
+        limit = query_integer(context.query, "limit", DEFAULT_APPROVALS, requests.MAX_PAGE_SIZE)
+        offset = query_integer(context.query, "offset", 0, 2**31, minimum=0)
+        run = await self._any_run(context)
+        approvals_page = (
+            _NO_APPROVALS if isinstance(run, RunRow) else await self._approvals_page(run, limit, offset)
+        )
+        return json_response({"run_id": run.run_id, **approvals_page})
+
+    async def _approvals_page(
+        self, run: FlowRunHead, limit: int = DEFAULT_APPROVALS, offset: int = 0
+    ) -> dict[str, Any]:
+        """Returns one page of the steps that wait for an approval, and the total number of these steps."""
+        listed = await self._flows.questions(run, limit, offset)
+        # Count only if there may be more questions than on this page.
+        is_complete = offset == 0 and len(listed) < limit
+        total = len(listed) if is_complete else await self._flows.count_questions(run)
+        return {"approvals": listed, "approvals_total": total}
+
+    async def approve(self, context: RequestContext) -> Response:
+        decision = requests.parse_approval(await self._body.read_object(context.request))
+        run = await self._flow_run(context)
+        step_id = context.path_param("step_id")
+        if not await self._flows.is_asking(run, step_id):
+            raise ApiError("conflict", f"Step {step_id[:200]!r} is not waiting for an approval")
+        identity = context.caller.identity
+        # Users can only approve in their own name.
+        by = decision.by if identity is None else identity.user.name
+        await self._flows.approve(run, step_id, ApprovalDecision(decision.approved, by, decision.reason))
+        return json_response(
+            {"ok": True, "run_id": run.run_id, "step_id": step_id, "approved": decision.approved}
+        )
+
+    async def _load_run(self, run: FlowRunHead) -> FlowRunRow:
+        """Loads the run with its inputs and outputs, which may be large."""
+        store = await self._flows.store()
+        row = await store.journal.get(run.run_id)
+        if row is None:
+            raise responses.run_not_found(run.run_id)
+        return row
+
+    async def _flow_run(self, context: RequestContext) -> FlowRunHead:
+        run = await self._any_run(context)
+        if isinstance(run, RunRow):
+            raise ApiError("conflict", f"Run {run.run_id!r} is not a flow run")
+        return run
+
+    async def _any_run(self, context: RequestContext) -> FlowRunHead | RunRow:
+        """Finds a run of any protocol. Runs of other protocols are stored shortly after their end."""
+        run_id = context.path_param("id")
+        store = await self._flows.store()
+        # Another owner's flow run with this id must not hide a run of the caller.
+        flow_run = await store.journal.head(run_id)
+        if flow_run is not None and flow_run.owner in _owners(context):
+            return flow_run
+        run = await store.runs.get(run_id)
+        if run is None:
+            await store.write_behind.flush()
+            run = await store.runs.get(run_id)
+        if run is None or run.owner not in _owners(context):
+            raise responses.run_not_found(run_id)
+        return run
+
+
+def _yaml_source(text: str, budget: ValidationBudget) -> FlowSource:
+    """Decodes a flow in YAML. Raises InvalidFlow."""
+    from hutch.protocols.rep.ir.yaml import InvalidYaml, decode_yaml
+
+    try:
+        return FlowSource(decode_yaml(text, budget.check), text)
+    except InvalidYaml as error:
+        raise InvalidFlow([Problem("", f"expected YAML: {error}")]) from None
+
+
+def _check_kinds(caller: Caller, *flows: Flow) -> None:
+    """Raises ApiError for step kinds that this server does not run or the caller's key does not allow."""
+    allowed = kinds_for(caller)
+    for flow in flows:
+        refused = {node.kind for node in flow.nodes.values()}.difference(allowed)
+        for node in flow.nodes.values() if refused else ():
+            if node.kind not in refused:
+                continue
+            if node.kind in KIND_SCOPES:
+                advice = key_advice(*scopes_for(other.kind for other in flow.nodes.values()))
+                raise ApiError(
+                    "forbidden", f"{node.path}.type: this key is not for {KIND_SCOPES[node.kind]}; {advice}"
+                )
+            expected = ", ".join(allowed)
+            got = cut(node.kind, 100)
+            raise requests.invalid_request(
+                [Problem(f"{node.path}.type", f"expected one of {expected}, got {got!r}")]
+            )
+
+
+def _owners(context: RequestContext) -> set[str]:
+    """Returns the owner names of the caller. The operator owns runs under the names in OPERATOR_OWNERS as
+    well.
+    """
+    is_user = context.caller.identity is not None
+    return {context.owner} if is_user else {context.owner, *OPERATOR_OWNERS}
+
+
+def _own_error(error: Exception) -> ApiError | None:
+    match error:
+        case InvalidFlow():
+            return requests.invalid_request(error.problems)
+        case NotWaiting():
+            return ApiError("conflict", error.message)
+    return None

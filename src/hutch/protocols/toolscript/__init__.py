@@ -1,0 +1,1 @@
+"""Toolscript: typed scripts over MCP servers."""

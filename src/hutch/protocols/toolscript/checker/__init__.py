@@ -1,0 +1,1 @@
+"""Type-checks and rewrites scripts before they run."""

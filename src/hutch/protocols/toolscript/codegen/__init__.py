@@ -1,0 +1,1 @@
+"""Generates the TypeScript module and types of MCP tools."""

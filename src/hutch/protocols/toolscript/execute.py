@@ -1,0 +1,201 @@
+"""Checks toolscripts and runs each one in its own jailed process, which can reach only a gateway."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from hutch.errors import SandboxUnavailable
+from hutch.kernel.execution import Execution
+from hutch.kernel.kernel import Kernel
+from hutch.protocols.toolscript.checker.checker import Checker, Script
+from hutch.protocols.toolscript.jail_server.http1 import JailRequest, JailResponse
+from hutch.sandbox import temp_dirs
+from hutch.sandbox.jail.jail import Isolation, Mount
+from hutch.sandbox.runner.profile import Profile
+from hutch.session.run import CallLog, OnOutput, Result, RunHandle, new_run_id
+
+GATEWAY_VARIABLE = "TOOLSCRIPT_GATEWAY_URL"
+TIMEOUT_EXIT_CODE = 124
+FAILURE_EXIT_CODE = 1
+_FOLDER = "/tmp/script"
+_IMPORT_MAP = "/import-map.json"
+# Number of import maps that are kept, including those of earlier revisions.
+_MAX_IMPORT_MAPS = 32
+
+
+class ScriptGateway(Protocol):
+    """The gateway that a script can reach, local or remote. Scripts of different gateways never share a
+    runner.
+    """
+
+    def __hash__(self) -> int: ...
+    @property
+    def url(self) -> str:
+        """URL of the gateway inside the jail."""
+
+    async def revision(self) -> str:
+        """Returns an id that changes when the tools change."""
+
+    async def declarations(self) -> str:
+        """Returns the type declarations of all tools."""
+
+    async def handle(self, run_id: str | None, request: JailRequest, response: JailResponse) -> None:
+        """Handles a request from a jail. The task is cancelled if the script disconnects."""
+
+    def record_calls(self, run_id: str) -> AbstractContextManager[CallLog]:
+        """Records the tool calls of a run that pass through this process."""
+
+
+class ScriptRequest(msgspec.Struct, frozen=True, kw_only=True):
+    script: Script
+    args: tuple[str, ...] = ()
+    cwd: str = "/"
+    timeout_ms: float | None = None
+    memory_bytes: int | None = None
+    check: bool = True
+    strict: bool | None = None
+    """Whether all of the script is checked strictly. The default is the setting `script_strict`."""
+    owner: str = "local"
+    run_id: str | None = None
+    on_output: OnOutput | None = None
+
+
+class ScriptResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of a script: exit code, returned value as JSON, and a message from the host."""
+
+    exit_code: int
+    value_json: str | None = None
+    message: str | None = None
+    run_id: str = ""
+    duration_ms: float = 0.0
+
+
+class ScriptRunner:
+    def __init__(self, kernel: Kernel, checker: Checker, isolation: Isolation) -> None:
+        self.checker = checker
+        self._kernel = kernel
+        self._isolation = isolation
+        self._maps = ImportMaps()
+
+    async def run(self, request: ScriptRequest, gateway: ScriptGateway) -> ScriptResult:
+        """Checks and runs a script. Raises InvalidScript, Busy, and InvalidExecution for invalid limits."""
+        script = request.script
+        settings = self._kernel.settings
+        prepared = await self.checker.prepare(
+            script,
+            await gateway.declarations() if request.check else None,
+            strict=settings.script_strict if request.strict is None else request.strict,
+        )
+        requested = {
+            "timeout_ms": request.timeout_ms or settings.script_timeout_ms,
+            "memory_limit_bytes": request.memory_bytes or settings.script_memory_bytes,
+        }
+        code = {
+            "files": {**script.files, script.name: prepared.text},
+            "main": script.name,
+            "returns": prepared.returns,
+            "shift": prepared.shift,
+            "args": request.args,
+        }
+        run_id = request.run_id or new_run_id()
+        with gateway.record_calls(run_id) as calls:
+            execution = Execution(
+                code=msgspec.json.encode(code).decode(),
+                profile=await self._profile(request, gateway),
+                limits=self._kernel.limits(requested),
+                owner=request.owner,
+                protocol="toolscript",
+                label=script.name,
+            )
+            run = _ScriptRun(run_id, on_output=request.on_output, call_log=calls)
+            return _script_result(await self._kernel.run(execution, run))
+
+    async def warm(self, gateway: ScriptGateway, *, cwd: str = "/") -> None:
+        """Starts a process for the next script in advance."""
+        self._kernel.prestart(await self._profile(ScriptRequest(script=Script(""), cwd=cwd), gateway))
+
+    async def _profile(self, request: ScriptRequest, gateway: ScriptGateway) -> Profile:
+        if self._isolation != "container":
+            raise SandboxUnavailable(
+                "Toolscripts need containers: without one they could reach all of this machine's network.",
+                remedy="`hutch doctor` says how to get them.",
+            )
+        host, _, port = gateway.url.partition("://")[2].partition("/")[0].rpartition(":")
+        address = f"{host or '127.0.0.1'}:{port}"
+        import_map = self._maps.file(f"{gateway.url}/runtime/tools.ts?_t={await gateway.revision()}")
+        return Profile(
+            "script",
+            mounts=(Mount(str(import_map), _IMPORT_MAP),),
+            env=((GATEWAY_VARIABLE, gateway.url), ("DENO_DIR", "/tmp/deno")),
+            permissions=(
+                f"--import-map={_IMPORT_MAP}",
+                f"--allow-net={address}",
+                f"--allow-import={address}",
+                f"--allow-env={GATEWAY_VARIABLE}",
+            ),
+            cwd=request.cwd,
+            egress=gateway,
+            uplink_port=int(port),
+            writable_folder=_FOLDER,
+        )
+
+    async def close(self) -> None:
+        await self.checker.close()
+        self._maps.close()
+
+
+class ImportMaps:
+    """Import map files that resolve "toolscript". There is one file per gateway revision."""
+
+    def __init__(self) -> None:
+        self._folder: Path | None = None
+        self._files: dict[str, Path] = {}
+        self._numbers = itertools.count()
+
+    def file(self, url: str) -> Path:
+        if self._folder is None:
+            self._folder = temp_dirs.make_temp_dir()
+        path = self._files.get(url)
+        if path is None:
+            path = self._files[url] = self._folder / f"{next(self._numbers)}.json"
+            path.write_bytes(msgspec.json.encode({"imports": {"toolscript": url}}))
+            while len(self._files) > _MAX_IMPORT_MAPS:
+                self._files.pop(next(iter(self._files))).unlink()
+        return path
+
+    def close(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _exit_code(value: Any) -> int:
+    code = value.get("exit") if isinstance(value, dict) else None
+    return code if isinstance(code, int) and 0 <= code <= 255 else FAILURE_EXIT_CODE
+
+
+class _ScriptRun(RunHandle):
+    def failure_code(self, value: Any) -> str | None:
+        return None if _exit_code(value) == 0 else "script_failed"
+
+
+def _script_result(result: Result) -> ScriptResult:
+    common: dict[str, Any] = {"run_id": result.run_id, "duration_ms": result.duration_ms}
+    error = result.error
+    if error is None:
+        value = result.result.get("value") if isinstance(result.result, dict) else None
+        return ScriptResult(
+            exit_code=_exit_code(result.result),
+            value_json=value if isinstance(value, str) else None,
+            **common,
+        )
+    if error.code == "timeout":
+        return ScriptResult(
+            exit_code=TIMEOUT_EXIT_CODE, message="The script did not finish in time", **common
+        )
+    return ScriptResult(exit_code=FAILURE_EXIT_CODE, message=error.message, **common)

@@ -1,0 +1,1 @@
+"""HTTP interface to the user's MCP servers: catalog, search, calls, approvals."""

@@ -1,0 +1,317 @@
+"""Approval policy for tool calls: allow, deny, or ask a person first."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Any, Literal, TypeAlias, get_args
+
+import msgspec
+
+from hutch.errors import SettingError, UpstreamError
+from hutch.text import now_rfc3339
+
+logger = logging.getLogger("hutch.toolscript")
+
+Rule: TypeAlias = Literal["allow", "ask", "deny"]
+Decision: TypeAlias = Literal["allow", "deny"]
+
+ASK_SECONDS = 300.0
+MAX_PENDING = 1_000
+# Limit for one run, so that the calls of other runs can wait too.
+MAX_PENDING_PER_RUN = 100
+# Number of decided calls whose ids are remembered.
+_MAX_DECIDED = 1_000
+# Maximum number of runs that are tracked. Above it, runs without waiting calls are dropped first.
+_MAX_RUNS = 10_000
+# Maximum number of events queued for one listener. A listener that is too slow is disconnected. It gets all
+# open approvals when it reconnects.
+_MAX_EVENTS = 1_000
+
+
+class CallDenied(UpstreamError):
+    code = "denied"
+
+    def __init__(self, server: str, tool: str, message: str) -> None:
+        super().__init__(server, tool, message, kind="denied")
+
+
+class ApprovalPolicy:
+    """Rules for tool calls.
+
+    A rule is named `server__tool`, `server` or `*`, with the original names. `*` in a name matches any
+    characters. The most specific rule applies: a rule for the tool before a rule for its server, then the
+    rule with more letters.
+    """
+
+    def __init__(self, rules: Mapping[str, str] | None = None) -> None:
+        for name, rule in (rules or {}).items():
+            if rule not in get_args(Rule):
+                raise SettingError(f"approvals.{name}: expected one of allow, ask, deny, got {rule!r}.")
+        self.rules: dict[str, str] = dict(rules or {})
+
+    def rule(self, server: str, tool: str) -> Rule:
+        matching = [
+            (specific, _STRICTNESS[rule], rule)
+            for name, rule in self.rules.items()
+            if (specific := _specificity(name, server, tool)) is not None
+        ]
+        return max(matching)[2] if matching else "allow"  # type: ignore[return-value]
+
+    def unmatched(self, tools: Iterable[tuple[str, str]]) -> list[str]:
+        """Returns the rules that match none of the (server, tool) pairs and are probably misspelt."""
+        known = list(tools)
+        return [
+            name
+            for name in self.rules
+            if name != "*" and all(_specificity(name, server, tool) is None for server, tool in known)
+        ]
+
+
+_STRICTNESS = {"allow": 0, "ask": 1, "deny": 2}
+
+
+def _specificity(name: str, server: str, tool: str) -> tuple[int, int] | None:
+    """Returns the specificity of a rule for a tool as a sort key. None if the rule does not match."""
+    letters = len(name.replace("*", ""))
+    if name in (f"{server}__{tool}", server) or name == "*":
+        return (0 if name == "*" else 1 if name == server else 3), letters
+    if "*" not in name:
+        return None
+    # Escape brackets and question marks, which have no special meaning in rules.
+    pattern = name.replace("[", "[[]").replace("?", "[?]")
+    if fnmatchcase(f"{server}__{tool}", pattern):
+        return (2 if "__" in name else 1), letters
+    return (1, letters) if fnmatchcase(server, pattern) else None
+
+
+class Approval(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool call that waits for a decision."""
+
+    id: str
+    server: str
+    tool: str
+    arguments: Any
+    run: str | None
+    asked_at: str
+    seconds: float
+    """Timeout in seconds, after which the call is denied."""
+
+
+class ApprovalAnswer(msgspec.Struct, frozen=True):
+    """A decision on a waiting call."""
+
+    decision: Decision
+    reason: str | None = None
+    remember: bool = False
+    """True if the decision applies to all calls of this tool in the same run."""
+
+
+class ApprovalEvent(msgspec.Struct, frozen=True):
+    """Change of a waiting call.
+
+    `name` is first `asked`, then `allowed`, `denied`, `expired`, or `withdrawn` if the caller has
+    disconnected.
+    """
+
+    name: str
+    approval: Approval
+
+
+AskUser: TypeAlias = Callable[[Approval], Awaitable[ApprovalAnswer | Decision]]
+"""Asks a person in this process for a decision. Calls may run concurrently. A call is cancelled if another
+answer arrives first.
+"""
+
+
+class Approvals:
+    """The waiting calls, and the listeners that are notified about them."""
+
+    def __init__(
+        self, policy: ApprovalPolicy, *, seconds: float = ASK_SECONDS, ask: AskUser | None = None
+    ) -> None:
+        self.policy = policy
+        self.ask = ask
+        self.on_wait_begin: list[Callable[[str], None]] = []
+        """Callbacks that get the run id when the first call of a run starts to wait."""
+        self.on_wait_end: list[Callable[[str], None]] = []
+        self._seconds = seconds
+        self._open: dict[str, tuple[Approval, asyncio.Future[ApprovalAnswer]]] = {}
+        self._decided: deque[str] = deque(maxlen=_MAX_DECIDED)
+        self._remembered: dict[tuple[str, str, str], ApprovalAnswer] = {}
+        self._waits: dict[str, _RunWait] = {}
+        self._listeners: set[asyncio.Queue[ApprovalEvent | None]] = set()
+
+    async def check(self, server: str, tool: str, arguments: Any, run: str | None = None) -> None:
+        """Waits until the call is allowed. Raises CallDenied if the policy or a person denies it."""
+        rule = self.policy.rule(server, tool)
+        if rule == "deny":
+            raise CallDenied(server, tool, f"The policy denies {server}__{tool}")
+        if rule == "ask":
+            remembered = None if run is None else self._remembered.get((run, server, tool))
+            answer = remembered or await self._ask_person(server, tool, arguments, run)
+            if answer.remember and run is not None:
+                self._remembered[run, server, tool] = answer
+            if answer.decision == "deny":
+                reason = f": {answer.reason}" if answer.reason else ""
+                raise CallDenied(server, tool, f"The call of {server}__{tool} was denied{reason}")
+
+    def pending(self) -> list[Approval]:
+        return [approval for approval, _ in self._open.values()]
+
+    def find(self, id: str) -> Approval | None:
+        known = self._open.get(id)
+        return None if known is None else known[0]
+
+    def was_decided(self, id: str) -> bool:
+        return id in self._decided
+
+    def decide(self, id: str, answer: ApprovalAnswer) -> bool:
+        """Decides on a waiting call. Returns False if no call with this id is waiting."""
+        _, future = self._open.get(id, (None, None))
+        if future is None or future.done():
+            return False
+        future.set_result(answer)
+        return True
+
+    def forget(self, run: str) -> None:
+        """Removes all data about a finished run."""
+        self._waits.pop(run, None)
+        for key in [key for key in self._remembered if key[0] == run]:
+            del self._remembered[key]
+
+    # --- events ---
+
+    @contextlib.contextmanager
+    def listen(self) -> Iterator[asyncio.Queue[ApprovalEvent | None]]:
+        """Yields a queue that contains the waiting calls and then all events. None ends the queue if the
+        listener is too slow.
+        """
+        queue: asyncio.Queue[ApprovalEvent | None] = asyncio.Queue()
+        for approval in self.pending():
+            queue.put_nowait(ApprovalEvent("asked", approval))
+        self._listeners.add(queue)
+        try:
+            yield queue
+        finally:
+            self._listeners.discard(queue)
+
+    def _notify(self, name: str, approval: Approval) -> None:
+        for queue in list(self._listeners):
+            if queue.qsize() < _MAX_EVENTS + MAX_PENDING:
+                queue.put_nowait(ApprovalEvent(name, approval))
+            else:
+                self._listeners.discard(queue)
+                queue.put_nowait(None)
+
+    # --- asking ---
+
+    async def _ask_person(self, server: str, tool: str, arguments: Any, run: str | None) -> ApprovalAnswer:
+        if len(self._open) >= MAX_PENDING:
+            raise CallDenied(server, tool, f"{MAX_PENDING} calls are waiting for approval already")
+        wait = None if run is None else self._wait_of(run)
+        if wait is not None and wait.calls >= MAX_PENDING_PER_RUN:
+            message = f"{MAX_PENDING_PER_RUN} calls of this script are waiting for approval already"
+            raise CallDenied(server, tool, message)
+        if wait is not None and wait.has_expired:
+            # Deny the call, because the timeout is paused while the script waits. By asking repeatedly, a
+            # script could run forever.
+            raise CallDenied(server, tool, "An earlier call of this script was not approved in time")
+        approval = Approval(
+            id=secrets.token_urlsafe(9),
+            server=server,
+            tool=tool,
+            arguments=arguments,
+            run=run,
+            asked_at=now_rfc3339(),
+            seconds=self._seconds,
+        )
+        decided: asyncio.Future[ApprovalAnswer] = asyncio.get_running_loop().create_future()
+        self._open[approval.id] = (approval, decided)
+        outcome = "withdrawn"
+        try:
+            with self._waiting(run, wait):
+                self._notify("asked", approval)
+                answer = await self._first_answer(approval, decided)
+            outcome = "allowed" if answer.decision == "allow" else "denied"
+            return answer
+        except TimeoutError:
+            outcome = "expired"
+            if wait is not None:
+                wait.has_expired = True
+            message = f"{server}__{tool} was not approved within {self._seconds:g} s"
+            raise CallDenied(server, tool, message) from None
+        finally:
+            del self._open[approval.id]
+            self._decided.append(approval.id)
+            self._notify(outcome, approval)
+
+    async def _first_answer(
+        self, approval: Approval, decided: asyncio.Future[ApprovalAnswer]
+    ) -> ApprovalAnswer:
+        """Waits for the first answer from `ask` or `decide`."""
+        asking = None if self.ask is None else asyncio.ensure_future(self.ask(approval))
+        sources: list[asyncio.Future[Any]] = [decided] if asking is None else [decided, asking]
+        try:
+            async with asyncio.timeout(self._seconds):
+                await asyncio.wait(sources, return_when=asyncio.FIRST_COMPLETED)
+            if asking is None or decided.done():
+                return decided.result()
+            answer = asking.result()
+            return answer if isinstance(answer, ApprovalAnswer) else ApprovalAnswer(answer)
+        except TimeoutError:
+            raise
+        except Exception as error:
+            logger.error("asking for an approval failed", exc_info=error)
+            return ApprovalAnswer("deny", "the question could not be asked")
+        finally:
+            if asking is not None:
+                asking.cancel()
+                await asyncio.gather(asking, return_exceptions=True)
+
+    def _wait_of(self, run: str) -> _RunWait:
+        if run not in self._waits and len(self._waits) >= _MAX_RUNS:
+            self._waits = {run: wait for run, wait in self._waits.items() if wait.calls}
+        return self._waits.setdefault(run, _RunWait())
+
+    @contextlib.contextmanager
+    def _waiting(self, run: str | None, wait: _RunWait | None) -> Iterator[None]:
+        if run is None or wait is None:
+            yield
+            return
+        if wait.begin():
+            _call_all(self.on_wait_begin, run)
+        try:
+            yield
+        finally:
+            if wait.end():
+                _call_all(self.on_wait_end, run)
+
+
+class _RunWait:
+    """Number of waiting calls of a run. Overlapping waits count as one wait."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.has_expired = False
+        """True if the approval of a call of this run timed out."""
+
+    def begin(self) -> bool:
+        """Counts a waiting call. Returns True if it is the only one."""
+        self.calls += 1
+        return self.calls == 1
+
+    def end(self) -> bool:
+        """Removes a waiting call. Returns True if it was the last one."""
+        self.calls -= 1
+        return self.calls == 0
+
+
+def _call_all(callbacks: Iterable[Callable[[str], None]], run: str) -> None:
+    for callback in list(callbacks):
+        callback(run)

@@ -1,0 +1,1 @@
+"""HTTP server through which a script in a jail reaches the gateway."""

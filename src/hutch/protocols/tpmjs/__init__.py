@@ -1,0 +1,1 @@
+"""TPMJS: runs tools that are published as npm packages."""

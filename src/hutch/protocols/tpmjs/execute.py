@@ -1,0 +1,297 @@
+"""Executes and describes tools of npm packages."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Literal
+
+import msgspec
+
+from hutch.egress.policy import EgressPolicy, policy_for
+from hutch.errors import ExecutionError, PackageNotFound, PackageTooLarge, StoreError
+from hutch.kernel.execution import Execution
+from hutch.kernel.kernel import Kernel
+from hutch.npm.packages import Package, PackageManager
+from hutch.protocols.tpmjs import params
+from hutch.protocols.tpmjs.code_cache import CodeCache
+from hutch.protocols.tpmjs.models import (
+    EventSink,
+    FailureCode,
+    PackageToolCall,
+    ToolDescription,
+    ToolFailure,
+    ToolOutcome,
+)
+from hutch.sandbox.jail.jail import Isolation, Mount
+from hutch.sandbox.runner.profile import UPLINK_PORT, Profile
+from hutch.session.host import Limits
+from hutch.session.json_value import encode_value
+from hutch.session.run import Result, RunHandle
+from hutch.session.tools.provider import Provider
+from hutch.session.tools.tool import Tool, ToolContext
+
+logger = logging.getLogger("hutch.tpmjs")
+
+TREE_DIR = "/pkg"
+# The container's own tmpfs, whose size is limited: many tools write into their working directory.
+WORKING_DIR = "/tmp"
+PROXY_URL = f"http://127.0.0.1:{UPLINK_PORT}"
+# Variables that programs expect. The caller's `env` may override them.
+_DEFAULT_ENV = {"HOME": WORKING_DIR, "TMPDIR": WORKING_DIR}
+_NETWORK_UNAVAILABLE = "This server has no containers, so tools have no network access."
+_NETWORK_OFF = "Network access is off for this tool."
+_GUEST_FAILURES: dict[str, FailureCode] = {
+    "import_failed": "import_failed",
+    "tool_not_found": "tool_not_found",
+    "tool_invalid": "tool_invalid",
+    "configuration_required": "configuration_required",
+    "schema_unavailable": "schema_unavailable",
+    "invalid_params": "invalid_params",
+}
+_MAX_LOCATION_CHARS = 300
+
+
+class ToolExecutor:
+    """Runs and describes tools of npm packages. The package store installs missing packages."""
+
+    def __init__(
+        self, kernel: Kernel, packages: PackageManager, isolation: Isolation, deno_version: str
+    ) -> None:
+        self._kernel = kernel
+        self._packages = packages
+        self._settings = kernel.settings
+        self._isolation = isolation
+        self._code_cache = CodeCache(kernel, packages, deno_version)
+
+    async def close(self) -> None:
+        await self._code_cache.close()
+
+    async def execute(self, call: PackageToolCall, events: EventSink | None = None) -> ToolOutcome:
+        """Runs a tool to its end. Raises Busy."""
+        try:
+            package = await self._packages.get(call.spec)
+        except (PackageNotFound, StoreError) as error:
+            return ToolOutcome(failure=package_failure(error))
+        result, run, failure = await self._run("execute", package, call, events)
+        return ToolOutcome(
+            output_json=run.output_json,
+            failure=failure,
+            resolved_version=package.version,
+            warnings=run.warnings(call),
+            logs=result.logs,
+            logs_truncated=result.logs_truncated,
+            run_id=result.run_id,
+        )
+
+    async def describe(
+        self, call: PackageToolCall
+    ) -> tuple[ToolDescription | None, ToolFailure | None, str | None]:
+        """Loads a tool without executing it. Returns the description, the failure and the exact version.
+        Raises Busy.
+        """
+        try:
+            package = await self._packages.get(call.spec)
+        except (PackageNotFound, StoreError) as error:
+            return None, package_failure(error), None
+        _, run, failure = await self._run("describe", package, call, None)
+        if run.output_json is None:
+            return None, failure, package.version
+        try:
+            return msgspec.json.decode(run.output_json, type=ToolDescription), None, package.version
+        except (msgspec.DecodeError, RecursionError):
+            failure = ToolFailure("schema_unavailable", "The tool's description has an unknown format")
+            return None, failure, package.version
+
+    async def _run(
+        self,
+        op: Literal["execute", "describe"],
+        package: Package,
+        call: PackageToolCall,
+        events: EventSink | None,
+    ) -> tuple[Result, _ToolRun, ToolFailure | None]:
+        """Runs the guest. Returns the execution result, what the guest returned, and the failure."""
+        profile = self._cached_profile(package, call)
+        if op == "describe" and profile.max_uses > 1:
+            # Descriptions are cached for all callers, so they come from a process that has not served any.
+            profile = msgspec.structs.replace(profile, max_uses=1, keep_spare=False)
+        validate = call.validate or self._settings.tpmjs_validate
+        request = {
+            "op": op,
+            "name": call.name,
+            "params": call.params,
+            "stream": events is not None,
+            "validate": validate,
+        }
+        providers = [] if events is None else [_event_provider(events)]
+        if validate:
+            providers.append(_params_provider(call.params))
+        execution = Execution(
+            code=encode_value(request).decode(),
+            profile=profile,
+            limits=self._limits(),
+            providers=providers,
+            owner=call.caller,
+            protocol="tpmjs",
+            label=f"{package.name}@{package.version}#{call.name}",
+        )
+        run = _ToolRun()
+        result = await self._kernel.run(execution, run)
+        if self._has_containers:
+            self._code_cache.note_use(package, lambda: self._profile(package))
+        if result.error is not None:
+            return result, run, _execution_failure(result.error)
+        return result, run, run.failure
+
+    def _limits(self) -> Limits:
+        settings = self._settings
+        requested = {"timeout_ms": settings.tool_timeout_ms, "memory_limit_bytes": settings.tool_memory_bytes}
+        limits = self._kernel.limits(requested, clamp=True)
+        # The output is JSON inside a JSON string, which doubles quotes. It shares one line with the logs.
+        max_bytes = settings.max_line_bytes - 4 * limits.max_log_chars - 65_536
+        return msgspec.structs.replace(limits, max_result_bytes=min(2 * limits.max_result_bytes, max_bytes))
+
+    @property
+    def _has_containers(self) -> bool:
+        return self._isolation == "container"
+
+    def _cached_profile(self, package: Package, call: PackageToolCall) -> Profile:
+        """Returns the profile for a package and an env, with the code cache."""
+        profile = self._profile(package, call.env, call.caller, policy_for(self._settings, package.name))
+        return self._code_cache.apply(profile, package) if self._has_containers else profile
+
+    def _profile(
+        self,
+        package: Package,
+        env: Mapping[str, str] = MappingProxyType({}),
+        caller: str = "",
+        policy: EgressPolicy | None = None,
+    ) -> Profile:
+        has_containers = self._has_containers
+        connected = has_containers and policy is not None and policy.mode != "none"
+        tree = Mount(str(package.tree), TREE_DIR)
+        payload = {
+            "tree": TREE_DIR if has_containers else tree.source,
+            "package": package.name,
+            "env": {**_DEFAULT_ENV, **env},
+            "proxy": PROXY_URL if connected else None,
+            "network": None if connected else _NETWORK_OFF if has_containers else _NETWORK_UNAVAILABLE,
+        }
+        container_permissions = ("--allow-net", "--allow-sys") if has_containers else ()
+        max_uses = self._settings.tool_calls_per_process
+        return Profile(
+            "npm",
+            mounts=(tree,),
+            permissions=("--allow-env", *container_permissions),
+            cwd=WORKING_DIR,
+            stdin_payload=msgspec.json.encode(payload),
+            # Callers may share a spare, because it has not served anyone, but never a process that serves
+            # several calls.
+            owner=caller if env or max_uses > 1 else "",
+            egress=policy if connected else None,
+            memory_bytes=min(self._settings.tool_memory_bytes, self._settings.max_memory_limit_bytes),
+            max_uses=max_uses,
+        )
+
+
+def _event_provider(events: EventSink) -> Provider:
+    """Builds the provider through which the guest sends events. The guest does not await these calls."""
+
+    def tool(name: str, sink: Callable[[str], None]) -> Tool:
+        async def call(input: Any, _: ToolContext) -> bytes:
+            if isinstance(input, str):
+                sink(input)
+            return b"null"
+
+        return Tool(name, call)
+
+    def partial(text: str) -> None:
+        if (json := _encode_json(text)) is not None:
+            events.partial(json)
+
+    return Provider.of(tool("log", events.log), tool("partial", partial), name="events")
+
+
+def _params_provider(values: dict[str, Any]) -> Provider:
+    """Builds the provider through which the guest has the parameters checked against a JSON Schema."""
+
+    async def check(schema: Any, _: ToolContext) -> bytes:
+        problems, complete = params.parse_params(schema if isinstance(schema, str) else "", values)
+        return encode_value({"problems": problems, "value": complete})
+
+    return Provider.of(Tool("check", check), name="params")
+
+
+class _ToolRun(RunHandle):
+    """Run of a tool. Decodes the guest's result once, for the run's record and for the response.
+
+    The result is not trusted, but a false result affects only the guest's own call.
+    """
+
+    output_json: bytes | None = None
+    failure: ToolFailure | None = None
+    _fields: Mapping[str, Any] = MappingProxyType({})
+
+    def failure_code(self, value: Any) -> str | None:
+        self._fields = value if isinstance(value, dict) else {}
+        self.output_json, self.failure = _decode_result(self._fields)
+        return None if self.failure is None else self.failure.code
+
+    def warnings(self, call: PackageToolCall) -> list[str]:
+        """Returns the problems of the parameters. If these are the failure, it has them in its message."""
+        fields = self._fields
+        if self.failure is not None and self.failure.code == "invalid_params":
+            return []
+        if isinstance(schema := fields.get("schema"), str):
+            return params.warnings_of(schema, call.params)
+        return (
+            [params.NO_SCHEMA] if fields.get("unchecked") else params.guest_problems(fields.get("problems"))
+        )
+
+
+def _decode_result(fields: Mapping[str, Any]) -> tuple[bytes | None, ToolFailure | None]:
+    """Returns the output or the failure."""
+    if fields.get("ok") is True and isinstance(output := fields.get("output"), str):
+        json = _encode_json(output)
+        if json is not None:
+            return json, None
+        return None, ToolFailure("execution_error", "The output is not JSON")
+    code, message = fields.get("code"), fields.get("message")
+    if not isinstance(code, str) or not isinstance(message, str):
+        return None, ToolFailure("execution_error", "The tool returned an invalid result")
+    if code == "invalid_params":
+        message = "; ".join(params.guest_problems(fields.get("problems"))) or message
+    location = fields.get("location")
+    is_location = isinstance(location, str) and 0 < len(location) <= _MAX_LOCATION_CHARS
+    return None, ToolFailure(
+        _GUEST_FAILURES.get(code, "execution_error"), message, location=location if is_location else None
+    )
+
+
+def _execution_failure(error: ExecutionError) -> ToolFailure:
+    if error.code == "timeout":
+        return ToolFailure("timeout", "The tool did not finish in time")
+    if error.code == "internal_error":
+        return ToolFailure("execution_error", "The tool's process ended before the tool finished")
+    return ToolFailure("execution_error", error.message)
+
+
+def package_failure(error: PackageNotFound | StoreError) -> ToolFailure:
+    if isinstance(error, PackageTooLarge):
+        return ToolFailure("package_too_large", error.message)
+    if isinstance(error, PackageNotFound):
+        return ToolFailure("package_not_found", error.message, error.retryable)
+    # Only log the message, because it contains paths of the server.
+    logger.error("%s", error)
+    return ToolFailure("internal", "The server failed; its log says why")
+
+
+def _encode_json(text: str) -> bytes | None:
+    """Encodes the JSON text of the guest. Returns None if the text is invalid or not on one line."""
+    try:
+        json = text.encode()
+        msgspec.json.decode(json, type=msgspec.Raw)
+    except (UnicodeEncodeError, msgspec.DecodeError, RecursionError):
+        return None
+    return None if b"\n" in json or b"\r" in json else json

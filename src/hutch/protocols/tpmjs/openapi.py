@@ -1,0 +1,317 @@
+"""OpenAPI document of the TPMJS protocol (`/openapi.json`), built from the tables that the responses use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from http import HTTPStatus
+
+from hutch.http.health import PROTOCOL_VERSION
+from hutch.http.openapi import (
+    COUNT,
+    FLAG,
+    TEXT,
+    Json,
+    object_of,
+    openapi_document,
+    ref,
+    request_body,
+    response,
+)
+from hutch.protocols.tpmjs.requests import MAX_BATCH, MAX_NAME_CHARS
+from hutch.protocols.tpmjs.responses import FAILURE_KINDS, VERSION_HEADER, VERSIONS
+from hutch.settings import Settings
+
+# Kinds of failures, grouped by cause: the request or the server, loading a tool, running a tool.
+_REQUEST = ("invalid_request", "too_large", "unsupported_media_type", "rate_limited", "busy", "internal")
+_LOADING = (
+    "package_not_found",
+    "package_too_large",
+    "import_failed",
+    "tool_not_found",
+    "tool_invalid",
+    "configuration_required",
+)
+_EXECUTING = (*_LOADING, "execution_error", "timeout")
+_DESCRIBING = (*_LOADING, "schema_unavailable", "execution_error", "timeout")
+_IN_RESULT = (*_EXECUTING, "invalid_params", "invalid_request", "busy", "internal")
+_ACCESS = ("unauthorized", "forbidden")
+
+
+_DESCRIPTION = """\
+Runs tools that are npm packages. Every path is also served below `/api`, and repeated slashes are ignored.
+Errors have the format of protocol 1.1, with `error` as a string, if the request has the header
+`{header}: 1.1`{or_without}. Otherwise they have the format of protocol 1.0, with `error` as an object.
+Any other path returns 404 (`NOT_FOUND`), any other method 405 (`METHOD_NOT_ALLOWED`), both as in
+`components/responses`. OPTIONS always returns 200."""
+
+
+def document(settings: Settings) -> Json:
+    or_without = " or no such header" if settings.tpmjs_string_errors else ""
+    paths = {
+        "/health": _get("Status of the server", "Health", {503: "Health"}),
+        "/info": _get("Capabilities of the server", "Info"),
+        "/openapi.json": _get("This document", "Document"),
+        "/execute-tool": _post(
+            "Executes a tool", "Call", "Executed", _EXECUTING, events=True, settings=settings
+        ),
+        "/execute-batch": _post("Executes several tools", "Batch", "BatchResults", (), settings=settings),
+        "/load-and-describe": _describe_operation("Describes a tool", settings),
+        "/validate-tool": _describe_operation("Loads a tool without executing it", settings),
+    }
+    components = {
+        "schemas": _schemas(settings),
+        "responses": {
+            "NotFound": response("There is no such path", _plain_failure("NOT_FOUND")),
+            "MethodNotAllowed": response(
+                "The path does not allow this method; `Allow` lists the allowed ones",
+                _plain_failure("METHOD_NOT_ALLOWED"),
+            ),
+        },
+    }
+    return openapi_document(
+        settings.executor_name,
+        _DESCRIPTION.format(header=VERSION_HEADER, or_without=or_without),
+        paths,
+        components,
+        security=[{"key": []}] if settings.api_key else [],
+        key_format=None,
+    )
+
+
+# --- operations ---
+
+
+def _get(summary: str, schema: str, other_statuses: dict[int, str] | None = None) -> Json:
+    responses = {
+        "200": response("OK", ref(schema)),
+        "403": response("Forbidden", _plain_failure("FORBIDDEN")),
+        "500": response("Internal Server Error", _plain_failure("INTERNAL_ERROR")),
+        **{
+            str(status): response(HTTPStatus(status).phrase, ref(name))
+            for status, name in (other_statuses or {}).items()
+        },
+    }
+    return {"get": {"summary": summary, "security": [], "responses": responses}, "options": _OPTIONS}
+
+
+def _describe_operation(summary: str, settings: Settings) -> Json:
+    return _post(summary, "Call", "Described", _DESCRIBING, settings=settings)
+
+
+def _post(
+    summary: str,
+    body: str,
+    success: str,
+    failures: Sequence[str],
+    *,
+    settings: Settings,
+    events: bool = False,
+) -> Json:
+    refused = [kind for kind in _ACCESS if settings.api_key or kind != "unauthorized"]
+    responses: Json = {"200": response("OK", _either(ref(success), *_failures(failures)))}
+    if events:
+        responses["200"]["content"]["text/event-stream"] = {
+            "schema": TEXT,
+            "description": "Events `log` ({line}), `partial` ({value}) and, last, `result` (a Result).",
+        }
+    for kind in (*_REQUEST, *refused):
+        status = FAILURE_KINDS[kind].status
+        responses[str(status)] = response(
+            HTTPStatus(status).phrase, _either(*_failures([kind], timed=kind not in _ACCESS))
+        )
+    for status_code in ("429", "503"):
+        responses[status_code]["headers"] = {"Retry-After": {"schema": COUNT}}
+    return {
+        "post": {
+            "summary": summary,
+            "parameters": [
+                {
+                    "name": VERSION_HEADER,
+                    "in": "header",
+                    "schema": {"type": "string", "examples": [*VERSIONS]},
+                }
+            ],
+            "requestBody": request_body(body),
+            "responses": responses,
+        },
+        "options": _OPTIONS,
+    }
+
+
+_OPTIONS: Json = {
+    "summary": "CORS preflight",
+    "security": [],
+    "responses": {"200": {"description": "OK"}},
+}
+
+
+# --- schemas ---
+
+
+def _either(*schemas: Json) -> Json:
+    return schemas[0] if len(schemas) == 1 else {"oneOf": list(schemas)}
+
+
+def _enum(values: Iterable[str]) -> Json:
+    return {"enum": sorted(set(values))}
+
+
+_RUN_FIELDS: Json = {
+    "resolvedVersion": {"type": "string", "description": "The exact version that was used."},
+    "warnings": {
+        "type": "array",
+        "items": TEXT,
+        "description": "Parameters that do not match the tool's schema; absent if there are none.",
+    },
+    "logs": {"type": "array", "items": TEXT, "description": "Printed lines; absent if there are none."},
+    "logsTruncated": {"const": True, "description": "Present if lines or characters were dropped."},
+    "runId": {"type": "string", "description": "Id of the run in the server's log."},
+}
+_FAILED_FIELDS: Json = {
+    **_RUN_FIELDS,
+    "errorLocation": {"type": "string", "description": "File, line and column in the package."},
+}
+
+
+def _failures(kinds: Sequence[str], *, timed: bool = True) -> list[Json]:
+    """Builds the error schemas of both protocol versions. In version 1.0, only errors of started work have a
+    duration.
+    """
+    if not kinds:
+        return []
+    rows = [FAILURE_KINDS[kind] for kind in kinds]
+    error = object_of({"code": _enum(row.code for row in rows), "message": TEXT})
+    old: Json = {"success": {"const": False}, "error": error}
+    new: Json = {
+        "success": {"const": False},
+        "error": TEXT,
+        "errorStage": _enum(row.stage for row in rows),
+        "errorCode": _enum(row.code_1_1 for row in rows),
+        "retryable": FLAG,
+        "executionTimeMs": COUNT,
+    }
+    return [
+        object_of({**old, "executionTimeMs": COUNT} if timed else old, _FAILED_FIELDS),
+        object_of(new, _FAILED_FIELDS),
+    ]
+
+
+def _plain_failure(code: str) -> Json:
+    return object_of(
+        {"success": {"const": False}, "error": object_of({"code": {"const": code}, "message": TEXT})}
+    )
+
+
+def _schemas(settings: Settings) -> Json:
+    tool = object_of({"name": TEXT, "description": TEXT, "inputSchema": {"type": "object"}})
+    executed = object_of(
+        {"success": {"const": True}, "output": {"description": "Any JSON"}, "executionTimeMs": COUNT},
+        _RUN_FIELDS,
+    )
+    return {
+        "Health": _health(),
+        "Info": _info(),
+        "Document": {
+            "type": "object",
+            "properties": {"openapi": {"const": "3.1.0"}},
+            "required": ["openapi"],
+        },
+        "Call": _call(settings),
+        "Batch": object_of(
+            {"tools": {"type": "array", "items": ref("Call"), "minItems": 1, "maxItems": MAX_BATCH}},
+            extra_fields=True,
+        ),
+        "Executed": executed,
+        "Result": _either(ref("Executed"), *_failures(_IN_RESULT)),
+        "BatchResults": object_of(
+            {
+                "success": {"type": "boolean", "description": "Whether all succeeded."},
+                "results": {"type": "array", "items": ref("Result"), "minItems": 1, "maxItems": MAX_BATCH},
+                "executionTimeMs": COUNT,
+            }
+        ),
+        "Described": object_of(
+            {"success": {"const": True}, "tool": tool}, {"resolvedVersion": _RUN_FIELDS["resolvedVersion"]}
+        ),
+    }
+
+
+def _call(settings: Settings) -> Json:
+    or_null = ["object", "null"]
+    return object_of(
+        {
+            "packageName": {"type": "string", "description": "Name of the npm package"},
+            "name": {
+                "type": "string",
+                "minLength": 1,
+                "maxLength": MAX_NAME_CHARS,
+                "description": "Name of the export",
+            },
+        },
+        {
+            "version": {
+                "type": ["string", "null"],
+                "description": "A version, range or tag",
+                "default": "latest",
+            },
+            "params": {"type": or_null, "description": "Input of the tool"},
+            "env": {
+                "type": or_null,
+                "additionalProperties": TEXT,
+                "description": "Environment variables, for this call only",
+            },
+            "validate": {
+                "type": ["boolean", "null"],
+                "description": "Refuses parameters that do not match the tool's schema; applies its defaults",
+                "default": settings.tpmjs_validate,
+            },
+        },
+        extra_fields=True,
+    )
+
+
+def _health() -> Json:
+    return object_of(
+        {
+            "status": {"enum": ["ok", "draining"]},
+            "protocolVersion": {"const": PROTOCOL_VERSION},
+            "implementationVersion": TEXT,
+            "runtime": {"const": "deno"},
+            "isolation": {"enum": ["container", "process"]},
+            "uptimeSeconds": {"type": "number", "minimum": 0},
+            "timestamp": {"type": "string", "format": "date-time"},
+            "search": object_of({"ready": FLAG, "semantic": FLAG}),
+        }
+    )
+
+
+def _info() -> Json:
+    capabilities = object_of(
+        {
+            "isolation": {"enum": ["container", "process"]},
+            "executionModes": {"const": ["sync", "stream"]},
+            "maxExecutionTimeMs": COUNT,
+            "maxRequestBodyBytes": COUNT,
+            "supportsStreaming": {"const": True},
+            "supportsCallbacks": {"const": False},
+            "supportsCaching": {"const": True},
+            "supportsValidation": {"const": True},
+            "supportsBatch": {"const": True},
+            "maxBatchSize": {"const": MAX_BATCH},
+            "maxConcurrentExecutions": COUNT,
+        },
+        {"maxExecutionsPerMinute": COUNT},
+    )
+    return object_of(
+        {
+            "name": TEXT,
+            "version": TEXT,
+            "protocolVersion": {"const": PROTOCOL_VERSION},
+            "supportedProtocolVersions": {"const": [*VERSIONS]},
+            "capabilities": capabilities,
+            "runtime": object_of(
+                {"platform": TEXT, "denoVersion": TEXT}, {"nodeVersion": TEXT, "region": TEXT}
+            ),
+            "metadata": {"type": "object", "additionalProperties": TEXT},
+        }
+    )

@@ -1,0 +1,1 @@
+"""Isolation of a runner: namespaces, seccomp, cgroup, network namespace."""

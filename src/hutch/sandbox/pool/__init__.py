@@ -1,0 +1,1 @@
+"""Pool of runners: leases, warm runners, spares, statistics."""

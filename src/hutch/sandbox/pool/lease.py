@@ -1,0 +1,125 @@
+"""Lease of a runner for one execution."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from hutch.sandbox.runner.base import Runner
+from hutch.sandbox.runner.profile import Profile
+from hutch.session.host import Limits, Session
+from hutch.session.messages import Job
+from hutch.session.run import Result, RunHandle
+from hutch.session.tools.provider import Provider
+
+if TYPE_CHECKING:
+    from hutch.sandbox.pool.pool import Pool
+
+
+def _never() -> bool:
+    return False
+
+
+class Lease:
+    """Holds a runner for one execution.
+
+    A context manager that acquires a runner and releases it at the end. With `runner`, the pool has already
+    acquired it.
+    """
+
+    __slots__ = ("_acquired", "_owner", "_pool", "_profile", "_result", "_session")
+
+    def __init__(self, pool: Pool, profile: Profile, owner: str, runner: Runner | None = None) -> None:
+        self._pool = pool
+        self._profile = profile
+        self._owner = owner
+        self._acquired = runner
+        self._session: Session | None = None
+        self._result: Result | None = None
+
+    @property
+    def _runner(self) -> Runner:
+        assert self._acquired is not None, "the lease was not entered"
+        return self._acquired
+
+    async def __aenter__(self) -> Self:
+        """Acquires a runner. Raises Busy if no runner becomes available in time."""
+        if self._acquired is None:
+            self._acquired = await self._pool.acquire(self._profile, self._owner)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.release(self._runner, self._result, self._session, owner=self._owner)
+
+    async def run(
+        self,
+        run: RunHandle,
+        code: str,
+        limits: Limits,
+        providers: Sequence[Provider] = (),
+        job: Job | None = None,
+        inputs: bytes | None = None,
+        *,
+        may_poll: Callable[[], bool] = _never,
+        max_seconds: float | None = None,
+    ) -> Result:
+        """Runs an execution to its end.
+
+        If the call is cancelled, the guest is cancelled too, and its result is in `run.session.result`.
+
+        `inputs`: JSON text of the guest's variables. `may_poll`: returns True if the runner may use a core to
+        poll for the next tool result. `max_seconds`: cancels the execution after this time. If the runner has
+        not started the execution by then, it is busy with another one and does not count as unresponsive.
+        """
+        runner = self._runner
+        session = runner.multiplexer.open(
+            run.id,
+            code,
+            limits,
+            providers,
+            run.report_started,
+            job,
+            may_poll,
+            inputs=inputs,
+            on_log=run.on_log,
+            begin=False,
+        )
+        self._session = run.session = session
+        timer: asyncio.TimerHandle | None = None
+        if max_seconds is not None:
+            timer = asyncio.get_running_loop().call_later(max_seconds, session.cancel)
+        try:
+            runner.on_output = run.on_output
+            # Sets the memory limit, so it must be called before the guest runs.
+            runner.execution_started(session)
+            session.begin()
+            try:
+                await session.wait()
+            except asyncio.CancelledError:
+                session.cancel()
+                # Wait for the result, at most for the grace period. The pool must know whether the runner is
+                # unresponsive.
+                await asyncio.shield(session.wait())
+                raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if session.result is not None:
+                session.result = self._result = runner.execution_ended(session.result, session)
+            runner.multiplexer.forget(session)
+            if max_seconds is not None and not session.started:
+                self._session = self._result = None
+        assert session.result is not None
+        return session.result
+
+    def open_folder(self, path: str) -> int:
+        """Opens a folder as the guest sees it. The descriptor outlives the guest. Raises OSError."""
+        return self._runner.open_folder(path)
+
+    async def wait_exit(self) -> None:
+        """Waits until the process has ended. A single-use process ends after its lease."""
+        await self._runner.wait()

@@ -1,0 +1,588 @@
+"""Pool of runner processes: shared processes for quickjs, single-use processes for the other engines.
+
+The queue is bounded. It is first come, first served, except that owners without a process come first. No
+owner can take all processes or fill the queue. A shared process belongs to one owner for its whole life
+unless `owners_share` is set. Processes that are idle too long, have served too many executions or stop
+responding are replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+
+from hutch.errors import Busy, HutchError, SandboxUnavailable
+from hutch.sandbox.pool.lease import Lease
+from hutch.sandbox.pool.shares import PoolShares
+from hutch.sandbox.pool.spares import SparePolicy
+from hutch.sandbox.pool.stats import EndReason, PoolCounters, PoolStats, Waiter, retry_after
+from hutch.sandbox.runner.base import Runner
+from hutch.sandbox.runner.profile import Profile
+from hutch.session.host import Session
+from hutch.session.run import Result
+from hutch.settings import Settings
+
+LaunchRunner = Callable[[Profile], Awaitable[Runner]]
+
+# Start a second process for an owner once this many executions are in flight in the first process.
+SPREAD_AT = 2
+# A process counts as busy for this long after an execution, because another execution often follows.
+BUSY_SECONDS = 1.0
+# A shared process that was used within this time is not evicted while a single-use process may soon end by
+# itself.
+RECENT_USE_SECONDS = 0.1
+# Time after which a runner that did not confirm a cancellation is killed.
+UNRESPONSIVE_SECONDS = 0.25
+CLEANUP_SECONDS = 5.0
+# Delay before the successor of a single-use process starts. If the process ends sooner, the successor starts
+# immediately.
+REFILL_AFTER = 0.02
+# Delay for a process that was not a spare and therefore still imports its package.
+REFILL_AFTER_PRELOAD = 0.5
+MAX_START_ATTEMPTS = 3
+
+
+class Pool:
+    def __init__(self, settings: Settings, launch: LaunchRunner) -> None:
+        self.shares = PoolShares(settings)
+        self._settings = settings
+        self._launch = launch
+        self._shared: dict[tuple[Profile, str], list[Runner]] = {}
+        self._warm: dict[Profile, deque[Runner]] = {}
+        self._warm_targets: dict[Profile, int] = {}
+        self._reserved_starts: set[Profile] = set()
+        self._spares = SparePolicy(settings)
+        self._busy: set[Runner] = set()
+        self._waiters: deque[Waiter] = deque()
+        self._starting: Counter[Profile] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ending: set[Runner] = set()
+        self._failures: Counter[Profile] = Counter()
+        self._closed = False
+        self._counters = PoolCounters()
+        self._cleanup_timer: asyncio.TimerHandle | None = None
+        self._refill_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    # --- leasing ---
+
+    def lease(self, profile: Profile, owner: str) -> Lease:
+        """Returns a context manager that holds a runner for one execution:
+        `async with pool.lease(profile, owner) as runner: result = await runner.run(…)`.
+        """
+        return Lease(self, profile, owner)
+
+    def try_lease(self, profile: Profile, owner: str) -> Lease | None:
+        """Returns a lease with a runner, or None if the lease would have to wait. The caller must enter the
+        lease.
+        """
+        self._schedule_cleanup()
+        if self._closed or self._has_waiter_for(profile, owner):
+            return None
+        runner = self._take(profile, owner)
+        return None if runner is None else Lease(self, profile, owner, runner)
+
+    async def acquire(self, profile: Profile, owner: str) -> Runner:
+        """Takes a runner for a lease. Raises Busy if no runner becomes available in time."""
+        if self._closed:
+            raise Busy("The sandbox is shutting down.")
+        self._schedule_cleanup()
+        if profile.engine_spec.own_process:
+            self._spares.record_use(profile, asyncio.get_running_loop().time())
+            self._call_soon(self._end_replaced_spares)
+        if not self._has_waiter_for(profile, owner):
+            runner = self._take(profile, owner)
+            if runner is not None:
+                return runner
+        self._check_queue(owner)
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        waiter = Waiter(profile, owner, loop.create_future())
+        self._waiters.append(waiter)
+        self.shares.queue.take(owner)
+        self._fill()
+        try:
+            async with asyncio.timeout(self._settings.queue_seconds):
+                return await waiter.future
+        except TimeoutError:
+            self._release_assigned(waiter)
+            message = f"No runner became available within {self._settings.queue_seconds:g} s."
+            reason = self.shares.explain_wait(profile, owner)
+            raise self._busy_error(f"{message} {reason}".rstrip()) from None
+        except asyncio.CancelledError:
+            self._release_assigned(waiter)
+            raise
+        finally:
+            self.shares.queue.give_back(owner)
+            self._counters.waited += 1
+            self._counters.waited_seconds += loop.time() - started
+            with contextlib.suppress(ValueError):
+                self._waiters.remove(waiter)
+
+    def _busy_error(self, message: str) -> Busy:
+        self._counters.refused += 1
+        return Busy(message, retry_after=retry_after(len(self._waiters)))
+
+    def _check_queue(self, owner: str) -> None:
+        """Raises Busy if the queue, or the owner's share of it, is full."""
+        if len(self._waiters) >= self._settings.max_queue:
+            raise self._busy_error(f"{len(self._waiters)} executions are waiting already (max_queue).")
+        if not self.shares.queue.may_take(owner):
+            raise self._busy_error(
+                "Too many of your executions are waiting already: one owner may have"
+                f" {self.shares.queue.per_owner} of them (max_queue_per_owner)."
+            )
+
+    def _has_waiter_for(self, profile: Profile, owner: str) -> bool:
+        """Returns True if an earlier waiter would get the same runner."""
+        if not self._waiters:
+            return False
+        if profile.engine_spec.own_process:
+            has_place, may_take = self.shares.processes.has_place, self.shares.processes.may_take
+            return any(
+                waiter.profile == profile
+                and may_take(waiter.owner)
+                and has_place(waiter.owner) <= has_place(owner)
+                for waiter in self._waiters
+            )
+        key = self.shares.owner_key(owner)
+        return any(
+            waiter.profile == profile
+            and self.shares.owner_key(waiter.owner) == key
+            and self.shares.may_run(profile, waiter.owner)
+            for waiter in self._waiters
+        )
+
+    def _waiters_in_order(self) -> list[Waiter]:
+        """Returns the waiters in the order in which they get runners: owners without a process first, so that
+        an owner that replaces its processes quickly does not starve the others.
+        """
+        holder, has_place = self.shares.holder, self.shares.processes.has_place
+        return sorted(self._waiters, key=lambda waiter: has_place(holder(waiter.profile, waiter.owner)))
+
+    def _release_assigned(self, waiter: Waiter) -> None:
+        """Releases a runner that was assigned just before the waiter gave up."""
+        if (runner := waiter.assigned_runner()) is not None:
+            self.release(runner, owner=waiter.owner)
+
+    def release(
+        self,
+        runner: Runner,
+        result: Result | None = None,
+        session: Session | None = None,
+        *,
+        owner: str = "default",
+    ) -> None:
+        """Takes a runner back after a lease of `owner`, or ends it if it must not be reused."""
+        runner.in_flight -= 1
+        self.shares.give_back(runner, owner)
+        if runner.profile.has_preload and not runner.has_imported:
+            self._drop_spares(runner.profile)
+        if runner.is_used_up(result):
+            # Killing a process takes as long as a short execution, so the caller gets its result first.
+            runner.unanswered_sessions.add("")
+            self._call_soon(lambda: self._end(runner, "used"))
+        elif session is not None and session.unresponsive and not session.done_received:
+            self._mark_unresponsive(runner, session)
+        elif runner.in_flight == 0 and runner.unanswered_sessions:
+            self._end_unless_answered(runner)
+        elif runner.executions >= self._settings.recycle_after and runner.in_flight == 0:
+            self._end(runner, "recycled")
+        elif runner in self._busy:
+            self._busy.discard(runner)
+            self._warm.setdefault(runner.profile, deque()).appendleft(runner)
+        self._serve_waiters()
+
+    def _drop_spares(self, profile: Profile) -> None:
+        """Ends the spares of a profile whose preload did not finish within a whole execution."""
+        self._spares.forget(profile)
+        for spare in [*self._warm.get(profile, ())]:
+            self._end(spare, "idle")
+
+    @property
+    def has_capacity(self) -> bool:
+        """True if another process could start and no execution waits for a process."""
+        return not self._waiters and self._process_count() < self._settings.max_processes
+
+    def keep_warm(self, profile: Profile, count: int) -> None:
+        """Keeps `count` unowned runners of this profile ready from now on."""
+        self._warm_targets[profile] = count
+        self._fill()
+
+    def prestart(self, profile: Profile) -> None:
+        """Starts one runner in advance if there is capacity. A runner that is taken is not replaced."""
+        self._start(profile)
+
+    def reserve_start(self, profile: Profile) -> None:
+        """Starts one runner as soon as there is capacity. It takes precedence over runners for waiting
+        executions, but does not evict other runners.
+        """
+        self._reserved_starts.add(profile)
+        self._fill()
+
+    def has_unused(self, profile: Profile) -> bool:
+        """Returns True if an unused runner of this profile is ready or starting."""
+        return bool(self._warm.get(profile)) or self._starting[profile] > 0
+
+    async def wait_warm(self, profile: Profile) -> None:
+        while not self._warm.get(profile) and self._starting[profile] > 0:
+            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+
+    def _take(self, profile: Profile, owner: str) -> Runner | None:
+        if not self.shares.may_run(profile, owner):
+            return None
+        holder = self.shares.holder(profile, owner)
+        may_take_place = self.shares.processes.may_take(holder)
+        if not profile.engine_spec.own_process:
+            runner = self._take_shared(profile, holder, may_take_place)
+        else:
+            runner = self._take_single(profile) if may_take_place else None
+        if runner is not None:
+            runner.in_flight += 1
+            self.shares.take(runner, owner)
+        return runner
+
+    def _take_single(self, profile: Profile) -> Runner | None:
+        runner = self._pop_warm(profile)
+        if runner is not None:
+            self._busy.add(runner)
+            # The successor starts later, so that it does not compete with the execution, which often takes
+            # only milliseconds.
+            delay = REFILL_AFTER if runner.has_imported or not profile.has_preload else REFILL_AFTER_PRELOAD
+            asyncio.get_running_loop().call_later(delay, self._fill)
+        return runner
+
+    def _take_shared(self, profile: Profile, holder: str, may_take_place: bool) -> Runner | None:
+        key = (profile, holder)
+        owned = self._shared.get(key, [])
+        usable = [
+            runner for runner in owned if (may_take_place or runner.in_flight) and self._is_usable(runner)
+        ]
+        best = min(usable, key=lambda runner: runner.in_flight, default=None)
+        if best is not None and best.in_flight < SPREAD_AT:
+            return best
+        if may_take_place and self._may_add_process(owned, urgent=best is None):
+            fresh = self._pop_warm(profile)
+            if fresh is not None:
+                fresh.owner = holder
+                self._shared.setdefault(key, []).append(fresh)
+                self._call_soon(self._fill)
+                return fresh
+            if best is not None and self._starting[profile] == 0:
+                self._start(profile)
+        return best
+
+    def _may_add_process(self, owned: list[Runner], *, urgent: bool) -> bool:
+        """Returns True if an owner may get another process. With `urgent`, all processes of the owner are
+        full. Otherwise the owner may get another process only while a core is idle.
+        """
+        # Exclude processes that are being replaced.
+        count = sum(runner.is_alive and not self._is_retiring(runner) for runner in owned)
+        if urgent or count >= self._settings.quickjs_processes:
+            return count < self._settings.quickjs_processes
+        recently = asyncio.get_running_loop().time() - BUSY_SECONDS
+        runners = itertools.chain.from_iterable(self._shared.values())
+        busy = sum(runner.in_flight > 0 or runner.idle_since > recently for runner in runners)
+        return busy < self._settings.quickjs_processes
+
+    def _is_retiring(self, runner: Runner) -> bool:
+        return bool(runner.unanswered_sessions) or runner.executions >= self._settings.recycle_after
+
+    def _is_usable(self, runner: Runner) -> bool:
+        return (
+            runner.is_alive
+            and not self._is_retiring(runner)
+            and runner.in_flight < self._settings.quickjs_vms
+        )
+
+    def _pop_warm(self, profile: Profile) -> Runner | None:
+        ready = self._warm.get(profile)
+        while ready:
+            runner = ready.popleft()
+            if not ready:
+                # Do not keep the profile, and with it the stdin payload, longer than its runners.
+                del self._warm[profile]
+            if runner.is_alive:
+                return runner
+        return None
+
+    # --- starting ---
+
+    def _fill(self) -> None:
+        if self._closed:
+            return
+        for profile in [*self._reserved_starts]:
+            if self.has_unused(profile):
+                self._reserved_starts.discard(profile)
+            elif self._process_count() < self._settings.max_processes:
+                self._reserved_starts.discard(profile)
+                self._start(profile)
+        for profile, count in self._wanted_counts().items():
+            have = self._starting[profile] + len(self._warm.get(profile, ()))
+            for _ in range(count - have):
+                if not self._make_capacity(profile):
+                    return
+                self._start(profile)
+
+    def _wanted_counts(self) -> Counter[Profile]:
+        """Returns the number of unused processes that each profile needs, for waiters first, then for warm
+        targets. Waiters whose owner has its whole share need none.
+        """
+        wanted: Counter[Profile] = Counter()
+        owners: set[tuple[Profile, str]] = set()
+        planned: list[str] = []
+        for waiter in self._waiters_in_order():
+            profile, holder = waiter.profile, self.shares.holder(waiter.profile, waiter.owner)
+            if not self.shares.processes.may_take(holder) or (profile, holder) in owners:
+                continue
+            if not self.shares.may_run(profile, waiter.owner):
+                continue
+            if not profile.engine_spec.own_process:
+                owners.add((profile, holder))
+            wanted[profile] += 1
+            self.shares.processes.take(holder)
+            planned.append(holder)
+        for holder in planned:
+            self.shares.processes.give_back(holder)
+        for profile in {*self._warm_targets} | self._spares.profiles():
+            wanted[profile] = max(wanted[profile], self._warm_target(profile))
+        return wanted
+
+    def _warm_target(self, profile: Profile) -> int:
+        return max(self._warm_targets.get(profile, 0), self._spares.target(profile))
+
+    def _make_capacity(self, profile: Profile) -> bool:
+        if self._process_count() < self._settings.max_processes:
+            return True
+        if self._waiters and not self._ending:
+            victim = self._eviction_candidate(profile)
+            if victim is not None and self._is_protected(victim, profile):
+                self._refill_later()
+            elif victim is not None:
+                self._end(victim, "crowded out")
+        return False
+
+    def _is_protected(self, victim: Runner, profile: Profile) -> bool:
+        """Returns True if a recently used shared process is kept for a moment because a single-use process
+        will end soon. The shared process may be precompiling code for single-use processes.
+        """
+        if not profile.engine_spec.own_process or not self._busy:
+            return False
+        return asyncio.get_running_loop().time() - victim.idle_since < RECENT_USE_SECONDS
+
+    def _refill_later(self) -> None:
+        if self._refill_timer is None:
+            self._refill_timer = asyncio.get_running_loop().call_later(RECENT_USE_SECONDS, self._refill)
+
+    def _refill(self) -> None:
+        self._refill_timer = None
+        self._fill()
+
+    def _process_count(self) -> int:
+        shared = sum(map(len, self._shared.values()))
+        warm = sum(map(len, self._warm.values()))
+        return shared + warm + len(self._busy) + len(self._ending) + self._starting.total()
+
+    def _eviction_candidate(self, profile: Profile) -> Runner | None:
+        """Returns the process that has been idle longest and does not match `profile`."""
+        idle = [runner for owned in self._shared.values() for runner in owned if runner.in_flight == 0]
+        idle += [runner for other, ready in self._warm.items() if other != profile for runner in ready]
+        return min(idle, key=lambda runner: runner.idle_since, default=None)
+
+    def _start(self, profile: Profile) -> None:
+        if self._closed or self._process_count() >= self._settings.max_processes:
+            return
+        self._starting[profile] += 1
+        task = asyncio.get_running_loop().create_task(
+            self._launch_runner(profile), name=f"start {profile.engine}"
+        )
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _launch_runner(self, profile: Profile) -> None:
+        try:
+            runner = await self._launch(profile)
+        except Exception as error:
+            self._start_finished(profile)
+            self._start_failed(profile, error)
+            return
+        except asyncio.CancelledError:
+            self._start_finished(profile)
+            raise
+        self._start_finished(profile)
+        del self._failures[profile]
+        self._counters.started += 1
+        runner.on_exit = self._on_exit
+        if self._closed:
+            runner.kill()
+            return
+        self._warm.setdefault(profile, deque()).append(runner)
+        self._serve_waiters()
+
+    def _start_finished(self, profile: Profile) -> None:
+        self._starting[profile] -= 1
+        if not self._starting[profile]:
+            del self._starting[profile]
+
+    def _start_failed(self, profile: Profile, error: Exception) -> None:
+        """Retries the start, because memory or processes may be short. After MAX_START_ATTEMPTS failures, the
+        waiters get the error.
+        """
+        self._failures[profile] += 1
+        if self._failures[profile] < MAX_START_ATTEMPTS:
+            self._start(profile)
+            return
+        del self._failures[profile]
+        self._spares.forget(profile)
+        unavailable = error if isinstance(error, HutchError) else SandboxUnavailable(str(error))
+        for waiter in [waiter for waiter in self._waiters if waiter.profile == profile]:
+            if not waiter.future.done():
+                waiter.future.set_exception(unavailable)
+
+    def _serve_waiters(self) -> None:
+        exhausted: set[Profile] = set()
+        for waiter in self._waiters_in_order():
+            if waiter.future.done() or waiter.profile in exhausted:
+                continue
+            runner = self._take(waiter.profile, waiter.owner)
+            if runner is not None:
+                waiter.future.set_result(runner)
+                self._waiters.remove(waiter)
+            elif waiter.profile.engine_spec.own_process and self.shares.processes.may_take(waiter.owner):
+                exhausted.add(waiter.profile)
+        if self._waiters:
+            self._fill()
+
+    # --- ending ---
+
+    def _mark_unresponsive(self, runner: Runner, session: Session) -> None:
+        """Gives the runner no new executions. Kills it, with its other executions, if it stays silent.
+
+        If the runner has not started the execution, another execution may be blocking it with a long native
+        call. Executions have their own time limits, so the runner is killed only after the last one.
+        """
+        runner.unanswered_sessions.add(session.id)
+        runner.multiplexer.on_late_done = lambda late: self._mark_responsive(runner, late)
+        if session.started or runner.in_flight == 0:
+            self._end_unless_answered(runner)
+
+    def _end_unless_answered(self, runner: Runner) -> None:
+        unanswered = set(runner.unanswered_sessions)
+
+        def end() -> None:
+            if unanswered & runner.unanswered_sessions:
+                self._end(runner, "silent")
+
+        asyncio.get_running_loop().call_later(UNRESPONSIVE_SECONDS, end)
+
+    def _mark_responsive(self, runner: Runner, id: str) -> None:
+        runner.unanswered_sessions.discard(id)
+        self._serve_waiters()
+
+    def _end(self, runner: Runner, reason: EndReason) -> None:
+        self._remove(runner)
+        if runner.has_exited:
+            return
+        self._counters.ended[reason] += 1
+        self._ending.add(runner)
+        runner.kill()
+
+    def _remove(self, runner: Runner) -> None:
+        self.shares.give_back_process(runner)
+        self._busy.discard(runner)
+        ready = self._warm.get(runner.profile)
+        if ready is not None and runner in ready:
+            ready.remove(runner)
+            if not ready:
+                del self._warm[runner.profile]
+        for key, owned in list(self._shared.items()):
+            if runner in owned:
+                owned.remove(runner)
+                if not owned:
+                    del self._shared[key]
+
+    def _on_exit(self, runner: Runner) -> None:
+        if runner.profile.has_preload and runner.executions == 0 and runner not in self._ending:
+            # The runner exited by itself before it was used. Its successor would, too.
+            self._spares.forget(runner.profile)
+        if runner not in self._ending:
+            self._counters.ended["lost"] += 1
+        self._ending.discard(runner)
+        self._remove(runner)
+        self._serve_waiters()
+        self._fill()
+
+    async def close(self) -> None:
+        self._closed = True
+        for timer in (self._cleanup_timer, self._refill_timer):
+            if timer is not None:
+                timer.cancel()
+        for waiter in self._waiters:
+            if not waiter.future.done():
+                waiter.future.set_exception(Busy("The sandbox is shutting down."))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        runners = [
+            *self._ending,
+            *self._busy,
+            *itertools.chain.from_iterable(self._shared.values()),
+            *itertools.chain.from_iterable(self._warm.values()),
+        ]
+        for runner in runners:
+            runner.kill()
+        await asyncio.gather(*(runner.wait() for runner in runners))
+
+    # --- cleanup ---
+
+    def _schedule_cleanup(self) -> None:
+        if self._cleanup_timer is None and not self._closed:
+            loop = asyncio.get_running_loop()
+            self._cleanup_timer = loop.call_later(CLEANUP_SECONDS, self._clean_up)
+
+    def _clean_up(self) -> None:
+        self._cleanup_timer = None
+        before = asyncio.get_running_loop().time() - self._settings.idle_seconds
+        self._spares.expire(asyncio.get_running_loop().time())
+        self._end_spares_over_memory()
+        self._failures.clear()
+        for owned in list(self._shared.values()):
+            for runner in list(owned):
+                if runner.in_flight == 0 and runner.idle_since < before:
+                    self._end(runner, "idle")
+        for profile, ready in [*self._warm.items()]:
+            surplus = len(ready) - self._warm_target(profile)
+            # With a preload, the first runners may have served executions already, so the last runners are
+            # ended.
+            for runner in list(reversed(ready) if profile.has_preload else ready)[: max(0, surplus)]:
+                if profile.has_preload or runner.idle_since < before:
+                    self._end(runner, "idle")
+        if self._process_count() > 0:
+            self._schedule_cleanup()
+
+    def _end_replaced_spares(self) -> None:
+        """Ends the spares of packages that were replaced by more recently used packages."""
+        for profile, ready in [*self._warm.items()]:
+            if profile.has_preload and not self._warm_target(profile):
+                for runner in [*ready]:
+                    self._end(runner, "crowded out")
+
+    def _end_spares_over_memory(self) -> None:
+        for runner in self._spares.over_memory(itertools.chain.from_iterable(self._warm.values())):
+            self._spares.forget(runner.profile)
+            self._end(runner, "crowded out")
+
+    def _call_soon(self, action: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(action)
+
+    def stats(self) -> PoolStats:
+        shared = itertools.chain.from_iterable(self._shared.values())
+        warm = itertools.chain.from_iterable(self._warm.values())
+        starting, waiting = self._starting.total(), len(self._waiters)
+        return PoolStats.of([*shared, *self._busy], warm, starting, waiting, self._counters)

@@ -1,0 +1,79 @@
+"""Shares of the owners in a pool: in its processes, its queue, and the executions in shared processes."""
+
+from __future__ import annotations
+
+from hutch.owner_shares import OwnerShares
+from hutch.sandbox.runner.base import Runner
+from hutch.sandbox.runner.profile import Profile
+from hutch.settings import Settings
+
+
+class PoolShares:
+    def __init__(self, settings: Settings) -> None:
+        self.processes = OwnerShares(settings.max_processes, settings.max_processes_per_owner)
+        """Processes that run executions, by holder."""
+        self.queue = OwnerShares(settings.max_queue, settings.max_queue_per_owner)
+        """Executions that wait for a runner, by owner."""
+        self._settings = settings
+        self._shared_executions = _shared_executions(settings)
+
+    def owner_key(self, owner: str) -> str:
+        """Returns the owner of a shared process for executions of `owner`."""
+        return "" if self._settings.owners_share else owner
+
+    def holder(self, profile: Profile, owner: str) -> str:
+        """Returns the name under which a process for this owner is counted."""
+        return owner if profile.engine_spec.own_process else self.owner_key(owner)
+
+    def may_run(self, profile: Profile, owner: str) -> bool:
+        """Returns False if owners share processes and this owner has its share of the executions in them."""
+        if self._shared_executions is None or profile.engine_spec.own_process:
+            return True
+        return self._shared_executions.may_take(owner)
+
+    def take(self, runner: Runner, owner: str) -> None:
+        """Counts an execution that the runner gets."""
+        if self._shared_executions is not None and not runner.profile.engine_spec.own_process:
+            self._shared_executions.take(owner)
+        if runner.holder is None:
+            runner.holder = self.holder(runner.profile, owner)
+            self.processes.take(runner.holder)
+
+    def give_back(self, runner: Runner, owner: str) -> None:
+        """Stops counting an execution of the runner, and the runner if it has no other execution."""
+        if self._shared_executions is not None and not runner.profile.engine_spec.own_process:
+            self._shared_executions.give_back(owner)
+        if runner.in_flight == 0:
+            self.give_back_process(runner)
+
+    def give_back_process(self, runner: Runner) -> None:
+        if runner.holder is not None:
+            self.processes.give_back(runner.holder)
+            runner.holder = None
+
+    def explain_wait(self, profile: Profile, owner: str) -> str:
+        """Returns the limit that kept an execution waiting as a sentence, or an empty text if it was not one
+        of the owner's.
+        """
+        if not self.may_run(profile, owner):
+            assert self._shared_executions is not None
+            return (
+                "Your executions occupy your share of the shared processes: one owner may have"
+                f" {self._shared_executions.per_owner} executions in them (quickjs_vms)."
+            )
+        is_all = self.processes.per_owner == self._settings.max_processes
+        if is_all or self.processes.may_take(self.holder(profile, owner)):
+            return ""
+        return (
+            "Your executions occupy your share of the runner processes: one owner may have"
+            f" {self.processes.per_owner} of them (max_processes_per_owner)."
+        )
+
+
+def _shared_executions(settings: Settings) -> OwnerShares | None:
+    """Returns the shares of owners in processes that they share, or None if they do not share processes."""
+    if not settings.owners_share:
+        return None
+    executions = settings.quickjs_vms * settings.quickjs_processes
+    has_all = settings.max_processes_per_owner >= settings.max_processes
+    return OwnerShares(executions, executions if has_all else 0)

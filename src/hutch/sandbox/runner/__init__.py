@@ -1,0 +1,1 @@
+"""Runner processes: profile, launch, life cycle, pipes."""

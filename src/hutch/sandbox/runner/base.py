@@ -1,0 +1,78 @@
+"""Base class of runners."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from hutch.sandbox.runner.profile import Profile
+from hutch.session.host import Session
+from hutch.session.multiplexer import Multiplexer
+from hutch.session.run import OnOutput, Result
+
+
+class Runner(ABC):
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self.owner: str | None = None
+        self.holder: str | None = None
+        """Owner whose share this process counts towards while it runs executions."""
+        self.executions = 0
+        self.in_flight = 0
+        self.idle_since = 0.0
+        self.unanswered_sessions: set[str] = set()
+        """Ids of sessions that did not confirm a cancellation. While there are any, the runner gets no new
+        executions.
+        """
+        self.on_exit: Callable[[Runner], None] = lambda _: None
+        self.on_output: OnOutput | None = None
+        self.has_imported = False
+        """True if the preload of the profile has finished, successfully or not."""
+        self._exit_event = asyncio.Event()
+
+    @property
+    @abstractmethod
+    def multiplexer(self) -> Multiplexer:
+        """Multiplexer of the sessions with this runner. Available once the runner is ready."""
+
+    @property
+    @abstractmethod
+    def is_alive(self) -> bool:
+        """True if the runner is connected and its process runs."""
+
+    @property
+    def has_exited(self) -> bool:
+        return self._exit_event.is_set()
+
+    async def wait(self) -> None:
+        await self._exit_event.wait()
+
+    @abstractmethod
+    def execution_started(self, session: Session) -> None:
+        """Called before `execute` is sent to this runner."""
+
+    @abstractmethod
+    def execution_ended(self, result: Result, session: Session) -> Result:
+        """Called with the result of an execution. Returns the result, with the logs that the runner itself
+        has.
+        """
+
+    @abstractmethod
+    def is_used_up(self, result: Result | None) -> bool:
+        """Returns True if the runner must not be reused after this result. The result is None if the
+        execution was abandoned.
+        """
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Ends the process."""
+
+    def open_folder(self, path: str) -> int:
+        """Opens a folder as the guest sees it. The descriptor outlives the guest. Raises OSError."""
+        raise OSError(errno.ENOTSUP, f"The folders of {self.profile.engine} runners cannot be opened")
+
+    def memory_used(self) -> int:
+        """Returns the memory in bytes, or 0 if it is unknown."""
+        return 0

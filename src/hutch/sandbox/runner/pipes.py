@@ -1,0 +1,63 @@
+"""Pipes between the host and a runner process: captured output and the wake-up file."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+
+_READ_BYTES = 65_536
+# Maximum reads in one callback, to bound its duration.
+_MAX_READS = 64
+
+
+class OutputPipe:
+    """Reads stdout or stderr of a process continuously, so that the process never blocks."""
+
+    def __init__(self, on_data: Callable[[bytes], None]) -> None:
+        self._on_data = on_data
+        self._fd, self.child_fd = os.pipe()
+        os.set_blocking(self._fd, False)
+        self._loop = asyncio.get_running_loop()
+
+    def start_reading(self) -> None:
+        """Starts reading. Closes the write end, because the process has its own copy by now."""
+        os.close(self.child_fd)
+        self._loop.add_reader(self._fd, self.drain)
+
+    def drain(self) -> None:
+        for _ in range(_MAX_READS):
+            try:
+                data = os.read(self._fd, _READ_BYTES)
+            except (BlockingIOError, OSError):
+                return
+            if not data:
+                self._loop.remove_reader(self._fd)
+                return
+            self._on_data(data)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+        # The descriptor's number may be reused from now on.
+        self._fd = -1
+
+
+class WakeupFile:
+    def __init__(self) -> None:
+        # The host sets the length of the file to the number of lines that it has sent to the runner. It
+        # writes nothing into the file, so the file takes no memory.
+        self._file = open(os.memfd_create("hutch-wakeup"), "r+b", buffering=0)  # noqa: SIM115
+
+    def open_for_process(self) -> int:
+        """Opens a read-only descriptor for the runner. The caller closes it after the start."""
+        return os.open(f"/proc/self/fd/{self._file.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
+
+    def set_line_count(self, lines: int) -> None:
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._file.fileno(), lines)
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,498 @@
+"""Runs a runner in a jailed process: start, sessions, output, limits, end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from functools import partial
+from typing import IO, Literal, Protocol
+
+import msgspec
+
+from hutch.errors import SandboxUnavailable
+from hutch.sandbox.jail.cgroup import Cgroup
+from hutch.sandbox.jail.jail import Command, memory_file
+from hutch.sandbox.jail.memory_meter import MemoryMeter, MemoryWatch, process_tree
+from hutch.sandbox.runner.base import Runner
+from hutch.sandbox.runner.pipes import OutputPipe, WakeupFile
+from hutch.sandbox.runner.profile import Profile
+from hutch.session.channels.low_latency import LowLatencyChannel
+from hutch.session.channels.stream import StreamChannel
+from hutch.session.host import BACKSTOP_SECONDS, GUEST_CODES, RUNNER_CODES, Session, clip_logs
+from hutch.session.messages import WireError
+from hutch.session.multiplexer import Multiplexer
+from hutch.session.run import Result
+
+READY_SECONDS = 20.0
+MAX_OUTPUT_BYTES = 64 * 1024
+# Message of a runner whose preload has finished. An unused runner is killed if it does not send this message
+# within IMPORT_SECONDS.
+IMPORTED = b'{"type":"imported"}'
+MAX_EARLY_LINES = 16
+IMPORT_SECONDS = 30.0
+# Sent to a new, unused runner, which then runs its slow first-time code before the first execution.
+WARM_UP = b'{"type":"warm_up"}\n'
+WARM_UP_SECONDS = 0.005
+# If a signal killed its child, bubblewrap exits with 128 plus the signal number.
+SIGNAL_EXIT_BASE = 128
+# Time after which a runner that sends nothing, instead of starting an execution, counts as lost. Its process
+# may have been stopped, or a neighbour blocks it with a long native call.
+MAX_SILENCE_SECONDS = 5.0
+# Time for a guest program to exit after it closed its channel.
+EXIT_SECONDS = 1.0
+# Character that starts a line of the guest's console output. The rest of the line is JSON: the text, or null
+# if output was dropped.
+CONSOLE_MARK = "\x1e"
+# Memory of the Deno process itself, which is added to the guest's memory limit.
+PROCESS_OVERHEAD_BYTES = 32 * 1024 * 1024
+
+
+class Uplink(Protocol):
+    """Host side of a jail's only network connection."""
+
+    run_id: str | None
+    """Id of the run that the requests belong to. None until an execution has started."""
+
+    def close(self) -> None:
+        """Called when the jail has ended."""
+
+
+class StartupListener:
+    """Waits for the first line of a runner, and buffers lines that arrive with it."""
+
+    def __init__(self, channel: StreamChannel) -> None:
+        self.channel = channel
+        self.has_started: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        """True once the first line has arrived. False if the runner exited or took too long."""
+        self.early_lines: list[bytes] = []
+        channel.on_line = self._receive
+
+    def give_up(self) -> None:
+        if not self.has_started.done():
+            self.has_started.set_result(False)
+
+    def _receive(self, line: bytes) -> None:
+        if not self.has_started.done():
+            self.has_started.set_result(True)
+        elif len(self.early_lines) < MAX_EARLY_LINES:
+            self.early_lines.append(line)
+
+
+class RunnerProcess(Runner):
+    def __init__(
+        self,
+        profile: Profile,
+        command: Command,
+        group: Cgroup | None,
+        meter: MemoryMeter | None,
+        wakeup_file: WakeupFile | None = None,
+        max_bytes: int = 0,
+    ) -> None:
+        """`wakeup_file` becomes the runner's stdin, if its engine polls such a file. `max_bytes`: memory that
+        `meter` allows from the start; 0 if each execution sets its own limit.
+        """
+        super().__init__(profile)
+        self._multiplexer: Multiplexer | None = None
+        self._loop = asyncio.get_running_loop()
+        self._group = group
+        self._meter = meter
+        self._watch: MemoryWatch | None = None
+        self._out_of_memory = False
+        self._on_early_exit: Callable[[], None] = _noop
+        self._output = bytearray()
+        self._frozen: list[int] = []
+        self.uplink: Uplink | None = None
+        self._output_pipes: set[OutputPipe] = set()
+        stdin = subprocess.DEVNULL
+        try:
+            with command:
+                stdin = _open_stdin(profile, wakeup_file)
+                stdout, stderr = self._open_output_pipes()
+                self._process = subprocess.Popen(
+                    command.argv, stdin=stdin, stdout=stdout, stderr=stderr, **command.options()
+                )
+        except BaseException as error:
+            for pipe in self._output_pipes:
+                pipe.start_reading()
+                pipe.close()
+            if isinstance(error, OSError):
+                raise SandboxUnavailable(f"The sandbox cannot be started: {error}") from None
+            raise
+        finally:
+            if stdin >= 0:
+                os.close(stdin)
+        for pipe in self._output_pipes:
+            pipe.start_reading()
+        try:
+            self._pidfd = os.pidfd_open(self._process.pid)
+        except OSError as error:
+            self._kill_unwatched()
+            raise SandboxUnavailable(f"The sandbox cannot be watched: {error}") from None
+        self._loop.add_reader(self._pidfd, self._reap)
+        if max_bytes and meter is not None:
+            self._watch = meter.watch(self.pid, max_bytes, self._memory_exceeded)
+
+    def _open_output_pipes(self) -> tuple[int, int]:
+        streams = self.profile.engine_spec.streams_output
+        stdout = OutputPipe(partial(self._forward_output, "stdout") if streams else self._store_output)
+        self._output_pipes.add(stdout)
+        if streams:
+            stderr = OutputPipe(partial(self._forward_output, "stderr"))
+            self._output_pipes.add(stderr)
+            return stdout.child_fd, stderr.child_fd
+        # If a runner replies on stdout, its guests cannot print, so stdout carries only replies.
+        replies_on_stdout = self.profile.engine_spec.replies_on_stdout
+        return subprocess.PIPE if replies_on_stdout else stdout.child_fd, stdout.child_fd
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def multiplexer(self) -> Multiplexer:
+        if self._multiplexer is None:
+            raise RuntimeError("the runner is not ready")
+        return self._multiplexer
+
+    @property
+    def is_alive(self) -> bool:
+        return (
+            self._multiplexer is not None and self._multiplexer.close_reason is None and not self.has_exited
+        )
+
+    @property
+    def stdout(self) -> IO[bytes] | None:
+        """Pipe with the replies of a runner that does not reply on its socket."""
+        return self._process.stdout
+
+    async def wait_ready(self, startup: StartupListener) -> None:
+        """Waits for the first line of the runner. Raises SandboxUnavailable with the runner's output if the
+        line does not arrive.
+        """
+        self._on_early_exit = startup.give_up
+        if self.has_exited:
+            startup.give_up()
+        timer = self._loop.call_later(READY_SECONDS, startup.give_up)
+        try:
+            has_started = await startup.has_started
+        finally:
+            timer.cancel()
+            self._on_early_exit = _noop
+        if not has_started:
+            raise await self.start_failure()
+        self._attach(startup.channel)
+        for line in startup.early_lines:
+            startup.channel.on_line(line)
+
+    async def start_failure(self) -> SandboxUnavailable:
+        self.kill()
+        await self.wait()
+        output = self.output().strip() or "no output"
+        return SandboxUnavailable(
+            f"The {self.profile.engine} runner did not start: {output}.", remedy="Run `hutch doctor`."
+        )
+
+    def _attach(self, channel: StreamChannel) -> None:
+        codes = GUEST_CODES if self.profile.engine_spec.own_process else RUNNER_CODES
+        # The start includes the package import. If that does not finish, the execution has timed out; it is
+        # not a failed start.
+        start_seconds = 0.0 if self.profile.has_preload else None
+        send_now = channel.send_now if isinstance(channel, LowLatencyChannel) else None
+        backstop = BACKSTOP_SECONDS if self.profile.engine_spec.enforces_timeout else 0.0
+        self._multiplexer = Multiplexer(
+            channel,
+            codes=codes,
+            start_seconds=start_seconds,
+            backstop_seconds=backstop,
+            # A package may take long to import.
+            max_silence_seconds=0.0 if self.profile.has_preload else MAX_SILENCE_SECONDS,
+            send_now=send_now,
+        )
+        if self.profile.engine_spec.warms_up:
+            self._loop.call_later(WARM_UP_SECONDS, self._send_warm_up, channel)
+        channel.on_close = self._channel_closed
+        self.idle_since = self._loop.time()
+        if self.profile.has_preload:
+            handle_line = channel.on_line
+            channel.on_line = lambda line: self._import_finished() if line == IMPORTED else handle_line(line)
+            self._loop.call_later(IMPORT_SECONDS, self._kill_if_not_imported)
+
+    # --- idle ---
+
+    def _send_warm_up(self, channel: StreamChannel) -> None:
+        if self.in_flight == 0 and self.executions == 0 and self.is_alive:
+            channel.send(WARM_UP)
+
+    def _import_finished(self) -> None:
+        self.has_imported = True
+        if self.in_flight == 0:
+            self._freeze()
+
+    def _kill_if_not_imported(self) -> None:
+        if not self.has_imported and self.in_flight == 0:
+            self.kill()
+
+    def _freeze(self) -> None:
+        """Stops the guest's processes, so that a package uses no CPU between executions."""
+        outer, *inner = process_tree(self.pid)
+        # The first two processes are bubblewrap's.
+        guests = inner[1:] if len(inner) > 1 else inner or [outer]
+        for pid in guests:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGSTOP)
+                self._frozen.append(pid)
+
+    def _thaw(self) -> None:
+        for pid in self._frozen:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGCONT)
+        self._frozen.clear()
+
+    def open_folder(self, path: str) -> int:
+        """Opens a folder as the guest sees it. The descriptor outlives the guest. Raises OSError."""
+        guest = process_tree(self.pid)[-1]
+        return os.open(f"/proc/{guest}/root{path}", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+
+    # --- executions ---
+
+    def execution_started(self, session: Session) -> None:
+        """Prepares the process for an execution. The memory limit of the execution becomes the limit of a
+        single-use process.
+        """
+        self.executions += 1
+        if self.uplink is not None:
+            self.uplink.run_id = session.id
+        self._thaw()
+        if self.executions > 1:
+            self._output.clear()
+        if not self.profile.engine_spec.own_process or self.profile.memory_bytes:
+            return
+        allowed = session.limits.memory_limit_bytes + PROCESS_OVERHEAD_BYTES
+        if self._group is not None:
+            try:
+                self._group.set_memory(self._group.memory_used() + allowed)
+            except OSError as error:
+                session.mark_lost(f"its memory limit cannot be set: {error}")
+        elif self._meter is not None:
+            self._watch = self._meter.watch(self.pid, allowed, self._memory_exceeded)
+
+    def execution_ended(self, result: Result, session: Session) -> Result:
+        """Adds output that the guest wrote directly to stdout or stderr to the logs, within the limits.
+
+        The runner also copies console output to stdout. This copy provides the logs of a guest that was
+        killed.
+        """
+        self.idle_since = self._loop.time()
+        if not self.profile.engine_spec.own_process:
+            return result
+        self._drain()
+        if self.profile.engine_spec.streams_output:
+            return result
+        truncated = result.logs_truncated or len(self._output) >= MAX_OUTPUT_BYTES
+        logs = list(result.logs)
+        for line in self.output().removesuffix("\n").split("\n") if self._output else ():
+            direct, console = _split_console_line(line)
+            logs += direct
+            truncated |= console is None
+            if console and not result.logs:
+                logs += console
+        logs, clipped = clip_logs(logs, session.limits)
+        if not self.is_used_up(result):
+            self._freeze()
+        return msgspec.structs.replace(result, logs=logs, logs_truncated=truncated or clipped)
+
+    def is_used_up(self, result: Result | None) -> bool:
+        if not self.profile.engine_spec.own_process:
+            return False
+        return result is None or not result.ok or self.executions >= self.profile.max_uses
+
+    def memory_used(self) -> int:
+        if self._group is not None:
+            with contextlib.suppress(OSError):
+                return self._group.memory_used()
+        return self._watch.used_bytes if self._watch is not None else 0
+
+    def output(self) -> str:
+        """Returns the beginning of the output of the process on stdout and stderr."""
+        return self._output.decode(errors="replace")
+
+    def _memory_exceeded(self) -> None:
+        self._out_of_memory = True
+        if self._multiplexer is None:
+            self.kill()
+        else:
+            self._channel_closed("its process ran out of memory")
+
+    def _channel_closed(self, reason: str) -> None:
+        if self._group is not None and self._group.oom_kills() > 0:
+            self._out_of_memory = True
+        if self._is_exiting():
+            # Wait for the exit code of the process.
+            self._loop.call_later(EXIT_SECONDS, self._exit_timed_out)
+            return
+        if self.profile.engine_spec.own_process:
+            # The process had no other guests, so a retry would fail the same way.
+            for session in list(self.multiplexer.sessions.values()):
+                self._end_session(session, reason)
+        elif self._out_of_memory:
+            reason = "its process ran out of memory"
+        self.multiplexer.mark_lost(reason)
+        self.kill()
+
+    def _is_exiting(self) -> bool:
+        """Returns True if a single-use process has closed its channel and is about to exit."""
+        if not self.profile.engine_spec.own_process or self._out_of_memory:
+            return False
+        return self._process.returncode is None and bool(self.multiplexer.sessions)
+
+    def _exit_timed_out(self) -> None:
+        for session in list(self.multiplexer.sessions.values()):
+            self._fail_session(session, "it closed its connection but did not exit", None)
+        self.kill()
+
+    def _end_session(self, session: Session, reason: str) -> None:
+        code = self._process.returncode
+        was_killed = _signal_of(code) is not None and not self._has_begun(session)
+        if (
+            self.profile.engine_spec.streams_output
+            and code is not None
+            and code >= 0
+            and not was_killed
+            and not self._out_of_memory
+        ):
+            session.succeed({"exit": code})
+        else:
+            self._fail_session(session, reason, code)
+
+    def _fail_session(self, session: Session, reason: str, exit_code: int | None) -> None:
+        error = self._guest_error(session, reason, exit_code)
+        # If no guest code has run, the guest did not end the process, so a retry is safe and useful.
+        session.lost = error.code == "internal_error" and not self._has_begun(session)
+        session.fail(error)
+
+    def _has_begun(self, session: Session) -> bool:
+        """Returns True if code of the guest may have run. Importing a package runs its code."""
+        return session.started or (self.profile.has_preload and not self.has_imported)
+
+    def _guest_error(self, session: Session, reason: str, exit_code: int | None) -> WireError:
+        if not self._out_of_memory:
+            signal_number = _signal_of(exit_code)
+            if exit_code is not None and signal_number is None:
+                message = f"The code ended its own process with exit code {exit_code}. Return a value instead"
+                return WireError(code="runtime_error", message=message)
+            # The guest may have caused the signal, or the kernel or an administrator sent it.
+            if signal_number is not None:
+                reason = f"its process was ended by signal {signal_number}"
+            return WireError(code="internal_error", message=f"The runner was lost: {reason}")
+        mebibytes = session.limits.memory_limit_bytes / 2**20
+        message = f"Execution exceeded its memory limit of {mebibytes:g} MiB"
+        return WireError(code="memory_limit", message=message)
+
+    # --- end ---
+
+    def kill(self) -> None:
+        if self._multiplexer is not None:
+            self._multiplexer.close()
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        if self._group is not None:
+            self._group.kill()
+
+    def _kill_unwatched(self) -> None:
+        """Kills a process whose exit cannot be watched, probably because no descriptors are left."""
+        for pipe in self._output_pipes:
+            pipe.close()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        # Stop the process first, so that it starts nothing while its children are listed. The children are
+        # killed too, because a child that still waits for its network does not die with its parent.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        for pid in process_tree(self.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if self._group is not None:
+            self._group.kill()
+        self._process.wait()
+
+    def _reap(self) -> None:
+        self._process.poll()
+        if self._process.returncode is None:
+            return
+        self._drain()
+        for pipe in self._output_pipes:
+            pipe.close()
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        # The descriptor's number may be reused from now on.
+        self._pidfd = -1
+        if self._watch is not None:
+            self._watch.stop()
+        if self._multiplexer is not None and self._multiplexer.close_reason is None:
+            self._channel_closed("its process ended")
+        self._exit_event.set()
+        self._on_early_exit()
+        if self._group is not None:
+            self._group.remove()
+        try:
+            if self.uplink is not None:
+                self.uplink.close()
+        finally:
+            self.on_exit(self)
+
+    # --- output ---
+
+    def _drain(self) -> None:
+        for pipe in self._output_pipes:
+            pipe.drain()
+
+    def _store_output(self, data: bytes) -> None:
+        remaining = MAX_OUTPUT_BYTES - len(self._output)
+        self._output += data[: max(0, remaining)]
+
+    def _forward_output(self, stream: Literal["stdout", "stderr"], data: bytes) -> None:
+        if self.executions and self.on_output is not None:
+            self.on_output(stream, data)
+        else:
+            # Output before the first execution explains a failed start.
+            self._store_output(data)
+
+
+def _noop() -> None: ...
+
+
+def _signal_of(exit_code: int | None) -> int | None:
+    """Returns the signal that ended a process, from its status or from bubblewrap's exit code, or None."""
+    if (
+        exit_code is None
+        or 0 <= exit_code <= SIGNAL_EXIT_BASE
+        or exit_code > SIGNAL_EXIT_BASE + signal.NSIG - 1
+    ):
+        return None
+    return -exit_code if exit_code < 0 else exit_code - SIGNAL_EXIT_BASE
+
+
+def _open_stdin(profile: Profile, wakeup_file: WakeupFile | None) -> int:
+    if wakeup_file is not None:
+        return wakeup_file.open_for_process()
+    return memory_file(profile.stdin_payload) if profile.stdin_payload else subprocess.DEVNULL
+
+
+def _split_console_line(line: str) -> tuple[list[str], list[str] | None]:
+    """Splits a line into direct output, which may lack a line end, and console output. The console output is
+    None if some of it was dropped.
+    """
+    direct, mark, encoded = line.rpartition(CONSOLE_MARK)
+    if not mark:
+        return [line], []
+    try:
+        console = msgspec.json.decode(encoded, type=str | None)
+    except ValueError:
+        return [line] if direct else [], []
+    return [direct] if direct else [], None if console is None else [console]

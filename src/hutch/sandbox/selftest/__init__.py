@@ -1,0 +1,1 @@
+"""Self-test: tries forbidden actions inside the jail at start-up, and reports which were refused."""

@@ -1,0 +1,1 @@
+"""Transports of Execbox messages: pipes, sockets, WebSocket."""

@@ -1,0 +1,145 @@
+"""Channel over two file descriptors of any kind: pipes, sockets, terminals, files.
+
+Threads read and write the descriptors, because files cannot be polled, and because descriptors shared with
+other programs, such as stdin and stdout, must stay blocking.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import queue
+import select
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from hutch.lines import LineSplitter, LineTooLong
+from hutch.session.channels.stream import CloseHandler, LineHandler, ignore
+
+CHUNK_BYTES = 64 * 1024
+# Reading stops while more bytes than this are queued for writing.
+HIGH_WATER_BYTES = 1024 * 1024
+
+
+class DescriptorChannel:
+    """Channel over two file descriptors. Calls `on_close` at the end of the input. Lines can still be sent
+    after that, until `close`.
+    """
+
+    def __init__(self, read: int, write: int, lines: int | LineSplitter) -> None:
+        """`lines` is a splitter for the input, or the maximum length of a line in bytes. A longer line ends
+        the channel.
+        """
+        self.on_line: LineHandler = ignore
+        self.on_close: CloseHandler = ignore
+        self._read_from = read
+        self._write_to = write
+        self._loop = asyncio.get_running_loop()
+        self._lines = LineSplitter(lines) if isinstance(lines, int) else lines
+        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._queued = 0
+        self._drained = asyncio.Event()
+        self._drained.set()
+        self._may_read = threading.Event()
+        self._written = asyncio.Event()
+        self._input_ended = False
+        self._closed = False
+
+    def open(self) -> None:
+        """Starts reading and writing. Set the handlers before."""
+        for work in (self._read, self._write):
+            # Daemon threads, so that a blocked read does not keep the program alive.
+            threading.Thread(target=work, name=f"hutch {work.__name__}", daemon=True).start()
+
+    def send(self, line: bytes) -> None:
+        if self._closed:
+            return
+        self._queued += len(line)
+        if self._queued > HIGH_WATER_BYTES:
+            self._drained.clear()
+        self._outbox.put(line)
+
+    async def writable(self) -> None:
+        await self._drained.wait()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self.on_close = ignore
+            self._drained.set()
+            self._outbox.put(None)
+
+    async def finished(self) -> None:
+        """Waits until all lines sent before `close` are written, or writing failed."""
+        await self._written.wait()
+
+    # --- in the event loop ---
+
+    def _on_data(self, data: bytes) -> None:
+        try:
+            for line in self._lines.feed(data):
+                if line and not self._closed:
+                    self.on_line(line)
+        except LineTooLong as error:
+            self._end(f"{error} (setting max_line_bytes)")
+            return
+        if self._drained.is_set():
+            self._may_read.set()
+
+    def _on_eof(self) -> None:
+        # The last line of a file may lack its line break.
+        self._on_data(b"\n")
+        self._end("the input ended")
+
+    def _on_written(self, size: int) -> None:
+        self._queued -= size
+        if self._queued <= HIGH_WATER_BYTES and not self._drained.is_set():
+            self._drained.set()
+            self._may_read.set()
+
+    def _end(self, reason: str) -> None:
+        if not self._input_ended:
+            self._input_ended = True
+            self.on_close(reason)
+
+    # --- in the threads ---
+
+    def _read(self) -> None:
+        while data := self._chunk():
+            self._may_read.clear()
+            self._call_in_loop(self._on_data, data)
+            self._may_read.wait()
+        self._call_in_loop(self._on_eof)
+
+    def _chunk(self) -> bytes:
+        while True:
+            try:
+                return os.read(self._read_from, CHUNK_BYTES)
+            except BlockingIOError:
+                select.select([self._read_from], [], [])
+            except OSError:
+                return b""
+
+    def _write(self) -> None:
+        try:
+            while (line := self._outbox.get()) is not None:
+                self._write_all(line)
+                self._call_in_loop(self._on_written, len(line))
+        except OSError as error:
+            self._call_in_loop(self._end, f"the output cannot be written: {error.strerror}")
+        self._call_in_loop(self._written.set)
+
+    def _write_all(self, line: bytes) -> None:
+        rest = memoryview(line)
+        while rest:
+            try:
+                rest = rest[os.write(self._write_to, rest) :]
+            except BlockingIOError:
+                select.select([], [self._write_to], [])
+
+    def _call_in_loop(self, callback: Callable[..., Any], *arguments: Any) -> None:
+        # The loop may be closed already.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback, *arguments)

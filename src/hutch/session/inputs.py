@@ -1,0 +1,59 @@
+"""Inputs of an execution: values that the guest gets as global variables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from hutch.errors import InvalidExecution
+from hutch.session.json_value import NotJsonSafe, decode_value, encode_value
+from hutch.session.tools.names import is_bindable
+from hutch.session.tools.provider import Provider
+
+
+def encode_inputs(inputs: object, providers: Iterable[Provider] = ()) -> bytes | None:
+    """Returns the JSON text of inputs; None if there are none.
+
+    Raises InvalidExecution if a name is not an identifier or is the name of a provider, or if a value is not
+    JSON-safe.
+    """
+    if inputs is None:
+        return None
+    if not isinstance(inputs, Mapping):
+        raise InvalidExecution("inputs", f"expected names with values, got {type(inputs).__name__}")
+    namespaces = {provider.name.partition(".")[0] for provider in providers}
+    for name in inputs:
+        if not is_bindable(name):
+            raise InvalidExecution(
+                "inputs", f"expected names that are JavaScript identifiers, got {_shown(name)}"
+            )
+        if name in namespaces:
+            raise InvalidExecution("inputs", f"{_shown(name)} is the name of a provider; rename one of them")
+    try:
+        return _with_plain_letters(encode_value(dict(inputs))) if inputs else None
+    except NotJsonSafe as error:
+        raise InvalidExecution("inputs", f"expected JSON-safe values: {error}") from None
+
+
+def decode_inputs(text: bytes, providers: Iterable[Provider]) -> bytes | None:
+    """Checks inputs that a client sent as JSON text. Returns them on one line. Raises InvalidExecution."""
+    try:
+        inputs = decode_value(text)
+    except NotJsonSafe as error:
+        raise InvalidExecution("inputs", str(error)) from None
+    return encode_inputs(inputs, providers)
+
+
+def _with_plain_letters(text: bytes) -> bytes:
+    """Encodes letters as UTF-8 instead of escapes, which are up to three times as long."""
+    if b"\\u" not in text:
+        return text
+    try:
+        return msgspec.json.encode(decode_value(text))
+    except UnicodeEncodeError:  # lone surrogates
+        return text
+
+
+def _shown(name: object) -> str:
+    return repr(name)[:100]

@@ -1,0 +1,227 @@
+"""Converts JSON-safe values to and from JSON text. Only JSON-safe values pass between host and guest.
+
+JSON-safe values are None, booleans, finite numbers, strings, lists, tuples and dicts, without cycles and
+nested at most MAX_DEPTH levels. Keys may be strings, integers, floats, booleans and None. Dataclasses,
+msgspec Structs, pydantic models, enums, dates, times, UUIDs and Decimals are converted according to their
+JSON Schema. Anything else (sets, bytes, NaN, objects) is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from datetime import date, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from hutch.session.tools.names import is_identifier
+from hutch.strict_json import MAX_VALUES, find_excess, is_too_deep
+
+MAX_DEPTH = 128
+SHORT_TEXT_BYTES = 1024 * 1024
+
+
+class NotJsonSafe(ValueError):
+    """A value is not JSON-safe. The message has the path and the type of the value."""
+
+
+def encode_value(value: object) -> bytes:
+    """Returns the JSON text of a value. The text is ASCII: other characters, including lone surrogates, are
+    escaped.
+
+    Raises NotJsonSafe with the path of the invalid part.
+    """
+    try:
+        raw = _encoder.encode(value).encode()
+    except Exception as error:  # a model's serializer may raise anything
+        raise NotJsonSafe(_diagnose(value) or f"$ cannot be written as JSON: {_one_line(error)}") from None
+    if is_too_deep(raw, MAX_DEPTH):
+        raise NotJsonSafe(_diagnose(value) or f"$ is nested deeper than {MAX_DEPTH} levels")
+    if len(raw) > _MAX_INTEGER_DIGITS and _TOO_MANY_DIGITS in raw.translate(_DIGITS_TO_ZERO):
+        fault = _diagnose(value)
+        if fault:
+            raise NotJsonSafe(fault)
+    return raw
+
+
+def decode_value(raw: bytes | memoryview, max_values: int = MAX_VALUES) -> Any:
+    """Parses JSON text. `max_values` limits the values of texts longer than SHORT_TEXT_BYTES.
+
+    Raises NotJsonSafe if the text is malformed, nested too deeply or too large, or if a number is not finite.
+    """
+    line = raw if isinstance(raw, bytes) else bytes(raw)
+    check_bounds(line, max_values)
+    try:
+        return msgspec.json.decode(line)
+    except (ValueError, RecursionError):
+        if line.count(b"\\u") > MAX_VALUES or find_excess(line, MAX_DEPTH, MAX_VALUES) is not None:
+            reason = f"has lone surrogates and more than {MAX_VALUES} values or escapes, or is malformed JSON"
+            raise NotJsonSafe(f"$ {reason}") from None
+    try:
+        # Lone surrogates are the only valid JSON that msgspec refuses. So it checks the text without them.
+        msgspec.json.decode(mask_surrogates(line))
+        return json.loads(line.decode())
+    except (ValueError, RecursionError) as error:
+        raise NotJsonSafe(f"malformed JSON: {_one_line(error)}") from None
+
+
+def check_bounds(text: bytes, max_values: int = MAX_VALUES) -> None:
+    """Raises NotJsonSafe if a JSON text is nested too deeply or has too many values. Does not parse it."""
+    # msgspec decodes a short text quickly, even if every second byte is a value.
+    max_values = max_values if len(text) > SHORT_TEXT_BYTES else SHORT_TEXT_BYTES
+    excess = find_excess(text, MAX_DEPTH, max_values)
+    if excess == "depth":
+        raise NotJsonSafe(f"$ is nested deeper than {MAX_DEPTH} levels")
+    if excess == "values":
+        raise NotJsonSafe(f"$ has more than {max_values} values")
+
+
+_LETTER_D = bytes.maketrans(b"dD", b"00")
+
+
+def mask_surrogates(text: bytes) -> bytes:
+    r"""Replaces each letter d by a zero, so that `\ud800` becomes `\u0800`. The result is JSON of the same
+    length and structure, and has no surrogates.
+    """
+    return text.translate(_LETTER_D)
+
+
+def has_line_breaks(raw: bytes) -> bool:
+    """Returns True if a JSON text contains line breaks, and so cannot be part of a line."""
+    return b"\n" in raw or b"\r" in raw
+
+
+def well_formed(text: str) -> str:
+    """Replaces each lone surrogate by U+FFFD, so that the text can be encoded as UTF-8."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def kind_of(value: object) -> str:
+    """Returns the JSON type of a value for an error message."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case list() | tuple():
+            return "an array"
+        case _:
+            return "an object"
+
+
+_SCALARS = (date, time, timedelta, UUID, Decimal)
+
+
+def _convert(value: Any) -> Any:
+    """Converts a value that the encoder does not support to a value that it supports."""
+    if hasattr(type(value), "__pydantic_serializer__"):
+        return value.__pydantic_serializer__.to_python(value, mode="json", by_alias=True, warnings=False)
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, (msgspec.Struct, *_SCALARS)) or _is_dataclass(value):
+        return msgspec.to_builtins(value, str_keys=True, enc_hook=_convert)
+    raise TypeError(type(value).__name__)
+
+
+_encoder = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=_convert)
+
+# JavaScript reads integers with more digits as Infinity. They are rare, so only text with that many digits in
+# a row is checked again.
+_MAX_INTEGER_DIGITS = 308
+_DIGITS_TO_ZERO = bytes.maketrans(b"123456789", b"000000000")
+_TOO_MANY_DIGITS = b"0" * (_MAX_INTEGER_DIGITS + 1)
+
+
+def _diagnose(value: object) -> str | None:
+    """Returns the path of the first value that is not JSON-safe and the reason, or None."""
+    try:
+        return _find_fault(value, "$", ())
+    except RecursionError:
+        return f"$ is nested deeper than {MAX_DEPTH} levels"
+    except Exception as error:
+        return f"$ cannot be written as JSON: {_one_line(error)}"
+
+
+def _find_fault(value: object, path: str, ancestors: tuple[int, ...]) -> str | None:
+    if value is None or isinstance(value, (bool, str, *_SCALARS)):
+        return None
+    if isinstance(value, (int, float)):
+        return _number_fault(value, path)
+    if isinstance(value, Enum):
+        return _find_fault(value.value, path, ancestors)
+    if id(value) in ancestors:
+        return f"{_shorten(path)} contains itself"
+    container = _container(value)
+    if container is None:
+        return f"{_shorten(path)} is {_with_article(type(value).__name__)}"
+    if len(ancestors) >= MAX_DEPTH:
+        return f"{_shorten(path)} is nested deeper than {MAX_DEPTH} levels"
+    by_name = isinstance(container, dict)
+    for key, item in container.items() if isinstance(container, dict) else enumerate(container):
+        if not (key is None or isinstance(key, (str, int, float))):
+            return f"{_shorten(path)} has {_with_article(type(key).__name__)} as a key"
+        step = _property(str(key)) if by_name else f"[{key}]"
+        fault = _find_fault(item, path + step, (*ancestors, id(value)))
+        if fault:
+            return fault
+    return None
+
+
+def _number_fault(number: int | float, path: str) -> str | None:
+    try:
+        if math.isfinite(number):
+            return None
+    except OverflowError:
+        return f"{_shorten(path)} is an integer too large for JavaScript"
+    return f"{_shorten(path)} is {'NaN' if number != number else 'Infinity' if number > 0 else '-Infinity'}"
+
+
+def _container(value: Any) -> dict[Any, Any] | list[Any] | tuple[Any, ...] | None:
+    if isinstance(value, (dict, list, tuple)):
+        return value
+    try:
+        converted = _convert(value)
+    except Exception:
+        return _fields(value)
+    return converted if isinstance(converted, (dict, list)) else None
+
+
+def _fields(value: Any) -> dict[str, Any] | None:
+    """Returns the fields of a model that cannot be converted as a whole."""
+    if isinstance(value, msgspec.Struct):
+        return {name: getattr(value, name) for name in value.__struct_fields__}
+    if _is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return dict(value) if hasattr(type(value), "__pydantic_serializer__") else None
+
+
+def _is_dataclass(value: object) -> bool:
+    return hasattr(type(value), "__dataclass_fields__")
+
+
+def _property(key: str) -> str:
+    return f".{key}" if is_identifier(key) else f"[{json.dumps(key[:40])}]"
+
+
+def _shorten(path: str) -> str:
+    return path if len(path) <= 120 else f"{path[:80]}…{path[-30:]}"
+
+
+def _with_article(noun: str) -> str:
+    return f"an {noun}" if noun[:1].lower() in "aeiou" else f"a {noun}"
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split()).removeprefix("JSON is malformed: ")
+    return text[:200] or type(error).__name__

@@ -1,0 +1,188 @@
+"""Multiplexes the sessions of one runner over a channel."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from msgspec import UNSET
+
+from hutch.errors import ProtocolError
+from hutch.session.channels.stream import Channel
+from hutch.session.host import BACKSTOP_SECONDS, RUNNER_CODES, Limits, Session
+from hutch.session.messages import Done, Job, Log, RunnerMessage, ToolCall, decode_from_runner
+from hutch.session.tools.provider import Provider
+
+logger = logging.getLogger("hutch.session")
+
+# A peer is disconnected after this many dropped messages, because parsing invalid messages takes time too.
+# Long messages count several times.
+MAX_DROP_COST = 10_000
+BYTES_PER_DROP = 2_048
+# Cost of a malformed message, which takes several times as long as dropping a valid one.
+MALFORMED_COST = 3
+# Longer messages are checked for fields that are ignored.
+MAX_ENVELOPE_BYTES = 4_096
+# Maximum number of ended sessions for which late messages (`started`, `done`, the answer to a cancel) are
+# still expected.
+MAX_LATE_SESSIONS = 1_000
+MAX_LATE_MESSAGES = 3
+
+
+class Multiplexer:
+    """Host end of a channel to a runner. Drops malformed messages and messages for unknown sessions. The
+    channel stays usable.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        *,
+        full_manifests: bool = False,
+        trusted: bool = False,
+        codes: frozenset[str] = RUNNER_CODES,
+        start_seconds: float | None = None,
+        backstop_seconds: float = BACKSTOP_SECONDS,
+        max_silence_seconds: float = 0.0,
+        send_now: Callable[[bytes], None] | None = None,
+    ) -> None:
+        """`full_manifests`: the runner gets the type declarations of tools, which Hutch's own runners do not
+        use. `trusted`: the peer is itself a host, which has checked its runner. `codes`: error codes that
+        are accepted from the runner. `start_seconds`: time that a runner has to start an execution, if
+        longer than the time limit. `backstop_seconds`: time by which a runner that enforces the time limit
+        itself may exceed it. `max_silence_seconds`: time after which a runner that sends nothing at all,
+        instead of starting an execution, counts as lost; 0 for no such limit. `send_now`: sends to a runner
+        that may be polling.
+        """
+        self._full_manifests = full_manifests
+        self._trusted = trusted
+        self._codes = codes
+        self._start_seconds = start_seconds
+        self._backstop_seconds = backstop_seconds
+        self._max_silence_seconds = max_silence_seconds
+        self._lines_received = 0
+        self._send_now = send_now or channel.send
+        self.sessions: dict[str, Session] = {}
+        self._late_messages: dict[str, int] = {}
+        self.close_reason: str | None = None
+        self.dropped = 0
+        self.on_late_done: Callable[[str], None] = lambda _: None
+        self._channel = channel
+        channel.on_line = self._on_line
+        channel.on_close = self.mark_lost
+
+    def open(
+        self,
+        id: str,
+        code: str,
+        limits: Limits,
+        providers: Sequence[Provider],
+        on_started: Callable[[], None] | None = None,
+        job: Job | None = None,
+        may_poll: Callable[[], bool] = lambda: False,
+        *,
+        inputs: bytes | None = None,
+        on_log: Callable[[str], None] | None = None,
+        begin: bool = True,
+    ) -> Session:
+        """Starts a session. The caller awaits the result and then calls `forget`.
+
+        `may_poll`: returns True if the runner may use a core to poll for the next tool result. `inputs` and
+        `on_log`: see `Session`. `begin`: if False, the caller has to call `Session.begin`.
+        """
+
+        def send_result(line: bytes) -> None:
+            (self._send_now if may_poll() else self._channel.send)(line)
+
+        session = Session(
+            id,
+            code,
+            limits,
+            providers,
+            self._channel.send,
+            send_result=send_result,
+            writable=self._channel.writable,
+            full_manifests=self._full_manifests,
+            trusted=self._trusted,
+            codes=self._codes,
+            start_seconds=self._start_seconds,
+            backstop_seconds=self._backstop_seconds,
+            max_silence_seconds=self._max_silence_seconds,
+            lines_received=lambda: self._lines_received,
+            on_started=on_started,
+            job=job,
+            inputs=inputs,
+            on_log=on_log,
+        )
+        self.sessions[id] = session
+        if self.close_reason is not None:
+            session.mark_lost(self.close_reason)
+        elif begin:
+            session.begin()
+        return session
+
+    def forget(self, session: Session) -> None:
+        self.sessions.pop(session.id, None)
+        if session.may_send_more:
+            self._late_messages[session.id] = MAX_LATE_MESSAGES
+            if len(self._late_messages) > MAX_LATE_SESSIONS:
+                del self._late_messages[next(iter(self._late_messages))]
+
+    def mark_lost(self, reason: str) -> None:
+        """Ends all sessions because the channel has ended."""
+        if self.close_reason is None:
+            self.close_reason = reason
+        for session in list(self.sessions.values()):
+            session.mark_lost(reason)
+
+    def close(self) -> None:
+        self._channel.close()
+        self.mark_lost("closed by the host")
+
+    def _on_line(self, line: bytes) -> None:
+        self._lines_received += 1
+        try:
+            message = decode_from_runner(line)
+        except ProtocolError as error:
+            self._drop(MALFORMED_COST + len(line) // BYTES_PER_DROP)
+            logger.debug("dropped an invalid message from a runner: %s", error)
+            return
+        session = self._session_of(message)
+        if session is None:
+            self._on_unknown_session(message, len(line))
+        elif not session.receive(message):
+            # The message may be late rather than invalid, so it has a cost only if it is long.
+            self._drop(len(line) // BYTES_PER_DROP)
+        elif len(line) > MAX_ENVELOPE_BYTES:
+            self._drop(_ignored_bytes(message, len(line)) // BYTES_PER_DROP)
+
+    def _on_unknown_session(self, message: RunnerMessage, size: int) -> None:
+        """Drops a message for an unknown session. If no such session ended recently, the message counts as
+        invalid.
+        """
+        left = 0 if message.id is UNSET else self._late_messages.pop(message.id, 0)
+        if left > 1 and message.id is not UNSET:
+            self._late_messages[message.id] = left - 1
+        self._drop(size // BYTES_PER_DROP + (not left))
+        if isinstance(message, Done):
+            self.on_late_done(message.id)
+
+    def _drop(self, cost: int) -> None:
+        self.dropped += cost
+        if self.dropped > MAX_DROP_COST:
+            self._channel.close()
+            self.mark_lost("it sent too many invalid messages")
+
+    def _session_of(self, message: RunnerMessage) -> Session | None:
+        if message.id is not UNSET:
+            return self.sessions.get(message.id)
+        # A `tool_call` of plain Execbox names no execution, because a plain channel has only one execution.
+        return next(iter(self.sessions.values())) if len(self.sessions) == 1 else None
+
+
+def _ignored_bytes(message: RunnerMessage, size: int) -> int:
+    """Returns the number of bytes of an accepted message that the host does not use."""
+    if isinstance(message, ToolCall):
+        return size - memoryview(message.input).nbytes
+    # A `done` ends its session, so there is only one. The lines of accepted `log` messages are bounded.
+    return 0 if isinstance(message, Done | Log) else size

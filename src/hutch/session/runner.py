@@ -1,0 +1,288 @@
+"""Runner side of a channel: runs `execute` requests, forwards tool calls to the host, and answers `done`.
+
+The caller passes the function that runs the code. So the same class serves WebSocket clients, `hutch runner`
+on stdin, and tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Raw
+
+from hutch.errors import (
+    Busy,
+    ExecutionError,
+    HutchError,
+    InvalidExecution,
+    ProtocolError,
+    ToolError,
+    wire_code,
+)
+from hutch.session.channels.stream import Channel
+from hutch.session.host import TIMED_OUT
+from hutch.session.inputs import decode_inputs
+from hutch.session.json_value import NotJsonSafe, check_bounds, decode_value, encode_value, has_line_breaks
+from hutch.session.messages import (
+    Cancel,
+    Done,
+    Execute,
+    Log,
+    Manifest,
+    Options,
+    RefusedExecute,
+    Started,
+    ToolCall,
+    ToolResult,
+    WireError,
+    decode_from_host,
+    encode,
+)
+from hutch.session.run import Result, RunHandle
+from hutch.session.tools.provider import Provider
+from hutch.session.tools.tool import ToolContext
+
+logger = logging.getLogger("hutch.session")
+
+# Limits of one `execute`. Creating that many tools blocks the event loop for about 10 ms.
+MAX_PROVIDERS = 500
+MAX_TOOLS = 2_000
+# Further invalid messages of a channel are counted and not logged.
+MAX_LOGGED_DROPS = 20
+
+
+class PendingBytes:
+    """Bytes of the `execute` messages that wait or run, by owner. One instance serves all channels."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._by_owner: Counter[str] = Counter()
+
+    def reserve(self, owner: str, size: int) -> None:
+        """Raises Busy if the owner has too many bytes. A single message is always accepted."""
+        pending = self._by_owner[owner]
+        if pending and pending + size > self._max_bytes:
+            raise Busy(
+                f"The executions that wait or run have {pending} bytes; the limit is {self._max_bytes}"
+                " (setting max_pending_bytes)."
+            )
+        self._by_owner[owner] += size
+
+    def release(self, owner: str, size: int) -> None:
+        self._by_owner[owner] -= size
+        if not self._by_owner[owner]:
+            del self._by_owner[owner]
+
+
+class ExecutionRequest(msgspec.Struct, frozen=True):
+    """Execution requested by the peer. Its tools run on the peer."""
+
+    code: str
+    options: Options
+    providers: Sequence[Provider]
+    inputs: bytes | None
+    run: RunHandle
+
+
+class ChannelServer:
+    """Serves one channel until the channel closes, and then cancels its executions."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        run: Callable[[ExecutionRequest], Awaitable[Result]],
+        *,
+        multiplexed: bool,
+        pending: PendingBytes,
+        owner: str,
+    ) -> None:
+        self.dropped = 0
+        self._pending = pending
+        self._owner = owner
+        self._channel = channel
+        self._run = run
+        self._multiplexed = multiplexed
+        self._tasks: dict[str, asyncio.Task[Result]] = {}
+        self._runs: dict[str, RunHandle] = {}
+        self._open_calls: dict[str, asyncio.Future[ToolResult]] = {}
+        self._numbers = itertools.count(1)
+
+        channel.on_line = self._on_line
+        channel.on_close = self._on_close
+
+    async def stop(self) -> None:
+        """Cancels all executions and waits until they have ended."""
+        self._cancel_all()
+        await self.wait_idle()
+
+    async def wait_idle(self) -> None:
+        """Waits until no execution is running."""
+        while self._tasks:
+            await asyncio.wait(self._tasks.values())
+
+    def _on_close(self, _: str) -> None:
+        self._cancel_all()
+
+    def _on_line(self, line: bytes) -> None:
+        try:
+            message = decode_from_host(line)
+        except RefusedExecute as error:
+            self._refuse(error.id, InvalidExecution("execute", error.message))
+            return
+        except ProtocolError as error:
+            self.dropped += 1
+            if self.dropped <= MAX_LOGGED_DROPS:
+                logger.warning("dropped an invalid message: %s", error)
+            return
+        if isinstance(message, Execute):
+            self._execute(message, len(line))
+        elif isinstance(message, Cancel):
+            self._cancel(message.id)
+        else:
+            waiting = self._open_calls.pop(message.call_id, None)
+            if waiting is None:
+                self._drop("a tool_result for no open call", message.call_id)
+            elif not waiting.done():
+                waiting.set_result(message)
+
+    def _cancel_all(self) -> None:
+        for id in self._tasks:
+            self._cancel(id)
+
+    def _cancel(self, id: str) -> None:
+        """Stops a running execution, which still returns its logs. Cancels an execution that waits for a
+        runner.
+        """
+        if id not in self._tasks:
+            self._drop("a cancel for an execution that is not running", id)
+        elif id not in self._runs or not self._runs[id].stop():
+            self._tasks[id].cancel()
+
+    def _drop(self, what: str, id: str) -> None:
+        self.dropped += 1
+        logger.debug("dropped %s: %.100r", what, id)
+
+    def _execute(self, message: Execute, size: int) -> None:
+        id = message.id
+        if id in self._tasks:
+            self._drop("an execute with the id of a running execution", id)
+            return
+        if self._tasks and not self._multiplexed:
+            busy = ExecutionError("internal_error", "The runner is busy with another execution")
+            self._done(id, Result(ok=False, error=busy))
+            return
+        try:
+            _check_tools(message)
+            self._pending.reserve(self._owner, size)
+        except HutchError as error:
+            self._refuse(id, error)
+            return
+        task = asyncio.get_running_loop().create_task(self._serve(message))
+        self._tasks[id] = task
+        task.add_done_callback(lambda task: self._on_finished(id, size, task))
+
+    def _refuse(self, id: str, error: HutchError) -> None:
+        if id in self._tasks:
+            self._drop("an execute with the id of a running execution", id)
+        else:
+            self._done(id, Result(ok=False, error=_execution_error(error)))
+
+    def _on_finished(self, id: str, size: int, task: asyncio.Task[Result]) -> None:
+        """Sends `done`. Also called for a task that was cancelled before its first step."""
+        del self._tasks[id]
+        self._runs.pop(id, None)
+        self._pending.release(self._owner, size)
+        cancelled = Result(ok=False, error=TIMED_OUT.to_exception())
+        self._done(id, cancelled if task.cancelled() else task.result())
+
+    async def _serve(self, message: Execute) -> Result:
+        try:
+            providers = [self._provider(message.id, manifest) for manifest in message.providers]
+            inputs = None
+            if message.inputs is not UNSET:
+                inputs = decode_inputs(bytes(message.inputs), providers)
+            run = self._runs[message.id] = self._run_handle(message)
+            result = await self._run(ExecutionRequest(message.code, message.options, providers, inputs, run))
+            await self._channel.writable()
+            return result
+        except HutchError as error:
+            failure = _execution_error(error)
+        except Exception:
+            logger.exception("internal error in an execution")
+            failure = ExecutionError("internal_error", "The runner failed; its log says why")
+        return Result(ok=False, error=failure)
+
+    def _run_handle(self, message: Execute) -> RunHandle:
+        run = RunHandle()
+        run_id = run.id if message.options.send_run_id is True else UNSET
+        run.on_started = lambda: self._channel.send(encode(Started(message.id, run_id)))
+        if message.options.stream_logs is True:
+            run.on_log = lambda line: self._channel.send(encode(Log(message.id, [line])))
+        return run
+
+    def _provider(self, id: str, manifest: Manifest) -> Provider:
+        async def call(tool: str, value: Any, context: ToolContext) -> bytes:
+            return await self._call_tool(id, manifest.name, tool, value)
+
+        return Provider.from_manifest(msgspec.to_builtins(manifest), call)
+
+    async def _call_tool(self, id: str, provider: str, tool: str, value: Any) -> bytes:
+        call_id = f"call-{next(self._numbers)}"
+        answer: asyncio.Future[ToolResult] = asyncio.get_running_loop().create_future()
+        self._open_calls[call_id] = answer
+        call = ToolCall(
+            call_id=call_id,
+            provider_name=provider,
+            safe_tool_name=tool,
+            input=Raw(encode_value(value)),
+            id=id if self._multiplexed else UNSET,
+        )
+        try:
+            await self._channel.writable()
+            self._channel.send(encode(call))
+            result = await answer
+        finally:
+            self._open_calls.pop(call_id, None)
+        if not result.ok and result.error is not UNSET:
+            raise ToolError(result.error.message, wire_code(result.error.code))
+        raw = bytes(result.result) if result.result is not UNSET else b"null"
+        try:
+            check_bounds(raw)
+            return encode_value(decode_value(raw)) if has_line_breaks(raw) else raw
+        except NotJsonSafe as error:
+            raise ToolError(f"The result is not JSON: {error}", "serialization_error") from None
+
+    def _done(self, id: str, result: Result) -> None:
+        done = Done(
+            id=id,
+            ok=result.ok,
+            duration_ms=result.duration_ms,
+            logs=result.logs,
+            result=UNSET if result.result_json is None else Raw(result.result_json),
+            error=UNSET if result.error is None else WireError.of(result.error),
+            logs_truncated=True if result.logs_truncated else UNSET,
+        )
+        self._channel.send(encode(done))
+
+
+def _check_tools(message: Execute) -> None:
+    """Raises InvalidExecution if an `execute` has too many providers or tools."""
+    if len(message.providers) > MAX_PROVIDERS:
+        raise InvalidExecution(
+            "providers", f"has {len(message.providers)} providers; the limit is {MAX_PROVIDERS}"
+        )
+    tools = sum(len(manifest.tools) for manifest in message.providers)
+    if tools > MAX_TOOLS:
+        raise InvalidExecution("providers", f"has {tools} tools; the limit is {MAX_TOOLS}")
+
+
+def _execution_error(error: HutchError) -> ExecutionError:
+    code = "validation_error" if error.code in ("invalid_tool", "invalid_request") else error.code
+    retry_after = error.retry_after if isinstance(error, Busy) else None
+    return ExecutionError(wire_code(code), str(error), retry_after=retry_after)

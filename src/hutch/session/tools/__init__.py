@@ -1,0 +1,1 @@
+"""Host functions that guests can call: tools, providers and their names."""

@@ -1,0 +1,101 @@
+"""Types of the keyword arguments of `hutch.Hutch`, for type checkers. A test compares them
+with `Settings`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypedDict
+
+
+class SettingOverrides(TypedDict, total=False):
+    home: str
+    database_url: str | None
+    isolation: Literal["auto", "container", "process"]
+    host: str
+    port: int
+    api_key: str | None
+    allowed_hosts: Sequence[str]
+    allowed_origins: Sequence[str]
+    max_connections: int
+    max_connections_per_address: int
+    drain_seconds: float
+    timeout_ms: int
+    max_timeout_ms: int
+    memory_limit_bytes: int
+    max_memory_limit_bytes: int
+    max_log_lines: int
+    max_log_lines_ceiling: int
+    max_log_chars: int
+    max_log_chars_ceiling: int
+    max_code_bytes: int
+    max_result_bytes: int
+    max_line_bytes: int
+    max_pending_bytes: int
+    max_calls: int
+    max_outstanding_calls: int
+    cancel_grace_ms: int
+    quickjs_warm: int
+    quickjs_processes: int
+    quickjs_vms: int
+    quickjs_process_bytes: int
+    owners_share: bool
+    deno_warm: int
+    max_processes: int
+    max_processes_per_owner: int
+    max_queue: int
+    max_queue_per_owner: int
+    queue_seconds: float
+    idle_seconds: float
+    recycle_after: int
+    executor_name: str
+    region: str | None
+    metadata: Mapping[str, str]
+    tpmjs_string_errors: bool
+    tpmjs_validate: bool
+    tool_timeout_ms: int
+    tool_memory_bytes: int
+    request_seconds: float
+    max_body_bytes: int
+    max_tools: int
+    max_tools_per_caller: int
+    rate_limit: int
+    tool_calls_per_process: int
+    max_spares: int
+    spare_bytes: int
+    spare_seconds: float
+    install_seconds: float
+    latest_seconds: float
+    max_package_bytes: int
+    max_package_files: int
+    offline: bool
+    egress: Literal["none", "public", "allowlist"]
+    egress_allow: Sequence[str]
+    package_egress: Mapping[str, str]
+    egress_http_hosts: Sequence[str]
+    proxy_url: str | None
+    fetch_seconds: float
+    max_fetch_bytes: int
+    max_fetch_body_bytes: int
+    max_fetch_redirects: int
+    max_fetch_requests: int
+    ability_timeout_ms: int
+    ability_memory_bytes: int
+    transform_timeout_ms: int
+    max_ability_chars: int
+    ability_expire_on: str
+    ability_rate_limit: int
+    keep_runs_days: int
+    mcp_config: Sequence[str]
+    mcp_eager: bool
+    mcp_pass_through: bool
+    max_mcp_sessions: int
+    max_mcp_sessions_per_user: int
+    approvals: Mapping[str, str]
+    script_timeout_ms: int
+    script_memory_bytes: int
+    script_strict: bool
+    flow_rate_limit: int
+    max_flows: int
+    log_level: Literal["debug", "info", "warning", "error"]
+    log_json: bool

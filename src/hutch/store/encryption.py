@@ -1,0 +1,93 @@
+"""Encrypts columns of the flow tables. The keys are loaded when they are first needed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from time import monotonic
+from typing import Protocol
+
+from hutch.errors import VaultError
+from hutch.store.backends.base import check_storable
+
+logger = logging.getLogger("hutch.store")
+
+LARGE_TEXT_CHARS = 128 * 1024
+"""Length above which a text is encrypted in a thread. A megabyte takes about 10 ms."""
+RELOAD_SECONDS = 60.0
+"""Time after which keys are loaded again. It is much shorter than the time for which replaced keys are kept.
+"""
+
+
+class Cipher(Protocol):
+    """Encrypts with the current key and decrypts with any key. `context` is authenticated, and decryption
+    needs the same context as encryption.
+    """
+
+    def encrypt(self, text: str, *context: str) -> str: ...
+
+    def decrypt(self, text: str, *context: str) -> str:
+        """Decrypts a text. Raises VaultError if the key is missing, the context differs or the text was
+        altered.
+        """
+
+
+class ColumnEncryption:
+    """Encrypts and decrypts with a cipher that is loaded on first use, and again when keys may have been
+    replaced.
+    """
+
+    def __init__(self, load: Callable[[], Awaitable[Cipher]]) -> None:
+        self._load = load
+        self._cipher: Cipher | None = None
+        self._loaded_at = 0.0
+        self._loading = asyncio.Lock()
+
+    async def encrypt(self, text: str, *context: str) -> str:
+        """Encrypts a text. Raises InvalidText, because a context that cannot be stored cannot be encoded."""
+        check_storable({"id": list(context)})
+        cipher = await self.ready()
+        if len(text) <= LARGE_TEXT_CHARS:
+            return cipher.encrypt(text, *context)
+        return await asyncio.to_thread(cipher.encrypt, text, *context)
+
+    async def decrypt(self, text: str, *context: str) -> str:
+        """Decrypts a text. Raises VaultError and StoreError."""
+        cipher = await self.ready()
+        try:
+            return await _decrypt(cipher, text, context)
+        except VaultError:
+            # The text may be encrypted with a key that was added meanwhile.
+            return await _decrypt(await self._reload(cipher), text, context)
+
+    async def ready(self) -> Cipher:
+        """Returns the cipher. Call this before reading rows, because loading the cipher encrypts older
+        plaintext rows.
+        """
+        cipher = self._cipher
+        if cipher is None:
+            return await self._reload(None)
+        if monotonic() - self._loaded_at < RELOAD_SECONDS:
+            return cipher
+        try:
+            return await self._reload(cipher)
+        except VaultError as error:
+            # The loaded keys can still be used, because replaced keys are kept for a while.
+            logger.warning("the keys of flows could not be reloaded: %s", error)
+            self._loaded_at = monotonic()
+            return cipher
+
+    async def _reload(self, known: Cipher | None) -> Cipher:
+        """Loads a new cipher, unless another task has already replaced `known`."""
+        async with self._loading:
+            if self._cipher is None or self._cipher is known:
+                self._cipher = await self._load()
+                self._loaded_at = monotonic()
+            return self._cipher
+
+
+async def _decrypt(cipher: Cipher, text: str, context: tuple[str, ...]) -> str:
+    if len(text) <= LARGE_TEXT_CHARS:
+        return cipher.decrypt(text, *context)
+    return await asyncio.to_thread(cipher.decrypt, text, *context)

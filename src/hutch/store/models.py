@@ -1,0 +1,166 @@
+"""Models of the table rows. Times are RFC 3339 text in UTC, so that they sort chronologically."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Literal
+from uuid import uuid4
+
+import msgspec
+
+from hutch.text import format_rfc3339
+
+
+def now(*, plus_seconds: float = 0.0) -> str:
+    """Returns the current time plus an offset, in the format of the tables: `2031-02-03T04:05:06.789Z`."""
+    return format_rfc3339(datetime.now(UTC) + timedelta(seconds=plus_seconds))
+
+
+def new_id() -> str:
+    return uuid4().hex
+
+
+class User(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    name: str
+    data_key: str
+    """Data keys of the user, encrypted by the vault."""
+    created_at: str
+
+    def __repr__(self) -> str:
+        return f"User({self.id}, {self.name!r})"
+
+
+class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    user_id: str
+    name: str
+    digest: str
+    hint: str
+    scopes: tuple[str, ...] = ()
+    created_at: str
+    expires_at: str | None = None
+    revoked_at: str | None = None
+    last_used_at: str | None = None
+
+    def __repr__(self) -> str:
+        return f"ApiKey({self.id}, {self.name!r})"
+
+
+class Credential(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    user_id: str
+    domain: str
+    kind: str
+    key: str
+    """Name of the header without the domain, as the user wrote it. Names that differ only in case are the
+    same.
+    """
+    sealed: str
+    hint: str = ""
+    state: Literal["active", "expired"] = "active"
+    expired_at: str | None = None
+    cause: str | None = None
+    created_at: str
+    updated_at: str
+
+    def __repr__(self) -> str:
+        return f"Credential({self.id}, {self.domain}::{self.key}, {self.state})"
+
+
+class Ability(msgspec.Struct, frozen=True, kw_only=True):
+    ability_id: str
+    owner_id: str
+    version: int = 0
+    """Number of the version, starting at 1. Assigned by the store."""
+    shared: bool = False
+    name: str
+    service_name: str = ""
+    description: str = ""
+    document: str
+    """Complete definition as JSON text, including the wrapper's code."""
+    requires_dynamic_headers: bool = False
+    created_at: str
+    updated_at: str
+
+    def __repr__(self) -> str:
+        return f"Ability({self.ability_id!r}, version {self.version}, owner {self.owner_id})"
+
+
+class RunRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A run record. It contains no code, inputs, results or error messages."""
+
+    run_id: str
+    owner: str
+    protocol: str = msgspec.field(name="door")
+    """Protocol of the run. The column is named `door`."""
+    engine: str
+    label: str | None = None
+    started_at: str
+    duration_ms: float
+    outcome: str
+    """`ok`, or the error code."""
+    details: str = "{}"
+    """Other fields of the record as JSON text: limits, calls and requests."""
+
+
+class FlowHead(msgspec.Struct, frozen=True, kw_only=True):
+    """A flow without its document."""
+
+    owner: str
+    name: str
+    version: int = 0
+    """Number of the version, starting at 1. Assigned by the store."""
+    created_at: str
+    updated_at: str
+
+
+class FlowRow(FlowHead, frozen=True, kw_only=True):
+    document: str
+    """Flow IR as JSON text."""
+
+    def __repr__(self) -> str:
+        return f"FlowRow({self.name!r}, version {self.version}, owner {self.owner})"
+
+
+class FlowRunHead(msgspec.Struct, frozen=True, kw_only=True):
+    """A flow run without its document, inputs and results."""
+
+    run_id: str
+    owner: str
+    flow: str
+    version: int | None = None
+    """Version of the flow, or None if the flow is not stored."""
+    origin: str
+    """`server` if the server resumes the run automatically after a crash."""
+    status: Literal["pending", "running", "completed", "failed"] = "pending"
+    outcome: str | None = None
+    """Outcome of a finished run: `ok`, `cancelled`, or the error code."""
+    created_at: str
+    started_at: str | None = None
+    ended_at: str | None = None
+    holder: str = ""
+    """Id of the process that runs the flow, or empty."""
+    seen_at: str | None = None
+    """Time of the last heartbeat of the holder."""
+    claims: int = 0
+    """Number of starts since the run last made progress."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.ended_at is not None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.run_id!r}, {self.flow!r}, {self.status}, owner {self.owner})"
+
+
+class FlowRunRow(FlowRunHead, frozen=True, kw_only=True):
+    """Flow run with everything that is needed to resume it. The last four fields are JSON text."""
+
+    document: str
+    inputs: str = "{}"
+    options: str = "{}"
+    summary: str | None = None
+    """Summary of the run, or None before the run has ended."""
+
+    __repr__ = FlowRunHead.__repr__

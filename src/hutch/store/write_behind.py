@@ -1,0 +1,122 @@
+"""Writes run records and the use of API keys in batches in the background, so that no run waits for the
+disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+
+from hutch.errors import HutchError, UnstorableValue
+from hutch.store.backends.base import Database
+from hutch.store.models import RunRow
+from hutch.store.tables.runs import RunTable
+
+logger = logging.getLogger("hutch.store")
+
+BATCH_SECONDS = 0.25
+"""Time to wait for more rows after the first one."""
+RETRY_SECONDS = 5.0
+MAX_BATCH = 1_000
+MAX_QUEUED_RUNS = 50_000
+"""Maximum number of rows in the queue while the database is unavailable. Beyond this, the oldest rows are
+dropped.
+"""
+
+
+class WriteBehindQueue:
+    """Queue of run records and uses of API keys. They are written in the background and on close."""
+
+    def __init__(self, database: Database, *, max_queued: int = MAX_QUEUED_RUNS) -> None:
+        self._database = database
+        self._runs: deque[RunRow] = deque()
+        self._key_uses: dict[str, str] = {}
+        self._max_queued = max_queued
+        self._dropped = 0
+        self._wake = asyncio.Event()
+        self._writing = asyncio.Lock()
+        self._task = asyncio.create_task(self._write_loop(), name="hutch store: write-behind")
+
+    def add_run(self, row: RunRow) -> None:
+        """Queues a run record. Never waits and never fails."""
+        if len(self._runs) >= self._max_queued:
+            self._runs.popleft()
+            self._dropped += 1
+        self._runs.append(row)
+        self._wake.set()
+
+    def add_key_use(self, id: str, at: str) -> None:
+        self._key_uses[id] = at
+        self._wake.set()
+
+    async def flush(self) -> None:
+        """Writes all queued rows. If that fails, raises StoreError and keeps the rows in the queue."""
+        async with self._writing:
+            while self._runs:
+                batch = [self._runs[number] for number in range(min(len(self._runs), MAX_BATCH))]
+                await self._write_runs(batch)
+                written = {row.run_id for row in batch}
+                # The oldest rows may have been dropped meanwhile.
+                while self._runs and self._runs[0].run_id in written:
+                    self._runs.popleft()
+            if self._key_uses:
+                uses, self._key_uses = self._key_uses, {}
+                try:
+                    await self._write_key_uses(uses)
+                except BaseException:
+                    self._key_uses = uses | self._key_uses
+                    raise
+
+    async def close(self) -> None:
+        """Writes all queued rows. Logs how many rows are lost if they cannot be written."""
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        try:
+            await self.flush()
+        except HutchError as error:
+            logger.error("%d run records could not be written: %s", len(self._runs) + self._dropped, error)
+
+    async def _write_loop(self) -> None:
+        failing = False
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            await asyncio.sleep(RETRY_SECONDS if failing else BATCH_SECONDS)
+            try:
+                await self.flush()
+            except Exception as error:
+                if not failing:
+                    unexpected = None if isinstance(error, HutchError) else error
+                    logger.error("run records cannot be written for now: %s", error, exc_info=unexpected)
+                failing = True
+                self._wake.set()
+            else:
+                if failing:
+                    logger.warning("run records can be written again; %d were dropped", self._dropped)
+                    self._dropped = 0
+                failing = False
+
+    async def _write_runs(self, batch: list[RunRow]) -> None:
+        """Writes records. A record that the database refuses is dropped, because it would be refused again
+        and all later records would wait for it.
+        """
+        table = RunTable(self._database)
+        try:
+            await table.add_many(batch)
+        except UnstorableValue:
+            for row in batch:
+                try:
+                    await table.add_many([row])
+                except UnstorableValue as error:
+                    logger.error("the record of run %r cannot be stored: %s", row.run_id[:100], error)
+
+    async def _write_key_uses(self, uses: dict[str, str]) -> None:
+        sql = """
+            UPDATE api_keys SET last_used_at = :at
+            WHERE id = :id AND (last_used_at IS NULL OR last_used_at < :at)
+        """
+        # All servers update the keys in the same order. Otherwise they would block each other.
+        await self._database.write_many(sql, [{"id": id, "at": at} for id, at in sorted(uses.items())])

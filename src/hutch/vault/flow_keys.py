@@ -1,0 +1,90 @@
+"""Data keys of flows and their runs, stored in the meta table and encrypted with the master key.
+
+They have the same format as the data keys of a user (see `data_keys`). The first key is created when it is
+needed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hutch.errors import VaultError
+from hutch.store.store import Store
+from hutch.vault import crypto, master_key_check
+from hutch.vault.data_keys import (
+    FLOWS_META_KEY,
+    FLOWS_OWNER,
+    add_data_key,
+    create_data_key,
+    decrypt_data_keys,
+    drop_expired_keys,
+    entries_with_ids,
+    parse_entries,
+)
+
+if TYPE_CHECKING:
+    from hutch.settings import Settings
+    from hutch.vault.crypto import MasterKeys
+    from hutch.vault.data_keys import DataKeys
+
+ATTEMPTS = 20
+"""Maximum number of attempts while concurrent rotations change the key."""
+# The results of steps may contain lone surrogates.
+_SURROGATES = "surrogatepass"
+
+
+class FlowCipher:
+    """Encrypts and decrypts the columns of the flow tables."""
+
+    def __init__(self, data_keys: DataKeys) -> None:
+        self._keys = data_keys
+
+    def encrypt(self, text: str, *context: str) -> str:
+        return crypto.encrypt(self._keys, text.encode("utf-8", _SURROGATES), *context)
+
+    def decrypt(self, text: str, *context: str) -> str:
+        return crypto.decrypt(self._keys, text, *context).decode("utf-8", _SURROGATES)
+
+
+async def open_store(settings: Settings) -> Store:
+    """Opens the store. The data keys of flows are loaded when they are first needed. Raises StoreError."""
+    home = settings.home_path
+    return await Store.open(settings, lambda store: load(store, home, os.environ))
+
+
+async def load(store: Store, home: Path, environ: Mapping[str, str]) -> FlowCipher:
+    """Loads the data keys of flows, and creates the first one if there is none. Raises VaultError.
+
+    Creates a master key only if nothing is encrypted yet. A wrong master key is detected before anything is
+    written.
+    """
+    text = await store.meta.get(FLOWS_META_KEY)
+    is_new = text is None and not await master_key_check.has_encrypted_data(store)
+    master = crypto.load_master_keys(home, environ, create=is_new)
+    await master_key_check.check(store, master)
+    if text is None:
+        # Two processes may do this at the same time. The first write wins, and both use its key.
+        text = await store.meta.put_first(FLOWS_META_KEY, create_data_key(master, FLOWS_OWNER))
+    return FlowCipher(decrypt_data_keys(master, text, FLOWS_OWNER))
+
+
+async def rotate(store: Store, master: MasterKeys) -> int | None:
+    """Adds a new data key for future rows. Returns how many older keys remain, or None if there is no key
+    yet.
+
+    Existing rows are not encrypted again, because there may be many. Older keys are dropped when no row needs
+    them any more. All data keys are encrypted again with the current master key. Raises VaultError.
+    """
+    for _ in range(ATTEMPTS):
+        text = await store.meta.get(FLOWS_META_KEY)
+        if text is None:
+            return None
+        added = add_data_key(master, text, FLOWS_OWNER)
+        needed = entries_with_ids(master, added, FLOWS_OWNER, await store.data_key_ids())
+        renewed = drop_expired_keys(added, needed)
+        if await store.meta.swap(FLOWS_META_KEY, text, renewed):
+            return len(parse_entries(renewed)) - 1
+    raise VaultError("Other processes keep rotating the data key of flows.", remedy="Try again later.")

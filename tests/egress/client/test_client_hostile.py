@@ -1,0 +1,555 @@
+"""Forbidden destinations and hostile servers."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gzip
+import random
+import resource
+import tracemalloc
+import zlib
+from collections.abc import AsyncIterator
+
+import pytest
+from tests.egress.client.test_response import bomb
+from tests.egress.recording_server import (
+    Credentials,
+    RecordedRequest,
+    RecordingServer,
+    http_response,
+    make_request,
+    open_session,
+    read_all,
+    run_http_client,
+    send_and_close,
+    send_and_hang,
+)
+from tests.egress.servers import run_server
+from tests.support.stalls import MAX_STALL_SECONDS, LoopStalls
+
+from hutch.egress import resolver
+from hutch.egress.client.client import FetchClient
+from hutch.egress.client.models import FetchError
+from hutch.egress.client.response import FetchResponse
+from hutch.egress.policy import EgressPolicy
+from hutch.egress.redaction import MARK, prepare_redactor
+from hutch.tasks import TimeSlices
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture
+async def public(anyio_backend: object) -> AsyncIterator[FetchClient]:
+    """A client with the default policy, without exceptions."""
+    async with run_http_client(egress_allow=()) as made:
+        yield made
+
+
+INSIDE = [
+    "169.254.169.254",
+    "[fd00:ec2::254]",
+    "100.100.100.200",
+    "127.0.0.1",
+    "2130706433",
+    "0x7f000001",
+    "0x7f.1",
+    "0177.0.0.1",
+    "017700000001",
+    "127.1",
+    "127.0.0.1.",
+    "0.0.0.0",
+    "0",
+    "[::1]",
+    "[::]",
+    "[::ffff:7f00:1]",
+    "[::ffff:127.0.0.1]",
+    "[64:ff9b::7f00:1]",
+    "[2002:7f00:1::]",
+    "10.0.0.1",
+    "172.16.0.1",
+    "192.168.1.1",
+    "100.64.0.1",
+    "[fe80::1]",
+    "[fc00::1]",
+    "224.0.0.1",
+    "255.255.255.255",
+]
+
+
+@pytest.mark.parametrize("host", INSIDE)
+async def test_no_notation_of_an_address_reaches_internal_hosts(public: FetchClient, host: str) -> None:
+    session = open_session(public)
+    with pytest.raises(FetchError, match="address") as caught:
+        await session.send(make_request(f"https://{host}/"))
+    assert caught.value.kind == "egress_refused"
+    assert session.request_log[0].sent_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "addresses"),
+    [
+        ("metadata.google.internal", ["169.254.169.254"]),
+        ("localhost", ["127.0.0.1", "::1"]),
+        ("localhost.", ["127.0.0.1"]),
+        ("127.0.0.1.nip.io", ["127.0.0.1"]),
+        ("inside.example", ["::ffff:10.0.0.1"]),
+        ("mapped.example", ["64:ff9b::a00:1"]),
+    ],
+)
+async def test_no_name_reaches_internal_hosts(
+    public: FetchClient, monkeypatch: pytest.MonkeyPatch, name: str, addresses: list[str]
+) -> None:
+    monkeypatch.setattr(resolver, "lookup", lambda _: addresses)
+    with pytest.raises(FetchError, match="resolves to") as caught:
+        await open_session(public).send(make_request(f"https://{name}/"))
+    assert caught.value.kind == "egress_refused"
+
+
+@pytest.mark.parametrize(
+    "url", ["https://①②⑦.0.0.1/", "https://ⓛⓞⓒⓐⓛⓗⓞⓢⓣ/", "https://127.0.0.1%2f@x/", "https://[::1%25lo]/"]
+)
+async def test_no_url_trick_reaches_internal_hosts(public: FetchClient, url: str) -> None:
+    with pytest.raises(FetchError) as caught:
+        await open_session(public).send(make_request(url))
+    assert caught.value.kind == "bad_url"
+
+
+async def test_name_is_not_resolved_a_second_time(
+    server: RecordingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DNS rebinding: the address that was checked is the one that is connected to and reused."""
+    answers = iter([["127.0.0.1"], ["169.254.169.254"]])
+    monkeypatch.setattr(resolver, "lookup", lambda _: next(answers))
+    async with run_http_client(egress_allow=("rebinding.example",)) as client:
+        session = open_session(client)
+        for _ in range(3):
+            await read_all(await session.send(make_request(server.url("/", "rebinding.example"))))
+    assert next(answers) == ["169.254.169.254"]
+
+
+@pytest.mark.parametrize("policy", ["none", "allowlist"])
+async def test_refused_names_are_not_resolved(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A DNS query can carry a secret: <secret>.evil.example."""
+    monkeypatch.setattr(resolver, "lookup", lambda name: pytest.fail(f"{name} was looked up"))
+    async with run_http_client(egress=policy, egress_allow=("api.example.com",)) as client:
+        with pytest.raises(FetchError) as caught:
+            await open_session(client).send(make_request("https://secret.evil.example/"))
+    assert caught.value.kind == "egress_refused"
+
+
+async def test_ports_of_other_protocols_are_refused(public: FetchClient) -> None:
+    for port in (22, 25, 6667):
+        with pytest.raises(FetchError, match="is not an HTTP port"):
+            await open_session(public).send(make_request(f"https://1.1.1.1:{port}/"))
+
+
+async def test_http_is_permitted_for_hosts_named_by_the_operator(
+    server: RecordingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolver, "lookup", lambda _: ["127.0.0.1"])
+    port = server.port
+    url = server.url("/", "a.example.com")
+    async with run_http_client(egress_allow=("127.0.0.0/8",), egress_http_hosts=("b.example.com",)) as client:
+        with pytest.raises(
+            FetchError, match=rf"over https only; .* a\.example\.com:{port} in .* egress_http"
+        ):
+            await open_session(client).send(make_request(url))
+    async with run_http_client(egress_allow=("127.0.0.0/8", "*.example.com")) as client:
+        with pytest.raises(FetchError, match="over https only"):
+            await open_session(client).send(make_request(url))
+    for http_hosts in (("a.example.com",), (f"*.example.com:{port}",)):
+        async with run_http_client(egress_allow=("127.0.0.0/8",), egress_http_hosts=http_hosts) as client:
+            assert (await open_session(client).send(make_request(url))).status == 200
+    async with run_http_client(egress_allow=(f"a.example.com:{port}",)) as client:
+        assert (await open_session(client).send(make_request(url))).status == 200
+
+
+async def test_mode_none_is_reported_for_http_too(server: RecordingServer) -> None:
+    async with run_http_client(egress="none") as client:
+        with pytest.raises(FetchError, match="Network access is off"):
+            await open_session(client).send(make_request(server.url()))
+
+
+async def test_http_hosts_setting_does_not_permit_internal_addresses(server: RecordingServer) -> None:
+    async with run_http_client(egress_allow=(), egress_http_hosts=("127.0.0.1",)) as client:
+        with pytest.raises(FetchError, match="is a loopback address"):
+            await open_session(client).send(make_request(server.url()))
+
+
+async def test_connection_is_not_reused_under_another_policy(
+    server: RecordingServer, client: FetchClient
+) -> None:
+
+    await read_all(await open_session(client).send(make_request(server.url())))
+    assert client.pool.idle == 1
+    narrower = client.open_session(
+        Credentials(), [], owner="user", policy=EgressPolicy("public", plain_http=("127.0.0.1",))
+    )
+    with pytest.raises(FetchError, match="is a loopback address"):
+        await narrower.send(make_request(server.url()))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\nContent-Le",
+        b"HTTP/1.1 100 Continue\r\n\r\n",
+    ],
+)
+async def test_server_that_closes_without_a_response_is_reported(
+    server: RecordingServer, client: FetchClient, data: bytes
+) -> None:
+    server.responses["/a"] = send_and_close(data)
+    with pytest.raises(
+        FetchError, match=r"^127\.0\.0\.1 closed the connection without an answer\.$"
+    ) as caught:
+        await open_session(client).send(make_request(server.url("/a")))
+    assert caught.value.kind == "unreachable"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"SSH-2.0-OpenSSH\r\n",
+        b"HTTP/2.0 200 OK\r\n\r\n",
+        b"HTTP/1.1 abc\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nBroken Header: x\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nX: a\x00b\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nX: a\r\n folded\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nX: a\rY: b\r\n\r\n",
+        b"HTTP/1.1 200 OK\nContent-Length: 0\n\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length : 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 0x1\r\n\r\nx",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1, 1\r\n\r\nx",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999999\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: identity\r\n\r\nx",
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n",
+        b"HTTP/1.1 103 Early Hints\r\n\r\n" * 100,
+        b"HTTP/1.1 200 OK\r\n" + b"X: " + b"y" * 100_000 + b"\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 1000 + b"\r\n",
+    ],
+    ids=lambda data: data[:60].decode("latin-1"),
+)
+async def test_response_that_is_not_http_is_reported(
+    server: RecordingServer, client: FetchClient, data: bytes
+) -> None:
+    server.responses["/a"] = send_and_hang(data)
+    with pytest.raises(FetchError) as caught:
+        await open_session(client, max_seconds=5).send(make_request(server.url("/a")))
+    assert caught.value.kind == "protocol"
+
+
+async def test_endless_head_is_aborted(server: RecordingServer, client: FetchClient) -> None:
+    async def endless(requests: RecordedRequest, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nX: ")
+        while True:
+            writer.write(b"y" * 10_000)
+            await writer.drain()
+
+    server.responses["/a"] = endless
+    with pytest.raises(FetchError, match="more than 64 KiB of headers") as caught:
+        await open_session(client).send(make_request(server.url("/a")))
+    assert caught.value.kind == "protocol"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nff\r\nhello",
+    ],
+)
+async def test_truncated_response_is_an_error(
+    server: RecordingServer, client: FetchClient, data: bytes
+) -> None:
+    server.responses["/a"] = send_and_close(data)
+    session = open_session(client)
+    response = await session.send(make_request(server.url("/a")))
+    with pytest.raises(FetchError, match="in the middle of its answer") as caught:
+        await read_all(response)
+    assert caught.value.kind == session.request_log[0].error == "protocol"
+    with pytest.raises(FetchError, match="in the middle of its answer"):
+        await response.read()
+
+
+@pytest.mark.parametrize(
+    "chunks", ["zz\r\n", "-1\r\n", "0x1\r\na\r\n", "1\r\nab\r\n", "1\na\n", "1;a\nb\r\n", "f" * 17 + "\r\n"]
+)
+async def test_invalid_chunk_is_an_error(server: RecordingServer, client: FetchClient, chunks: str) -> None:
+    head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    server.responses["/a"] = send_and_hang(f"{head}{chunks}0\r\n\r\n".encode())
+    with pytest.raises(FetchError, match=r"answered with data that is not HTTP/1\.1"):
+        await read_all(await open_session(client, max_seconds=5).send(make_request(server.url("/a"))))
+
+
+async def test_body_is_cut_at_its_content_length(server: RecordingServer, client: FetchClient) -> None:
+    server.responses["/a"] = send_and_hang(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokevil")
+    assert await read_all(await open_session(client).send(make_request(server.url("/a")))) == b"ok"
+    assert client.pool.idle == 0
+
+
+@pytest.mark.parametrize("data", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"])
+async def test_slow_server_times_out(server: RecordingServer, client: FetchClient, data: bytes) -> None:
+    server.responses["/a"] = send_and_hang(data)
+    session = open_session(client, max_seconds=0.2)
+    with pytest.raises(FetchError, match=r"within 0\.2 s") as caught:
+        await read_all(await session.send(make_request(server.url("/a"))))
+    assert caught.value.kind == session.request_log[0].error == "timeout"
+
+
+async def test_server_without_tls_handshake_times_out(client: FetchClient) -> None:
+    async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(65536)
+        await asyncio.get_running_loop().create_future()
+
+    async with run_server(mute) as port:
+        for _ in range(3):
+            with pytest.raises(FetchError) as caught:
+                await open_session(client, max_seconds=0.1).send(make_request(f"https://127.0.0.1:{port}/"))
+            assert caught.value.kind == "timeout"
+    assert client.pool.open == 0
+
+
+async def test_dripping_server_times_out(server: RecordingServer, client: FetchClient) -> None:
+    async def drip(requests: RecordedRequest, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        while True:
+            writer.write(b"1\r\nx\r\n")
+            await writer.drain()
+            await asyncio.sleep(0.01)
+
+    server.responses["/a"] = drip
+    with pytest.raises(FetchError) as caught:
+        await read_all(await open_session(client, max_seconds=0.3).send(make_request(server.url("/a"))))
+    assert caught.value.kind == "timeout"
+
+
+async def test_redirects_share_one_timeout(server: RecordingServer, client: FetchClient) -> None:
+    async def slow(requests: RecordedRequest, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.05)
+        writer.write(http_response("302 Found", "Location: /a"))
+        await writer.drain()
+
+    server.responses["/a"] = slow
+    with pytest.raises(FetchError) as caught:
+        await open_session(client, max_seconds=0.3).send(make_request(server.url("/a")))
+    assert caught.value.kind == "timeout"
+    assert len(server.requests) < 15
+
+
+async def read_and_discard(response: FetchResponse) -> None:
+    while await response.read():
+        pass
+
+
+@pytest.mark.parametrize(
+    "framing", ["Content-Length: 1073741824", "Transfer-Encoding: chunked", "X: until-end"]
+)
+async def test_gigabyte_body_is_stopped_at_the_limit_without_buffering(
+    server: RecordingServer, client: FetchClient, framing: str
+) -> None:
+    sent = 0
+
+    async def flood(requests: RecordedRequest, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        writer.write(f"HTTP/1.1 200 OK\r\n{framing}\r\n\r\n".encode())
+        piece = bytes(MIB)
+        for _ in range(1024):
+            writer.write(b"100000\r\n%s\r\n" % piece if "chunked" in framing else piece)
+            await writer.drain()
+            sent += MIB
+
+    server.responses["/a"] = flood
+    session = open_session(client)
+    response = await session.send(make_request(server.url("/a")))
+    with pytest.raises(FetchError, match=r"larger than 8388608 bytes \(max_fetch_bytes\)") as caught:
+        await read_and_discard(response)
+    assert caught.value.kind == session.request_log[0].error == "too_large"
+    assert sent < 64 * MIB
+    assert client.pool.idle == 0
+
+
+def deflate_bomb(mebibytes: int) -> bytes:
+    deflating = zlib.compressobj(9, zlib.DEFLATED, -15)
+    one = deflating.compress(bytes(MIB)) + deflating.flush(zlib.Z_FULL_FLUSH)
+    return one * mebibytes
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+async def test_compression_bomb_is_stopped_at_the_limit_without_buffering(
+    server: RecordingServer, client: FetchClient, encoding: str
+) -> None:
+    body = bomb(1024) if encoding == "gzip" else deflate_bomb(1024)
+    assert len(body) < 2 * MIB
+    server.responses["/a"] = http_response("200 OK", f"Content-Encoding: {encoding}", body=body)
+    response = await open_session(client).send(make_request(server.url("/a")))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    tracemalloc.start()
+    try:
+        with pytest.raises(FetchError, match="larger than 8388608 bytes"):
+            await read_and_discard(response)
+        assert tracemalloc.get_traced_memory()[1] < 4 * MIB
+    finally:
+        tracemalloc.stop()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
+
+
+async def test_endless_framing_counts_as_too_large(server: RecordingServer, client: FetchClient) -> None:
+    async def extensions(requests: RecordedRequest, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        while True:
+            writer.write(b"1;" + b"x" * 50_000 + b"\r\ny\r\n")
+            await writer.drain()
+
+    server.responses["/a"] = extensions
+    with pytest.raises(FetchError) as caught:
+        await read_all(
+            await open_session(client, max_response_bytes=100_000).send(make_request(server.url("/a")))
+        )
+    assert caught.value.kind in ("too_large", "protocol")
+
+
+@pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "unknown"])
+async def test_body_in_an_unknown_encoding_is_not_passed_on(
+    server: RecordingServer, client: FetchClient, encoding: str
+) -> None:
+    server.responses["/a"] = http_response("200 OK", f"Content-Encoding: {encoding}", body=b"whatever")
+    response = await open_session(client).send(make_request(server.url("/a")))
+    with pytest.raises(FetchError, match="but only gzip, deflate was asked for") as caught:
+        await response.read()
+    assert caught.value.kind == "protocol"
+
+
+async def test_secrets_in_compressed_and_split_bodies_are_redacted(
+    server: RecordingServer, client: FetchClient
+) -> None:
+    secret = "sk-" + base64.b64encode(bytes(range(40))).decode()
+    text = "".join(f"{'x' * number} {secret} " for number in range(400))
+
+    async def in_pieces(requests: RecordedRequest, writer: asyncio.StreamWriter) -> None:
+        body = gzip.compress(text.encode())
+        writer.write(
+            f"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        )
+        for at in range(0, len(body), 7):
+            writer.write(body[at : at + 7])
+            await writer.drain()
+
+    server.responses["/a"] = in_pieces
+    response = await open_session(client, secrets=(secret,)).send(make_request(server.url("/a")))
+    parts = []
+    while data := await response.read(11):
+        parts.append(data)
+    assert b"".join(parts).decode() == text.replace(secret, MARK)
+
+
+LONG_SECRET = "".join(random.Random(5).choices([chr(code) for code in range(33, 127)], k=16_000))
+HOSTILE_BODIES = {
+    "backslashes": b"\\",
+    "percent signs": b"%",
+    "an escape": b"\\u00",
+    "starts of the secret": LONG_SECRET[:700].encode(),
+    "starts of the secret in base64": base64.b64encode(LONG_SECRET[:700].encode()),
+    "starts of the secret in hex": LONG_SECRET[:700].encode().hex().encode(),
+    "the secret with all characters escaped": "".join(f"\\u{ord(c):04x}" for c in LONG_SECRET).encode(),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_BODIES)
+async def test_body_that_resembles_a_long_secret_does_not_block_the_event_loop(
+    server: RecordingServer, client: FetchClient, name: str
+) -> None:
+    repeated = HOSTILE_BODIES[name]
+    body = (repeated * (MIB // 4 // len(repeated) + 1))[: MIB // 4]
+    # Compressed, all of the body is available at once.
+    server.responses["/a"] = http_response("200 OK", "Content-Encoding: gzip", body=gzip.compress(body))
+    async with LoopStalls() as stalls:
+        await prepare_redactor((LONG_SECRET,))
+        session = open_session(client, secrets=(LONG_SECRET,))
+        received = await read_all(await session.send(make_request(server.url("/a"))))
+    assert stalls.longest < MAX_STALL_SECONDS
+    if "all characters" not in name:
+        assert received == body
+
+
+async def test_headers_that_resemble_many_secrets_do_not_block_the_event_loop(
+    server: RecordingServer, client: FetchClient
+) -> None:
+    cookies = "; ".join(f"c{at}={LONG_SECRET[50 * at : 50 * at + 50]}".replace(";", "") for at in range(200))
+    value = LONG_SECRET[:40].encode().hex() * 600
+    server.responses["/a"] = http_response("200 OK", f"X-A: {value}", body=b"ok")
+    async with LoopStalls() as stalls:
+        await prepare_redactor((cookies,))
+        response = await open_session(client, secrets=(cookies,)).send(make_request(server.url("/a")))
+        assert await read_all(response) == b"ok"
+    assert stalls.longest < MAX_STALL_SECONDS
+
+
+async def test_time_for_redaction_counts_towards_the_time_limit(
+    server: RecordingServer, client: FetchClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def slow_pause(_: TimeSlices) -> None:
+        await asyncio.sleep(1.1)
+
+    body = LONG_SECRET[:700].encode().hex().encode() * 20
+    server.responses["/a"] = http_response("200 OK", body=body)
+    session = open_session(client, secrets=(LONG_SECRET,), max_seconds=1)
+    response = await session.send(make_request(server.url("/a")))
+    # The whole answer has arrived before the limit; only its redaction takes longer.
+    monkeypatch.setattr(TimeSlices, "pause", slow_pause)
+    with pytest.raises(FetchError, match="did not send all of its answer within") as raised:
+        await read_all(response)
+    assert raised.value.kind == "timeout"
+
+
+async def test_connections_are_limited(
+    server: RecordingServer, client: FetchClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hutch.egress.client.pool.MAX_CONNECTIONS", 2)
+    server.responses["/a"] = send_and_hang(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n")
+    session = open_session(client)
+    first = [await session.send(make_request(server.url("/a"))) for _ in range(2)]
+    with pytest.raises(FetchError, match="Too many requests are under way") as caught:
+        await session.send(make_request(server.url("/a")))
+    assert caught.value.kind == "unreachable"
+    for response in first:
+        response.close()
+    async with asyncio.timeout(10):
+        while client.pool.open:  # noqa: ASYNC110 - there is no event for this
+            await asyncio.sleep(0.001)
+    for owner in ("one", "two", "three"):
+        # Idle connections are evicted.
+        await read_all(await open_session(client, owner=owner).send(make_request(server.url("/b"))))
+    assert client.pool.open <= 2
+
+
+async def test_connections_being_opened_count_for_their_owner(
+    server: RecordingServer, client: FetchClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hutch.egress.client.pool.MAX_PER_OWNER", 3)
+    reached = asyncio.Event()
+    names = resolver.resolve
+
+    async def slow(policy: object, host: str, port: int) -> object:
+        if host == "localhost":
+            await reached.wait()
+        return await names(policy, host, port)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(resolver, "resolve", slow)
+    one = open_session(client, owner="one")
+    waiting = [asyncio.create_task(one.send(make_request(server.url("/", "localhost")))) for _ in range(3)]
+    await asyncio.sleep(0)
+    with pytest.raises(FetchError, match="Too many requests are under way"):
+        await one.send(make_request(server.url("/")))
+    await read_all(await open_session(client, owner="two").send(make_request(server.url("/"))))
+    reached.set()
+    for response in await asyncio.gather(*waiting):
+        await read_all(response)

@@ -1,0 +1,151 @@
+"""Kernel: polling runners, cancelled executions, and abandoned sandboxes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from tests.support.processes import TIMEOUT_SECONDS
+
+import hutch
+from hutch.sandbox.runner.pipes import WakeupFile
+from hutch.sandbox.runner.process import RunnerProcess
+from hutch.session.host import Session
+from hutch.session.run import Result
+
+CALLS = "let n = 0;\nwhile (n < 5) n = await tools.next_number({ n });\nreturn n"
+
+
+async def next_number(n: int) -> int:
+    """Returns n + 1."""
+    return n + 1
+
+
+@pytest.fixture
+def notifications(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The line counts that runners were notified of."""
+    counts: list[int] = []
+    set_line_count = WakeupFile.set_line_count
+
+    def recording(file: WakeupFile, lines: int) -> None:
+        counts.append(lines)
+        set_line_count(file, lines)
+
+    monkeypatch.setattr(WakeupFile, "set_line_count", recording)
+    return counts
+
+
+@pytest.fixture
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+
+
+@pytest.mark.usefixtures("two_cores")
+async def test_runners_poll_only_while_fewer_executions_run_than_there_are_cores(
+    notifications: list[int],
+) -> None:
+    has_started, released = asyncio.Event(), asyncio.Event()
+
+    async def stay() -> None:
+        """Waits until the test ends it."""
+        has_started.set()
+        await released.wait()
+
+    async with hutch.Hutch(quickjs_processes=8) as h:
+        alone = await h.run(CALLS, tools=[next_number])
+        assert (alone.result, len(notifications)) == (5, 5)
+        other = asyncio.create_task(h.run("await tools.stay()", tools=[stay], owner="other"))
+        await has_started.wait()
+        notifications.clear()
+        beside = await h.run(CALLS, tools=[next_number])
+        assert (beside.result, notifications) == (5, [])
+        released.set()
+        assert (await other).ok
+
+
+@pytest.mark.usefixtures("two_cores")
+async def test_runners_do_not_poll_with_one_quickjs_process(notifications: list[int]) -> None:
+    async with hutch.Hutch(quickjs_processes=1) as h:
+        assert (await h.run(CALLS, tools=[next_number])).result == 5
+    assert notifications == []
+
+
+async def test_runner_of_a_cancelled_execution_is_notified(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ends: list[str] = []
+    ended = RunnerProcess.execution_ended
+
+    def recording(runner: RunnerProcess, result: Result, session: Session) -> Result:
+        assert result.error is not None
+        ends.append(result.error.code)
+        return ended(runner, result, session)
+
+    monkeypatch.setattr(RunnerProcess, "execution_ended", recording)
+    has_started = asyncio.Event()
+
+    async def stay() -> Any:
+        """Never returns."""
+        has_started.set()
+        await asyncio.Event().wait()
+
+    async with hutch.Hutch() as h:
+        running = asyncio.create_task(h.run("await tools.stay()", tools=[stay]))
+        await has_started.wait()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert ends == ["timeout"]
+
+
+ABANDONED = """
+import asyncio, gc, hutch, os, uvloop
+from tests.support.processes import descendants, is_runner, wait_until
+
+async def main():
+    h = hutch.Hutch(quickjs_warm=0, deno_warm=0)
+    assert (await h.run("1")).ok
+
+def runners():
+    return [pid for pid in descendants(os.getpid()) if is_runner(pid, "quickjs.js")]
+
+for run in (uvloop.run, asyncio.run):
+    run(main())
+    gc.collect()
+    wait_until(lambda: not runners())
+print("all gone")
+"""
+
+
+def test_runners_of_a_sandbox_abandoned_with_its_loop_are_ended() -> None:
+    # Python warns of resources that were left open.
+    command = [sys.executable, "-W", "ignore", "-c", ABANDONED]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * TIMEOUT_SECONDS)
+    assert done.stdout == "all gone\n", done.stderr
+
+
+FORKED = """
+import hutch, os, sys
+
+def plain(n: int) -> int:
+    return n + 1
+
+def called() -> object:
+    return hutch.run_sync("await tools.plain({ n: 1 })", tools=[plain]).result
+
+assert called() == 2
+pid = os.fork()
+if pid == 0:
+    os._exit(0 if called() == 2 else 1)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_tools_that_run_in_threads_run_in_a_forked_process_too() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=TIMEOUT_SECONDS
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,146 @@
+"""Run records: who receives them, what the operator's log contains, and what must never be logged."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from datetime import datetime
+
+import pytest
+from tests.http.execbox_client import connect_execbox
+from tests.support.messages import execute, tool_failure, tool_result
+from tests.support.processes import ServeProcess, running_server
+
+from hutch.kernel.execution import INTERNAL_PROTOCOL, Execution
+from hutch.kernel.metrics import RunCounters
+from hutch.kernel.records import RunRecord, RunRecorder
+from hutch.sandbox.runner.profile import profile_for
+from hutch.session.run import MAX_RECORDED_CALLS, CallLog, CallRecord, Result, RunHandle
+
+SECRET = "correct-horse-battery"
+
+
+def finish(recorder: RunRecorder, id: str, protocol: str = "python") -> None:
+    run, result = RunHandle(id), Result(ok=True, result=SECRET, duration_ms=2.0)
+    run.end(result)
+    recorder(Execution(code=SECRET, profile=profile_for("quickjs"), protocol=protocol), run, result)
+
+
+def test_recorder_counts_logs_and_stores_each_run(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "hutch.runs")
+    counters, stored, ended = RunCounters(), list[RunRecord](), list[str]()
+    recorder = RunRecorder(counters, lambda: stored.append)
+    recorder.on_end.append(lambda run: ended.append(run.id))
+    finish(recorder, "a")
+    assert counters.outcomes == {("python", "quickjs", "ok"): 1}
+    [record] = stored
+    assert (record.run_id, record.outcome, record.duration_ms) == ("a", "ok", 2.0)
+    [line] = caplog.records
+    assert line.__dict__["fields"]["run_id"] == "a"
+    assert ended == ["a"]
+
+
+def test_internal_runs_are_counted_but_neither_stored_nor_logged_above_debug(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "hutch.runs")
+    counters, stored, ended = RunCounters(), list[RunRecord](), list[str]()
+    recorder = RunRecorder(counters, lambda: stored.append)
+    recorder.on_end.append(lambda run: ended.append(run.id))
+    finish(recorder, "a", INTERNAL_PROTOCOL)
+    assert counters.outcomes == {("internal", "quickjs", "ok"): 1}
+    assert (stored, caplog.records, ended) == ([], [], ["a"])
+    caplog.set_level(logging.DEBUG, "hutch.runs")
+    finish(recorder, "b", INTERNAL_PROTOCOL)
+    assert (stored, len(caplog.records), ended) == ([], 1, ["a", "b"])
+
+
+def test_runs_are_stored_as_soon_as_there_is_a_store_and_also_if_not_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.ERROR, "hutch.runs")
+    stored, is_open = list[RunRecord](), False
+    recorder = RunRecorder(find_sink=lambda: stored.append if is_open else None)
+    finish(recorder, "before")
+    is_open = True
+    finish(recorder, "after")
+    assert [record.run_id for record in stored] == ["after"]
+    assert caplog.records == []
+
+
+async def test_record_has_owner_limits_calls_and_outcome(server: ServeProcess) -> None:
+    async with connect_execbox(server.execbox) as client:
+        await client.send(
+            execute("a", "console.log('x');\nthrow await tools.ask({})", tools=("ask",), timeoutMs=7_000)
+        )
+        await client.started("a")
+        await client.send(tool_result(await client.call("a"), 1))
+        done = await client.end("a")
+    record = json.loads(await asyncio.to_thread(server.logged, '"outcome": "runtime_error"'))
+    assert record["event"] == "run"
+    assert (record["protocol"], record["owner"], record["engine"]) == ("execbox", "local", "quickjs")
+    assert (record["duration_ms"], record["tool_calls"], record["log_lines"]) == (done["durationMs"], 1, 1)
+    [call] = record["calls"]
+    assert (call["provider"], call["tool"], call["ok"]) == ("tools", "ask", True)
+    # This server's cancel grace is not the default either.
+    assert record["limits"] == {"timeout_ms": 7_000, "cancel_grace_ms": 10_000}
+    assert len(record["run_id"]) == 32
+    assert record["started_at"].endswith("Z")
+    assert datetime.fromisoformat(record["started_at"]) < datetime.fromisoformat(record["timestamp"])
+
+
+async def test_record_has_the_first_calls_and_the_number_of_the_others() -> None:
+    records: list[RunRecord] = []
+    recorder = RunRecorder(find_sink=lambda: records.append)
+    log = CallLog()
+    for _ in range(MAX_RECORDED_CALLS + 7):
+        log.add(CallRecord.of("server", "tool", True, 0.001))
+    execution = Execution(code="1", profile=profile_for("quickjs"))
+    recorder(execution, RunHandle("r", call_log=log), Result(ok=True))
+    [record] = records
+    assert (record.tool_calls, len(record.calls), record.calls_left_out) == (
+        MAX_RECORDED_CALLS + 7,
+        MAX_RECORDED_CALLS,
+        7,
+    )
+
+
+async def test_log_never_has_code_inputs_results_or_keys() -> None:
+    """This holds at debug level, and for a failed run whose message contains such a text."""
+    env = {"HUTCH_LOG_LEVEL": "debug", "HUTCH_LOG_JSON": "true", "HUTCH_API_KEY": SECRET}
+    with running_server(**env) as server:
+        async with connect_execbox(server.execbox, Authorization=f"Bearer {SECRET}") as client:
+            await client.send(execute("result", f"console.log('{SECRET}'); '{SECRET}'"))
+            assert (await client.done("result"))["result"] == SECRET
+            await client.send(execute("thrown", f"throw new Error('{SECRET}')"))
+            assert (await client.done("thrown"))["error"]["message"] == SECRET
+            await client.send(execute("syntax", f"let {SECRET} = ;"))
+            assert not (await client.done("syntax"))["ok"]
+            await client.send(execute("input", f"await tools.ask('{SECRET}')", tools=("ask",)))
+            await client.started("input")
+            await client.send(tool_failure(await client.call("input"), "validation_error", f"not {SECRET}"))
+            assert SECRET in (await client.end("input"))["error"]["message"]
+        server.process.terminate()
+        assert server.wait() == 0
+        records = [line for line in server.seen if '"event": "run"' in line]
+        assert [json.loads(line)["owner"] for line in records] == ["key"] * 4
+        assert not [line for line in server.seen if SECRET in line]
+
+
+async def test_runs_are_logged_unless_the_level_is_error() -> None:
+    for level, count in (("warning", 1), ("error", 0)):
+        with running_server(HUTCH_LOG_LEVEL=level) as server:
+            async with connect_execbox(server.execbox) as client:
+                await client.send(execute("a", "1"))
+                assert (await client.done("a"))["ok"]
+            server.process.terminate()
+            assert await asyncio.to_thread(server.wait) == 0
+            assert len([line for line in server.seen if "run_id=" in line]) == count
+
+
+def test_log_is_plain_text_by_default() -> None:
+    with running_server() as server:
+        line = server.logged("serving")
+        assert "isolation=" in line
+        assert "\x1b" not in line

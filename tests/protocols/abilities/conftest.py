@@ -1,0 +1,32 @@
+"""One server with SQLite for the tests of the Abilities protocol; some tests start their own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from tests.protocols.abilities import harness
+from tests.protocols.abilities.harness import AbilityServer, UserClient
+
+
+@pytest.fixture(scope="package")
+async def ability_server(
+    anyio_backend: object, environment: None, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[AbilityServer]:
+    """A server with an operator's key, which must not be confused with users' keys."""
+    async with harness.start_ability_server(
+        tmp_path_factory.mktemp("abilities"), HUTCH_API_KEY="operator", HUTCH_ABILITY_RATE_LIMIT="0"
+    ) as server:
+        yield server
+
+
+@pytest.fixture
+async def bo(ability_server: AbilityServer, request: pytest.FixtureRequest) -> UserClient:
+    """A user of this test only."""
+    return await ability_server.user(f"bo-{abs(hash(request.node.nodeid))}")
+
+
+@pytest.fixture
+async def ann(ability_server: AbilityServer, request: pytest.FixtureRequest) -> UserClient:
+    """Another user."""
+    return await ability_server.user(f"ann-{abs(hash(request.node.nodeid))}")

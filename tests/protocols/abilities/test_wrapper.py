@@ -1,0 +1,33 @@
+"""Truncation of bodies, counted as in JavaScript."""
+
+from __future__ import annotations
+
+import pytest
+
+from hutch.protocols.abilities.wrapper import truncate_body
+
+MARK = "\n\n[... Response truncated. Original length: {} characters]"
+
+
+@pytest.mark.parametrize("body", [None, [], "x" * 8, {"a": 1}, "é" * 8, "\U0001f600" * 4])
+def test_short_body_is_unchanged(body: object) -> None:
+    shown = truncate_body(body, 10)
+    assert shown.body is body
+    assert shown.original_length is None
+
+
+def test_long_body_is_truncated_as_json_text() -> None:
+    assert truncate_body({"a": [1, 2, 3]}, 10).body == '{"a":[1,2,' + MARK.format(13)
+
+
+def test_characters_are_counted_in_utf16_units() -> None:
+    shown = truncate_body("\U0001f600" * 5, 10)
+    assert shown.original_length == 12
+    # The half of a surrogate pair at the end is dropped too.
+    assert shown.body == '"' + "\U0001f600" * 4 + MARK.format(12)
+
+
+def test_lone_surrogate_is_escaped() -> None:
+    shown = truncate_body("\ud800" + "x" * 20, 10)
+    assert isinstance(shown.body, str)
+    assert shown.body.startswith('"\\ud800xxx')

@@ -1,0 +1,100 @@
+"""Approvals by the client's user, by the operator, or denied because no one can be asked."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from mcp import Client
+from mcp.types import ElicitResult
+from tests.protocols.mcp.harness import IMPORT, McpHarness, listening, run_structured, text_of
+from tests.support.processes import TIMEOUT_SECONDS
+
+from hutch.app.app import App
+from hutch.protocols.mcp.server import HutchMcpServer
+from hutch.protocols.toolscript.gateway.approvals import ApprovalAnswer
+
+CODE = {
+    "toolscript": f"{IMPORT}return await tools.github.createIssue({{ title: 'x' }});",
+    "javascript": "return await tools.github.createIssue({ title: 'x' })",
+}
+
+
+@pytest.fixture
+def harness(app: App) -> McpHarness:
+    return McpHarness(app, {"github__create_issue": "ask"})
+
+
+def user(action: str, **content: Any) -> Any:
+    asked: list[Any] = []
+
+    async def answer(_: Any, params: Any) -> ElicitResult:
+        asked.append(params.message)
+        return ElicitResult(action=action, content=content or None)
+
+    answer.asked = asked  # type: ignore[attr-defined]
+    return answer
+
+
+@pytest.mark.parametrize("language", [*CODE])
+async def test_clients_user_can_allow_a_call(mcp_server: HutchMcpServer, language: str) -> None:
+    person = user("accept")
+    async with Client(mcp_server.server, mode="legacy", elicitation_callback=person) as client:
+        assert (await run_structured(client, CODE[language], language))["result"] == {"number": 7}
+    assert person.asked == ['May create_issue of github be called?\n{"title":"x"}']
+
+
+async def test_clients_user_can_deny_a_call(harness: McpHarness, mcp_server: HutchMcpServer) -> None:
+    async with Client(mcp_server.server, mode="legacy", elicitation_callback=user("decline")) as client:
+        found = await run_structured(client, CODE["toolscript"])
+    assert "was denied: the user declined" in found["error"]["message"]
+    assert harness.upstream.calls == []
+
+
+async def test_user_can_allow_a_tool_for_the_whole_run(mcp_server: HutchMcpServer) -> None:
+    person = user("accept", remember=True)
+    call = "await tools.github.createIssue({ title: 'x' });"
+    twice = f"{call} return {call}"
+    async with Client(mcp_server.server, mode="legacy", elicitation_callback=person) as client:
+        assert (await run_structured(client, twice, "javascript"))["result"] == {"number": 7}
+        assert len(person.asked) == 1
+        await run_structured(client, CODE["javascript"], "javascript")
+        assert len(person.asked) == 2
+
+
+async def test_user_is_asked_for_passed_through_tools(harness: McpHarness) -> None:
+    mcp_server = HutchMcpServer(harness, pass_through=True)
+    person = user("accept")
+    async with Client(mcp_server.server, mode="legacy", elicitation_callback=person) as client:
+        answer = await client.call_tool("github__create_issue", {"title": "x"})
+    mcp_server.close()
+    assert text_of(answer) == '{"number":7}'
+    assert len(person.asked) == 1
+
+
+async def test_call_is_denied_at_once_if_the_client_cannot_ask(client: Client) -> None:
+    found = await run_structured(client, CODE["toolscript"])
+    assert "this client cannot ask its user" in found["error"]["message"]
+    assert "hutch.toml" in found["error"]["message"]
+
+
+async def test_operator_can_decide_on_a_server(harness: McpHarness) -> None:
+    async with listening(harness) as (url, _, _), Client(url) as client:
+        with harness.gateway.approvals.listen() as events:
+            running = asyncio.create_task(run_structured(client, CODE["toolscript"]))
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                event = await events.get()
+            assert event is not None
+            assert harness.gateway.approvals.decide(event.approval.id, ApprovalAnswer("allow"))
+        assert (await running)["result"] == {"number": 7}
+
+
+async def test_clients_user_is_asked_over_http(harness: McpHarness) -> None:
+    person = user("accept")
+    async with (
+        listening(harness) as (url, _, _),
+        Client(url, mode="legacy", elicitation_callback=person) as client,
+    ):
+        assert (await run_structured(client, CODE["javascript"], "javascript"))["result"] == {"number": 7}
+    assert len(person.asked) == 1

@@ -1,0 +1,277 @@
+"""run_code: results of toolscripts and JavaScript, successful and failing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from mcp import Client
+from tests.protocols.mcp.harness import (
+    IMPORT,
+    RESOURCE_READER,
+    McpHarness,
+    run,
+    run_structured,
+    text_of,
+)
+from tests.protocols.toolscript.fakes import returning
+
+from hutch.app.app import App
+from hutch.protocols.mcp.results import MAX_CHARS, MAX_LISTED_CALLS, fair_shares
+from hutch.protocols.mcp.server import HutchMcpServer
+
+PIXEL = {"type": "image", "data": "iVBORw0KGgo=", "mimeType": "image/png"}
+LANGUAGES = ("toolscript", "javascript")
+
+
+async def test_toolscript_returns_result_output_and_tool_calls(client: Client) -> None:
+    code = f"""{IMPORT}
+        console.log("making");
+        const made = await tools.github.createIssue({{ title: "x" }});
+        console.error("made");
+        return made.number + 1;"""
+    found = await run_structured(client, code)
+    assert (found["ok"], found["result"], found["exitCode"], found["error"]) == (True, 8, 0, None)
+    assert (found["stdout"], found["stderr"], found["logs"]) == ("making\n", "made\n", [])
+    (call,) = found["toolCalls"]
+    assert (call["server"], call["tool"], call["ok"]) == ("github", "create_issue", True)
+    assert call["durationMs"] >= 0
+    assert found["durationMs"] > 0
+    assert found["truncated"] is False
+    answer = await run(client, code)
+    assert answer.structured_content is None
+    assert text_of(answer) == "8\n\nstdout:\nmaking\n\nstderr:\nmade\n\n(1 tool call)"
+
+
+async def test_javascript_returns_result_logs_and_tool_calls(client: Client) -> None:
+    code = """
+        console.log("making");
+        const made = await tools.github.createIssue({ title: "x" });
+        return { made, read: await tools.fileSystem.readFile({ path: "/a" }) };"""
+    found = await run_structured(client, code, "javascript")
+    assert found["ok"]
+    assert found["result"]["made"] == {"number": 7}
+    assert found["result"]["read"]["arguments"] == {"path": "/a"}
+    assert found["logs"] == ["making"]
+    assert [(each["server"], each["tool"]) for each in found["toolCalls"]] == [
+        ("github", "create_issue"),
+        ("file-system", "read_file"),
+    ]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+async def test_code_reads_resources_of_allowed_servers(app: App, language: str) -> None:
+    tools = (RESOURCE_READER, RESOURCE_READER._replace(server="slack"))
+    harness = McpHarness(app, {"slack": "deny"}, tools)
+    contents = [{"uri": "file:///a", "text": "The text."}]
+    harness.upstream.functions["read_resource"] = returning({"contents": contents})
+    code = """
+        const read = await tools.fileSystem.readResource({ uri: "file:///a" });
+        const denied = await tools.slack.readResource({ uri: "file:///a" }).catch((e) => e.message);
+        return [read.contents[0].text, denied];"""
+    mcp_server = HutchMcpServer(harness)
+    async with Client(mcp_server.server) as client:
+        found = await run_structured(client, code, language)
+    mcp_server.close()
+    assert found["result"] == ["The text.", "The policy denies slack__read_resource"]
+    assert harness.upstream.calls == [("file-system", "read_resource", {"uri": "file:///a"})]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("start", ["", IMPORT, 'import { tools as t } from "toolscript"; const tools = t;\n'])
+async def test_tools_have_the_same_names_in_both_languages_and_need_no_import(
+    client: Client, language: str, start: str
+) -> None:
+    code = f"""{start}
+        const issues = await tools.github.listIssues();
+        const {{ number }} = await tools.github.createIssue({{ title: issues[0].title }});
+        return number;"""
+    assert (await run_structured(client, code, language))["result"] == 7
+
+
+async def test_unknown_tool_in_javascript_is_reported_with_the_names_of_the_others(client: Client) -> None:
+    found = await run_structured(client, "await tools.github.creatIssue()", "javascript")
+    assert found["error"]["message"].startswith(
+        "TypeError: tools.github.creatIssue is not a function; tools.github has createIssue, listIssues,"
+    )
+
+
+async def test_type_error_is_reported_and_nothing_runs(harness: McpHarness, client: Client) -> None:
+    code = f'{IMPORT}await tools.github.listIssues();\nawait tools.github.createIssue({{ titel: "x" }});'
+    answer = await run(client, code)
+    assert answer.is_error
+    text = text_of(answer)
+    assert "script.ts:3:" in text
+    assert "^^^^^" in text
+    assert "tools.github.createIssue(args: { title: string; }): Promise<{ number: number; }>" in text
+    error = (await run_structured(client, code))["error"]
+    assert (error["code"], error["problems"][0]["line"]) == ("invalid_script", 3)
+    assert harness.upstream.calls == []
+
+
+async def test_check_can_be_disabled(harness: McpHarness, client: Client) -> None:
+    code = f'{IMPORT}return await tools.github.createIssue({{ titel: "x" }});'
+    assert (await run_structured(client, code))["error"]["code"] == "invalid_script"
+    assert (await run_structured(client, code, check=False))["result"] == {"number": 7}
+
+
+async def test_failing_script_reports_position_and_reason(client: Client) -> None:
+    code = f"{IMPORT}\nawait tools.github.fail();"
+    found = await run_structured(client, code)
+    assert found["exitCode"] == 1
+    assert [each["ok"] for each in found["toolCalls"]] == [False]
+    answer = await run(client, code)
+    assert answer.is_error
+    text = text_of(answer)
+    assert text.count("ToolError: no such repository") == 1
+    assert "script.ts:3" in text
+    assert "1 failed" in text
+
+
+async def test_failing_javascript_reports_position_and_reason(client: Client) -> None:
+    answer = await run(client, "const a = 1;\nthrow new TypeError('no');", "javascript")
+    assert answer.is_error
+    assert "TypeError: no (line 2, column" in text_of(answer)
+    failed = await run_structured(client, "await tools.github.fail()", "javascript")
+    assert failed["error"]["message"].startswith("no such repository (line 1, column ")
+    wrong = await run_structured(client, "await tools.github.createIssue([1])", "javascript")
+    assert "Expected an object of arguments, got a list" in wrong["error"]["message"]
+
+
+async def test_script_can_set_its_exit_code(client: Client) -> None:
+    found = await run_structured(client, "console.log('out'); Deno.exit(3);")
+    assert (found["exitCode"], found["stdout"]) == (3, "out\n")
+    assert found["error"]["message"] == "The script ended with exit code 3"
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+async def test_timeout_ends_the_run(client: Client, language: str) -> None:
+    found = await run_structured(client, "for (;;) {}", language, timeout_seconds=0.3)
+    assert found["error"]["code"] == "timeout"
+    assert found["exitCode"] in (124, None)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+async def test_long_result_is_truncated_with_a_note(client: Client, language: str) -> None:
+    code = "return Array.from({ length: 20000 }, (_, i) => i)"
+    answer = await run(client, code, language)
+    found = await run_structured(client, code, language)
+    whole = json.dumps([*range(20_000)], separators=(",", ":"))
+    assert found["truncated"] is True
+    note = f"… truncated, {len(whole) - MAX_CHARS} more characters"
+    assert found["result"] == whole[:MAX_CHARS] + note
+    assert text_of(answer) == found["result"]
+    assert len(json.dumps(found)) < MAX_CHARS + 1_000
+
+
+async def test_string_result_is_returned_unchanged(client: Client) -> None:
+    assert text_of(await run(client, 'return "a\\nb \\"c\\""')) == 'a\nb "c"'
+
+
+async def test_long_output_is_truncated_and_leaves_space_for_the_result(client: Client) -> None:
+    code = """
+        for (let i = 0; i < 300; i++) console.log("ü".repeat(1000));
+        console.error("e");
+        return { small: 1 };"""
+    found = await run_structured(client, code)
+    assert found["result"] == {"small": 1}
+    assert found["stderr"] == "e\n"
+    assert found["truncated"] is True
+    shown, _, note = found["stdout"].partition("…")
+    assert len(shown) <= MAX_CHARS
+    assert note == f" truncated, {300 * 1001 - len(shown)} more characters"
+
+
+def test_fair_shares_grants_small_sizes_completely() -> None:
+    assert fair_shares([10, 100, 1_000, 1_000], 310) == [10, 100, 100, 100]
+    assert fair_shares([1, 2, 3], 100) == [1, 2, 3]
+    assert fair_shares([], 100) == []
+
+
+async def test_first_calls_are_listed_and_all_are_counted(client: Client) -> None:
+    code = "for (let i = 0; i < 130; i++) await tools.github.listIssues(); return 'done'"
+    found = await run_structured(client, code, "javascript")
+    assert found["toolCallCount"] == 130
+    assert len(found["toolCalls"]) == MAX_LISTED_CALLS
+    assert found["truncated"] is True
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+async def test_lone_surrogates_do_not_break_the_result(client: Client, language: str) -> None:
+    found = await run_structured(
+        client, 'console.log("\\ud800"); return { "\\ud800": ["\\udfff", "😀"] };', language
+    )
+    assert found["result"] == {"\ufffd": ["\ufffd", "😀"]}
+
+
+async def test_missing_result_is_reported(client: Client) -> None:
+    assert "`return` the values that you need" in text_of(await run(client, "const a = 1;"))
+    assert text_of(await run(client, "return 0;")) == "0"
+
+
+async def test_concurrent_runs_have_separate_calls(harness: McpHarness, mcp_server: HutchMcpServer) -> None:
+    script = f"{IMPORT}await tools.github.createIssue({{ title: 'x' }}); await tools.github.wait(); return 1;"
+    other = f"{IMPORT}await tools.github.wait(); await tools.fileSystem.readFile({{ path: '/' }}); return 2;"
+    async with Client(mcp_server.server) as client:
+        running = [
+            asyncio.create_task(run_structured(client, script)),
+            asyncio.create_task(run_structured(client, other)),
+            asyncio.create_task(run_structured(client, "await tools.github.wait(); return 3", "javascript")),
+        ]
+        while sum(tool == "wait" for _, tool, _ in harness.upstream.calls) < 3:
+            harness.upstream.called.clear()
+            await harness.upstream.called.wait()
+        harness.upstream.released.set()
+        found = await asyncio.gather(*running)
+    assert [each["result"] for each in found] == [1, 2, 3]
+    assert [[call["tool"] for call in each["toolCalls"]] for each in found] == [
+        ["create_issue", "wait"],
+        ["wait", "read_file"],
+        ["wait"],
+    ]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+async def test_policy_applies_to_code(app: App, language: str) -> None:
+    harness = McpHarness(app, {"github__create_issue": "deny"})
+    mcp_server = HutchMcpServer(harness)
+    code = "await tools.github.createIssue({ title: 'x' })"
+    async with Client(mcp_server.server) as client:
+        found = await run_structured(client, code, language)
+    mcp_server.close()
+    assert "The policy denies github__create_issue" in found["error"]["message"]
+    assert [(each["tool"], each["ok"]) for each in found["toolCalls"]] == [("create_issue", False)]
+    assert harness.upstream.calls == []
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+async def test_images_audio_and_resources_are_passed_on_as_content(app: App, language: str) -> None:
+    harness = McpHarness(app)
+    sound = {"type": "audio", "data": "AAAA", "mimeType": "audio/wav"}
+    resource = {"type": "resource", "resource": {"uri": "file:///a", "mimeType": "text/plain", "text": "t"}}
+    broken = {"type": "image", "data": "no base64!", "mimeType": "image/png"}
+    harness.upstream.functions["list_issues"] = returning([PIXEL, sound, resource, broken])
+    code = "return { seen: await tools.github.listIssues(), count: 4 }"
+    mcp_server = HutchMcpServer(harness)
+    async with Client(mcp_server.server) as client:
+        answer = await run(client, code, language)
+    mcp_server.close()
+    text, *media = answer.content
+    assert [block.model_dump(by_alias=True, mode="json", exclude_none=True) for block in media] == [
+        PIXEL,
+        sound,
+        resource,
+    ]
+    assert text.type == "text"
+    assert PIXEL["data"] not in text.text
+    assert '"data":"(content 1 of this answer)"' in text.text
+    assert "no base64!" in text.text
+    assert '"count":4' in text.text
+
+
+async def test_script_can_use_only_its_tools(client: Client) -> None:
+    found = await run_structured(client, 'return await fetch("http://127.0.0.1:9999/").catch(String)')
+    assert "allow-net" in found["result"]
+    found = await run_structured(client, "return typeof fetch + typeof Deno + typeof process", "javascript")
+    assert found["result"] == "undefinedundefinedundefined"

@@ -1,0 +1,184 @@
+"""Low-latency channel: immediate writes, the wake-up file, and polling."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from tests.support.waiting import eventually
+
+from hutch.sandbox.runner.pipes import WakeupFile
+from hutch.session.channels import low_latency
+from hutch.session.channels.low_latency import LowLatencyChannel
+from hutch.session.channels.stream import connect_pipes
+
+
+class WakeupFileEnds:
+    """A wake-up file, with the descriptor of the runner."""
+
+    def __init__(self) -> None:
+        self.file = WakeupFile()
+        self.runner_fd = self.file.open_for_process()
+
+    def length(self) -> int:
+        return os.fstat(self.runner_fd).st_size
+
+
+@pytest.fixture
+def wakeup_file() -> Iterator[WakeupFileEnds]:
+    wakeup = WakeupFileEnds()
+    yield wakeup
+    os.close(wakeup.runner_fd)
+
+
+async def connected(wakeup_file: WakeupFileEnds) -> tuple[LowLatencyChannel, socket.socket]:
+    host_end, runner_end = socket.socketpair()
+    channel = LowLatencyChannel(1000, wakeup_file.file)
+    await asyncio.get_running_loop().create_unix_connection(lambda: channel, sock=host_end)
+    runner_end.setblocking(False)
+    return channel, runner_end
+
+
+async def received(other: socket.socket, count: int) -> bytes:
+    data = bytearray()
+    async with asyncio.timeout(10):
+        while len(data) < count:
+            data += await asyncio.get_running_loop().sock_recv(other, 1 << 20)
+    return bytes(data)
+
+
+async def test_immediate_line_arrives_and_notifies_before_the_next_loop_iteration(
+    wakeup_file: WakeupFileEnds,
+) -> None:
+    channel, other = await connected(wakeup_file)
+    with other:
+        channel.send_now(b"one\n")
+        assert (other.recv(100), wakeup_file.length()) == (b"one\n", 1)
+        channel.send_now(b"two\n")
+        assert (other.recv(100), wakeup_file.length()) == (b"two\n", 2)
+        channel.close()
+
+
+async def test_lines_sent_without_notification_are_counted(wakeup_file: WakeupFileEnds) -> None:
+    channel, other = await connected(wakeup_file)
+    with other:
+        channel.send(b"one\ntwo\n")
+        assert wakeup_file.length() == 0
+        assert await received(other, 8) == b"one\ntwo\n"
+        channel.send_now(b"three\n")
+        assert wakeup_file.length() == 3
+        channel.close()
+
+
+async def test_immediate_line_does_not_overtake_buffered_ones(wakeup_file: WakeupFileEnds) -> None:
+    channel, other = await connected(wakeup_file)
+    with other:
+        channel.send(b"first\n")
+        channel.send_now(b"second\n")
+        assert await received(other, 13) == b"first\nsecond\n"
+        channel.close()
+
+
+async def test_line_larger_than_the_socket_buffer_arrives_complete(wakeup_file: WakeupFileEnds) -> None:
+    channel, other = await connected(wakeup_file)
+    long = b"x" * 4_000_000 + b"\n"
+    with other:
+        channel.send_now(long)
+        assert await received(other, len(long)) == long
+        channel.close()
+
+
+@pytest.mark.parametrize("closed_by_host", [True, False])
+async def test_closed_channel_does_not_write_to_a_reused_descriptor(
+    wakeup_file: WakeupFileEnds, closed_by_host: bool
+) -> None:
+    channel, other = await connected(wakeup_file)
+    ended = asyncio.Event()
+    channel.on_close = lambda _: ended.set()
+    other.close()
+    if closed_by_host:
+        channel.close()
+    else:
+        async with asyncio.timeout(10):
+            await ended.wait()
+    # The lowest free descriptor numbers are those that the channel had.
+    reader, writer = os.pipe()
+    more = [os.dup(writer) for _ in range(4)]
+    channel.send_now(b"too late\n")
+    os.set_blocking(reader, False)
+    with pytest.raises(BlockingIOError):
+        os.read(reader, 100)
+    assert wakeup_file.length() == 0
+    for fd in (reader, writer, *more):
+        os.close(fd)
+
+
+# --- polling ---
+
+
+@pytest.fixture
+async def polling_channel(
+    wakeup_file: WakeupFileEnds,
+) -> AsyncIterator[tuple[LowLatencyChannel, int, list[bytes]]]:
+    """A channel, the write end of its pipe, and the lines that it received."""
+    channel, other = await connected(wakeup_file)
+    read, write = os.pipe()
+    lines: list[bytes] = []
+    channel.on_line = lines.append
+    with other:
+        await connect_pipes(channel, os.fdopen(read, "rb", 0))
+        yield channel, write, lines
+        channel.close()
+    os.close(write)
+
+
+async def test_poll_delivers_lines_before_the_next_loop_iteration(
+    polling_channel: tuple[LowLatencyChannel, int, list[bytes]],
+) -> None:
+    channel, write, lines = polling_channel
+    os.write(write, b"one\ntw")
+    channel._poll()
+    assert lines == [b"one"]
+    os.write(write, b"o\n")
+    await eventually(lambda: len(lines) > 1)
+    assert lines == [b"one", b"two"]
+
+
+async def test_polling_backs_off_after_each_failed_poll_and_resumes_after_a_successful_one(
+    polling_channel: tuple[LowLatencyChannel, int, list[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel, write, lines = polling_channel
+    readings: list[float] = []
+
+    def clock() -> float:
+        readings.append(0)
+        return float(len(readings))
+
+    monkeypatch.setattr(low_latency, "perf_counter", clock)
+
+    def polled() -> bool:
+        before = len(readings)
+        channel._poll()
+        return len(readings) > before
+
+    assert "".join(str(int(polled())) for _ in range(12)) == "101000100000"
+    for _ in range(2):
+        assert not polled()
+    os.write(write, b"here\n")
+    assert polled()
+    assert lines == [b"here"]
+    assert polled()
+    assert not polled()
+
+
+async def test_closed_channel_does_not_poll(
+    polling_channel: tuple[LowLatencyChannel, int, list[bytes]],
+) -> None:
+    channel, write, lines = polling_channel
+    os.write(write, b"too late\n")
+    channel.close()
+    channel._poll()
+    assert lines == []

@@ -1,0 +1,22 @@
+"""Makes a path unreadable, also for root."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def forbidden(path: Path) -> Iterator[None]:
+    """Root drops its privileges in the body, so modules that the body needs must be imported before."""
+    user, mode = os.geteuid(), path.stat().st_mode
+    path.chmod(0)
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+        path.chmod(mode)

@@ -1,0 +1,271 @@
+"""Starts `hutch` by forking a process that has already imported it, because imports take most of the time.
+
+Each command still runs in its own process. The tests' MCP servers are forked too: see
+`tests/support/mcp_servers/fork_client.py`. `make bench` measures commands that start from scratch.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import runpy
+import secrets
+import select
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+# Libraries of `hutch` that are slow to import.
+LIBRARIES = (
+    "asyncio",
+    "click",
+    "cryptography.hazmat.primitives.ciphers.aead",
+    "cryptography.hazmat.primitives.kdf.hkdf",
+    "httptools",
+    "httpx2",
+    "jsonschema_rs",
+    "mcp.server.lowlevel.server",
+    "mcp.server.sse",
+    "mcp.server.stdio",
+    "msgspec.json",
+    "prometheus_client",
+    "psycopg",
+    "sqlite3",
+    "starlette.applications",
+    "structlog",
+    "uvicorn",
+    "uvloop",
+    "yaml",
+)
+_LENGTH = struct.Struct("!I")
+_NUMBER = struct.Struct("!i")
+
+
+class ForkedProcess(subprocess.Popen[Any]):
+    """Replaces `subprocess.Popen` for `python -m hutch`, without options that affect Python's start-up."""
+
+    _status_pipe: int
+
+    def __init__(self, arguments: Sequence[str], **options: Any) -> None:
+        assert not options.keys() & {"pass_fds", "preexec_fn", "start_new_session"}, (
+            "not supported by ForkedProcess"
+        )
+        super().__init__(("hutch", *arguments), **options)
+
+    def _execute_child(self, args: Sequence[str], *others: Any) -> None:
+        cwd, env, pipes = others[4], others[5], others[9:15]
+        request = {
+            "arguments": args[1:],
+            "env": dict(env or os.environ),
+            "cwd": str(Path.cwd() / (cwd or "")),
+        }
+        child_ends = (pipes[0], pipes[3], pipes[5])
+        try:
+            self._status_pipe = _fork_server().fork(
+                request, [number if fd == -1 else fd for number, fd in enumerate(child_ends)]
+            )
+            self.pid = _read_number(self._status_pipe)
+            self._child_created = True
+        finally:
+            self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+    def _try_wait(self, flags: int) -> tuple[int, int]:
+        if flags & os.WNOHANG and not select.select([self._status_pipe], [], [], 0)[0]:
+            return 0, 0
+        status = _read_number(self._status_pipe)
+        os.close(self._status_pipe)
+        return self.pid, status
+
+    def _internal_poll(self, _deadstate: int | None = None) -> int | None:
+        returncode: int | None = super()._internal_poll(  # type: ignore[misc]
+            _deadstate, _waitpid=lambda _, flags: self._try_wait(flags)
+        )
+        return returncode
+
+
+class ForkServer:
+    """Starts the process that forks, and sends it requests."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.socket_name = f"hutch-tests-{os.getpid()}-{secrets.token_hex(8)}"
+        """Name of the abstract socket for `fork_client.py`."""
+        self._socket, their_end = socket.socketpair()
+        with their_end, socket.socket(socket.AF_UNIX) as listener:
+            listener.bind("\0" + self.socket_name)
+            listener.listen()
+            fds, null = (their_end.fileno(), listener.fileno()), subprocess.DEVNULL
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, *map(str, fds)], pass_fds=fds, stdin=null, stdout=null
+            )
+
+    def fork(self, request: dict[str, Any], streams: list[int]) -> int:
+        """Returns a pipe that delivers the new process's id and later its exit status."""
+        data = json.dumps(request).encode()
+        status_pipe, their_end = os.pipe()
+        try:
+            with self._lock:
+                socket.send_fds(self._socket, [_LENGTH.pack(len(data))], [*streams, their_end])
+                self._socket.sendall(data)
+        finally:
+            os.close(their_end)
+        return status_pipe
+
+    def close(self) -> None:
+        self._socket.close()
+        self._process.wait()
+
+
+@functools.cache
+def _fork_server() -> ForkServer:
+    forker = ForkServer()
+    atexit.register(forker.close)
+    return forker
+
+
+def forked_script(script: Path) -> list[str]:
+    """Returns arguments for Python that run a script by forking."""
+    return ["-I", "-S", str(script.parent / "fork_client.py"), _fork_server().socket_name, str(script)]
+
+
+def _read_number(status_pipe: int) -> int:
+    data = os.read(status_pipe, _NUMBER.size)
+    assert data, "the fork server has ended"
+    number: int = _NUMBER.unpack(data)[0]
+    return number
+
+
+# --- in the process that forks ---
+
+
+def _serve(requests: socket.socket, listener: socket.socket) -> dict[str, Any] | None:
+    """Forks on request. Returns the request in the forked process, and None at the end of all requests."""
+    running: dict[int, tuple[int, int]] = {}
+    clients: dict[int, int] = {}
+    selector = selectors.DefaultSelector()
+    selector.register(requests, selectors.EVENT_READ)
+    selector.register(listener, selectors.EVENT_READ)
+    while True:
+        # One at a time: handling an event may invalidate the next one.
+        key, _ = selector.select()[0]
+        if key.fd in running:
+            selector.unregister(key.fd)
+            pid, status_pipe = running.pop(key.fd)
+            if clients.pop(status_pipe, None):
+                selector.unregister(status_pipe)
+            _report_exit(key.fd, pid, status_pipe)
+            continue
+        if key.fd in clients:
+            # Clients send nothing more: this one has ended.
+            selector.unregister(key.fd)
+            os.kill(clients.pop(key.fd), signal.SIGKILL)
+            continue
+        client = listener.accept()[0] if key.fileobj is listener else None
+        request, fds = _receive_request(client or requests)
+        if request is None:
+            if client is None:
+                return None
+            client.close()
+            continue
+        if client is not None:
+            fds.append(client.detach())
+        if (pid := os.fork()) == 0:
+            selector.close()
+            pipes = (pipe for _, pipe in running.values())
+            for fd in (requests.detach(), listener.detach(), *running, *pipes):
+                os.close(fd)
+            return _set_up_child(request, fds)
+        *streams, status_pipe = fds
+        for fd in streams:
+            os.close(fd)
+        if client is None:
+            _report_number(status_pipe, pid)
+        else:
+            clients[status_pipe] = pid
+            selector.register(status_pipe, selectors.EVENT_READ)
+        handle = os.pidfd_open(pid)
+        running[handle] = pid, status_pipe
+        selector.register(handle, selectors.EVENT_READ)
+
+
+def _receive_request(client: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+    """Returns a request and its file descriptors, or None if the client is gone."""
+    head, fds, _, _ = socket.recv_fds(client, _LENGTH.size, 4)
+    return (json.loads(_read_exactly(client, _LENGTH.unpack(head)[0])) if head else None), fds
+
+
+def _report_exit(handle: int, pid: int, status_pipe: int) -> None:
+    _report_number(status_pipe, os.waitpid(pid, 0)[1])
+    os.close(status_pipe)
+    os.close(handle)
+
+
+def _report_number(status_pipe: int, number: int) -> None:
+    # The client may be gone.
+    with contextlib.suppress(BrokenPipeError):
+        os.write(status_pipe, _NUMBER.pack(number))
+
+
+def _read_exactly(client: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = client.recv(size - len(data))
+        assert part, "incomplete request"
+        data += part
+    return data
+
+
+def _set_up_child(request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+    """Makes this process look like one that Python has just started for the request."""
+    for number, fd in enumerate(fds):
+        if number < 3:
+            os.dup2(fd, number)
+        os.close(fd)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    script = request.get("script")
+    sys.path[0] = request["cwd"] if script is None else str(Path(script).parent)
+    sys.argv = [script or "hutch", *request["arguments"]]
+    return request
+
+
+def modules_of(package: str) -> list[str]:
+    """Returns all modules but `__main__`."""
+    modules = pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}.")
+    return [module.name for module in modules if not module.name.endswith(".__main__")]
+
+
+if __name__ == "__main__":
+    for library in (*LIBRARIES, *modules_of("hutch")):
+        importlib.import_module(library)
+    gc.collect()
+    gc.freeze()
+    request = _serve(*(socket.socket(fileno=int(number)) for number in sys.argv[1:3]))
+    if request is not None:
+        try:
+            if "script" in request:
+                runpy.run_path(request["script"], run_name="__main__")
+            else:
+                runpy.run_module("hutch", run_name="__main__", alter_sys=True)
+            exit_code = 0
+        except SystemExit as error:
+            exit_code = int(error.code or 0)
+        # Ends like Python, but without finalizing all imported modules, which takes as long as the rest.
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        os._exit(exit_code)

@@ -1,0 +1,138 @@
+"""Imports go down only, between packages, inside of them, and between protocols."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "src/hutch"
+
+# Lowest first. A package may import its own layer and lower layers. Names below "hutch.".
+LAYERS: Sequence[set[str]] = (
+    {
+        "_version",
+        "config_text",
+        "errors",
+        "lines",
+        "owner_shares",
+        "problems",
+        "settings",
+        "setting_overrides",
+        "stdio",
+        "strict_json",
+        "tasks",
+        "text",
+    },
+    {"egress", "session", "store"},
+    {"vault"},
+    {"child_process", "sandbox"},
+    {"mcp_client", "npm"},
+    {"kernel", "logs"},
+    {"http"},
+    {"protocols", "step_kinds"},
+    {"conformance"},
+    {"agent_tool", "api", "app", "client"},
+    {"__init__", "__main__", "cli"},
+)
+
+# The same inside a package. Modules that are not listed may be imported by, and may import, all of it.
+INNER_LAYERS: dict[str, Sequence[set[str]]] = {
+    "egress": ({"addresses", "policy", "redaction", "resolver"}, {"client", "proxy"}),
+    "sandbox": ({"deno_binary", "temp_dirs"}, {"jail"}, {"runner", "selftest"}, {"pool"}),
+    "session": ({"schema", "tools"}, {"host"}, {"multiplexer", "runner"}),
+    "store": ({"models"}, {"backends"}, {"tables"}, {"store"}),
+    "cli": ({"support"}, {"flow", "runtime", "vault"}, {"commands"}),
+    "protocols.rep": ({"jsonrpc"}, {"ir"}, {"drawing", "kinds", "orchestrator", "runtime"}, {"server"}),
+    "protocols.toolscript": ({"checker", "jail_server"}, {"codegen", "gateway"}, {"execute"}),
+}
+
+# Protocols do not import each other, except that flows and MCP tools run the others.
+PROTOCOL_IMPORTS: dict[str, set[str]] = {
+    "abilities": set(),
+    "execbox": set(),
+    "mcp": {"abilities", "toolscript"},
+    "rep": {"abilities", "toolscript", "tpmjs"},
+    "toolscript": set(),
+    "tpmjs": set(),
+}
+
+
+def modules(package: str = "") -> Iterator[tuple[str, Path]]:
+    """Yields the modules below a package as dotted names without "hutch.", with their paths."""
+    for path in PACKAGE.joinpath(*filter(None, package.split("."))).rglob("*.py"):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        yield ".".join(parts), path
+
+
+def runtime_imports(path: Path) -> set[str]:
+    """Returns what a module imports from hutch, also lazily, but not only for type hints."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            node.body = []
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "hutch":
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names if alias.name.startswith("hutch.")}
+    return {name.removeprefix("hutch.") for name in names}
+
+
+def upward_imports(package: str, layers: Sequence[set[str]]) -> list[str]:
+    prefix = f"{package}." if package else ""
+    layer_of = {name: number for number, layer in enumerate(layers) for name in layer}
+    found = []
+    for module, path in modules(package):
+        importer = layer_of.get(module.removeprefix(prefix).split(".")[0])
+        for name in sorted(runtime_imports(path)):
+            if not name.startswith(prefix):
+                continue
+            imported = layer_of.get(name.removeprefix(prefix).split(".")[0])
+            if importer is not None and imported is not None and imported > importer:
+                found.append(f"{module} imports {name}")
+    return found
+
+
+def test_every_top_level_name_has_a_layer() -> None:
+    names = {module.split(".")[0] for module, _ in modules()} - {"guest"}
+    assert names - {name for layer in LAYERS for name in layer} == set()
+
+
+def test_imports_between_packages_go_down() -> None:
+    assert upward_imports("", LAYERS) == []
+
+
+@pytest.mark.parametrize("package", INNER_LAYERS)
+def test_imports_inside_a_package_go_down(package: str) -> None:
+    assert upward_imports(package, INNER_LAYERS[package]) == []
+
+
+@pytest.mark.parametrize("protocol", PROTOCOL_IMPORTS)
+def test_protocol_imports_no_other_protocol(protocol: str) -> None:
+    allowed = PROTOCOL_IMPORTS[protocol] | {protocol}
+    found = [
+        f"{module} imports {name}"
+        for module, path in modules(f"protocols.{protocol}")
+        for name in sorted(runtime_imports(path))
+        if name.startswith("protocols.") and name.split(".")[1] not in allowed
+    ]
+    assert found == []
+
+
+def test_every_protocol_has_a_rule() -> None:
+    assert {path.name for path in (PACKAGE / "protocols").iterdir() if path.is_dir()} - {"__pycache__"} == {
+        *PROTOCOL_IMPORTS
+    }
+
+
+def test_only_the_composition_root_and_the_command_line_know_the_app() -> None:
+    users = [
+        module
+        for module, path in modules()
+        if any(name.split(".")[0] == "app" for name in runtime_imports(path))
+    ]
+    assert {module.split(".")[0] for module in users} <= {"api", "app", "cli"}

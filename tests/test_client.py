@@ -1,0 +1,293 @@
+"""`hutch.connect`: code runs on a server, tools run in the client."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.support.processes import ServeProcess, running_server
+
+import hutch
+from hutch.client import Remote
+from hutch.errors import InvalidExecution, SandboxUnavailable
+
+
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServeProcess]:
+    with running_server(HUTCH_API_KEY="secret") as running:
+        yield running
+
+
+@pytest.fixture
+def remote(server: ServeProcess) -> Remote:
+    return hutch.connect(server.execbox, api_key="secret")
+
+
+async def test_code_runs_on_the_server_and_tools_in_the_client(remote: Remote) -> None:
+    seen = []
+
+    async def note(text: str, context: hutch.ToolContext) -> str:
+        seen.append((text, context.tool))
+        return text.upper()
+
+    async with remote as h:
+        r = await h.run("console.log('log'); return [await tools.note({text: 'é'})]", tools=[note])
+        assert (r.ok, r.result, r.logs, r.error) == (True, ["É"], ["log"], None)
+        assert r.duration_ms > 0
+        assert seen == [("é", "note")]
+
+
+async def test_inputs_and_log_callback_work_over_a_connection(remote: Remote) -> None:
+    lines: list[str] = []
+    arrived = asyncio.Event()
+
+    async def on_log(line: str) -> None:
+        lines.append(line)
+        arrived.set()
+
+    async def wait_for_line() -> None:
+        await asyncio.wait_for(arrived.wait(), 60)
+
+    async with remote as h:
+        code = "console.log(a); await tools.wait_for_line(); return a + b"
+        r = await h.run(code, inputs={"a": "é", "b": 1}, tools=[wait_for_line], on_log=on_log)
+        assert (r.raise_for_error().result, lines, r.logs) == ("é1", ["é"], ["é"])
+        with pytest.raises(InvalidExecution, match="inputs"):
+            await h.run("1", inputs={"a b": 1})
+
+
+async def test_client_and_server_have_the_same_run_id() -> None:
+    def context_id(context: hutch.ToolContext) -> str:
+        return context.run_id
+
+    with running_server(HUTCH_LOG_LEVEL="info") as server:
+        async with hutch.connect(server.execbox) as h:
+            results = [await h.run("return await tools.context_id()", tools=[context_id]) for _ in range(3)]
+            results.append(await h.run("throw new Error('no')"))
+        for r in results:
+            server.logged(r.run_id)
+    assert [r.result for r in results[:3]] == [r.run_id for r in results[:3]]
+
+
+async def test_client_connects_on_first_use(remote: Remote) -> None:
+    assert (await remote.run("1 + 1")).result == 2
+    await remote.close()
+    await remote.close()
+
+
+async def test_url_without_a_path_is_accepted(server: ServeProcess) -> None:
+    async with hutch.connect(server.url.replace("http", "ws"), api_key="secret") as h:
+        assert (await h.run("1 + 1")).result == 2
+
+
+@pytest.mark.parametrize("engine", ["quickjs", "deno"])
+async def test_engine_is_sent_to_the_server(remote: Remote, engine: str) -> None:
+    async with remote as h:
+        r = await h.run("typeof Deno", engine=engine)
+        assert r.result == ("object" if engine == "deno" else "undefined")
+
+
+async def test_concurrent_executions(remote: Remote) -> None:
+    async with remote as h:
+        codes = [f"await tools.add({{a: {number}, b: 1}})" for number in range(50)]
+        results = await asyncio.gather(*(h.run(code, tools=[add], timeout_ms=60_000) for code in codes))
+        assert [each.result for each in results] == list(range(1, 51))
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("1;\nthrow new TypeError('no')", ("runtime_error", "no")),
+        ("await tools.add({a: 'x', b: 1})", ("validation_error", "Invalid input for tool add")),
+        ("await tools.fail({})", ("tool_error", "it broke")),
+        ("() => () => 1", ("serialization_error", "")),
+        ("await tools.sleep({})", ("timeout", "Execution timed out")),
+    ],
+)
+async def test_errors_are_the_same_as_locally(remote: Remote, code: str, expected: tuple[str, str]) -> None:
+    def fail() -> None:
+        raise RuntimeError("it broke")
+
+    async def sleep() -> None:
+        await asyncio.Event().wait()
+
+    async with remote as h:
+        r = await h.run(code, tools=[add, fail, sleep], timeout_ms=500 if "sleep" in code else 60_000)
+        assert r.error is not None
+        assert r.error.code == expected[0]
+        assert expected[1] in r.error.message
+
+
+async def test_lower_time_limit_of_the_server_is_a_timeout() -> None:
+    """Even though the client's own limit is higher."""
+    with running_server(HUTCH_MAX_TIMEOUT_MS="200") as short_limit_server:
+        async with hutch.connect(short_limit_server.execbox) as h:
+            r = await h.run("for (;;);", timeout_ms=60_000)
+            assert r.error is not None
+            assert (r.error.code, r.error.message) == ("timeout", "Execution timed out")
+
+
+async def test_guest_cannot_claim_a_timeout(remote: Remote) -> None:
+    async with remote as h:
+        r = await h.run("throw Object.assign(new Error('Execution timed out'), {code: 'timeout'})")
+        assert r.error is not None
+        assert r.error.code == "runtime_error"
+
+
+async def test_cancelling_the_call_stops_the_tool_and_the_guest() -> None:
+    called, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> None:
+        called.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    with running_server(HUTCH_LOG_LEVEL="info", HUTCH_LOG_JSON="1") as server:
+        async with hutch.connect(server.execbox) as h:
+            task = asyncio.create_task(h.run("await tools.wait()", tools=[wait], timeout_ms=100_000))
+            await called.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await cancelled.wait()
+            await asyncio.to_thread(server.logged, '"outcome": "timeout"')
+            assert (await h.run("1")).result == 1
+
+
+async def test_client_reconnects_when_the_server_is_back() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    with running_server("--port", port) as first:
+        h = hutch.connect(first.execbox)
+        assert (await h.run("1")).result == 1
+        first.process.terminate()
+        assert await asyncio.to_thread(first.wait) == 0
+    with pytest.raises(SandboxUnavailable, match="cannot be reached"):
+        await h.run("2")
+    with running_server("--port", port) as second:
+        assert (await h.run("3")).result == 3
+        second.process.kill()
+        second.process.wait()
+    # The client has not noticed yet that this connection is lost.
+    with running_server("--port", port):
+        assert (await h.run("4")).result == 4
+        await h.close()
+
+
+async def test_execution_is_lost_if_the_server_stops() -> None:
+    called = asyncio.Event()
+
+    async def wait() -> None:
+        called.set()
+        await asyncio.Event().wait()
+
+    with running_server() as server:
+        async with hutch.connect(server.execbox) as h:
+            task = asyncio.create_task(h.run("await tools.wait()", tools=[wait], timeout_ms=100_000))
+            await called.wait()
+            server.process.kill()
+            r = await task
+            assert r.error is not None
+            assert r.error.code == "internal_error"
+            assert r.error.message.startswith("The runner was lost: ")
+
+
+async def test_closing_ends_running_executions(remote: Remote) -> None:
+    called = asyncio.Event()
+
+    async def wait() -> None:
+        called.set()
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(remote.run("await tools.wait()", tools=[wait]))
+    await called.wait()
+    await remote.close()
+    assert not (await task).ok
+    with pytest.raises(hutch.HutchError, match="This connection was closed"):
+        await remote.run("1")
+
+
+@pytest.mark.parametrize("key", [None, "wrong"])
+async def test_wrong_key_is_reported(server: ServeProcess, key: str | None) -> None:
+    with pytest.raises(SandboxUnavailable, match="refused the connection: the API key is missing or wrong"):
+        await hutch.connect(server.execbox, api_key=key).run("1")
+
+
+async def test_wrong_path_is_reported_with_the_right_one(server: ServeProcess) -> None:
+    with pytest.raises(
+        SandboxUnavailable, match=r"has no Execbox endpoint \(404\): on a Hutch server its path is /execbox"
+    ):
+        async with hutch.connect(server.execbox + "s", api_key="secret"):
+            pass
+
+
+async def test_unreachable_server_is_reported() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(SandboxUnavailable, match=r"cannot be reached: .* Is `hutch serve` running there\?"):
+        await hutch.connect(f"ws://127.0.0.1:{port}").run("1")
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:4111", "127.0.0.1:4111", "ws://", "", "ws:///execbox"])
+def test_invalid_url_is_refused_immediately(url: str) -> None:
+    with pytest.raises(InvalidExecution, match=r"url: expected a URL such as ws://127\.0\.0\.1:4111/execbox"):
+        hutch.connect(url)
+
+
+def test_key_in_the_url_is_refused() -> None:
+    with pytest.raises(InvalidExecution, match="pass the key as `api_key`") as refused:
+        hutch.connect("ws://user:secret@example.com")
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"engine": "v8"}, "unknown engine 'v8'"),
+        ({"timeout_ms": 0}, "timeout_ms: expected a number of at least 1, got 0"),
+        ({"max_log_lines": -1}, "max_log_lines: expected a number of at least 0, got -1"),
+        ({"code": "'" + "x" * 2**24 + "'"}, r"code: has \d+ bytes of JSON with its tools"),
+    ],
+)
+async def test_invalid_execution_is_refused_by_the_client(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidExecution, match=message):
+        await hutch.connect("ws://127.0.0.1:1").run(**{"code": "1", **options})
+
+
+async def test_busy_server_raises_busy() -> None:
+    one = {"HUTCH_MAX_PROCESSES": "1", "HUTCH_QUICKJS_VMS": "1", "HUTCH_QUICKJS_PROCESSES": "1"}
+    has_started = asyncio.Event()
+
+    async def hold() -> None:
+        has_started.set()
+        await asyncio.Event().wait()
+
+    # Long enough for a process to start.
+    with running_server(HUTCH_QUEUE_SECONDS="3", **one) as full:
+        async with hutch.connect(full.execbox) as h:
+            holding = asyncio.create_task(h.run("await tools.hold()", tools=[hold], timeout_ms=60_000))
+            await has_started.wait()
+            with pytest.raises(hutch.Busy, match="All runners of the server are busy") as refused:
+                await h.run("1")
+            assert refused.value.retry_after >= 1
+            holding.cancel()
+            await asyncio.gather(holding, return_exceptions=True)
+
+
+async def test_limit_above_the_servers_maximum_is_refused_by_the_server(remote: Remote) -> None:
+    async with remote as h:
+        r = await h.run(" " * 5_000_000)
+        assert r.error is not None
+        assert (r.error.code, r.error.message) == (
+            "validation_error",
+            "code: has 5000000 bytes; the limit is 4194304",
+        )

@@ -1,0 +1,34 @@
+"""Explanations for a HUTCH_HOME that cannot be used."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from hutch import errors
+
+
+def explain_mkdir_error(file: Path) -> str | None:
+    with pytest.raises(OSError, match=str(file)) as caught:
+        file.mkdir(parents=True)
+    return errors.explain_home_error(caught.value)
+
+
+def test_file_in_place_of_the_home_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "home"
+    file.write_text("")
+    for wanted in (file, file / "npm", file / "npm" / "locks"):
+        assert explain_mkdir_error(wanted) == f"{file} is a file, not a folder"
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM])
+def test_nearest_existing_path_is_named_if_access_is_forbidden(tmp_path: Path, number: int) -> None:
+    error = OSError(number, "Permission denied", str(tmp_path / "npm" / "locks"))
+    assert errors.explain_home_error(error) == f"{tmp_path} cannot be read and written by this user"
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full", "/"), OSError(errno.EACCES, "x"), OSError()])
+def test_other_errors_are_not_explained(error: OSError) -> None:
+    assert errors.explain_home_error(error) is None

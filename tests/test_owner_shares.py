@@ -1,0 +1,45 @@
+"""Shares of owners in a limited number of places."""
+
+from __future__ import annotations
+
+import pytest
+
+from hutch.owner_shares import OwnerShares
+
+
+def take_all(shares: OwnerShares, owner: str) -> int:
+    """Takes places as long as the owner may. Returns their number."""
+    count = 0
+    while shares.may_take(owner) and count < 100:
+        shares.take(owner)
+        count += 1
+    return count
+
+
+@pytest.mark.parametrize(("places", "expected"), [(1, 1), (2, 1), (4, 3), (10, 8), (20, 16)])
+def test_one_owner_gets_four_fifths_by_default(places: int, expected: int) -> None:
+    assert take_all(OwnerShares(places), "ann") == expected
+
+
+def test_last_fifth_goes_only_to_owners_without_a_place() -> None:
+    shares = OwnerShares(20)
+    assert [take_all(shares, owner) for owner in ("ann", "bob", "cyd", "dan", "eve")] == [16, 1, 1, 1, 1]
+
+
+def test_configured_share_applies_to_each_owner() -> None:
+    shares = OwnerShares(20, 6)
+    assert [take_all(shares, owner) for owner in ("ann", "bob", "cyd", "dan")] == [6, 6, 4, 1]
+
+
+def test_owner_that_may_take_everything_leaves_no_reserve() -> None:
+    assert take_all(OwnerShares(5, 5), "ann") == 5
+
+
+def test_returned_place_can_be_taken_again() -> None:
+    shares = OwnerShares(5)
+    take_all(shares, "ann")
+    shares.give_back("ann")
+    assert shares.may_take("ann")
+    for _ in range(3):
+        shares.give_back("ann")
+    assert not shares.has_place("ann")
