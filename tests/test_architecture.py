@@ -14,14 +14,11 @@ PACKAGE = Path(__file__).parent.parent / "src/hutch"
 LAYERS: Sequence[set[str]] = (
     {
         "_version",
-        "config_text",
         "errors",
-        "lines",
         "owner_shares",
         "problems",
         "settings",
-        "setting_overrides",
-        "stdio",
+        "streams",
         "strict_json",
         "tasks",
         "text",

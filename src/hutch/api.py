@@ -27,8 +27,8 @@ from hutch.settings import load_settings
 
 if TYPE_CHECKING:
     from hutch.client import Remote
-    from hutch.setting_overrides import SettingOverrides
     from hutch.settings import Settings
+    from hutch.settings.overrides import SettingOverrides
 
 _ToolLike = Provider | Tool | Callable[..., Any]
 Tools = _ToolLike | Iterable[_ToolLike] | Mapping[str, _ToolLike | Iterable[_ToolLike]] | None

@@ -71,7 +71,14 @@ class Guests:
         self._numbers = itertools.count(1)
         self._jail = jails.container()
         self._netns_listener = NetnsListener()
-        bundle = ("bundle", "--quiet", "--platform=deno", "-o", str(tree / "network.js"), "npm/network.ts")
+        bundle = (
+            "bundle",
+            "--quiet",
+            "--platform=deno",
+            "-o",
+            str(tree / "network.js"),
+            "npm/network/main.ts",
+        )
         deno(*bundle, cwd=ROOT / "src/hutch/guest")
         (tree / "entry.mjs").write_text(ENTRY % PORT)
         (tree / "package.json").write_text(json.dumps({"dependencies": PACKAGES}))

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from hutch.config_text import ConfigText
 from hutch.errors import ConfigError
 from hutch.mcp_client.config import HttpConfig, ServerConfig, StdioConfig
 from hutch.mcp_client.config_file import line_of, load_config
+from hutch.settings.config_text import ConfigText
 
 Write = Callable[..., Path]
 

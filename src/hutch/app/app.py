@@ -26,7 +26,6 @@ from hutch.settings import Settings
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-    from hutch.config_text import ConfigText
     from hutch.http.auth import AccessControl
     from hutch.mcp_client.servers import McpServers
     from hutch.npm.packages import PackageManager
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from hutch.protocols.toolscript.gateway.gateway import Gateway
     from hutch.protocols.toolscript.gateway.local import LocalGateway
     from hutch.protocols.tpmjs.execute import ToolExecutor
+    from hutch.settings.config_text import ConfigText
 
 logger = logging.getLogger("hutch")
 

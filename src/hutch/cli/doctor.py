@@ -7,10 +7,10 @@ import msgspec
 from hutch.cli.support.console import print_json, print_report
 from hutch.cli.support.project import files_in_current_folder
 from hutch.cli.support.trust import TrustStore, describe_trust
-from hutch.config_text import read_config_text
 from hutch.errors import HutchError
 from hutch.sandbox.selftest.doctor import DoctorFinding, examine_machine
 from hutch.settings import Settings, load_settings
+from hutch.settings.config_text import read_config_text
 
 
 def doctor(*, json: bool) -> int:

@@ -14,7 +14,7 @@ from hutch.sandbox.runner.profile import profile_for
 from hutch.session.channels.descriptors import DescriptorChannel
 from hutch.session.runner import PendingBytes
 from hutch.settings import load_settings
-from hutch.stdio import take_stdio
+from hutch.streams.stdio import take_stdio
 
 # After the end of stdin, executions have FINISH_SECONDS to finish. Then their output has WRITE_SECONDS to be
 # written.

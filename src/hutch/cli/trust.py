@@ -10,9 +10,9 @@ from hutch.cli.support import prompts
 from hutch.cli.support.console import format_age_of, print_json, print_line, print_note, print_table
 from hutch.cli.support.project_files import FILES, ProjectFile, describe_file
 from hutch.cli.support.trust import DamagedTrustStore, TrustedFile, TrustStore, is_trusted
-from hutch.config_text import read_config_text
 from hutch.errors import ConfigError, InvalidInput
 from hutch.settings import load_settings
+from hutch.settings.config_text import read_config_text
 from hutch.text import printable
 
 # More would scroll off the screen of a person who should read it.

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 from urllib.parse import urlsplit
 
-from hutch.config_text import ConfigText, read_config_text
 from hutch.errors import ConfigError
 from hutch.mcp_client.config import (
     HttpConfig,
@@ -24,6 +23,7 @@ from hutch.mcp_client.config import (
     StdioConfig,
     starts_hutch,
 )
+from hutch.settings.config_text import ConfigText, read_config_text
 from hutch.text import did_you_mean
 
 logger = logging.getLogger("hutch.mcp_client")

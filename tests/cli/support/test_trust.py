@@ -9,8 +9,8 @@ import pytest
 
 from hutch.cli.support.project_files import describe_file
 from hutch.cli.support.trust import DamagedTrustStore, TrustStore, check
-from hutch.config_text import ConfigText
 from hutch.errors import InvalidInput, VaultError
+from hutch.settings.config_text import ConfigText
 
 NAME = ".toolscript.json"
 

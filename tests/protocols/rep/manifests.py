@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hutch.protocols.rep.ir.flow import Flow
-from hutch.protocols.rep.ir.manifest import schema_hash
+from hutch.protocols.rep.ir.source.manifest import schema_hash
 
 
 def manifest_entry(flow: Flow, ir_path: str) -> dict[str, Any]:

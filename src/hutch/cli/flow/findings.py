@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from hutch.errors import HutchError
 from hutch.problems import NameSuggester, Problem, describe_value, format_path
-from hutch.protocols.rep.ir.files import YAML_SUFFIXES
 from hutch.protocols.rep.ir.flow import Flow, FlowNode
 from hutch.protocols.rep.ir.parse import parse_flow
 from hutch.protocols.rep.ir.problems import InvalidFlow
 from hutch.protocols.rep.ir.references import SUBFLOW_KINDS, interpolated_texts, literal_reference
-from hutch.protocols.rep.ir.source import load_flow
+from hutch.protocols.rep.ir.source.files import YAML_SUFFIXES
+from hutch.protocols.rep.ir.source.read import load_flow
 from hutch.protocols.rep.kinds.registry import Registry
 from hutch.text import cut
 

@@ -18,7 +18,7 @@ from hutch.problems import Problem
 from hutch.protocols.rep.ir.inputs import check_inputs
 from hutch.protocols.rep.ir.problems import InvalidFlow, format_problems
 from hutch.protocols.rep.ir.references import SUBFLOW_KINDS
-from hutch.protocols.rep.ir.source import load_flow
+from hutch.protocols.rep.ir.source.read import load_flow
 from hutch.protocols.rep.jsonrpc import INVALID_IR, rep_error
 from hutch.protocols.rep.orchestrator.options import (
     EXIT_BROKEN,
@@ -35,7 +35,7 @@ from hutch.protocols.rep.orchestrator.runtime_choice import LanguageMismatch, Ru
 
 if TYPE_CHECKING:
     from hutch.protocols.rep.ir.flow import Flow
-    from hutch.protocols.rep.ir.manifest import FlowManifest
+    from hutch.protocols.rep.ir.source.manifest import FlowManifest
 
 
 class FlowRunArguments(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +129,7 @@ def _load_given_flow(arguments: FlowRunArguments) -> tuple[Flow, Path, dict[str,
         if arguments.file is not None and arguments.manifest is None and arguments.name is None:
             return load_flow(arguments.file), arguments.file.parent, {}
         from hutch.cli.flow.validate import open_flow
-        from hutch.protocols.rep.ir.manifest import load_manifest
+        from hutch.protocols.rep.ir.source.manifest import load_manifest
 
         flow = open_flow(arguments.file, arguments.manifest, arguments.name)
         assert arguments.manifest is not None

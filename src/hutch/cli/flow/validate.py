@@ -16,11 +16,11 @@ from hutch.cli.support.console import print_json, print_json_value, print_line, 
 from hutch.errors import HutchError, InvalidExecution
 from hutch.problems import Problem
 from hutch.protocols.rep.drawing import render
-from hutch.protocols.rep.ir import project
 from hutch.protocols.rep.ir.flow import Flow
-from hutch.protocols.rep.ir.manifest import load_manifest
 from hutch.protocols.rep.ir.problems import InvalidFlow
-from hutch.protocols.rep.ir.source import load_flow
+from hutch.protocols.rep.ir.source import project
+from hutch.protocols.rep.ir.source.manifest import load_manifest
+from hutch.protocols.rep.ir.source.read import load_flow
 from hutch.protocols.rep.orchestrator.options import EXIT_INVALID_FLOW
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from hutch.lines import LineSplitter
 from hutch.problems import Problem
+from hutch.streams.lines import LineSplitter
 from hutch.text import printable
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from hutch.conformance.rep.suite import check_runtime
 from hutch.conformance.rep.target import RuntimeTarget, SampleFlows
 from hutch.errors import InvalidExecution
 from hutch.protocols.rep.ir.problems import InvalidFlow
-from hutch.protocols.rep.ir.source import load_flow
+from hutch.protocols.rep.ir.source.read import load_flow
 from hutch.protocols.rep.orchestrator.options import EXIT_INVALID_FLOW
 from hutch.protocols.rep.orchestrator.runtime_choice import builtin_runtime, from_arguments
 

@@ -16,10 +16,10 @@ from typing import NoReturn
 from hutch.cli.runtime.services import ProcessServices
 from hutch.cli.support import event_loop
 from hutch.cli.support.log_format import PrintableFormatter
-from hutch.lines import LineSplitter
 from hutch.protocols.rep.runtime.journal import StoreJournals
 from hutch.protocols.rep.runtime.service import RepRuntime
 from hutch.session.channels.descriptors import DescriptorChannel
+from hutch.streams.lines import LineSplitter
 from hutch.text import LINE, now_rfc3339, printable
 
 # Time after the end of stdin for steps to end, for output to be written, and for both together.

@@ -12,10 +12,10 @@ import threading
 import time
 from pathlib import Path
 
-from hutch.lines import LineSplitter
 from hutch.protocols.rep import jsonrpc
 from hutch.protocols.rep.runtime import handshake
-from hutch.stdio import take_stdio
+from hutch.streams.lines import LineSplitter
+from hutch.streams.stdio import take_stdio
 
 # Time after the end of stdin at which the process exits even if steps are still running.
 EXIT_SECONDS = 0.9

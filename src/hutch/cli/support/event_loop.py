@@ -15,7 +15,7 @@ from hutch.settings import Settings
 
 if TYPE_CHECKING:
     from hutch.app.app import App
-    from hutch.config_text import ConfigText
+    from hutch.settings.config_text import ConfigText
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ from hutch.errors import ConfigError
 from hutch.settings import FILE, Settings, load_settings, load_with_sources
 
 if TYPE_CHECKING:
-    from hutch.config_text import ConfigText
-    from hutch.protocols.rep.ir.project import ProjectRuntime
+    from hutch.protocols.rep.ir.source.project import ProjectRuntime
+    from hutch.settings.config_text import ConfigText
 
 MCP_FILE = ".toolscript.json"
 
@@ -84,7 +84,7 @@ def project_runtime(start: Path) -> ProjectRuntime | None:
     """Returns the runtime of the project that contains `start`, unless it is a program that the user does not
     trust. Raises ConfigError if a trusted file is invalid.
     """
-    from hutch.protocols.rep.ir import project
+    from hutch.protocols.rep.ir.source import project
 
     file = project.locate(start)
     if file is None:

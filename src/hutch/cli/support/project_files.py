@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from hutch import settings
-from hutch.config_text import ConfigText
 from hutch.mcp_client import config_file
 from hutch.mcp_client.config import ServerConfig, StdioConfig
-from hutch.protocols.rep.ir import project
+from hutch.protocols.rep.ir.source import project
+from hutch.settings.config_text import ConfigText
 
 FILES = (settings.FILE, config_file.DEFAULT_FILE, str(project.FILE))
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 
 from hutch.cli.support.project_files import ProjectFile, describe_file
-from hutch.config_text import ConfigText, read_config_text
 from hutch.errors import ConfigError, HutchError, InvalidInput, SettingError, VaultError
+from hutch.settings.config_text import ConfigText, read_config_text
 from hutch.text import is_storable_text, now_rfc3339
 from hutch.vault import private_files
 

@@ -47,7 +47,7 @@ await script("quickjs/prelude/main.ts", "plain.js", "(() => ", entry);
 await script("quickjs/prelude/web/main.ts", "web.js", "(() => ", entry);
 await script("precompile/main.ts", "precompile.js", "(() => ", entry);
 await script("typescript/main.ts", "typescript.js", "(() => ", entry);
-await script("npm/zod3/main.ts", "zod3.js", "(() => ", entry);
+await script("npm/schema/zod3/main.ts", "zod3.js", "(() => ", entry);
 const module = await WebAssembly.compile(Deno.readFileSync(`${out}/quickjs.wasm`));
 
 /** `image.bin` contains the images of both preludes, one after the other. */

@@ -1,7 +1,7 @@
 /** Imports the package from its folder. */
 
 import { locationOf, messageOf, nameOf, ToolError } from "./errors.ts";
-import type { Zod4Converter } from "./schema.ts";
+import type { Zod4Converter } from "./schema/main.ts";
 
 /** What the host sends on stdin at the start. */
 export interface RunnerConfig {

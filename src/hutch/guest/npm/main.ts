@@ -8,7 +8,7 @@ import { type HostMessage, Wire } from "../wire.ts";
 import { captureConsole } from "./console.ts";
 import { ToolError, toToolError } from "./errors.ts";
 import { type Exports, load, loadZod4, type RunnerConfig } from "./load.ts";
-import { blockNetwork, useProxy } from "./network.ts";
+import { blockNetwork, useProxy } from "./network/main.ts";
 import { type Package, Run } from "./run.ts";
 import { trapExits } from "./exit_traps.ts";
 

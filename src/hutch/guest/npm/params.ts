@@ -2,7 +2,7 @@
 
 import { messageOf } from "./errors.ts";
 import type { Tool } from "./resolve.ts";
-import { inputSchema, type ZodConverters } from "./schema.ts";
+import { inputSchema, type ZodConverters } from "./schema/main.ts";
 
 const { stringify } = JSON;
 const { isArray } = Array;

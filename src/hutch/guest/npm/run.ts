@@ -18,7 +18,7 @@ import { errorResult, ToolError, toToolError } from "./errors.ts";
 import { asIterator, collect, toOutput } from "./output.ts";
 import { checkParams, type ParamsCheck } from "./params.ts";
 import { resolve, type Tool } from "./resolve.ts";
-import { inputSchema, type ZodConverters } from "./schema.ts";
+import { inputSchema, type ZodConverters } from "./schema/main.ts";
 
 const { parse, stringify } = JSON;
 const { AbortController } = globalThis;

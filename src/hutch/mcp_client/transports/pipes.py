@@ -28,7 +28,8 @@ class OversizedLine(msgspec.Struct, frozen=True):
 class LineReader(asyncio.Protocol):
     """Reading end of a pipe. A line for which the `accept` callback returns True is not queued.
 
-    `hutch.lines` is not used here, because the start, the end and the length of an oversized line are needed.
+    `hutch.streams.lines` is not used here, because the start, the end and the length of an oversized line
+    are needed.
     """
 
     def __init__(self, max_message_bytes: int, accept: Callable[[bytes], bool] = lambda _: False) -> None:

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import msgspec
 
-from hutch.lines import LineSplitter
 from hutch.npm import tree
 from hutch.npm.registry import DOCUMENT_FILE
 from hutch.sandbox.jail.jail import DEVICES, bubblewrap_path
 from hutch.settings import MIB
+from hutch.streams.lines import LineSplitter
 
 logger = logging.getLogger("hutch.npm")
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import anyio
 from mcp.server.stdio import stdio_server
 
-from hutch.lines import LineSplitter
-from hutch.stdio import take_stdio
+from hutch.streams.lines import LineSplitter
+from hutch.streams.stdio import take_stdio
 
 if TYPE_CHECKING:
     from hutch.protocols.mcp.server import HutchMcpServer

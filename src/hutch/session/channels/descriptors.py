@@ -15,8 +15,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from hutch.lines import LineSplitter, LineTooLong
 from hutch.session.channels.stream import CloseHandler, LineHandler, ignore
+from hutch.streams.lines import LineSplitter, LineTooLong
 
 CHUNK_BYTES = 64 * 1024
 # Reading stops while more bytes than this are queued for writing.

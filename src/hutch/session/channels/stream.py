@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import IO, Any, Protocol, cast
 
-from hutch.lines import LineSplitter, LineTooLong
+from hutch.streams.lines import LineSplitter, LineTooLong
 from hutch.tasks import finish
 
 LineHandler = Callable[[bytes], None]

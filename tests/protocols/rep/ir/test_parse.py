@@ -16,13 +16,13 @@ from tests.protocols.rep.flows import chain, compiled, document, edge, step
 from hutch.problems import MAX_PROBLEMS
 from hutch.protocols.rep.drawing.render import draw
 from hutch.protocols.rep.ir.budget import ValidationBudget
-from hutch.protocols.rep.ir.files import MAX_VALUES
 from hutch.protocols.rep.ir.flow import Flow
 from hutch.protocols.rep.ir.inputs import check_inputs
+from hutch.protocols.rep.ir.json_bounds import MAX_VALUES
 from hutch.protocols.rep.ir.parse import MAX_CASES, parse_flow
 from hutch.protocols.rep.ir.problems import InvalidFlow
 from hutch.protocols.rep.ir.schema import MAX_EDGES, MAX_NODES
-from hutch.protocols.rep.ir.source import load_flow
+from hutch.protocols.rep.ir.source.read import load_flow
 
 
 def problems(value: object) -> list[str]:

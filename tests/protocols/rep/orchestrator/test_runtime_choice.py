@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hutch.errors import SettingError
-from hutch.protocols.rep.ir import project
+from hutch.protocols.rep.ir.source import project
 from hutch.protocols.rep.orchestrator.orchestrator import MAX_POLL_SECONDS, PollInterval
 from hutch.protocols.rep.orchestrator.runtime_choice import (
     LanguageMismatch,

@@ -12,7 +12,7 @@ from tests.store.factories import make_run
 from tests.support.flows import chain, edge, flow, node
 from tests.support.processes import TIMEOUT_SECONDS, hutch
 
-from hutch.protocols.rep.ir.yaml import decode_yaml
+from hutch.protocols.rep.ir.source.yaml import decode_yaml
 from hutch.protocols.rep.server.routes import MAX_YAML_BYTES
 
 # --- flows ---

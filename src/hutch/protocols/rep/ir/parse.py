@@ -10,9 +10,9 @@ import msgspec
 from hutch.problems import JsonPath, NameSuggester, Problem, ProblemList, describe_value, format_path
 from hutch.protocols.rep.ir import graph, schema
 from hutch.protocols.rep.ir.budget import UNLIMITED, ValidationBudget
-from hutch.protocols.rep.ir.files import json_problem
 from hutch.protocols.rep.ir.flow import Flow
 from hutch.protocols.rep.ir.inputs import declared_names, schema_problems
+from hutch.protocols.rep.ir.json_bounds import json_problem
 from hutch.protocols.rep.ir.problems import VERSION, InvalidFlow
 from hutch.protocols.rep.ir.references import (
     OPAQUE_PARAMETERS,

@@ -50,7 +50,7 @@ async def _run(call: Call) -> Any:
 def _flow(reference: dict[str, Any] | str, context: RunContext) -> tuple[Flow, Path | None]:
     """Returns the flow and the base folder of its file paths. Raises InvalidFlow."""
     from hutch.protocols.rep.ir.parse import parse_flow
-    from hutch.protocols.rep.ir.source import load_flow
+    from hutch.protocols.rep.ir.source.read import load_flow
 
     if isinstance(reference, dict):
         return parse_flow(reference), context.folder

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hutch.problems import NameSuggester
-from hutch.protocols.rep.ir.project import check_engine
+from hutch.protocols.rep.ir.source.project import check_engine
 from hutch.protocols.rep.jsonrpc import UNSUPPORTED_KIND, rep_error
 
 if TYPE_CHECKING:

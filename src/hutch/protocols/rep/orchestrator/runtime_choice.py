@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from hutch.errors import HutchError, SettingError
-from hutch.protocols.rep.ir import project
+from hutch.protocols.rep.ir.source import project
 from hutch.protocols.rep.jsonrpc import UNSUPPORTED_KIND, rep_error
 
 BUILTIN = "hutch"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import IO
 
 from hutch.child_process.process import ChildProcess, read_available
-from hutch.lines import LineSplitter, LineTooLong
+from hutch.streams.lines import LineSplitter, LineTooLong
 from hutch.tasks import finish
 
 MAX_LINE_BYTES = 32 * 1024 * 1024

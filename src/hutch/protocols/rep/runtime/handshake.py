@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hutch._version import __version__
-from hutch.lines import LineSplitter
 from hutch.protocols.rep import jsonrpc
+from hutch.streams.lines import LineSplitter
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -25,12 +25,12 @@ from hutch.http.sse import event_stream
 from hutch.problems import Problem
 from hutch.protocols.rep import jsonrpc
 from hutch.protocols.rep.ir.budget import ValidationBudget
-from hutch.protocols.rep.ir.files import MAX_VALUES
 from hutch.protocols.rep.ir.flow import Flow
 from hutch.protocols.rep.ir.inputs import check_inputs
+from hutch.protocols.rep.ir.json_bounds import MAX_VALUES
 from hutch.protocols.rep.ir.parse import parse_flow
 from hutch.protocols.rep.ir.problems import InvalidFlow
-from hutch.protocols.rep.ir.source import FlowSource
+from hutch.protocols.rep.ir.source.read import FlowSource
 from hutch.protocols.rep.runtime.context import ApprovalDecision
 from hutch.protocols.rep.runtime.journal import OPERATOR_OWNERS, to_json
 from hutch.protocols.rep.server import openapi, permissions, requests, responses
@@ -353,7 +353,7 @@ class FlowHandlers:
 
 def _yaml_source(text: str, budget: ValidationBudget) -> FlowSource:
     """Decodes a flow in YAML. Raises InvalidFlow."""
-    from hutch.protocols.rep.ir.yaml import InvalidYaml, decode_yaml
+    from hutch.protocols.rep.ir.source.yaml import InvalidYaml, decode_yaml
 
     try:
         return FlowSource(decode_yaml(text, budget.check), text)

@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from hutch.lines import LineSplitter
 from hutch.protocols.rep.jsonrpc import RpcError
 from hutch.protocols.rep.orchestrator.client import RuntimeTransportError
 from hutch.protocols.rep.runtime.context import ApprovalDecision
 from hutch.store.tables.journal import JournalEntry
+from hutch.streams.lines import LineSplitter
 
 if TYPE_CHECKING:
     from hutch.protocols.rep.ir.flow import Flow

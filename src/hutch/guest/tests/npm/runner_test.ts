@@ -2,8 +2,8 @@
 
 import assert from "node:assert";
 
-const MAIN = new URL("../npm/main.ts", import.meta.url).pathname;
-const BUNDLE = new URL("../dist", import.meta.url).pathname;
+const MAIN = new URL("../../npm/main.ts", import.meta.url).pathname;
+const BUNDLE = new URL("../../dist", import.meta.url).pathname;
 const OPTIONS = {
   timeoutMs: 20_000,
   memoryLimitBytes: 1,

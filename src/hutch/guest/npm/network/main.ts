@@ -4,7 +4,7 @@
  * This is not a security boundary: the jail has no other connection than the proxy.
  */
 
-import { bodyError, connectionError, fetchError, refusedError, translateCause } from "./network_errors.ts";
+import { bodyError, connectionError, fetchError, refusedError, translateCause } from "./errors.ts";
 import { blockDatagrams, blockSockets, onFirstSocket, tunnelSockets } from "./sockets.ts";
 import { lastFailure, type Target } from "./tunnel.ts";
 

@@ -1,6 +1,6 @@
 /** Hooks for Node's sockets, which http, https, undici, ws and others use. */
 
-import { connectionError } from "./network_errors.ts";
+import { connectionError } from "./errors.ts";
 import { onProcess } from "./node.ts";
 import { connectRequest, ProxyResponse, type Target } from "./tunnel.ts";
 

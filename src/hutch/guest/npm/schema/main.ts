@@ -1,7 +1,7 @@
 /** Finds the JSON Schema of a tool's input. */
 
 import { fromZod4, isZod3, isZod4, type JsonSchema, shapeFromZod4 } from "./zod4.ts";
-import type { Tool } from "./resolve.ts";
+import type { Tool } from "../resolve.ts";
 import type { Zod3Converter } from "./zod3/convert.ts";
 
 const { parse, stringify } = JSON;

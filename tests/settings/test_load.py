@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from hutch.api import Hutch
-from hutch.config_text import ConfigText
 from hutch.errors import SettingError
-from hutch.setting_overrides import SettingOverrides
 from hutch.settings import DEFAULT_PORT, MIB, PROJECT_SETTINGS, Settings, as_environ, load_settings
+from hutch.settings.config_text import ConfigText
+from hutch.settings.overrides import SettingOverrides
 
 
 def test_defaults_match_the_protocol() -> None:

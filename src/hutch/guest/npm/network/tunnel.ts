@@ -1,6 +1,6 @@
 /** CONNECT requests to a proxy, and its responses. */
 
-import { connectionError } from "./network_errors.ts";
+import { connectionError } from "./errors.ts";
 
 export interface Target {
   host: string;

@@ -1,8 +1,8 @@
 /** Tests of the errors of failed requests. */
 
 import assert from "node:assert";
-import { messageOf } from "../npm/errors.ts";
-import { bodyError, connectionError, fetchError, translateCause } from "../npm/network_errors.ts";
+import { messageOf } from "../../npm/errors.ts";
+import { bodyError, connectionError, fetchError, translateCause } from "../../npm/network/errors.ts";
 
 const TARGET = { host: "some.example", port: 8443 };
 

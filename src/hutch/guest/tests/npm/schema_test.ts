@@ -2,8 +2,8 @@
 
 import assert from "node:assert";
 import { z } from "zod/v3";
-import { inputSchema, type Zod4Converter } from "../npm/schema.ts";
-import * as zod3 from "../npm/zod3/convert.ts";
+import { inputSchema, type Zod4Converter } from "../../npm/schema/main.ts";
+import * as zod3 from "../../npm/schema/zod3/convert.ts";
 
 const execute = () => 1;
 const OBJECT = { type: "object", properties: { q: { type: "string" } } };

@@ -2,9 +2,9 @@
 
 import assert from "node:assert";
 import { z } from "zod/v3";
-import { locationOf } from "../npm/errors.ts";
-import { checkParams } from "../npm/params.ts";
-import * as zod3 from "../npm/zod3/convert.ts";
+import { locationOf } from "../../npm/errors.ts";
+import { checkParams } from "../../npm/params.ts";
+import * as zod3 from "../../npm/schema/zod3/convert.ts";
 
 const execute = () => 1;
 const OBJECT = { type: "object", properties: { q: { type: "string" } } };

@@ -10,9 +10,9 @@ import pytest
 from tests.protocols.rep.flows import compiled, document, step
 from tests.protocols.rep.manifests import manifest_entry
 
-from hutch.protocols.rep.ir.manifest import load_manifest, schema_hash
 from hutch.protocols.rep.ir.parse import parse_flow
 from hutch.protocols.rep.ir.problems import InvalidFlow
+from hutch.protocols.rep.ir.source.manifest import load_manifest, schema_hash
 
 
 def write(folder: Path, *documents: dict[str, Any], **changes: Any) -> Path:

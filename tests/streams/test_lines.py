@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 
-from hutch.lines import LineSplitter, LineTooLong
+from hutch.streams.lines import LineSplitter, LineTooLong
 
 
 @pytest.mark.parametrize("truncate", [False, True])

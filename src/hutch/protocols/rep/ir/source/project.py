@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from hutch.config_text import ConfigText, read_config_text
 from hutch.errors import ConfigError, SettingError
+from hutch.settings.config_text import ConfigText, read_config_text
 
 FILE = Path("tm/config/runtime.yaml")
 BUILTIN_ENGINES = ("hutch", "python")
@@ -148,7 +148,7 @@ def parse(source: ConfigText) -> ProjectRuntime:
 
 
 def _document(source: ConfigText) -> dict[str, Any]:
-    from hutch.protocols.rep.ir.yaml import InvalidYaml, decode_yaml
+    from hutch.protocols.rep.ir.source.yaml import InvalidYaml, decode_yaml
 
     file = source.path
     if len(source.data) > _MAX_BYTES:

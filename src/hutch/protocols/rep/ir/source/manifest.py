@@ -11,12 +11,13 @@ from typing import Any
 import msgspec
 
 from hutch.problems import Problem, ProblemList, describe_value, format_path
-from hutch.protocols.rep.ir.files import json_problem, load_document
 from hutch.protocols.rep.ir.flow import Flow
 from hutch.protocols.rep.ir.graph import CONTROL_KINDS
+from hutch.protocols.rep.ir.json_bounds import json_problem
 from hutch.protocols.rep.ir.problems import InvalidFlow
 from hutch.protocols.rep.ir.schema import Name, Text
-from hutch.protocols.rep.ir.source import load_flow
+from hutch.protocols.rep.ir.source.files import load_document
+from hutch.protocols.rep.ir.source.read import load_flow
 from hutch.text import cut, did_you_mean
 
 

@@ -1,9 +1,9 @@
 /** Tests of a tool's output and errors. */
 
 import assert from "node:assert";
-import { NotJsonSafe } from "../json.ts";
-import { errorResult, messageOf, ToolError, toToolError } from "../npm/errors.ts";
-import { asIterator, collect, toOutput } from "../npm/output.ts";
+import { NotJsonSafe } from "../../json.ts";
+import { errorResult, messageOf, ToolError, toToolError } from "../../npm/errors.ts";
+import { asIterator, collect, toOutput } from "../../npm/output.ts";
 
 Deno.test("the output is encoded like JSON.stringify does", () => {
   const value = {

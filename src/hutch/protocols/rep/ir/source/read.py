@@ -13,13 +13,13 @@ import msgspec
 
 from hutch.problems import Problem
 from hutch.protocols.rep.ir.budget import UNLIMITED, ValidationBudget
-from hutch.protocols.rep.ir.files import decode_document, load_text
 from hutch.protocols.rep.ir.flow import Flow
 from hutch.protocols.rep.ir.parse import parse_flow
 from hutch.protocols.rep.ir.problems import InvalidFlow
+from hutch.protocols.rep.ir.source.files import decode_document, load_text
 
 if TYPE_CHECKING:
-    from hutch.protocols.rep.ir.short import SourceMap
+    from hutch.protocols.rep.ir.source.short_form import SourceMap
 
 # Finding the lines of a larger text takes seconds.
 _MAX_LINE_TEXT = 256 * 1024
@@ -63,11 +63,11 @@ class FlowSource:
         document = self._document
         if not isinstance(document, dict) or "graph" in document:
             return document
-        from hutch.protocols.rep.ir import short
+        from hutch.protocols.rep.ir.source import short_form
 
-        if not short.is_short_form(document):
+        if not short_form.is_short_form(document):
             return document
-        compiled = short.compile_flow(
+        compiled = short_form.compile_flow(
             document, self._file_name or "flow", default_name=Path(self._file_name).stem, budget=budget
         )
         self._map = compiled.source
@@ -100,7 +100,7 @@ class FlowSource:
         if self._lines is None:
             self._lines = {}
             if self._text and len(self._text) <= _MAX_LINE_TEXT:
-                from hutch.protocols.rep.ir.yaml import find_lines
+                from hutch.protocols.rep.ir.source.yaml import find_lines
 
                 self._lines = find_lines(self._text)
         while path:

@@ -11,8 +11,8 @@ from tests.protocols.rep.flows import chain, document, step
 
 from hutch.protocols.rep.ir.flow import Flow
 from hutch.protocols.rep.ir.problems import InvalidFlow
-from hutch.protocols.rep.ir.source import FlowSource
-from hutch.protocols.rep.ir.yaml import decode_yaml
+from hutch.protocols.rep.ir.source.read import FlowSource
+from hutch.protocols.rep.ir.source.yaml import decode_yaml
 
 pytestmark = pytest.mark.anyio
 

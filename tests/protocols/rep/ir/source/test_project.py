@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hutch.errors import ConfigError, SettingError
-from hutch.protocols.rep.ir.project import FILE, bind, check_engine, family, find, read
+from hutch.protocols.rep.ir.source.project import FILE, bind, check_engine, family, find, read
 
 
 def write(folder: Path, text: str) -> Path:

@@ -1,8 +1,8 @@
 /** Tests of finding a tool by its name. */
 
 import assert from "node:assert";
-import { ToolError } from "../npm/errors.ts";
-import { resolve } from "../npm/resolve.ts";
+import { ToolError } from "../../npm/errors.ts";
+import { resolve } from "../../npm/resolve.ts";
 
 const tool = (result: unknown) => ({ execute: () => result });
 

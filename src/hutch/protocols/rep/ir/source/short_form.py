@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 from hutch.problems import JsonPath, NameSuggester, Problem, ProblemList, describe_value, format_path
 from hutch.protocols.rep.ir.budget import UNLIMITED, ValidationBudget
-from hutch.protocols.rep.ir.files import json_problem
+from hutch.protocols.rep.ir.json_bounds import json_problem
 from hutch.protocols.rep.ir.problems import VERSION, InvalidFlow
 from hutch.protocols.rep.ir.references import BadReference, has_template, parse_reference
 from hutch.protocols.rep.ir.schema import MAX_ID_CHARS, MAX_NESTED_FLOWS
+from hutch.protocols.rep.ir.source.yaml import InvalidYaml, decode_yaml
 from hutch.protocols.rep.ir.switch import DEFAULT, case_name
-from hutch.protocols.rep.ir.yaml import InvalidYaml, decode_yaml
 
 DEFAULT_BACKOFF_MS = 1_000
 # A fixed time, because the compiled flow must not depend on the time of the compilation.

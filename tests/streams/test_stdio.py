@@ -1,4 +1,4 @@
-"""Tests of `hutch.stdio`, in a process of their own: it changes file descriptors 0 and 1."""
+"""Tests of `hutch.streams.stdio`, in a process of their own: it changes file descriptors 0 and 1."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import os, subprocess, sys
-from hutch.stdio import take_stdio
+from hutch.streams.stdio import take_stdio
 
 stdin, stdout = take_stdio()
 assert sys.stdin.read() == ""
