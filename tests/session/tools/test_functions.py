@@ -159,7 +159,7 @@ def test_single_positional_only_parameter_takes_the_whole_input_of_any_type() ->
     assert call(length, [1, 2, 3]) == 3
     assert failure(length, ["x"]) == (
         "validation_error",
-        "Invalid input for tool length: Expected `int`, got `str` - at `$[0]`",
+        'Invalid input for tool length: [0]: expected an integer, got "x"',
     )
 
 
@@ -239,7 +239,7 @@ def test_explicit_schemas_override_hints_and_the_parameter_gets_the_input_unconv
     assert call(provider, {"n": 3, "more": 1}) == 9
     assert failure(provider, {"n": "x"}) == (
         "validation_error",
-        'Invalid input for tool square!: "x" is not of type "integer" - at `$.n`',
+        'Invalid input for tool square!: n: expected an integer, got "x"',
     )
     assert failure(provider, {"n": 11}) == (
         "validation_error",

@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pydantic
@@ -19,6 +19,8 @@ import pytest
 from tests.session.calling import Color, Place, add, call, context, failure
 
 from hutch.errors import InvalidTool, ToolError
+from hutch.problems import MORE_PROBLEMS
+from hutch.session.schema.problems import MAX_INPUT_PROBLEMS
 from hutch.session.tools import functions
 from hutch.session.tools.functions import tool
 from hutch.session.tools.provider import Provider, check_providers
@@ -35,13 +37,84 @@ def test_invalid_input_is_refused_before_the_tool_runs() -> None:
 
     assert failure(note, {"a": "x"}) == (
         "validation_error",
-        "Invalid input for tool note: Expected `int`, got `str` - at `$.a`",
+        'Invalid input for tool note: a: expected an integer, got "x"',
     )
-    assert (
-        failure(note, {"a": 1, "b": 1})[1] == "Invalid input for tool note: Object contains unknown field `b`"
-    )
-    assert failure(note, None)[1] == "Invalid input for tool note: Expected `object`, got `null`"
+    unknown = "Invalid input for tool note: b: is not known; expected only a"
+    assert failure(note, {"a": 1, "b": 1})[1] == unknown
+    assert failure(note, None)[1] == "Invalid input for tool note: expected an object, got null"
     assert ran == []
+
+
+def test_all_problems_of_an_input_are_reported_with_what_was_expected() -> None:
+    async def alert(level: Literal["high", "low"], count: int, timeout_seconds: float = 1) -> None:
+        raise AssertionError
+
+    code, message = failure(alert, {"level": "hgih", "timeout": 3})
+    assert code == "validation_error"
+    assert message.removeprefix("Invalid input for tool alert: ").split("; ") == [
+        "count: is missing",
+        "expected an integer",
+        'level: expected "high" or "low", got "hgih"',
+        "timeout: is not known",
+        "did you mean timeout_seconds?",
+    ]
+    message = failure(tool(alert_anything, input_schema=ALERT), {"level": 3})[1]
+    assert 'level: expected "high" or "low", got the number 3' in message
+    assert "count: is missing" in message
+
+
+ALERT = {
+    "type": "object",
+    "properties": {"level": {"enum": ["high", "low"]}, "count": {"type": "integer"}},
+    "required": ["level", "count"],
+}
+
+
+async def alert_anything(value: Any) -> None:
+    raise AssertionError(value)
+
+
+class Circle(msgspec.Struct, tag="circle"):
+    radius: float
+
+
+class Square(msgspec.Struct, tag="square"):
+    side: float
+
+
+def test_problems_of_a_union_are_those_of_the_type_that_the_input_names() -> None:
+    async def draw(shape: Circle | Square) -> None:
+        raise AssertionError
+
+    wrong = failure(draw, {"shape": {"type": "circle", "radius": "x"}})[1]
+    assert wrong == 'Invalid input for tool draw: shape.radius: expected a number, got "x"'
+
+
+def test_number_of_reported_problems_is_bounded() -> None:
+    async def total(numbers: list[int]) -> None:
+        raise AssertionError
+
+    message = failure(total, {"numbers": ["x"] * 500})[1]
+    assert message.count("expected an integer") == MAX_INPUT_PROBLEMS
+    assert message.endswith(MORE_PROBLEMS)
+
+
+class Even(pydantic.BaseModel):
+    n: int
+
+    @pydantic.field_validator("n")
+    @classmethod
+    def check(cls, n: int) -> int:
+        if n % 2:
+            raise ValueError("odd")
+        return n
+
+
+def test_problem_that_the_schema_does_not_show_is_still_reported() -> None:
+    async def halve(even: Even) -> None:
+        raise AssertionError
+
+    assert "odd" in failure(halve, {"n": 3})[1]
 
 
 def test_result_that_is_not_json_is_a_serialization_error_even_if_its_type_is_wrong_too() -> None:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hutch.problems import MAX_PROBLEMS, JsonPath, NameSuggester, Problem, describe_value, format_path
+from hutch.problems import (
+    MAX_PROBLEMS,
+    JsonPath,
+    NameSuggester,
+    Problem,
+    describe_value,
+    first_problems,
+    format_path,
+)
 from hutch.session.schema.cost import MAX_COST
 from hutch.session.schema.validate import InvalidSchema, compile_untrusted
 from hutch.session.schema.walk import UNRESOLVED, SchemaRoot, resolve
@@ -27,6 +35,8 @@ _NOUNS = {
 }
 MAX_SCHEMA_BYTES = 64 * 1024
 """Maximum size of a JSON Schema. Compiling a larger one takes too long."""
+MAX_INPUT_PROBLEMS = 10
+"""Maximum number of problems in the message about a tool's input."""
 _INT32_MAX = 2**31 - 1
 _MAX_LISTED = 50
 _MAX_LISTED_CHOICES = 20
@@ -39,11 +49,17 @@ _TOO_COSTLY = "takes too long to check against its schema; send less, or simplif
 
 
 def check_against_schema(
-    schema: dict[str, Any], value: Any, path: JsonPath = (), *, untrusted: bool = False
+    schema: dict[str, Any],
+    value: Any,
+    path: JsonPath = (),
+    *,
+    untrusted: bool = False,
+    formats: bool | None = True,
 ) -> list[Problem]:
     """Returns the problems of a value. `path` is the path of the value itself. Raises InvalidSchema.
 
-    Returns at least one problem more than MAX_PROBLEMS if there are more.
+    Returns at least one problem more than MAX_PROBLEMS if there are more. `formats` is that of
+    `compile_untrusted`.
 
     With `untrusted`, the schema may be malicious, so checks that would take too long are refused. References
     resolve only within the schema, so nothing is fetched or read for them.
@@ -51,7 +67,7 @@ def check_against_schema(
     text = msgspec.json.encode(schema)
     if len(text) > MAX_SCHEMA_BYTES:
         raise InvalidSchema(ValueError(f"expected at most {MAX_SCHEMA_BYTES} bytes, got {len(text)}"))
-    validator, cost = compile_untrusted(text, formats=True)
+    validator, cost = compile_untrusted(text, formats=formats)
     cost_of_value = cost.cost_of(value) if untrusted else 0
     if cost_of_value > MAX_COST:
         return [Problem(format_path(path), _TOO_COSTLY)]
@@ -82,6 +98,19 @@ def _errors(validator: Validator, value: Any, cost: int) -> Iterable[ValidationE
     return []
 
 
+def describe_mismatch(schema: dict[str, Any], value: Any, reason: str, *, formats: bool | None) -> str:
+    """Describes the problems of a tool's input, at most MAX_INPUT_PROBLEMS. Returns `reason` if the schema
+    does not show them: the function may check more than its schema says.
+    """
+    try:
+        problems = check_against_schema(schema, value, untrusted=True, formats=formats)
+    except InvalidSchema:
+        return reason
+    if not problems or any(problem.message == _TOO_COSTLY for problem in problems):
+        return reason
+    return "; ".join(map(str, first_problems(problems, MAX_INPUT_PROBLEMS)))
+
+
 def describe_fault(error: InvalidSchema) -> str:
     """Describes the first problem of a schema with its path."""
     where = format_path(error.path)
@@ -100,6 +129,9 @@ def _problems_of(error: Any, root: SchemaRoot, path: JsonPath) -> Iterable[Probl
         suggester = NameSuggester()
         for name in error.kind.unexpected[: MAX_PROBLEMS + 1]:
             yield Problem(format_path((*where, name)), _unknown_message(name, known, suggester))
+    elif branch := _intended_branch(error):
+        for each in branch:
+            yield from _problems_of(each, root, path)
     elif kind in ("falseSchema", "propertyNames") or not isinstance(holder, dict):
         yield Problem(format_path(where), " ".join(error.message.split())[:300])
     else:
@@ -110,6 +142,28 @@ def _problems_of(error: Any, root: SchemaRoot, path: JsonPath) -> Iterable[Probl
         yield Problem(
             format_path(where), f"{wrong}, got {describe_value(error.instance)}" if expected else wrong
         )
+
+
+def _intended_branch(error: Any) -> Sequence[Any]:
+    """Returns the errors of the branch of an `anyOf` or `oneOf` that an object or a list was meant for: the
+    only one with its type and with the values of the properties that have a fixed value, such as `kind`.
+    """
+    if not isinstance(error.instance, (dict, list)):
+        return ()
+    branches = [
+        branch
+        for branch in getattr(error.kind, "context", ())
+        if not any(_excludes(each, error.instance_path) for each in branch)
+    ]
+    return branches[0] if len(branches) == 1 else ()
+
+
+def _excludes(error: Any, path: Sequence[str | int]) -> bool:
+    """Returns True if an error shows that the value at `path` was not meant for a branch."""
+    kind = error.kind
+    if kind.name == "type":
+        return bool(error.instance_path == path)
+    return kind.name == "const" or (kind.name == "enum" and len(kind.options) == 1)
 
 
 _MAX_UNITS = {"maximum": "", "maxItems": " items", "maxLength": " characters"}

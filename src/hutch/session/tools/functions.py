@@ -32,6 +32,7 @@ from hutch.session.schema.hints import (
     single_value_shape,
     validator,
 )
+from hutch.session.schema.problems import describe_mismatch
 from hutch.session.tools.tool import Call, FunctionTool, P, R, Tool, ToolContext
 
 MAX_THREADS = 64
@@ -116,10 +117,13 @@ def _create_tool(
         for parameter in parameters
         if parameter.name != context
     }
+    # The schema of hints says what their conversion checks; an explicit schema decides about formats itself.
+    formats = True if input_schema is None else None
     if input_schema is not None:
         convert = _convert_by_schema(input_schema, len(fields), where)
     else:
         input_schema, convert = _convert_by_hints(fields, parameters, where)
+    describe = partial(describe_mismatch, input_schema, formats=formats)
     if output_schema is None:
         output_schema = result_schema(hints.get("return"), where)
     check = None if output_schema is None else _validator(output_schema, f"{where}: output_schema")
@@ -127,7 +131,7 @@ def _create_tool(
     return FunctionTool(
         fn,
         name,
-        _call_function(name, convert, run, check),
+        _call_function(name, convert, describe, run, check),
         description=description or about,
         input_schema=input_schema,
         output_schema=output_schema,
@@ -279,13 +283,18 @@ def _run_function(fn: Any, target: Any, parameters: list[inspect.Parameter], con
 
 
 def _call_function(
-    name: str, convert: Convert, run: Run, check: Callable[[object], str | None] | None
+    name: str,
+    convert: Convert,
+    describe: Callable[[Any, str], str],
+    run: Run,
+    check: Callable[[object], str | None] | None,
 ) -> Call:
     async def call(value: Any, context: ToolContext) -> bytes:
         try:
             values = convert(value)
         except Mismatch as error:
-            raise ToolError(f"Invalid input for tool {name}: {error}", "validation_error") from None
+            message = f"Invalid input for tool {name}: {describe(value, str(error))}"
+            raise ToolError(message, "validation_error") from None
         result = await run(values, context)
         try:
             raw = encode_value(result)
