@@ -11,6 +11,9 @@ from msgspec import Meta, Struct
 MAX_NODES = 10_000
 MAX_EDGES = 20_000
 MAX_ID_CHARS = 200
+FOR_EACH = "for_each"
+"""Kind of a step that runs its inner step for every item of a list. An extension of Hutch."""
+MAX_PARALLEL_ITEMS = 64
 MAX_NESTED_FLOWS = 8
 """Maximum number of flows that a flow is nested in."""
 _INT32_MAX = 2**31 - 1
@@ -47,6 +50,25 @@ class GraphNode(Struct, rename={"with_": "with"}):
     """True if strings in `with` may contain `${…}`. An extension of Hutch. Any other value has no
     meaning, because unknown keys of a node are allowed.
     """
+
+
+class ItemStep(Struct, forbid_unknown_fields=True, rename={"with_": "with"}):
+    """Inner step of a `for_each`. Its timeout and its retries apply to each item."""
+
+    type: Text
+    with_: dict[str, Any] = {}
+    timeout_ms: Milliseconds = 0
+    retry: RetryPolicy = msgspec.field(default_factory=lambda: RetryPolicy(max=0, backoff_ms=0))
+    interpolate: bool = False
+
+
+class ForEachParams(Struct, forbid_unknown_fields=True):
+    """Parameters of a `for_each`."""
+
+    items: list[Any] | str
+    """The list, or a reference to it."""
+    step: ItemStep
+    max_parallel: Annotated[int, Meta(ge=1, le=MAX_PARALLEL_ITEMS)] = 4
 
 
 class GraphEdge(Struct, rename={"source": "from", "target": "to"}):

@@ -17,7 +17,9 @@ import msgspec
 
 from hutch.errors import HutchError
 from hutch.problems import describe_value
-from hutch.protocols.rep.ir.references import find_references, resolve_references, types_in, types_of
+from hutch.protocols.rep.ir.literals import types_in, types_of
+from hutch.protocols.rep.ir.references import find_references
+from hutch.protocols.rep.ir.resolve import ReferenceValues, resolve_references
 from hutch.protocols.rep.runtime import handshake
 from hutch.session.schema.problems import check_against_schema, describe_schema
 from hutch.session.schema.walk import SchemaRoot
@@ -196,11 +198,11 @@ def _may_be(value: Any, expected_schema: Any) -> bool:
     resolved.
     """
     types = types_in(expected_schema)
-    if types is None or next(find_references(value), None) is not None or _is_template(value):
+    if types is None or next(find_references(value, in_item=True), None) is not None or _is_template(value):
         return True
     return any(
         type_name in types
-        for type_name in types_of(resolve_references(value, {}, {}, schema=expected_schema))
+        for type_name in types_of(resolve_references(value, ReferenceValues({}, {}), schema=expected_schema))
     )
 
 

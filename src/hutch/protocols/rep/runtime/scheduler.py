@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from hutch.protocols.rep.ir.resolve import ReferenceValues
 from hutch.protocols.rep.ir.switch import taken_edges
 from hutch.protocols.rep.jsonrpc import (
     BROKEN_TRANSPORT,
@@ -125,6 +126,10 @@ class FlowRun:
             error=self._error,
             cancelled=self._cancelled,
         )
+
+    def reference_values(self, node: FlowNode) -> ReferenceValues:
+        """Returns the values that the references of a step resolve to."""
+        return ReferenceValues(self.inputs, self.outputs, self.flow.nodes)
 
     async def run_nested(
         self, flow: Flow, inputs: Mapping[str, Any], parent_id: str, context: RunContext

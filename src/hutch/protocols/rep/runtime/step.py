@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hutch.errors import Busy, HutchError
-from hutch.protocols.rep.ir.references import UnresolvedReference, resolve_parameters
+from hutch.protocols.rep.ir.resolve import ReferenceValues, UnresolvedReference, resolve_parameters
 from hutch.protocols.rep.jsonrpc import CANCELLED, STEP_FAILED, TIMEOUT, rep_error
 from hutch.protocols.rep.kinds.registry import Call, StepFailed, StepRun
 from hutch.protocols.rep.runtime.events import LOG_LEVELS
@@ -82,9 +82,8 @@ class AttemptRun(StepRun, Protocol):
     def prefix(self) -> str:
         """Prefix of the step ids in events."""
 
-    @property
-    def outputs(self) -> Mapping[str, Any]:
-        """Outputs of the finished steps, by step id."""
+    def reference_values(self, node: FlowNode) -> ReferenceValues:
+        """Returns the values that the references of a step resolve to."""
 
     @property
     def deadline(self) -> float | None: ...
@@ -130,7 +129,7 @@ class StepAttempt:
         run, node = self._run, self._node
         self._check_quota()
         kind = run.registry.get(node.kind)
-        params = kind.read(resolve_parameters(run.flow, node, run.inputs, run.outputs, kind.schema))
+        params = kind.read(resolve_parameters(run.flow, node, run.reference_values(node), kind.schema))
         seconds = node.timeout_ms / 1000 or None
         call = Call(
             step_id=self._id,
