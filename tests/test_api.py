@@ -388,7 +388,7 @@ async def test_closed_instance_is_reported() -> None:
     with pytest.raises(hutch.HutchError, match="This Hutch was closed"):
         await h.run("1")
     with pytest.raises(hutch.HutchError, match="This Hutch was closed"):
-        await h.start()
+        await h.open()
 
 
 def test_closing_removes_all_processes_and_files() -> None:

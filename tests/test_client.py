@@ -63,6 +63,31 @@ async def test_inputs_and_log_callback_work_over_a_connection(remote: Remote) ->
             await h.run("1", inputs={"a b": 1})
 
 
+async def test_events_of_a_run_on_the_server(remote: Remote) -> None:
+    seen = asyncio.Event()
+
+    async def wait_for_line() -> str:
+        await asyncio.wait_for(seen.wait(), 60)
+        return "ok"
+
+    async with remote as h:
+        run = await h.start("console.log('é'); return await tools.wait_for_line()", tools=[wait_for_line])
+        assert run.id is None
+        names = []
+        async for event in run:
+            names.append(type(event).__name__)
+            if isinstance(event, hutch.RunLog):
+                seen.set()
+        result = await run.result()
+        assert (result.result, result.run_id) == ("ok", run.id)
+        assert names == ["RunQueued", "RunStarted", "RunLog", "ToolCallStarted", "ToolCallEnded", "RunEnded"]
+        run = await h.start("await new Promise(() => {})", timeout_ms=60_000)
+        async for event in run:
+            if isinstance(event, hutch.RunStarted):
+                run.cancel()
+        assert not (await run.result()).ok
+
+
 async def test_client_and_server_have_the_same_run_id() -> None:
     def context_id(context: hutch.ToolContext) -> str:
         return context.run_id

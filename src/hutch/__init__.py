@@ -18,7 +18,19 @@ if TYPE_CHECKING:
         SettingError,
         ToolError,
     )
-    from hutch.session.run import CallRecord, Result
+    from hutch.session.live_run import Run
+    from hutch.session.run import (
+        CallRecord,
+        Result,
+        RunEnded,
+        RunEvent,
+        RunLog,
+        RunQueued,
+        RunStarted,
+        ToolCallEnded,
+        ToolCallStarted,
+        ToolProgress,
+    )
     from hutch.session.tools.functions import tool
     from hutch.session.tools.provider import Provider
     from hutch.session.tools.tool import Tool, ToolContext
@@ -33,11 +45,20 @@ __all__ = [
     "InvalidTool",
     "Provider",
     "Result",
+    "Run",
+    "RunEnded",
+    "RunEvent",
+    "RunLog",
+    "RunQueued",
+    "RunStarted",
     "SandboxUnavailable",
     "SettingError",
     "Tool",
+    "ToolCallEnded",
+    "ToolCallStarted",
     "ToolContext",
     "ToolError",
+    "ToolProgress",
     "__version__",
     "connect",
     "run_sync",
@@ -57,7 +78,19 @@ _MODULES = {
         "ToolError",
     ),
     "hutch.session.tools.functions": ("tool",),
-    "hutch.session.run": ("CallRecord", "Result"),
+    "hutch.session.live_run": ("Run",),
+    "hutch.session.run": (
+        "CallRecord",
+        "Result",
+        "RunEnded",
+        "RunEvent",
+        "RunLog",
+        "RunQueued",
+        "RunStarted",
+        "ToolCallEnded",
+        "ToolCallStarted",
+        "ToolProgress",
+    ),
     "hutch.session.tools.provider": ("Provider",),
     "hutch.session.tools.tool": ("Tool", "ToolContext"),
 }

@@ -19,8 +19,9 @@ from hutch.kernel.kernel import Kernel
 from hutch.kernel.records import RunRecorder
 from hutch.sandbox.pool.pool import Pool
 from hutch.session.inputs import encode_inputs
-from hutch.session.log_relay import LogRelay
-from hutch.session.run import Result, RunHandle
+from hutch.session.live_run import Run
+from hutch.session.log_relay import relay_logs
+from hutch.session.run import Result
 from hutch.session.tools.provider import Provider
 from hutch.session.tools.tool import Tool
 from hutch.settings import load_settings
@@ -36,16 +37,31 @@ Tools = _ToolLike | Iterable[_ToolLike] | Mapping[str, _ToolLike | Iterable[_Too
 Engine = Literal["quickjs", "deno"]
 
 
-class RemoteOptions(TypedDict, total=False):
-    """Keyword arguments of `Remote.run` other than `tools`."""
-
+class _CommonOptions(TypedDict, total=False):
     inputs: Mapping[str, Any] | None
-    on_log: Callable[[str], object] | None
     engine: Engine | None
     timeout_ms: float | None
     memory_limit_bytes: int | None
     max_log_lines: int | None
     max_log_chars: int | None
+
+
+class RemoteStartOptions(_CommonOptions, total=False):
+    """Keyword arguments of `Remote.start`."""
+
+    tools: Tools
+
+
+class StartOptions(RemoteStartOptions, total=False):
+    """Keyword arguments of `Hutch.start`."""
+
+    owner: str
+
+
+class RemoteOptions(_CommonOptions, total=False):
+    """Keyword arguments of `Remote.run` other than `tools`."""
+
+    on_log: Callable[[str], object] | None
 
 
 class LocalOptions(RemoteOptions, total=False):
@@ -132,7 +148,7 @@ class Hutch:
         self._closed = False
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        await self.open()
         return self
 
     async def __aexit__(
@@ -140,12 +156,12 @@ class Hutch:
     ) -> None:
         await self.close()
 
-    async def start(self) -> None:
+    async def open(self) -> None:
         """Creates the sandbox. Runner processes start with the first execution of their engine."""
         async with self._starting:
-            await self._start()
+            await self._open()
 
-    async def _start(self) -> None:
+    async def _open(self) -> None:
         self._check_open()
         loop = asyncio.get_running_loop()
         if self._kernel is not None:
@@ -202,13 +218,57 @@ class Hutch:
         Raises HutchError if the execution could not be started: Busy, InvalidExecution, InvalidTool,
         SandboxUnavailable. Cancelling the call stops the guest and its tools.
         """
+        kernel, execution = await self._execution(
+            code,
+            tools=tools,
+            inputs=inputs,
+            engine=engine,
+            owner=owner,
+            timeout_ms=timeout_ms,
+            memory_limit_bytes=memory_limit_bytes,
+            max_log_lines=max_log_lines,
+            max_log_chars=max_log_chars,
+        )
+        if on_log is None:
+            return await kernel.run(execution)
+        return await relay_logs(on_log, partial(kernel.run, execution))
+
+    async def start(self, code: str, **options: Unpack[StartOptions]) -> Run:
+        """Starts guest code without waiting for its result. The arguments are those of `run`.
+
+        ```python
+        run = await h.start("console.log('hello')")
+        async for event in run:
+            print(event)
+        result = await run.result()
+        ```
+
+        Raises InvalidExecution, InvalidTool, SandboxUnavailable. `Run.result` raises Busy.
+        """
+        kernel, execution = await self._execution(code, **options)
+        return Run(partial(kernel.run, execution))
+
+    async def _execution(
+        self,
+        code: str,
+        *,
+        tools: Tools = None,
+        inputs: Mapping[str, Any] | None = None,
+        engine: Engine | None = None,
+        owner: str = "default",
+        timeout_ms: float | None = None,
+        memory_limit_bytes: int | None = None,
+        max_log_lines: int | None = None,
+        max_log_chars: int | None = None,
+    ) -> tuple[Kernel, Execution]:
         from hutch.sandbox.runner.profile import EXTERNAL, profile_for
 
         check_code(code)
         if self._kernel is None or asyncio.get_running_loop() is not self._loop:
-            await self.start()
-        assert self._kernel is not None
-        limits = self._kernel.limits(
+            await self.open()
+        kernel = self._kernel
+        assert kernel is not None
+        limits = kernel.limits(
             {
                 "timeout_ms": timeout_ms,
                 "memory_limit_bytes": memory_limit_bytes,
@@ -220,7 +280,7 @@ class Hutch:
         if self._runner is not None:
             profile, limits = EXTERNAL, msgspec.structs.replace(limits, engine=engine)
         providers = providers_of(tools)
-        execution = Execution(
+        return kernel, Execution(
             code=code,
             profile=profile,
             limits=limits,
@@ -228,14 +288,6 @@ class Hutch:
             inputs=encode_inputs(inputs, providers),
             owner=owner,
         )
-        if on_log is None:
-            return await self._kernel.run(execution)
-        run = RunHandle()
-        async with LogRelay(on_log, run.stop) as relay:
-            run.on_log = relay.add
-            result = await self._kernel.run(execution, run)
-            await relay.finish(result.logs)
-        return result
 
     @overload
     def as_tool(

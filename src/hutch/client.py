@@ -11,21 +11,23 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from urllib.parse import urlsplit, urlunsplit
 
 from hutch.errors import Busy, HutchError, InvalidExecution, SandboxUnavailable
+from hutch.kernel.execution import Execution
 from hutch.kernel.kernel import check_limit
 from hutch.sandbox.runner.profile import profile_for
 from hutch.session.channels.websocket import WebSocketChannel
 from hutch.session.host import Limits, Session
 from hutch.session.inputs import encode_inputs
 from hutch.session.json_value import encode_value
-from hutch.session.log_relay import LogRelay
+from hutch.session.live_run import Run
+from hutch.session.log_relay import relay_logs
 from hutch.session.multiplexer import Multiplexer
-from hutch.session.run import Result, RunHandle, new_run_id
+from hutch.session.run import Result, RunHandle, RunQueued, new_run_id
 from hutch.session.tools.provider import Provider, check_providers
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
 
-    from hutch.api import Engine, RemoteOptions, Tools
+    from hutch.api import Engine, RemoteOptions, RemoteStartOptions, Tools
 
 EXECBOX_PATH = "/execbox"
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
@@ -76,6 +78,38 @@ class Remote:
 
         Raises SandboxUnavailable if the server cannot be reached.
         """
+        execution = self._execution(
+            code,
+            tools=tools,
+            inputs=inputs,
+            engine=engine,
+            timeout_ms=timeout_ms,
+            memory_limit_bytes=memory_limit_bytes,
+            max_log_lines=max_log_lines,
+            max_log_chars=max_log_chars,
+        )
+        if on_log is None:
+            return await self._execute(execution, RunHandle())
+        return await relay_logs(on_log, partial(self._execute, execution))
+
+    async def start(self, code: str, **options: Unpack[RemoteStartOptions]) -> Run:
+        """Starts guest code on the server without waiting for its result; see `Hutch.start`."""
+        # The server chooses the id.
+        return Run(partial(self._execute, self._execution(code, **options)), RunHandle(id=""))
+
+    def _execution(
+        self,
+        code: str,
+        *,
+        tools: Tools = None,
+        inputs: Mapping[str, Any] | None = None,
+        engine: Engine | None = None,
+        timeout_ms: float | None = None,
+        memory_limit_bytes: int | None = None,
+        max_log_lines: int | None = None,
+        max_log_chars: int | None = None,
+    ) -> Execution:
+        """Raises InvalidExecution or InvalidTool."""
         from hutch.api import check_code, providers_of
 
         check_code(code)
@@ -83,35 +117,38 @@ class Remote:
         check_providers(providers)
         encoded = encode_inputs(inputs, providers)
         _check_size(code, providers, encoded)
-        limits = Limits(
-            timeout_ms=_limit("timeout_ms", timeout_ms),
-            memory_limit_bytes=int(_limit("memory_limit_bytes", memory_limit_bytes)),
-            max_log_lines=int(_limit("max_log_lines", max_log_lines)),
-            max_log_chars=int(_limit("max_log_chars", max_log_chars)),
-            engine=profile_for(engine or "quickjs").engine,
+        profile = profile_for(engine or "quickjs")
+        return Execution(
+            code=code,
+            profile=profile,
+            limits=Limits(
+                timeout_ms=_limit("timeout_ms", timeout_ms),
+                memory_limit_bytes=int(_limit("memory_limit_bytes", memory_limit_bytes)),
+                max_log_lines=int(_limit("max_log_lines", max_log_lines)),
+                max_log_chars=int(_limit("max_log_chars", max_log_chars)),
+                engine=profile.engine,
+            ),
+            providers=providers,
+            inputs=encoded,
         )
-        if on_log is None:
-            return await self._run(code, limits, providers, encoded, RunHandle())
-        run = RunHandle()
-        async with LogRelay(on_log, run.stop) as relay:
-            run.on_log = relay.add
-            result = await self._run(code, limits, providers, encoded, run)
-            await relay.finish(result.logs)
+
+    async def _execute(self, execution: Execution, run: RunHandle) -> Result:
+        if run.listeners:
+            run.emit(RunQueued())
+        try:
+            result = await self._run_with_retry(execution, run)
+        except BaseException as error:
+            run.fail(error.code if isinstance(error, HutchError) else "cancelled")
+            raise
+        run.end(result)
         return result
 
-    async def _run(
-        self,
-        code: str,
-        limits: Limits,
-        providers: Sequence[Provider],
-        inputs: bytes | None,
-        run: RunHandle,
-    ) -> Result:
-        session, result = await self._attempt(code, limits, providers, inputs, run)
+    async def _run_with_retry(self, execution: Execution, run: RunHandle) -> Result:
+        session, result = await self._attempt(execution, run)
         if session.lost and not session.call_count:
             # The connection was dead or the server stopped, and no tool was called yet, so a retry is safe.
             with contextlib.suppress(SandboxUnavailable):
-                session, result = await self._attempt(code, limits, providers, inputs, run)
+                session, result = await self._attempt(execution, run)
         if result.error is not None and result.error.retry_after is not None and not session.started:
             raise Busy("All runners of the server are busy.", retry_after=result.error.retry_after)
         return result
@@ -145,17 +182,16 @@ class Remote:
         reader.cancel()
         await asyncio.wait({reader})
 
-    async def _attempt(
-        self,
-        code: str,
-        limits: Limits,
-        providers: Sequence[Provider],
-        inputs: bytes | None,
-        run: RunHandle,
-    ) -> tuple[Session, Result]:
+    async def _attempt(self, execution: Execution, run: RunHandle) -> tuple[Session, Result]:
         multiplexer = await self._connected()
         session = run.session = multiplexer.open(
-            new_run_id(), code, limits, providers, inputs=inputs, on_log=run.on_log
+            new_run_id(),
+            execution.code,
+            execution.limits,
+            execution.providers,
+            run.report_started,
+            inputs=execution.inputs,
+            listeners=run.listeners,
         )
         try:
             return session, await session.wait()

@@ -15,7 +15,7 @@ import hutch
 from hutch.sandbox.runner.pipes import WakeupFile
 from hutch.sandbox.runner.process import RunnerProcess
 from hutch.session.host import Session
-from hutch.session.run import Result
+from hutch.session.run import Result, RunEvent, RunHandle
 
 CALLS = "let n = 0;\nwhile (n < 5) n = await tools.next_number({ n });\nreturn n"
 
@@ -149,3 +149,24 @@ def test_tools_that_run_in_threads_run_in_a_forked_process_too() -> None:
         [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=TIMEOUT_SECONDS
     )
     assert done.returncode == 0, done.stderr
+
+
+async def test_observer_can_listen_to_every_run_and_find_it_while_it_is_active() -> None:
+    events: list[RunEvent] = []
+    found: list[bool] = []
+
+    async with hutch.Hutch() as h:
+        await h.open()
+        assert h._kernel is not None
+        kernel = h._kernel
+        kernel.on_begin.append(lambda execution, run: run.listeners.append(events.append))
+
+        def is_active(context: hutch.ToolContext) -> None:
+            execution, run = kernel.active[context.run_id]
+            found.append(execution.owner == "someone" and isinstance(run, RunHandle))
+
+        await h.run("console.log('line'); await tools.is_active()", tools=[is_active], owner="someone")
+        assert kernel.active == {}
+    assert found == [True]
+    names = [type(event).__name__ for event in events]
+    assert names == ["RunQueued", "RunStarted", "RunLog", "ToolCallStarted", "ToolCallEnded", "RunEnded"]

@@ -14,7 +14,7 @@ from tests.support.waiting import eventually
 from hutch.errors import ToolError
 from hutch.session.host import Limits, Session
 from hutch.session.multiplexer import MALFORMED_COST, Multiplexer
-from hutch.session.run import Result
+from hutch.session.run import Result, log_listener
 from hutch.session.tools.provider import Provider
 from hutch.session.tools.tool import ToolContext
 
@@ -317,7 +317,7 @@ async def test_messages_that_arrived_while_the_host_was_late_count() -> None:
 async def test_log_messages_are_bounded_by_the_limits_of_the_logs() -> None:
     runner, lines = ScriptedRunner(), list[str]()
     limits = Limits(max_log_lines=3, max_log_chars=6)
-    session = runner.multiplexer.open("e", "code", limits, [], on_log=lines.append)
+    session = runner.multiplexer.open("e", "code", limits, [], listeners=[log_listener(lines.append)])
     assert (await runner.receive("execute"))["options"]["streamLogs"] is True
     runner.send(type="log", id="e", lines=["one", "two three"])
     runner.send(type="log", id="e", lines=["four"])

@@ -4,10 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+from msgspec import Raw
+
 from hutch.errors import ExecutionError
 from hutch.session.host import Limits, Session
 from hutch.session.messages import Cancel, encode
-from hutch.session.run import MAX_RECORDED_CALLS, CallLog, CallRecord, Result, RunHandle
+from hutch.session.run import (
+    MAX_RECORDED_CALLS,
+    CallLog,
+    CallRecord,
+    Result,
+    RunEnded,
+    RunEvent,
+    RunHandle,
+    RunLog,
+    ToolCallStarted,
+    event_json,
+)
 
 
 class ReportingRun(RunHandle):
@@ -63,3 +77,38 @@ def test_long_names_are_truncated_in_call_records() -> None:
     call = CallRecord.of("p" * 500, "t" * 500, True, 0.0015)
     assert (len(call.provider), len(call.tool), call.duration_ms) == (100, 100, 1.5)
     assert CallRecord.of("tools", "echo", False, 0) == CallRecord("tools", "echo", False, 0.0)
+
+
+def test_end_reports_the_log_lines_that_did_not_come_before() -> None:
+    events: list[RunEvent] = []
+    run = RunHandle(listeners=[events.append])
+    result = Result(ok=True, logs=["a", "b"])
+    run.end(result)
+    assert [event.line for event in events if isinstance(event, RunLog)] == ["a", "b"]
+    assert isinstance(events[-1], RunEnded)
+    assert (events[-1].outcome, events[-1].result) == ("ok", result)
+
+
+def test_encoded_event_has_the_input_of_a_call_only_on_demand() -> None:
+    event = ToolCallStarted(at=0.5, call_id="c1", provider="tools", tool="f", input_json=Raw(b'{"a": 1}'))
+    assert event.input == {"a": 1}
+    fields = {
+        "type": "tool_call_started",
+        "run_id": "r",
+        "at": "1970-01-01T00:00:00.500Z",
+        "call": "c1",
+        "provider": "tools",
+        "tool": "f",
+    }
+    assert msgspec.json.decode(event_json(event, "r", values=False)) == fields
+    assert msgspec.json.decode(event_json(event, "r", values=True)) == {**fields, "input": {"a": 1}}
+
+
+def test_encoded_end_has_no_result() -> None:
+    event = RunEnded(at=0.0, outcome="ok", result=Result(ok=True, result="secret"))
+    assert msgspec.json.decode(event_json(event, "r", values=True)) == {
+        "type": "end",
+        "run_id": "r",
+        "at": "1970-01-01T00:00:00.000Z",
+        "outcome": "ok",
+    }

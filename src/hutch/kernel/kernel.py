@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 
-from hutch.errors import InvalidExecution
+from hutch.errors import HutchError, InvalidExecution
 from hutch.kernel.execution import Execution, Recorder
 from hutch.kernel.precompile import Precompiler
 from hutch.sandbox.pool.lease import Lease
 from hutch.sandbox.pool.pool import Pool
 from hutch.sandbox.runner.profile import Profile
-from hutch.session.host import Limits
-from hutch.session.run import Result, RunHandle
+from hutch.session.host import Limits, Session
+from hutch.session.run import Result, RunHandle, RunQueued
 from hutch.session.tools.provider import check_providers
 from hutch.settings import Settings, cores
 
@@ -37,7 +37,11 @@ class Kernel:
         self.settings = settings
         self.pool = pool
         self._record = record
-        self._running: dict[str, RunHandle] = {}
+        self.active: dict[str, tuple[Execution, RunHandle]] = {}
+        """Runs in progress by id, including those that wait for a runner."""
+        self.on_begin: list[Callable[[Execution, RunHandle], None]] = []
+        """Called with each run before it is queued, for example to add a listener."""
+        self._leases = 0
         self._max_polling = min(settings.quickjs_processes, cores())
         self._default_limits = self._limits({}, clamp=True)
         self.precompiler = Precompiler(pool, record, owners_share=settings.owners_share)
@@ -75,7 +79,19 @@ class Kernel:
         """
         self._check(execution)
         run = run or RunHandle()
-        result = await self._run(execution, run)
+        for observe in self.on_begin:
+            observe(execution, run)
+        if run.listeners:
+            run.emit(RunQueued())
+        self.active[run.id] = execution, run
+        try:
+            result = await self._run(execution, run)
+        except BaseException as error:
+            if not run.outcome:
+                run.fail(error.code if isinstance(error, HutchError) else "cancelled")
+            raise
+        finally:
+            del self.active[run.id]
         self._record_end(execution, run, result)
         return result
 
@@ -129,7 +145,7 @@ class Kernel:
 
     async def _attempt(self, execution: Execution, run: RunHandle) -> Result:
         async with self.pool.lease(execution.profile, execution.owner) as runner:
-            self._running[run.id] = run
+            self._leases += 1
             try:
                 return await runner.run(
                     run,
@@ -145,7 +161,7 @@ class Kernel:
                     self._record_end(execution, run, run.session.result)
                 raise
             finally:
-                self._running.pop(run.id, None)
+                self._leases -= 1
 
     def _record_end(self, execution: Execution, run: RunHandle, result: Result) -> None:
         run.end(result)
@@ -153,16 +169,20 @@ class Kernel:
 
     def _may_poll(self) -> bool:
         """Returns True if a polling runner would not take a core from another execution."""
-        return len(self._running) < self._max_polling
+        return self._leases < self._max_polling
 
     def pause_timeout(self, run_id: str) -> None:
         """Pauses the time limit of a run until `resume_timeout`. Does nothing if the run has ended."""
-        if (run := self._running.get(run_id)) is not None and run.session is not None:
-            run.session.pause_timeout()
+        if (session := self._session(run_id)) is not None:
+            session.pause_timeout()
 
     def resume_timeout(self, run_id: str) -> None:
-        if (run := self._running.get(run_id)) is not None and run.session is not None:
-            run.session.resume_timeout()
+        if (session := self._session(run_id)) is not None:
+            session.resume_timeout()
+
+    def _session(self, run_id: str) -> Session | None:
+        found = self.active.get(run_id)
+        return None if found is None else found[1].session
 
     def _check(self, execution: Execution) -> None:
         # With a preload, the code is the input of a package's tool, which may be as long as a request body.

@@ -32,7 +32,16 @@ from hutch.session.messages import (
     execute_line,
     tool_result_line,
 )
-from hutch.session.run import MAX_RECORDED_CALLS, CallRecord, Result
+from hutch.session.run import (
+    MAX_RECORDED_CALLS,
+    CallRecord,
+    Listener,
+    Result,
+    RunEvent,
+    RunLog,
+    ToolCallEnded,
+    ToolCallStarted,
+)
 from hutch.session.tools.provider import MAX_MESSAGE_CHARS, Provider
 from hutch.session.tools.tool import ToolContext
 from hutch.text import cut
@@ -111,7 +120,7 @@ class Session:
         on_started: Callable[[], None] | None = None,
         job: Job | None = None,
         inputs: bytes | None = None,
-        on_log: Callable[[str], None] | None = None,
+        listeners: Sequence[Listener] = (),
     ) -> None:
         """`send_result`: sends tool results, if there is a faster way than `send`.
 
@@ -123,8 +132,8 @@ class Session:
         host. `max_silence_seconds`: time after which the runner counts as lost if it has neither started the
         execution nor sent anything else, according to `lines_received`; 0 for no such limit.
 
-        `inputs`: JSON text of the object whose properties become variables of the guest. `on_log`: called
-        with each log line as it comes, if the runner sends them. It must not raise.
+        `inputs`: JSON text of the object whose properties become variables of the guest. `listeners`: receive
+        log lines and tool calls as they come. With none, the runner sends log lines only at the end.
         """
         self.id = id
         self.limits = limits
@@ -150,8 +159,9 @@ class Session:
         self._on_started = on_started
         self._job = job
         self._inputs = inputs
-        self._on_log = on_log
-        self._log_lines, self._log_chars = 0, 0
+        self._listeners = listeners
+        self._streams_logs = bool(listeners)
+        self.log_lines, self._log_chars = 0, 0
         self.run_id = id
         """Id of the run: the id that the peer sent if it is a host itself, otherwise `id`."""
         self.done_received = False
@@ -200,7 +210,7 @@ class Session:
         manifests = [
             provider.manifest_json(full=self._full_manifests) for provider in self._providers.values()
         ]
-        options = self.limits.options(stream_logs=self._on_log is not None, send_run_id=self._trusted)
+        options = self.limits.options(stream_logs=self._streams_logs, send_run_id=self._trusted)
         self._send(execute_line(self.id, self._code, options, manifests, self._job, self._inputs))
 
     async def wait(self) -> Result:
@@ -235,17 +245,21 @@ class Session:
             self._on_started()
         return True
 
+    def _emit(self, event: RunEvent) -> None:
+        for listener in self._listeners:
+            listener(event)
+
     def _log(self, message: Log) -> bool:
         """Passes log lines on, up to the limits of the logs."""
-        if self._on_log is None:
+        if not self._streams_logs:
             return False
         for line in message.lines:
             chars_left = self.limits.max_log_chars - self._log_chars
-            if self._log_lines >= self.limits.max_log_lines or chars_left <= 0:
+            if self.log_lines >= self.limits.max_log_lines or chars_left <= 0:
                 return False
-            self._log_lines += 1
+            self.log_lines += 1
             self._log_chars += len(line)
-            self._on_log(line[:chars_left])
+            self._emit(RunLog(line=line[:chars_left]))
         return True
 
     def cancel(self) -> None:
@@ -327,6 +341,16 @@ class Session:
     async def _dispatch(self, call: ToolCall, provider: Provider) -> None:
         began = monotonic()
         ok = False
+        result, code = b"", ""
+        if self._listeners:
+            self._emit(
+                ToolCallStarted(
+                    call_id=call.call_id,
+                    provider=call.provider_name,
+                    tool=call.safe_tool_name,
+                    input_json=call.input,
+                )
+            )
         try:
             if self._writable is not None:
                 await self._writable()
@@ -340,8 +364,10 @@ class Session:
             ok = True
             self._reply(tool_result_line(call.call_id, result))
         except ToolError as error:
-            self._reply_error(call.call_id, error.tool_code, error.message)
+            code = error.tool_code
+            self._reply_error(call.call_id, code, error.message)
         except asyncio.CancelledError:
+            code = "tool_error"
             # The reply is sent only if the tool itself raised CancelledError. If the session was cancelled,
             # `_reply` drops it.
             self._reply_error(call.call_id, "tool_error", f"Tool {call.safe_tool_name} was cancelled")
@@ -351,9 +377,20 @@ class Session:
             # loop for every call.
             self._tasks.pop(call.call_id, None)
             self._open_bytes -= memoryview(call.input).nbytes
+            elapsed = monotonic() - began
             if len(self.calls) < MAX_RECORDED_CALLS:
-                elapsed = monotonic() - began
                 self.calls.append(CallRecord.of(call.provider_name, call.safe_tool_name, ok, elapsed))
+            # Calls that are cancelled at the end of the run end after its last event.
+            if self._listeners and self.result is None:
+                self._emit(
+                    ToolCallEnded(
+                        call_id=call.call_id,
+                        ok=ok,
+                        duration_ms=round(elapsed * 1000, 3),
+                        code=code or UNSET,
+                        output_json=Raw(result) if ok else UNSET,
+                    )
+                )
 
     async def _invoke(self, call: ToolCall, provider: Provider) -> bytes:
         try:

@@ -11,6 +11,7 @@ from hutch.errors import ProtocolError
 from hutch.session.channels.stream import Channel
 from hutch.session.host import BACKSTOP_SECONDS, RUNNER_CODES, Limits, Session
 from hutch.session.messages import Done, Job, Log, RunnerMessage, ToolCall, decode_from_runner
+from hutch.session.run import Listener
 from hutch.session.tools.provider import Provider
 
 logger = logging.getLogger("hutch.session")
@@ -82,13 +83,13 @@ class Multiplexer:
         may_poll: Callable[[], bool] = lambda: False,
         *,
         inputs: bytes | None = None,
-        on_log: Callable[[str], None] | None = None,
+        listeners: Sequence[Listener] = (),
         begin: bool = True,
     ) -> Session:
         """Starts a session. The caller awaits the result and then calls `forget`.
 
         `may_poll`: returns True if the runner may use a core to poll for the next tool result. `inputs` and
-        `on_log`: see `Session`. `begin`: if False, the caller has to call `Session.begin`.
+        `listeners`: see `Session`. `begin`: if False, the caller has to call `Session.begin`.
         """
 
         def send_result(line: bytes) -> None:
@@ -112,7 +113,7 @@ class Multiplexer:
             on_started=on_started,
             job=job,
             inputs=inputs,
-            on_log=on_log,
+            listeners=listeners,
         )
         self.sessions[id] = session
         if self.close_reason is not None:

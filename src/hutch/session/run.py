@@ -1,16 +1,19 @@
-"""One run from its start to its result: the handle of a run in progress, and the result."""
+"""One run from its start to its result: the handle of a run in progress, its events, and the result."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 import msgspec
+from msgspec import UNSET, Raw, UnsetType
 
 from hutch.errors import ExecutionError
-from hutch.text import cut
+from hutch.session.json_value import decode_value
+from hutch.text import cut, format_rfc3339
 
 if TYPE_CHECKING:
     from hutch.session.host import Session
@@ -63,6 +66,110 @@ class CallRecord(msgspec.Struct, frozen=True):
         return cls(*names, ok, round(seconds * 1000, 3))
 
 
+class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    """Something that happened in a run."""
+
+    at: float = msgspec.field(default_factory=time.time)
+    """Unix time in seconds."""
+
+
+class RunQueued(_Event, frozen=True, tag="queued"):
+    """The run waits for a runner. It may be the first event of a run that never starts."""
+
+
+class RunStarted(_Event, frozen=True, tag="started"):
+    """The guest starts running."""
+
+    run_id: str
+    """Id of the run; with `hutch.connect`, the server's."""
+
+
+class RunLog(_Event, frozen=True, tag="log"):
+    line: str
+
+
+class ToolCallStarted(_Event, frozen=True, tag="tool_call_started"):
+    call_id: str = msgspec.field(name="call")
+    provider: str
+    tool: str
+    line: int | None = None
+    """Line of the guest's source that makes the call, if known."""
+    input_json: Raw | UnsetType = msgspec.field(name="input", default=UNSET)
+
+    @property
+    def input(self) -> Any:
+        return _decode(self.input_json)
+
+
+class ToolProgress(_Event, frozen=True, tag="progress"):
+    """A value that a tool passed to `ToolContext.progress`."""
+
+    call_id: str = msgspec.field(name="call")
+    value_json: Raw = msgspec.field(name="value")
+
+    @property
+    def value(self) -> Any:
+        return _decode(self.value_json)
+
+
+class ToolCallEnded(_Event, frozen=True, tag="tool_call_ended"):
+    call_id: str = msgspec.field(name="call")
+    ok: bool
+    duration_ms: float
+    code: str | UnsetType = UNSET
+    """Code of the error that the guest gets."""
+    output_json: Raw | UnsetType = msgspec.field(name="output", default=UNSET)
+
+    @property
+    def output(self) -> Any:
+        return _decode(self.output_json)
+
+
+class RunEnded(_Event, frozen=True, tag="end"):
+    """The last event of every run."""
+
+    outcome: str
+    """`ok` or the error code."""
+    result: Result | None = None
+    """None if the execution could not be started."""
+
+
+RunEvent: TypeAlias = (
+    RunQueued | RunStarted | RunLog | ToolCallStarted | ToolProgress | ToolCallEnded | RunEnded
+)
+Listener: TypeAlias = Callable[[RunEvent], None]
+"""Receives the events of a run in order. It must not raise."""
+
+
+def _decode(json: Raw | UnsetType) -> Any:
+    return None if json is UNSET else decode_value(bytes(json))
+
+
+def event_json(event: RunEvent, run_id: str, *, values: bool) -> bytes:
+    """Encodes an event for another process. Inputs and outputs of tool calls are left out without `values`.
+    The result of the run is always left out.
+    """
+    fields: dict[str, Any] = {"type": event.__struct_config__.tag, "run_id": run_id}
+    encoded_names = zip(event.__struct_fields__, event.__struct_encode_fields__, strict=True)
+    for name, encoded in encoded_names:
+        value = getattr(event, name)
+        is_value = name in ("input_json", "output_json")
+        if value is None or value is UNSET or name == "result" or (is_value and not values):
+            continue
+        fields[encoded] = format_rfc3339(datetime.fromtimestamp(value, UTC)) if name == "at" else value
+    return msgspec.json.encode(fields)
+
+
+def log_listener(on_log: Callable[[str], object]) -> Listener:
+    """Returns a listener that calls `on_log` with each log line."""
+
+    def listen(event: RunEvent) -> None:
+        if isinstance(event, RunLog):
+            on_log(event.line)
+
+    return listen
+
+
 class CallLog:
     """Log of tool calls that bypass the session of a run. Counts all calls and stores the first ones."""
 
@@ -93,8 +200,10 @@ class RunHandle(msgspec.Struct, eq=False):
     """Called when the guest starts running."""
     on_output: OnOutput | None = None
     """Receives the output of a guest program while it runs."""
-    on_log: Callable[[str], None] | None = None
-    """Called with each log line as it comes. It must not raise."""
+    listeners: list[Listener] = []
+    """Receive the events of the run. Log lines come while the guest runs only if there is a listener when it
+    starts; otherwise they come at the end.
+    """
     call_log: CallLog | None = None
     """Log of tool calls that bypass the session, filled during the run."""
     requests: Sequence[Any] = ()
@@ -103,6 +212,7 @@ class RunHandle(msgspec.Struct, eq=False):
     """Session of the current attempt; None while the run waits for a runner."""
     retries: int = 0
     """Number of retries on another runner, because the earlier runners were lost."""
+    has_started: bool = False
     outcome: str = ""
     """`ok` or the error code. Empty until the run has ended."""
 
@@ -110,11 +220,19 @@ class RunHandle(msgspec.Struct, eq=False):
         """Returns the error code if the result reports a failure, otherwise None. Called once per run."""
         return None
 
+    def emit(self, event: RunEvent) -> None:
+        for listener in self.listeners:
+            listener(event)
+
     def report_started(self) -> None:
-        """Calls `on_started`, but only once, because a retried run has already started."""
-        action, self.on_started = self.on_started, None
-        if action is not None:
-            action()
+        """Reports the start, but only once, because a retried run has already started."""
+        if self.has_started:
+            return
+        self.has_started = True
+        if self.on_started is not None:
+            self.on_started()
+        if self.listeners:
+            self.emit(RunStarted(run_id=self.id if self.session is None else self.session.run_id))
 
     def stop(self) -> bool:
         """Stops the guest. The run still gets a result with its logs. Returns False if no guest runs yet."""
@@ -126,6 +244,18 @@ class RunHandle(msgspec.Struct, eq=False):
     def end(self, result: Result) -> None:
         error = result.error
         self.outcome = (self.failure_code(result.result) or "ok") if error is None else error.code
+        if self.listeners:
+            # A process that was killed may have logged lines that it could not send.
+            sent = 0 if self.session is None else self.session.log_lines
+            for line in result.logs[sent:]:
+                self.emit(RunLog(line=line))
+            self.emit(RunEnded(outcome=self.outcome, result=result))
+
+    def fail(self, code: str) -> None:
+        """Ends the run without a result, because it could not be started or its caller has gone."""
+        self.outcome = code
+        if self.listeners:
+            self.emit(RunEnded(outcome=code))
 
     @property
     def lost_runner(self) -> bool:

@@ -44,7 +44,7 @@ from hutch.session.messages import (
     decode_from_host,
     encode,
 )
-from hutch.session.run import Result, RunHandle
+from hutch.session.run import Result, RunHandle, log_listener
 from hutch.session.tools.provider import Provider
 from hutch.session.tools.tool import ToolContext
 
@@ -223,7 +223,9 @@ class ChannelServer:
         run_id = run.id if message.options.send_run_id is True else UNSET
         run.on_started = lambda: self._channel.send(encode(Started(message.id, run_id)))
         if message.options.stream_logs is True:
-            run.on_log = lambda line: self._channel.send(encode(Log(message.id, [line])))
+            run.listeners.append(
+                log_listener(lambda line: self._channel.send(encode(Log(message.id, [line]))))
+            )
         return run
 
     def _provider(self, id: str, manifest: Manifest) -> Provider:

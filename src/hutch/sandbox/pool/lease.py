@@ -85,7 +85,7 @@ class Lease:
             job,
             may_poll,
             inputs=inputs,
-            on_log=run.on_log,
+            listeners=run.listeners,
             begin=False,
         )
         self._session = run.session = session

@@ -12,7 +12,7 @@ from hutch.protocols.rep.jsonrpc import TIMEOUT
 from hutch.protocols.rep.kinds.registry import Call, Kind, StepFailed
 from hutch.sandbox.runner.profile import profile_for
 from hutch.session.inputs import encode_inputs
-from hutch.session.run import RunHandle
+from hutch.session.run import RunHandle, log_listener
 
 if TYPE_CHECKING:
     from hutch.protocols.rep.ir.flow import FlowNode
@@ -43,17 +43,8 @@ async def _run(call: Call) -> Any:
         protocol="rep",
         label=f"{call.context.run_id}#{call.step_id}",
     )
-    lines = 0
-
-    def log(line: str) -> None:
-        nonlocal lines
-        lines += 1
-        call.log("info", line)
-
-    result = await services.kernel.run(execution, RunHandle(on_log=log))
-    # A process that was killed may have logged lines that it could not send.
-    for line in result.logs[lines:]:
-        log(line)
+    log = log_listener(lambda line: call.log("info", line))
+    result = await services.kernel.run(execution, RunHandle(listeners=[log]))
     if result.logs_truncated:
         call.log("warning", "the logs were truncated")
     if not result.ok:

@@ -1,0 +1,125 @@
+"""A started run: its events as they come, its result, and its cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+from msgspec import UNSET
+
+from hutch.session.host import TIMED_OUT
+from hutch.session.run import (
+    Result,
+    RunEnded,
+    RunEvent,
+    RunHandle,
+    RunLog,
+    ToolCallEnded,
+    ToolCallStarted,
+    ToolProgress,
+)
+
+MAX_BUFFERED_EVENTS = 20_000
+MAX_BUFFERED_BYTES = 32 * 1024 * 1024
+"""Maximum size of the inputs, outputs and log lines in buffered events."""
+
+
+class Run:
+    """A started run.
+
+    ```python
+    run = await h.start("console.log('hello')")
+    async for event in run:
+        print(event)
+    result = await run.result()
+    ```
+
+    Events are buffered until they are read, up to 20 000 events and 32 MiB. Further events are dropped and
+    counted in `dropped_events`, except the last one.
+    """
+
+    def __init__(
+        self, execute: Callable[[RunHandle], Coroutine[Any, Any, Result]], handle: RunHandle | None = None
+    ) -> None:
+        self._handle = handle or RunHandle()
+        self._handle.listeners.append(self._add)
+        self._events: deque[RunEvent] = deque()
+        self._bytes = 0
+        self._changed = asyncio.Event()
+        self.dropped_events = 0
+        self._cancelled = False
+        self._task = asyncio.get_running_loop().create_task(execute(self._handle))
+        self._task.add_done_callback(self._on_done)
+
+    @property
+    def id(self) -> str | None:
+        """Id of the run. With `hutch.connect`, the server chooses it, and it is None until the run starts."""
+        handle, session = self._handle, self._handle.session
+        return (handle.id if session is None or not handle.has_started else session.run_id) or None
+
+    async def result(self) -> Result:
+        """Returns the result when the run has ended. Cancelling this call does not affect the run.
+
+        Raises HutchError if the execution could not be started, as `Hutch.run` does.
+        """
+        await asyncio.wait({self._task})
+        if self._task.cancelled() and self._cancelled:
+            return Result(ok=False, error=TIMED_OUT.to_exception(), run_id=self._handle.id)
+        return self._task.result()
+
+    def cancel(self) -> None:
+        """Stops the guest and its tools. The result has the code `timeout` and the logs so far. Does nothing
+        if the run has ended.
+        """
+        self._cancelled = True
+        if not self._handle.stop():
+            self._task.cancel()
+
+    async def __aiter__(self) -> AsyncIterator[RunEvent]:
+        """Yields each event once, also if there are several readers, and ends with the run.
+
+        Raises HutchError if the execution could not be started.
+        """
+        while True:
+            while self._events:
+                event = self._events.popleft()
+                self._bytes -= _size(event)
+                yield event
+            if self._task.done():
+                await self.result()
+                return
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _on_done(self, task: asyncio.Task[Result]) -> None:
+        if not self._handle.outcome:
+            # The task was cancelled before its first step.
+            self._handle.fail("cancelled")
+        self._changed.set()
+
+    def _add(self, event: RunEvent) -> None:
+        size = _size(event)
+        is_full = len(self._events) >= MAX_BUFFERED_EVENTS or self._bytes + size > MAX_BUFFERED_BYTES
+        if is_full and not isinstance(event, RunEnded):
+            self.dropped_events += 1
+            return
+        self._events.append(event)
+        self._bytes += size
+        self._changed.set()
+
+
+def _size(event: RunEvent) -> int:
+    match event:
+        case RunLog():
+            return len(event.line)
+        case ToolCallStarted():
+            json = event.input_json
+        case ToolCallEnded():
+            json = event.output_json
+        case ToolProgress():
+            json = event.value_json
+        case _:
+            return 0
+    return 0 if json is UNSET else memoryview(json).nbytes
