@@ -98,7 +98,9 @@ class ServerStalls:
     def __enter__(self) -> ServerStalls:
         self._probe = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self._probe.stdout is not None
-        assert self._probe.stdout.readline() == b"ready\n", "the server answered no request for /health"
+        if self._probe.stdout.readline() != b"ready\n":
+            self._probe.communicate()
+            raise AssertionError("the server answered no request for /health")
         return self
 
     def __exit__(

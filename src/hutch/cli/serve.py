@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -140,6 +141,10 @@ async def _serve(
         # Everything that was created so far lives until the end, so exclude it from garbage collection.
         gc.collect()
         gc.freeze()
+        # The event loop waits this long for Python's lock whenever a thread computes, several times in each
+        # request. With Python's 5 ms, `/health` took 37 ms (median of 10 runs, 2 cores) while large flows were
+        # validated, with 0.5 ms 20 ms.
+        sys.setswitchinterval(0.0005)
         await _wait_for_first(serving, asyncio.create_task(signals.first.wait()))
         finished = await _drain(access, app, signals, settings.drain_seconds)
         server.should_exit = True
