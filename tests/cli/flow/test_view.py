@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from typing import Any
 
 import pytest
@@ -26,13 +27,13 @@ def outcome(**more: Any) -> RunOutcome:
 
 def test_table_has_steps_in_order_with_their_states() -> None:
     table = StepTable(FLOW)
-    assert list(table.steps) == ["a", "b", "c"]
+    assert [step.id for step in table.steps] == ["a", "b", "c"]
     table.apply_event(step_event("a", "started", attempt=1))
     table.apply_event(step_event("a", "succeeded", duration_ms=250))
     table.apply_event({"type": "skipped", "step_id": "b"})
-    states = {row.id: (row.state, row.attempt) for row in table.steps.values()}
+    states = {row.id: (row.state, row.attempt) for row in table.steps}
     assert states == {"a": ("succeeded", 1), "b": ("skipped", 0), "c": ("waiting", 0)}
-    assert table.steps["a"].seconds == 0.25
+    assert table.steps[0].seconds == 0.25
     assert (table.count("succeeded"), table.count("waiting")) == (1, 1)
 
 
@@ -40,7 +41,7 @@ def test_steps_of_a_subflow_follow_their_step_and_are_not_counted() -> None:
     table = StepTable(FLOW)
     for inner in ("a/x", "a/y", "a/x/deep"):
         table.apply_event(step_event(inner, "started", kind="wait"))
-    assert list(table.steps) == ["a", "a/x", "a/x/deep", "a/y", "b", "c"]
+    assert [step.id for step in table.steps] == ["a", "a/x", "a/x/deep", "a/y", "b", "c"]
     assert len(table.top_level_steps) == 3
 
 
@@ -123,3 +124,12 @@ def test_line_view_shows_restored_steps_and_hides_debug_logs() -> None:
     view.handle_event({"type": "log", "level": "debug", "message": "GET / 200"})
     view.handle_event({"type": "log", "level": "warning", "message": "trying again", "step_id": "b"})
     assert stream.getvalue() == "hutch: a succeeded earlier\nhutch: b: warning: trying again\n"
+
+
+def test_many_items_are_added_in_time() -> None:
+    table = StepTable(FLOW)
+    began = time.process_time()
+    for index in range(10_000):
+        table.apply_event(step_event(f"a/{index}", "started", kind="wait"))
+    assert time.process_time() - began < 5
+    assert [step.id for step in table.steps][9_999:] == ["a/9998", "a/9999", "b", "c"]

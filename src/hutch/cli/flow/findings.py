@@ -11,7 +11,12 @@ from hutch.problems import NameSuggester, Problem, describe_value, format_path
 from hutch.protocols.rep.ir.flow import Flow, FlowNode
 from hutch.protocols.rep.ir.parse import parse_flow
 from hutch.protocols.rep.ir.problems import InvalidFlow
-from hutch.protocols.rep.ir.references import SUBFLOW_KINDS, interpolated_texts, literal_reference
+from hutch.protocols.rep.ir.references import (
+    SUBFLOW_KINDS,
+    interpolated_texts,
+    literal_reference,
+    misplaced_item,
+)
 from hutch.protocols.rep.ir.source.files import YAML_SUFFIXES
 from hutch.protocols.rep.ir.source.read import load_flow
 from hutch.protocols.rep.kinds.registry import Registry
@@ -38,7 +43,7 @@ def check_kinds(flow: Flow, folder: Path) -> Iterator[Finding]:
 
 
 def _check_nodes(flow: Flow, folder: Path, registry: Registry, suggester: NameSuggester) -> Iterator[Finding]:
-    for node in flow.nodes.values():
+    for node in flow.all_nodes():
         if node.kind not in registry:
             close = suggester.closest(node.kind, registry.names())
             hint = f"; did you mean {close}?" if close else ""
@@ -89,9 +94,11 @@ def _check_file(path: str, name: object, folder: Path) -> Iterator[Finding]:
 
 def literal_references(flow: Flow) -> Iterator[Problem]:
     """Yields texts that contain a reference which is not replaced."""
-    for node in flow.nodes.values():
-        path = ("graph", "nodes", node.index, "with")
-        for place, text in interpolated_texts(node.kind, node.with_, path):
+    for node in flow.all_nodes():
+        for place, text in interpolated_texts(node.kind, node.with_, (*node.json_path, "with")):
+            if not node.is_item and (item := misplaced_item(text)) is not None:
+                message = f"{item} stays as it is; it is replaced only in a step with for_each"
+                yield Problem(format_path(place), message)
             found = literal_reference(text, interpolate=node.interpolate)
             if found is None:
                 continue

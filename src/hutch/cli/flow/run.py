@@ -150,7 +150,7 @@ def referenced_flows(flow: Flow, manifest: FlowManifest) -> dict[str, Any]:
     documents: dict[str, Any] = {}
     pending = [flow]
     while pending:
-        for node in pending.pop().nodes.values():
+        for node in pending.pop().all_nodes():
             name = node.with_.get("flow") if node.kind in SUBFLOW_KINDS else None
             if isinstance(name, str) and name in manifest.entries and name not in documents:
                 subflow = manifest.load(name)

@@ -253,11 +253,12 @@ class LiveView(FlowView):
         """Returns the lines to draw. The last line is the progress bar."""
         columns, rows = shutil.get_terminal_size((80, 24))
         max_lines = max(rows - 3, 3)
-        steps = list(self.table.steps.values())
+        steps = self.table.steps
         shown, more = steps, ""
         if len(steps) > max_lines:
             chosen = sorted(steps, key=lambda step: _DISPLAY_PRIORITY.index(step.state))[: max_lines - 1]
-            shown = [step for step in steps if step in chosen]
+            chosen_ids = {step.id for step in chosen}
+            shown = [step for step in steps if step.id in chosen_ids]
             more = f"  and {len(steps) - len(shown)} more"
         width = min(max((len(step.id) for step in shown), default=0), 40)
         lines = [self._render_step(step, width, columns) for step in shown]
@@ -318,6 +319,8 @@ class StepProgress:
         self.attempt = 0
         self.is_restored = False
         """True if the step had finished before the run was resumed."""
+        self.inner: list[StepProgress] = []
+        """Steps of the subflow, or items, of this step."""
         self._started_at = 0.0
         self._duration = 0.0
 
@@ -339,11 +342,15 @@ class StepProgress:
 
 
 class StepTable:
-    """Steps of a flow in order. The steps of a subflow follow the step that runs it."""
+    """Steps of a flow in order. Steps of a subflow and items of a `for_each` follow the step that runs
+    them.
+    """
 
     def __init__(self, flow: Flow) -> None:
         self.name = flow.name
-        self.steps = {step_id: StepProgress(step_id, flow.nodes[step_id].kind) for step_id in flow.order()}
+        self.top_level_steps = [StepProgress(step_id, flow.nodes[step_id].kind) for step_id in flow.order()]
+        """Steps that are not in subflows or items."""
+        self._by_id = {step.id: step for step in self.top_level_steps}
         self._started_at = monotonic()
 
     @property
@@ -351,9 +358,15 @@ class StepTable:
         return monotonic() - self._started_at
 
     @property
-    def top_level_steps(self) -> list[StepProgress]:
-        """Steps that are not in subflows."""
-        return [step for step in self.steps.values() if "/" not in step.id]
+    def steps(self) -> list[StepProgress]:
+        """All steps in order."""
+        ordered: list[StepProgress] = []
+        pending = self.top_level_steps[::-1]
+        while pending:
+            step = pending.pop()
+            ordered.append(step)
+            pending += reversed(step.inner)
+        return ordered
 
     def count(self, *states: StepState) -> int:
         return sum(step.state in states for step in self.top_level_steps)
@@ -363,7 +376,7 @@ class StepTable:
         kind, step_id = event.get("type"), event.get("step_id")
         if kind not in ("step", "skipped") or not isinstance(step_id, str):
             return None
-        step = self.steps.get(step_id) or self._add_subflow_step(step_id, event)
+        step = self._by_id.get(step_id) or self._add_inner_step(step_id, event)
         if step is None:
             return None
         if kind == "skipped":
@@ -382,19 +395,13 @@ class StepTable:
                 return None
         return step
 
-    def _add_subflow_step(self, step_id: str, event: dict[str, Any]) -> StepProgress | None:
-        parent = step_id.rpartition("/")[0]
-        if parent not in self.steps:
+    def _add_inner_step(self, step_id: str, event: dict[str, Any]) -> StepProgress | None:
+        parent = self._by_id.get(step_id.rpartition("/")[0])
+        if parent is None:
             return None
         kind = event.get("kind")
-        step = StepProgress(step_id, kind if isinstance(kind, str) else "")
-        items = list(self.steps.items())
-        position = 1 + max(
-            index
-            for index, (other, _) in enumerate(items)
-            if other == parent or other.startswith(f"{parent}/")
-        )
-        self.steps = dict([*items[:position], (step_id, step), *items[position:]])
+        step = self._by_id[step_id] = StepProgress(step_id, kind if isinstance(kind, str) else "")
+        parent.inner.append(step)
         return step
 
 

@@ -87,6 +87,29 @@ def test_run_of_a_killed_runtime_is_resumed_without_repeating_steps(
     assert next(each for each in ended.steps() if each[0] not in restored) == ("held", "started")
 
 
+def test_items_that_were_finished_before_a_kill_are_not_repeated(
+    tmp_path: Path, upstream: CountingApi
+) -> None:
+    env = settings_of(tmp_path, upstream)
+    urls = [upstream.step(f"i{index}")["url"] for index in range(6)]
+    inner = {"type": "http.get", "with": {"url": "$item"}}
+    ir = flow([node("each", "for_each", items=urls, step=inner, max_parallel=2)], [])
+    upstream.hold("/i3")
+    with running_runtime(**env) as runtime:
+        start_stored(runtime, ir, "r")
+        upstream.wait_for_request("/i3")
+        events: list[dict[str, Any]] = []
+        runtime.poll_until(
+            "r", lambda _: ("each/5", "succeeded") in PolledRun("", {}, events).steps(), events
+        )
+        kill(runtime.process)
+    upstream.release("/i3")
+    with running_runtime(**env) as other:
+        ended = run_stored(other, ir, "r", resume=True)
+    assert [item["body"]["count"] for item in ended.outputs["each"]] == [1, 1, 1, 2, 1, 1]
+    assert upstream.request_counts == {**{f"/i{index}": 1 for index in range(6)}, "/i3": 2}
+
+
 def test_result_is_durable_before_the_next_step_starts(tmp_path: Path, upstream: CountingApi) -> None:
     env = settings_of(tmp_path, upstream)
     ids = [f"s{number}" for number in range(12)]

@@ -58,6 +58,7 @@ async def test_key_is_valid_only_for_its_scopes(server: FlowServer, operator: Fl
         ("toolscript.run", {"code": "1"}, "toolscript"),
         ("tool.execute", {"package": "p", "name": "n", "params": {}}, "tpmjs"),
         ("ability.execute", {"ability": "a", "params": {}}, "abilities"),
+        ("for_each", {"items": [], "step": {"type": "code.run", "with": {"code": "1"}}}, "execbox"),
     ],
 )
 async def test_flow_cannot_use_protocols_outside_the_scopes_of_the_key(
@@ -69,17 +70,20 @@ async def test_flow_cannot_use_protocols_outside_the_scopes_of_the_key(
     scope: str,
     rid: str,
 ) -> None:
+    place, inner_kind = "type", kind
+    if kind == "for_each":
+        place, inner_kind = "with.step.type", given["step"]["type"]
     ir = flow([node("s", kind, **given)], name="sneaky")
     message = assert_error(await ann.post("/flows", ir), 403, "FORBIDDEN")["message"]
     assert message == (
-        f"graph.nodes[0].type: this key is not for {scope};"
+        f"graph.nodes[0].{place}: this key is not for {scope};"
         f" create one with `hutch key add USER --scope rep --scope {scope}`"
     )
     # A flow passed as an input is restricted in the same way.
     outer = flow([node("o", "flow.run", flow="$input.ir", inputs={})], name="outer")
     await ann.start_run(outer, rid, inputs={"ir": ir})
     ended = await ann.wait_for_end(rid)
-    assert f"there is no kind '{kind}'" in ended["summary"]["error"]["message"]
+    assert f"there is no kind '{inner_kind}'" in ended["summary"]["error"]["message"]
     wide = await server.user(operator, "wide", ("rep", scope))
     assert (await wide.post("/flows", ir)).status_code in (200, 201)
     # A flow stored with one key cannot be run with a key of fewer scopes.

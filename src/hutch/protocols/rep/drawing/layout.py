@@ -99,14 +99,20 @@ def _connect_items(source: LayoutItem, target: LayoutItem) -> None:
 def _lines(node: FlowNode) -> list[str]:
     lines = [clean(node.id)]
     if node.kind != node.id:
-        lines.append(clean(node.kind))
+        lines.append(clean(kind_of(node)))
     notes = notes_on(node)
     return [*lines, notes] if notes else lines
+
+
+def kind_of(node: FlowNode) -> str:
+    """Returns the kind of a step; for a `for_each` with the kind that it runs."""
+    return node.kind if node.item_step is None else f"{node.kind}: {node.item_step.kind}"
 
 
 def notes_on(node: FlowNode) -> str:
     """Describes the timeout and the retries of a step. Returns an empty string if it has neither."""
     notes = []
+    node = node.item_step or node
     if node.timeout_ms:
         notes.append(f"≤ {seconds(node.timeout_ms)}")
     if node.retry_max:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from hutch.protocols.rep.drawing.layout import (
     LayoutItem,
     clean,
+    kind_of,
     label_of,
     lay_out,
     notes_on,
@@ -59,14 +60,14 @@ def listing(flow: Flow) -> Iterator[str]:
     """Yields one line per step: id, kind, successors and conditions."""
     ordered = flow.order()
     ids = max(len(name) for name in ordered)
-    kinds = max(columns(clean(node.kind)) for node in flow.nodes.values())
+    kinds = max(columns(clean(kind_of(node))) for node in flow.nodes.values())
     for name in ordered:
         node = flow.nodes[name]
         ends = []
         for target in flow.successors(name):
             label = label_of([edge for edge in flow.outgoing(name) if edge.target == target])
             ends.append(f"{target} ({clean(label)})" if label else target)
-        kind = clean(node.kind)
+        kind = clean(kind_of(node))
         notes = notes_on(node)
         after = f"→ {', '.join(ends)}" if ends else ""
         yield "  ".join(
@@ -278,7 +279,7 @@ def mermaid(flow: Flow) -> str:
     names = {name: f"n{number}" for number, name in enumerate(flow.nodes)}
     lines = ["flowchart TD"]
     for name, node in flow.nodes.items():
-        text = _escaped(name) if node.kind == name else f"{_escaped(name)}<br/>{_escaped(node.kind)}"
+        text = _escaped(name) if node.kind == name else f"{_escaped(name)}<br/>{_escaped(kind_of(node))}"
         before, after = {"switch": ("{", "}"), "finish": ("([", "])")}.get(node.kind, ("[", "]"))
         lines.append(f'    {names[name]}{before}"{text}"{after}')
     for name in flow.nodes:

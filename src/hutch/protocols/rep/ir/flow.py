@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from hutch.problems import Problem
+from hutch.problems import JsonPath, Problem, format_path
 from hutch.protocols.rep.ir import schema
 from hutch.protocols.rep.ir.graph import CONTROL_KINDS, order
 
@@ -26,10 +27,19 @@ class FlowNode(msgspec.Struct, frozen=True, kw_only=True):
     """True if strings in `with` may contain references in braces."""
     index: int = 0
     """Index in `graph.nodes`."""
+    item_step: FlowNode | None = None
+    """Inner step of a `for_each`."""
+    is_item: bool = False
+    """True for the inner step of a `for_each`, which may refer to the item."""
 
     @property
     def path(self) -> str:
-        return f"graph.nodes[{self.index}]"
+        return format_path(self.json_path)
+
+    @property
+    def json_path(self) -> JsonPath:
+        path: JsonPath = ("graph", "nodes", self.index)
+        return (*path, "with", "step") if self.is_item else path
 
 
 class FlowEdge(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +73,7 @@ class Flow:
                 backoff_ms=node.retry.backoff_ms,
                 interpolate=node.interpolate is True,
                 index=index,
+                item_step=_item_step(node, index) if node.type == schema.FOR_EACH else None,
             )
             for index, node in enumerate(decoded.graph.nodes)
         }
@@ -78,6 +89,26 @@ class Flow:
 
     def __repr__(self) -> str:
         return f"Flow({self.name!r}, {len(self.nodes)} steps)"
+
+    def all_nodes(self) -> Iterator[FlowNode]:
+        """Yields all steps, and after each `for_each` its inner step."""
+        for node in self.nodes.values():
+            yield node
+            if node.item_step is not None:
+                yield node.item_step
+
+    def for_items(self, node: FlowNode, count: int) -> Flow:
+        """Returns a flow with the inner step of a `for_each` for each item. The index is the step id."""
+        assert node.item_step is not None
+        flow = copy(self)
+        flow.timeout_ms = 0
+        flow.nodes = {
+            str(index): msgspec.structs.replace(node.item_step, id=str(index)) for index in range(count)
+        }
+        flow.edges = ()
+        flow._outgoing = {name: [] for name in flow.nodes}
+        flow._incoming = {name: [] for name in flow.nodes}
+        return flow
 
     def entries(self) -> list[str]:
         """Returns the ids of the steps without incoming edges, in document order."""
@@ -99,7 +130,7 @@ class Flow:
 
     def step_kinds(self) -> list[str]:
         """Returns the sorted kinds that a runtime must support. Control kinds are left out."""
-        return sorted({node.kind for node in self.nodes.values()} - CONTROL_KINDS)
+        return sorted({node.kind for node in self.all_nodes()} - CONTROL_KINDS)
 
     @property
     def is_compiled(self) -> bool:
@@ -107,6 +138,21 @@ class Flow:
         source (WDL).
         """
         return ".wdl" in Path(self.metadata["source_file"]).suffixes
+
+
+def _item_step(node: schema.GraphNode, index: int) -> FlowNode:
+    step = msgspec.convert(node.with_["step"], schema.ItemStep)
+    return FlowNode(
+        id=node.id,
+        kind=step.type,
+        with_=step.with_,
+        timeout_ms=step.timeout_ms,
+        retry_max=step.retry.max,
+        backoff_ms=step.retry.backoff_ms,
+        interpolate=step.interpolate,
+        index=index,
+        is_item=True,
+    )
 
 
 def count_steps(document: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -27,6 +28,8 @@ from hutch.protocols.rep.ir.references import (
 from hutch.protocols.rep.ir.shape import shape_problems
 from hutch.text import cut
 
+NOT_FOR_ITEMS = ("switch", "finish", schema.FOR_EACH)
+"""Kinds that cannot be the inner step of a `for_each`, because they need edges or other items."""
 MAX_CASES = 1_000
 """Maximum number of cases of a switch."""
 _MAX_VERSION_CHARS = 100
@@ -78,6 +81,8 @@ class _StepRef(NamedTuple):
     kind: str
     with_: dict[str, Any]
     interpolate: bool
+    is_item: bool = False
+    """True for the inner step of a `for_each`."""
 
 
 class _EdgeRef(NamedTuple):
@@ -120,8 +125,12 @@ def _graph_problems(document: dict[str, Any], budget: ValidationBudget, depth: i
     ordered = graph.order(known, pairs)
     yield from _cases(valid_edges, known)
     budget.check()
-    yield from _references(steps, known, ordered, pairs, document.get("inputs_schema"), budget)
     for step in steps:
+        if step.kind == schema.FOR_EACH:
+            yield from _for_each(step)
+    all_steps = [*steps, *_item_steps(steps)]
+    yield from _references(all_steps, known, ordered, pairs, document.get("inputs_schema"), budget)
+    for step in all_steps:
         if step.kind in SUBFLOW_KINDS and isinstance(step.with_.get("flow"), dict):
             yield from _nested_flow(step, budget, depth + 1)
 
@@ -251,6 +260,46 @@ def _target(
         )
 
 
+# --- for_each ---
+
+
+def _for_each(step: _StepRef) -> Iterator[Problem]:
+    from hutch.session.schema.problems import check_against_schema
+
+    path: JsonPath = (*step.path, "with")
+    parameters = dict(step.with_)
+    items = parameters.get("items")
+    if isinstance(items, str):
+        if not items.strip().startswith("$"):
+            expected = "a list, or a reference to one such as $input.items"
+            yield Problem(format_path((*path, "items")), f"expected {expected}, got {describe_value(items)}")
+        parameters["items"] = []
+    try:
+        decoded = msgspec.convert(parameters, schema.ForEachParams)
+    except msgspec.ValidationError as error:
+        yield from check_against_schema(_for_each_schema(), parameters, path) or [
+            Problem(format_path(path), str(error))
+        ]
+        return
+    if decoded.step.type in NOT_FOR_ITEMS:
+        message = f"a {decoded.step.type} cannot run for each item; use flow.run for several steps"
+        yield Problem(format_path((*path, "step", "type")), message)
+
+
+@cache
+def _for_each_schema() -> dict[str, Any]:
+    return msgspec.json.schema(schema.ForEachParams)
+
+
+def _item_steps(steps: list[_StepRef]) -> Iterator[_StepRef]:
+    """Yields the inner steps of all `for_each` steps, with the ids of these."""
+    for step in steps:
+        inner = step.with_.get("step") if step.kind == schema.FOR_EACH else None
+        if isinstance(inner, dict):
+            for ref in _step_refs([{**inner, "id": step.id}]):
+                yield ref._replace(path=(*step.path, "with", "step"), is_item=True)
+
+
 # --- references ---
 
 
@@ -271,14 +320,16 @@ def _references(
             try:
                 if isinstance(found, BadReference):
                     raise found
-                reference = parse_reference(found, known)
+                reference = parse_reference(found, known, in_item=step.is_item)
             except BadReference as error:
                 yield Problem(format_path(path), str(error))
                 continue
             if reference is None:
                 continue
-            if reference.step is None:
+            if reference.root == "input":
                 yield from _unknown_input(path, reference.path, names, known.suggester)
+            elif reference.step is None:
+                continue  # the item, whose keys are not known
             elif reference.step not in known:
                 yield Problem(format_path(path), f"{reference.text}: {_no_step(reference.step, known)}")
             elif len(ordered) == len(known):  # there is no cycle, which would have been reported already
@@ -294,12 +345,12 @@ def _references_of(step: _StepRef) -> Iterator[tuple[JsonPath, str | BadReferenc
     opaque = OPAQUE_PARAMETERS.get(step.kind, ())
     for key, value in step.with_.items():
         if key not in opaque or (step.kind != "switch" and not isinstance(value, dict)):
-            yield from find_references(value, (*step.path, "with", key))
+            yield from find_references(value, (*step.path, "with", key), in_item=step.is_item)
     if not step.interpolate:
         return
     for path, text in interpolated_texts(step.kind, step.with_, (*step.path, "with")):
         try:
-            parts = parse_template(text)
+            parts = parse_template(text, in_item=step.is_item)
         except BadReference as error:
             yield path, error
             continue

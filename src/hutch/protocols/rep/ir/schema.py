@@ -65,8 +65,7 @@ class ItemStep(Struct, forbid_unknown_fields=True, rename={"with_": "with"}):
 class ForEachParams(Struct, forbid_unknown_fields=True):
     """Parameters of a `for_each`."""
 
-    items: list[Any] | str
-    """The list, or a reference to it."""
+    items: list[Any]
     step: ItemStep
     max_parallel: Annotated[int, Meta(ge=1, le=MAX_PARALLEL_ITEMS)] = 4
 

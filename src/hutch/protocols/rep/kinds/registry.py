@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
 from time import monotonic
@@ -67,6 +67,11 @@ class StepRun(Protocol):
         self, flow: Flow, inputs: Mapping[str, Any], parent_id: str, context: RunContext
     ) -> RunSummary:
         """Runs another flow as a step of this flow."""
+
+    async def run_items(
+        self, node: FlowNode, items: Sequence[Any], max_parallel: int, parent_id: str
+    ) -> RunSummary:
+        """Runs the inner step of a `for_each` for every item. `outputs` is the list of their outputs."""
 
 
 class Call:

@@ -89,7 +89,7 @@ def check_step_kinds(flow: Flow, supported: RuntimeCapabilities, engine: str) ->
         else f" and {len(supported.step_kinds) - _MAX_SHOWN_KINDS} more"
     )
     missing_kinds = frozenset(missing)
-    affected = [node.id for node in flow.nodes.values() if node.kind in missing_kinds]
+    affected = [node.id for node in flow.all_nodes() if node.kind in missing_kinds]
     raise UnsuitableRuntime(
         rep_error(
             UNSUPPORTED_KIND,

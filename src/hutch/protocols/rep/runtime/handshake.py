@@ -32,6 +32,7 @@ BUILTIN_KINDS: dict[str, str] = {
     "toolscript.run": f"{_KINDS_PACKAGE}.script:RUN",
     "code.run": f"{_KINDS_PACKAGE}.code:RUN",
     "flow.run": f"{_KINDS_PACKAGE}.subflow:RUN",
+    "for_each": f"{_KINDS_PACKAGE}.for_each:FOR_EACH",
     "switch": f"{_KINDS_PACKAGE}.control:SWITCH",
     "finish": f"{_KINDS_PACKAGE}.control:FINISH",
     "dsl.emit": f"{_KINDS_PACKAGE}.control:EMIT",

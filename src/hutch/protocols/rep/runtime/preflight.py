@@ -35,7 +35,7 @@ def check_runnable(flow: Flow, inputs: Mapping[str, Any], registry: Registry, *,
     """Checks the inputs and the parameters of all steps, and loads the step kinds. Raises NotRunnable."""
     problems = ProblemList(_not_runnable)
     problems.extend(check_inputs(flow, inputs))
-    for node in flow.nodes.values():
+    for node in flow.all_nodes():
         if node.kind not in registry or (node.kind == SHELL_KIND and not allow_shell):
             raise _unsupported(node.id, node.kind, registry, allow_shell)
         try:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from hutch.protocols.rep.ir.resolve import ReferenceValues
+from hutch.protocols.rep.ir.resolve import LoopItem, ReferenceValues
 from hutch.protocols.rep.ir.switch import taken_edges
 from hutch.protocols.rep.jsonrpc import (
     BROKEN_TRANSPORT,
@@ -59,11 +59,12 @@ class FlowRun:
         journal: JournalWriter | None = None,
         slots: StepSlots | None = None,
         prefix: str = "",
+        loop: Loop | None = None,
     ) -> None:
         """`finished_steps` are results of an earlier attempt at the same run. These steps are not repeated.
 
         `slots` and `prefix` are for sub-flows. A sub-flow shares the slots of its parent, and its step ids
-        start with the id of the parent step.
+        start with the id of the parent step. `loop` is for the items of a `for_each`.
         """
         self.flow = flow
         self.inputs = inputs
@@ -79,6 +80,9 @@ class FlowRun:
         self._slots = slots or StepSlots(concurrency)
         self._progress = FlowProgress(flow)
         self._skipped = 0
+        self._loop = loop
+        self._ready: deque[str] = deque()
+        """Steps that may start. They wait only in a loop with as many open steps as it may have."""
         self._open_steps = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._has_slot: set[asyncio.Task[None]] = set()
@@ -129,16 +133,36 @@ class FlowRun:
 
     def reference_values(self, node: FlowNode) -> ReferenceValues:
         """Returns the values that the references of a step resolve to."""
+        if self._loop is not None:
+            return self._loop.values_for(int(node.id))
         return ReferenceValues(self.inputs, self.outputs, self.flow.nodes)
 
     async def run_nested(
         self, flow: Flow, inputs: Mapping[str, Any], parent_id: str, context: RunContext
     ) -> RunSummary:
         """Runs another flow as a step of this flow."""
+        return await self._inner_run(flow, inputs, parent_id, context).run()
+
+    async def run_items(
+        self, node: FlowNode, items: Sequence[Any], max_parallel: int, parent_id: str
+    ) -> RunSummary:
+        """Runs the inner step of a `for_each` for every item. `outputs` is the list of their outputs."""
+        loop = Loop(self.reference_values(node), items, max_parallel)
+        flow = self.flow.for_items(node, len(items))
+        return await self._inner_run(flow, self.inputs, parent_id, self.context, loop).run()
+
+    def _inner_run(
+        self,
+        flow: Flow,
+        inputs: Mapping[str, Any],
+        parent_id: str,
+        context: RunContext,
+        loop: Loop | None = None,
+    ) -> FlowRun:
         inner_prefix = f"{parent_id.removeprefix(self.prefix)}/"
         # Restored results are used only by the first attempt. A retry starts over.
         inner_ids = [id for id in self._finished_steps if id.startswith(inner_prefix)]
-        inner = FlowRun(
+        return FlowRun(
             flow,
             inputs,
             self.registry,
@@ -148,8 +172,8 @@ class FlowRun:
             journal=self._journal,
             slots=self._slots,
             prefix=f"{parent_id}/",
+            loop=loop,
         )
-        return await inner.run()
 
     # --- steps ---
 
@@ -157,13 +181,13 @@ class FlowRun:
         """Starts steps. A step with a final result from an earlier attempt is recorded, and its successors
         start.
         """
-        pending = list(reversed(ids))
-        while pending:
-            id = pending.pop()
+        self._ready.extend(ids)
+        while self._ready and (self._loop is None or self._open_steps < self._loop.max_parallel):
+            id = self._ready.popleft()
             result = self._finished_steps.get(id)
             if result is not None and self._is_final(id, result):
                 self._emit_restored(id, result)
-                pending += reversed(self._record_result(id, result))
+                self._ready.extendleft(reversed(self._record_result(id, result)))
                 continue
             self._open_steps += 1
             self._schedule(self.flow.nodes[id], 0)
@@ -302,6 +326,9 @@ class FlowRun:
 
     def _run_outputs(self) -> tuple[Any, dict[str, Any] | None]:
         """Returns the outputs of a successful run, or an error if the outputs are too large."""
+        if self._loop is not None:
+            # The step that contains the loop checks the size.
+            return [self.outputs[id] for id in self.flow.nodes], None
         outputs = self._finish_outputs()
         if outputs is None:
             outputs = {id: self.outputs[id] for id in self.flow.nodes if self._is_output_step(id)}
@@ -329,6 +356,18 @@ class FlowRun:
         result = self.results.get(id)
         succeeded = result is not None and result.state == "succeeded"
         return succeeded and self.flow.nodes[id].kind != "finish" and self._progress.is_last_step(id)
+
+
+class Loop(NamedTuple):
+    """The items of a `for_each`."""
+
+    values: ReferenceValues
+    """Values for the references of the `for_each` itself."""
+    items: Sequence[Any]
+    max_parallel: int
+
+    def values_for(self, position: int) -> ReferenceValues:
+        return self.values._replace(item=LoopItem(self.items[position], position))
 
 
 class FlowProgress:

@@ -66,5 +66,5 @@ async def referenced_flows(
 
 
 def _referenced_names(flow: Flow) -> set[str]:
-    names = (node.with_.get("flow") for node in flow.nodes.values() if node.kind in SUBFLOW_KINDS)
+    names = (node.with_.get("flow") for node in flow.all_nodes() if node.kind in SUBFLOW_KINDS)
     return {name for name in names if isinstance(name, str)}

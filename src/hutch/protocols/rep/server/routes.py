@@ -365,12 +365,12 @@ def _check_kinds(caller: Caller, *flows: Flow) -> None:
     """Raises ApiError for step kinds that this server does not run or the caller's key does not allow."""
     allowed = kinds_for(caller)
     for flow in flows:
-        refused = {node.kind for node in flow.nodes.values()}.difference(allowed)
-        for node in flow.nodes.values() if refused else ():
+        refused = {node.kind for node in flow.all_nodes()}.difference(allowed)
+        for node in flow.all_nodes() if refused else ():
             if node.kind not in refused:
                 continue
             if node.kind in KIND_SCOPES:
-                advice = key_advice(*scopes_for(other.kind for other in flow.nodes.values()))
+                advice = key_advice(*scopes_for(other.kind for other in flow.all_nodes()))
                 raise ApiError(
                     "forbidden", f"{node.path}.type: this key is not for {KIND_SCOPES[node.kind]}; {advice}"
                 )

@@ -253,3 +253,62 @@ def test_deep_document_is_refused() -> None:
         nested = [nested]
     with pytest.raises(InvalidFlow, match="nested deeper"):
         FlowSource({"name": "x", "steps": [{"run": "echo", "with": {"x": nested}}]}).parse()
+
+
+# --- for_each ---
+
+
+async def test_for_each_compiles_to_a_step_with_an_inner_step() -> None:
+    text = """
+steps:
+  - {id: list, run: echo, with: {value: [{n: a}, {n: b}]}}
+  - id: each
+    run: echo
+    for_each: $step.list
+    max_parallel: 2
+    with: {value: "${index} ${item.n}"}
+    retry: 2
+    timeout: 5s
+"""
+    [node] = [each for each in read(text).document["graph"]["nodes"] if each["id"] == "each"]
+    assert (node["type"], node["timeout_ms"], node["retry"]["max"]) == ("for_each", 0, 0)
+    assert node["with"] == {
+        "items": "$step.list",
+        "step": {
+            "type": "echo",
+            "with": {"value": "${index} ${item.n}"},
+            "timeout_ms": 5_000,
+            "retry": {"max": 2, "backoff_ms": 1_000},
+            "interpolate": True,
+        },
+        "max_parallel": 2,
+    }
+    assert await outputs_of(text) == {"each": ["0 a", "1 b"]}
+
+
+def test_problems_of_for_each_have_the_place_in_the_short_form() -> None:
+    first, *others = problems_of("""
+steps:
+  - {id: a, run: echo, for_each: 3, max_parallel: 0}
+  - {id: b, run: echo, max_parallel: 2}
+  - {id: c, run: echo, foreach: [1]}
+""")
+    expected = "a list, or a reference to one such as $input.items"
+    assert first == f"steps[0].for_each: expected {expected}, got the number 3 (line 3, step a)"
+    assert others == [
+        "steps[0].max_parallel: expected a number from 1 to 64, got the number 0 (line 3, step a)",
+        "steps[1].max_parallel: expected for_each in the same step (line 4, step b)",
+        "steps[2].foreach: unknown key; did you mean for_each? (line 5, step c)",
+    ]
+    assert problems_of("""
+inputs: {list: list}
+steps:
+  - id: a
+    run: echo
+    for_each: $input.lst
+    with:
+      x: $step.nope
+""") == [
+        'steps[0].for_each: inputs_schema has no input "lst"; did you mean list? (line 6, step a)',
+        'steps[0].with.x: $step.nope: there is no step "nope" (line 8, step a)',
+    ]

@@ -16,7 +16,7 @@ from hutch.protocols.rep.ir.budget import UNLIMITED, ValidationBudget
 from hutch.protocols.rep.ir.json_bounds import json_problem
 from hutch.protocols.rep.ir.problems import VERSION, InvalidFlow
 from hutch.protocols.rep.ir.references import BadReference, has_template, parse_reference
-from hutch.protocols.rep.ir.schema import MAX_ID_CHARS, MAX_NESTED_FLOWS
+from hutch.protocols.rep.ir.schema import FOR_EACH, MAX_ID_CHARS, MAX_NESTED_FLOWS, MAX_PARALLEL_ITEMS
 from hutch.protocols.rep.ir.source.yaml import InvalidYaml, decode_yaml
 from hutch.protocols.rep.ir.switch import DEFAULT, case_name
 
@@ -25,7 +25,9 @@ DEFAULT_BACKOFF_MS = 1_000
 _GENERATED_AT = "1970-01-01T00:00:00Z"
 _IR_KEYS = frozenset({"version", "flow", "graph"})
 _FLOW_KEYS = ("name", "inputs", "steps", "outputs", "timeout")
-_STEP_KEYS = ("id", "run", "with", "after", "after_failure", "when", "retry", "timeout")
+_STEP_KEYS = (
+    *("id", "run", "with", "for_each", "max_parallel", "after", "after_failure", "when", "retry", "timeout"),
+)
 _RETRY_KEYS = ("max", "backoff")
 _SYNONYMS = {
     "type": "run",
@@ -37,6 +39,11 @@ _SYNONYMS = {
     "if": "when",
     "retries": "retry",
     "on_error": "after_failure",
+    "foreach": "for_each",
+    "loop": "for_each",
+    "with_items": "for_each",
+    "concurrency": "max_parallel",
+    "parallel": "max_parallel",
     "backoff_ms": "backoff",
     "inputs_schema": "inputs",
     "output": "outputs",
@@ -105,6 +112,15 @@ class SourceMap:
 _GRAPH_PATH = re.compile(r"graph\.(?P<list>nodes|edges)\[(?P<number>\d+)\](?P<rest>.*)", re.S)
 _FLOW_RENAMES = {"inputs_schema": "inputs", "flow.name": "name", "flow.timeout_ms": "timeout", "flow": ""}
 _STEP_RENAMES = {"type": "run", "timeout_ms": "timeout", "retry.backoff_ms": "retry.backoff"}
+_FOR_EACH_RENAMES = {
+    "with.items": "for_each",
+    "with.max_parallel": "max_parallel",
+    "with.step.with": "with",
+    **{f"with.step.{old}": new for old, new in _STEP_RENAMES.items()},
+    "with.step": "",
+    "with": "",
+    "type": "for_each",
+}
 
 
 class _Origin(NamedTuple):
@@ -119,9 +135,9 @@ class _Origin(NamedTuple):
     def locate(self, rest: str) -> str:
         if self.renames is None:
             return self.path
-        if self.nested is not None and rest.startswith("with.flow."):
-            return f"{self.path}.with.flow.{self.nested.locate(rest.removeprefix('with.flow.'))}"
         renamed = _renamed(rest, self.renames)
+        if self.nested is not None and renamed.startswith("with.flow."):
+            return f"{self.path}.with.flow.{self.nested.locate(renamed.removeprefix('with.flow.'))}"
         return ".".join(filter(None, (self.path, renamed)))
 
 
@@ -148,6 +164,9 @@ class _Step(NamedTuple):
     when: _Condition | None
     timeout_ms: int
     retry: dict[str, int]
+    items: Any
+    """Value of `for_each`, or None."""
+    max_parallel: int | None
 
 
 class _Compiler:
@@ -290,7 +309,27 @@ class _Compiler:
             when=self._condition((*path, "when"), entry["when"]) if "when" in entry else None,
             timeout_ms=self._duration((*path, "timeout"), entry.get("timeout")),
             retry=self._retry((*path, "retry"), entry.get("retry")),
+            items=self._items((*path, "for_each"), entry["for_each"]) if "for_each" in entry else None,
+            max_parallel=self._max_parallel(path, entry) if "max_parallel" in entry else None,
         )
+
+    def _items(self, path: JsonPath, value: Any) -> Any:
+        if isinstance(value, list) or (isinstance(value, str) and value.strip().startswith("$")):
+            return value
+        expected = "a list, or a reference to one such as $input.items"
+        self._add(path, f"expected {expected}, got {describe_value(value)}")
+        return []
+
+    def _max_parallel(self, path: JsonPath, entry: dict[str, Any]) -> int | None:
+        value = entry["max_parallel"]
+        if "for_each" not in entry:
+            self._add((*path, "max_parallel"), "expected for_each in the same step")
+        elif not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_PARALLEL_ITEMS:
+            expected = f"a number from 1 to {MAX_PARALLEL_ITEMS}"
+            self._add((*path, "max_parallel"), f"expected {expected}, got {describe_value(value)}")
+        else:
+            return value
+        return None
 
     def _step_names(self, path: JsonPath, value: Any, default: list[str]) -> list[str]:
         if value is None:
@@ -387,14 +426,7 @@ class _Compiler:
                 self._add_node(origin, entry, "switch", {"key_from": step.when.key_from})
                 for case in step.when.run_cases:
                     self._add_edge(f"{path}.when", entry, step.id, case=case)
-            self._add_node(
-                _Origin(path, nested=self._nested.get(step.id)),
-                step.id,
-                step.kind,
-                step.with_,
-                step.timeout_ms,
-                step.retry,
-            )
+            self._add_step(step)
             self._add_edges(f"{path}.after", step.after, entry, whens, conditions)
             for name in step.after_failure:
                 self._add_edge(f"{path}.after_failure", name, entry, on="failure")
@@ -406,6 +438,25 @@ class _Compiler:
             followed = {name for step in steps for name in step.after}
             last = [step.id for step in steps if step.id not in followed]
             self._add_edges("steps", last, finish, whens, conditions)
+
+    def _add_step(self, step: _Step) -> None:
+        path, nested = format_path(step.path), self._nested.get(step.id)
+        if step.items is None:
+            origin = _Origin(path, nested=nested)
+            self._add_node(origin, step.id, step.kind, step.with_, step.timeout_ms, step.retry)
+            return
+        inner: dict[str, Any] = {
+            "type": step.kind,
+            "with": step.with_,
+            "timeout_ms": step.timeout_ms,
+            "retry": step.retry,
+        }
+        if has_template(step.kind, step.with_, in_item=True):
+            inner["interpolate"] = True
+        parameters = {"items": step.items, "step": inner}
+        if step.max_parallel is not None:
+            parameters["max_parallel"] = step.max_parallel
+        self._add_node(_Origin(path, _FOR_EACH_RENAMES, nested), step.id, FOR_EACH, parameters)
 
     def _free_id(self, name: str) -> str:
         """Returns an id that no step has."""
