@@ -10,18 +10,21 @@ PYTHON = $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; d
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 ENV = .venv
 PIP = $(ENV)/bin/python -m pip --disable-pip-version-check --quiet --no-input
-DENO = cd src/hutch/guest && DENO_DIR="$${DENO_DIR:-$(CURDIR)/build/deno}" \
+DENO = DENO_DIR="$${DENO_DIR:-$(CURDIR)/build/deno}" \
 	DENO_TLS_CA_STORE="$${DENO_TLS_CA_STORE:-mozilla,system}" "$(CURDIR)/$(ENV)/bin/deno"
+# The folders of TypeScript, each with its own deno.json and lock file.
+GUEST := src/hutch/guest
+CONSOLE := src/hutch/console/web
 
 PYTHON_SOURCES := $(shell find src/hutch -name '*.py')
-GUEST_SOURCES := $(shell find src/hutch/guest \( -name dist -o -name tests \) -prune -o \
-	\( -name '*.ts' -o -name 'deno.*' \) -type f -print)
-BUNDLE := src/hutch/guest/dist/.sources
+BUNDLE_SOURCES := $(shell find $(GUEST) $(CONSOLE) \( -name dist -o -name tests \) -prune -o -type f -print)
+# Written last.
+BUNDLE := src/hutch/console/dist/.sources
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
 
-install: .venv/.compiled $(BUNDLE) .venv/.jail ## create .venv with all dependencies, the guest bundle and .venv/bin/hutch
+install: .venv/.compiled $(BUNDLE) .venv/.jail ## create .venv with all dependencies, the bundles and .venv/bin/hutch
 	@command -v bwrap >/dev/null || echo "note: bubblewrap is not installed, so Hutch uses weaker isolation" \
 		"(only Deno's permissions and limits); 'apt install bubblewrap' enables the stronger one" >&2
 
@@ -48,26 +51,29 @@ lint: style types ## ruff, mypy, and deno fmt, lint and check
 style: install
 	.venv/bin/ruff format --check
 	.venv/bin/ruff check
-	$(DENO) fmt --check --quiet
-	$(DENO) lint --quiet
+	cd $(GUEST) && $(DENO) fmt --check --quiet && $(DENO) lint --quiet
+	cd $(CONSOLE) && $(DENO) fmt --check --quiet && $(DENO) lint --quiet
 
 types: install
 	.venv/bin/mypy
-	$(DENO) check --frozen --quiet .
+	cd $(GUEST) && $(DENO) check --frozen --quiet .
+	cd $(CONSOLE) && $(DENO) check --frozen --quiet .
 
 guest: install
-	$(DENO) test --allow-all --frozen --quiet --reporter=dot
+	cd $(GUEST) && $(DENO) test --allow-all --frozen --quiet --reporter=dot
 
 fmt: install ## format Python and TypeScript
 	.venv/bin/ruff check --fix-only --quiet
 	.venv/bin/ruff format
-	$(DENO) fmt
+	cd $(GUEST) && $(DENO) fmt
+	cd $(CONSOLE) && $(DENO) fmt
 
 lock: ENV = build/lock
-lock: ## update requirements.lock to the newest allowed versions, and the guest's deno.lock from deno.json
+lock: ## update requirements.lock to the newest allowed versions, and each deno.lock from its deno.json
 	rm -rf $(ENV) && $(PYTHON) -m venv $(ENV)
 	$(PIP) install hatchling deno==$(shell sed -n 's/^ *"deno==\(.*\)",$$/\1/p' pyproject.toml)
-	$(DENO) install --frozen=false
+	cd $(GUEST) && $(DENO) install --frozen=false
+	cd $(CONSOLE) && $(DENO) install --frozen=false
 	$(PIP) install --no-build-isolation -e '.[dev]'
 	{ echo "# Written by 'make lock'; 'make install' uses these versions."; $(PIP) freeze --exclude-editable; } > $(ENV)/new
 	mv $(ENV)/new requirements.lock && rm -rf $(ENV)
@@ -88,7 +94,7 @@ wheel-check: ## install the wheel in a new environment and run it from another f
 	rm -rf $(ENV)
 
 clean: ## remove everything that was built
-	rm -rf .venv build dist src/hutch/guest/dist .pytest_cache .ruff_cache .mypy_cache
+	rm -rf .venv build dist src/hutch/guest/dist src/hutch/console/dist .pytest_cache .ruff_cache .mypy_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The scripts of an environment contain absolute paths, so one that was moved has to be created again.
@@ -104,13 +110,13 @@ endif
 	@printf %s "$(CURDIR)" > $@
 
 .venv/.installed: .venv/.made pyproject.toml requirements.lock hatch_build.py
-	@echo "installing the dependencies and building the guest bundle"
+	@echo "installing the dependencies and building the guest bundle and the web console"
 	@$(PIP) install -c requirements.lock hatchling deno
 	@$(PIP) install -c requirements.lock --no-build-isolation -e '.[dev]'
 	@touch $@
 
-# pip does not rebuild an editable install when the guest's TypeScript changes.
-$(BUNDLE): .venv/.installed $(GUEST_SOURCES)
+# pip does not rebuild an editable install when the TypeScript changes.
+$(BUNDLE): .venv/.installed $(BUNDLE_SOURCES)
 	@.venv/bin/python hatch_build.py
 	@touch $@
 

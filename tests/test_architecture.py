@@ -29,7 +29,7 @@ LAYERS: Sequence[set[str]] = (
     {"mcp_client", "npm"},
     {"kernel", "logs"},
     {"http"},
-    {"protocols", "step_kinds"},
+    {"console", "protocols", "step_kinds"},
     {"conformance"},
     {"agent_tool", "api", "app", "client"},
     {"__init__", "__main__", "cli"},

@@ -47,13 +47,6 @@ async def test_metrics_count_runs_calls_and_processes(server: ServeProcess) -> N
         assert re.search(pattern, answer.text), pattern
 
 
-def test_root_path_names_useful_paths(server: ServeProcess) -> None:
-    message = httpx2.get(server.url + "/").json()["error"]["message"]
-    for path in ("/health", "/info", "/openapi.json"):
-        assert path in message
-        assert httpx2.get(server.url + path).status_code == 200
-
-
 @pytest.mark.parametrize("path", ["/nowhere", "/health/", "/execbox/x"])
 def test_unknown_path_returns_404_in_the_common_error_format(server: ServeProcess, path: str) -> None:
     answer = httpx2.get(server.url + path)

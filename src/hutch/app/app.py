@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
@@ -26,6 +26,7 @@ from hutch.settings import Settings
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
+    from hutch.console.load_history import LoadHistory
     from hutch.http.auth import AccessControl
     from hutch.mcp_client.servers import McpServers
     from hutch.npm.packages import PackageManager
@@ -61,6 +62,7 @@ class App:
         self.jail = jail
         self._mcp: McpEndpoint | None = None
         self._indexing: asyncio.Task[None] | None = None
+        self._sampling: asyncio.Task[None] | None = None
         self._uplinks = JailUplinks()
         self._launcher = Launcher(settings, jail, self._uplinks.open)
         self.pool = Pool(settings, self._launcher.launch)
@@ -183,11 +185,21 @@ class App:
 
         return application(self.gateway, access, self.settings)
 
-    def http_app(self, access: AccessControl) -> ASGIApp:
-        """Returns the ASGI app with the HTTP routes of all protocols."""
+    @cached_property
+    def load_history(self) -> LoadHistory:
+        from hutch.console.load_history import LoadHistory
+
+        return LoadHistory(self.counters, self.pool)
+
+    def http_app(self, access: AccessControl, setting_sources: Mapping[str, str] | None = None) -> ASGIApp:
+        """Returns the ASGI app with the HTTP routes of all protocols and the web console.
+
+        `setting_sources` says where each setting was set that does not have its default value.
+        """
         from starlette.applications import Starlette
         from starlette.exceptions import HTTPException
 
+        from hutch.console import routes as console
         from hutch.egress import policy
         from hutch.http import health, responses
         from hutch.http.cors import Cors
@@ -201,9 +213,12 @@ class App:
         policy.check_settings(self.settings)
 
         self._mcp = McpEndpoint(self, access, services=self.storage)
+        self._sampling = asyncio.create_task(self.load_history.sample_forever())
+        shown = console.ConsoleServices(self.settings, setting_sources or {}, self.verdict, self.load_history)
         web = Starlette(
             routes=[
                 *health.routes(self, access),
+                *console.routes(shown, access),
                 *execbox.routes(self.kernel, access),
                 *toolscript.routes(self.gateway, access, self.settings),
                 *self._mcp.routes(),
@@ -236,8 +251,9 @@ class App:
             stack.push_async_callback(self._uplinks.close)
             if "mcp_servers" in built:
                 stack.push_async_callback(self.mcp_servers.close)
-            if self._indexing is not None:
-                stack.push_async_callback(_cancel, self._indexing)
+            for task in (self._indexing, self._sampling):
+                if task is not None:
+                    stack.push_async_callback(_cancel, task)
             stack.push_async_callback(self.pool.close)
             if "scripts" in built:
                 stack.push_async_callback(self.scripts.close)

@@ -1,4 +1,4 @@
-"""Checks Host, Origin and API key of every request, and drains the server at shutdown."""
+"""Checks Host, Origin and API key or browser session of every request, and drains the server at shutdown."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from hutch.errors import Busy, HutchError, Unauthorized
+from hutch.http.browser_sessions import BrowserSessions
 from hutch.http.errors import SHUTTING_DOWN, Refusal
 from hutch.http.requests import RUN_HEADER
 from hutch.http.responses import error_response
@@ -62,6 +63,7 @@ class AccessControl:
         """Without `keys`, the server has no users."""
         self._key = settings.api_key
         self._keys = keys
+        self.browsers = BrowserSessions()
         self._loopback_only = is_loopback(settings.host)
         self._hosts = {_canonical_host(name) for name in (settings.host, *settings.allowed_hosts)}
         self._origins = {origin.lower().rstrip("/") for origin in settings.allowed_origins}
@@ -77,7 +79,7 @@ class AccessControl:
     async def authenticate(
         self,
         connection: HTTPConnection,
-        protocol: str,
+        protocol: str | None,
         *,
         allow_any_origin: bool = False,
         allow_scripts: bool = False,
@@ -85,9 +87,10 @@ class AccessControl:
     ) -> Caller | Refusal:
         """Identifies the caller as the operator, a user with a key for this protocol, or anonymous.
 
+        `protocol`: the scope that a user's key needs; None if every key has access.
         `users_only`: every caller needs a user's key. For the other options see `check`.
         """
-        token = _bearer_token(connection)
+        token = self.api_key_of(connection)
         keyed = users_only or (token.startswith(USER_KEY_PREFIX) and not self._is_operator(connection))
         refusal = self.check(
             connection, allow_any_origin=allow_any_origin, allow_scripts=allow_scripts, keyed=keyed
@@ -96,7 +99,35 @@ class AccessControl:
             return refusal
         return await self._user(token, protocol) if keyed else Caller(self.owner())
 
-    async def _user(self, token: str, protocol: str) -> Caller | Refusal:
+    async def authenticate_key(self, api_key: str, protocol: str | None) -> Caller | Refusal:
+        """Identifies the operator or a user by an API key that was not sent as a header."""
+        if self._is_operators_key(api_key):
+            return Caller(self.owner())
+        return await self._user(api_key, protocol)
+
+    def api_key_of(self, connection: HTTPConnection) -> str:
+        """Returns the API key that a request sends, or for which its browser session stands. Empty if it has
+        none.
+        """
+        if "authorization" in connection.headers:
+            return _bearer_token(connection)
+        return self.browsers.api_key(connection)
+
+    def check_origin(
+        self, connection: HTTPConnection, *, keyed: bool = False, allow_any_origin: bool = False
+    ) -> Refusal | None:
+        """Returns the refusal of a request that is for another server or from a page of another site, or
+        None. For the options see `check`.
+        """
+        host = ", ".join(connection.headers.getlist("host"))
+        if not self._host_allowed(host, keyed=keyed):
+            return Refusal(403, f"{host!r} is not a name of this server; see the setting allowed_hosts")
+        origin = connection.headers.get("origin")
+        if origin is not None and not allow_any_origin and not self._origin_allowed(origin, host):
+            return Refusal(403, f"Pages of {origin!r} may not connect; see the setting allowed_origins")
+        return None
+
+    async def _user(self, token: str, protocol: str | None) -> Caller | Refusal:
         try:
             if self._keys is None:
                 raise Unauthorized("unknown", "This server has no users.")
@@ -108,7 +139,7 @@ class AccessControl:
             return Refusal(
                 503, "API keys cannot be verified; the server's log says why", {"Retry-After": "1"}
             )
-        if not identity.may(protocol):
+        if protocol is not None and not identity.may(protocol):
             scopes = ", ".join(identity.key.scopes) or "nothing"
             return Refusal(403, f"This key is for {scopes}, not for {protocol}; {key_advice(protocol)}")
         return Caller(identity.user.id, identity)
@@ -138,14 +169,9 @@ class AccessControl:
         refuse them: there a script could reach the network or approve its own tool calls.
         `keyed`: the caller sent a user's key, which is verified elsewhere.
         """
-        host = ", ".join(connection.headers.getlist("host"))
-        if not self._host_allowed(host, keyed=keyed):
-            return Refusal(403, f"{host!r} is not a name of this server; see the setting allowed_hosts")
-        if public:
-            return None
-        origin = connection.headers.get("origin")
-        if origin is not None and not allow_any_origin and not self._origin_allowed(origin, host):
-            return Refusal(403, f"Pages of {origin!r} may not connect; see the setting allowed_origins")
+        refusal = self.check_origin(connection, keyed=keyed, allow_any_origin=public or allow_any_origin)
+        if refusal is not None or public:
+            return refusal
         if not keyed and self._key is not None and not self._is_operator(connection):
             return Refusal(401, "Invalid or missing API key", {"WWW-Authenticate": "Bearer"})
         if not allow_scripts and is_script(connection):
@@ -241,14 +267,20 @@ class AccessControl:
             return False
 
     def _is_operator(self, connection: HTTPConnection) -> bool:
-        token = _bearer_token(connection).encode("latin-1")
-        return bool(token) and self._key is not None and hmac.compare_digest(token, self._key.encode())
+        return self._is_operators_key(self.api_key_of(connection))
+
+    def _is_operators_key(self, token: str) -> bool:
+        sent = token.encode("utf-8", "surrogateescape")
+        return bool(sent) and self._key is not None and hmac.compare_digest(sent, self._key.encode())
 
 
 def _bearer_token(connection: HTTPConnection) -> str:
-    """Returns the Bearer token, or an empty string. Starlette decodes headers as Latin-1."""
+    """Returns the Bearer token, or an empty string."""
     scheme, _, token = connection.headers.get("authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else ""
+    if scheme.lower() != "bearer":
+        return ""
+    # Starlette decodes headers as Latin-1, but keys are UTF-8.
+    return token.strip().encode("latin-1").decode("utf-8", "surrogateescape")
 
 
 def key_advice(*scopes: str) -> str:

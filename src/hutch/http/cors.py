@@ -1,4 +1,4 @@
-"""CORS headers for every response. Access itself is checked in `http.auth`."""
+"""CORS headers for every response of an API. Access itself is checked in `http.auth`."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ _USER_DATA = {
     "Access-Control-Allow-Methods": "GET, POST, PUT, DELETE, OPTIONS",
     "Access-Control-Allow-Headers": "Content-Type, Authorization, X-Credential-Key",
 }
+# Only pages of this server need the web console's own routes.
+_CONSOLE = ("/assets/", "/console/")
 # Seconds for which browsers cache a preflight response.
 _PREFLIGHT = {"Access-Control-Max-Age": "7200"}
 
@@ -38,7 +40,9 @@ _RAW, _RAW_MCP, _RAW_USER_DATA = _raw(HEADERS), _raw(_MCP), _raw(_USER_DATA)
 
 
 class Cors:
-    """Adds the headers to all responses. It wraps the whole server, so that error responses get them too."""
+    """Adds the headers to all responses except those of the web console. It wraps the whole server, so that
+    error responses get them too.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -49,6 +53,9 @@ class Cors:
             return
 
         path = canonical_path(scope["path"])
+        if path == "/" or path.startswith(_CONSOLE):
+            await self._app(scope, receive, send)
+            return
         cors_headers = (
             _RAW_MCP if path.endswith("/mcp") else _RAW_USER_DATA if path.startswith("/my/") else _RAW
         )

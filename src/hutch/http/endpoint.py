@@ -72,8 +72,8 @@ def _no_own_errors(error: Exception) -> ApiError | None:
 class HttpProtocol:
     """Properties of one protocol: access rules, limits and the format of errors."""
 
-    name: str
-    """Name of the protocol, and the scope that a user's key needs."""
+    name: str | None
+    """Name of the protocol, and the scope that a user's key needs; None if every key has access."""
     access: AccessControl
     logger: logging.Logger
     render: Callable[[RequestContext, ApiError], ASGIApp]

@@ -26,10 +26,7 @@ def error_response(status: int, message: str, headers: Mapping[str, str] | None 
 
 async def not_found_app(scope: Scope, receive: Receive, send: Send) -> None:
     """ASGI application for unknown paths."""
-    message = f"There is nothing at {scope['path']}"
-    if scope["path"] == "/":
-        message += "; see /health, /info and /openapi.json"
-    response = error_response(404, message)
+    response = error_response(404, f"There is nothing at {scope['path']}")
     if scope["type"] == "websocket":
         await WebSocket(scope, receive, send).send_denial_response(response)
     else:

@@ -1,0 +1,1 @@
+"""Web console: its page, signing in, and the data that only the console needs."""

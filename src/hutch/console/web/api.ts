@@ -1,0 +1,161 @@
+/** Requests to the server. A request of an expired session shows the sign-in form and keeps the page as it is. */
+
+import { signal } from "@preact/signals";
+
+export interface Session {
+  signedIn: boolean;
+  version: string;
+  role?: "admin" | "user";
+  user?: string | null;
+  csrf?: string | null;
+  needsKey?: boolean;
+  reason?: string;
+}
+
+/** Undefined until the server has answered for the first time. */
+export const session = signal<Session | undefined>(undefined);
+/** The reason why the server cannot be reached; undefined while it can. */
+export const offline = signal<string | undefined>(undefined);
+
+export class ApiError extends Error {
+  constructor(readonly status: number, readonly code: string, message: string, readonly body: any) {
+    super(message);
+  }
+}
+
+export async function loadSession(): Promise<void> {
+  session.value = await request("GET", "/console/session");
+}
+
+export async function signIn(credentials: { link: string } | { key: string }): Promise<void> {
+  await request("POST", "/console/session", credentials);
+  await loadSession();
+}
+
+export async function signOut(): Promise<void> {
+  await request("DELETE", "/console/session");
+  await loadSession();
+}
+
+export function get<T = any>(path: string, signal?: AbortSignal): Promise<T> {
+  return request("GET", path, undefined, signal);
+}
+
+export function post<T = any>(path: string, body?: unknown, signal?: AbortSignal): Promise<T> {
+  return request("POST", path, body ?? {}, signal);
+}
+
+export function put<T = any>(path: string, body: unknown): Promise<T> {
+  return request("PUT", path, body);
+}
+
+export function remove<T = any>(path: string): Promise<T> {
+  return request("DELETE", path);
+}
+
+/** Sends a request and returns the decoded body. Throws ApiError. */
+export async function request(
+  method: string,
+  path: string,
+  body?: unknown,
+  signal?: AbortSignal,
+): Promise<any> {
+  const response = await send(method, path, { accept: "application/json" }, body, signal);
+  const text = await response.text();
+  if (!response.ok) throw toError(response, text);
+  return text ? JSON.parse(text) : undefined;
+}
+
+/** A server-sent event. */
+export interface ServerEvent {
+  name: string;
+  data: any;
+}
+
+/** Sends a request whose response is a stream of events. Throws ApiError if the server refuses it. */
+export async function* stream(
+  method: string,
+  path: string,
+  body?: unknown,
+  signal?: AbortSignal,
+): AsyncGenerator<ServerEvent> {
+  const response = await send(method, path, { accept: "text/event-stream" }, body, signal);
+  if (!response.ok || !response.body) throw toError(response, await response.text());
+  let buffer = "";
+  for await (const chunk of response.body.pipeThrough(new TextDecoderStream())) {
+    buffer += chunk;
+    const blocks = buffer.split("\n\n");
+    buffer = blocks.pop()!;
+    for (const block of blocks) {
+      const event = parseEvent(block);
+      if (event) yield event;
+    }
+  }
+}
+
+function parseEvent(block: string): ServerEvent | undefined {
+  let name = "message";
+  let data = "";
+  for (const line of block.split("\n")) {
+    if (line.startsWith("event: ")) name = line.slice(7);
+    else if (line.startsWith("data: ")) data += line.slice(6);
+  }
+  return data ? { name, data: JSON.parse(data) } : undefined;
+}
+
+const RECONNECT_MS = 2_000;
+
+/** Calls `listen` with each event of a stream, and reconnects until the returned function is called. */
+export function subscribe(path: string, listen: (event: ServerEvent) => void): () => void {
+  const controller = new AbortController();
+  (async () => {
+    while (!controller.signal.aborted) {
+      try {
+        for await (const event of stream("GET", path, undefined, controller.signal)) listen(event);
+      } catch (error) {
+        if (error instanceof ApiError && error.status < 500) return;
+      }
+      await new Promise((resolve) => setTimeout(resolve, RECONNECT_MS));
+    }
+  })();
+  return () => controller.abort();
+}
+
+async function send(
+  method: string,
+  path: string,
+  headers: Record<string, string>,
+  body?: unknown,
+  signal?: AbortSignal,
+): Promise<Response> {
+  const csrf = session.value?.csrf;
+  if (csrf && method !== "GET") headers["x-hutch-csrf"] = csrf;
+  if (body !== undefined) headers["content-type"] = "application/json";
+  try {
+    const text = body === undefined ? undefined : JSON.stringify(body);
+    const response = await fetch(path, { method, headers, body: text, signal, redirect: "error" });
+    offline.value = undefined;
+    return response;
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    offline.value = "The server does not answer.";
+    throw new ApiError(0, "OFFLINE", offline.value, undefined);
+  }
+}
+
+function toError(response: Response, text: string): ApiError {
+  let body: any;
+  try {
+    body = JSON.parse(text);
+  } catch {
+    body = undefined;
+  }
+  const error = body?.error;
+  const message = typeof error === "string"
+    ? error
+    : error?.message ?? `The server answered ${response.status}.`;
+  if (response.status === 401 && session.value?.signedIn) {
+    session.value = { ...session.value, signedIn: false, reason: "Your session has ended. Sign in again." };
+  }
+  return new ApiError(response.status, error?.code ?? "ERROR", message, body);
+}

@@ -1,0 +1,48 @@
+/** The web console: signs in, then shows the view that the URL names. */
+
+import { render } from "preact";
+import { loadSession, offline, session, signIn } from "./api.ts";
+import { location } from "./router.ts";
+import { Layout } from "./ui/layout.tsx";
+import { SignIn } from "./ui/sign_in.tsx";
+import { View } from "./views/views.tsx";
+
+function App() {
+  const current = session.value;
+  if (current === undefined) {
+    return offline.value ? <p class="starting" role="alert">{offline.value} Retrying…</p> : null;
+  }
+  return (
+    <>
+      <Layout>
+        <View />
+      </Layout>
+      {!current.signedIn && <SignIn reason={current.reason} />}
+    </>
+  );
+}
+
+async function start(): Promise<void> {
+  const [view, token] = location.value.path;
+  if (view === "sign-in" && token) {
+    // Remove the token from the address and the history before anything else.
+    history.replaceState(null, "", "#/");
+    globalThis.dispatchEvent(new HashChangeEvent("hashchange"));
+    await signIn({ link: token }).catch(() => loadSession());
+  } else {
+    await loadSession();
+  }
+}
+
+const RETRY_MS = 1_000;
+
+async function startUntilReachable(): Promise<void> {
+  try {
+    await start();
+  } catch {
+    setTimeout(startUntilReachable, RETRY_MS);
+  }
+}
+
+render(<App />, document.getElementById("app")!);
+startUntilReachable();

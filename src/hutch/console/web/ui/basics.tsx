@@ -1,0 +1,202 @@
+/** Small components that all views use. */
+
+import type { ComponentChildren } from "preact";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { formatAge, formatJson, formatTime, visible } from "../format.ts";
+
+type Children = { children?: ComponentChildren };
+
+export function Page({ title, actions, children, wide }: Children & {
+  title: ComponentChildren;
+  actions?: ComponentChildren;
+  wide?: boolean;
+}) {
+  return (
+    <section class={wide ? "page page-wide" : "page"}>
+      <header class="page-head">
+        <h1>{title}</h1>
+        <div class="actions">{actions}</div>
+      </header>
+      {children}
+    </section>
+  );
+}
+
+export function Card({ title, actions, children, class: name = "" }: Children & {
+  title?: ComponentChildren;
+  actions?: ComponentChildren;
+  class?: string;
+}) {
+  return (
+    <section class={`card ${name}`}>
+      {title && (
+        <header class="card-head">
+          <h2>{title}</h2>
+          <div class="actions">{actions}</div>
+        </header>
+      )}
+      {children}
+    </section>
+  );
+}
+
+type Tone = "ok" | "bad" | "wait" | "run" | "quiet";
+
+const TONES: Record<string, Tone> = {
+  ok: "ok",
+  success: "ok",
+  completed: "ok",
+  connected: "ok",
+  ready: "ok",
+  running: "run",
+  started: "run",
+  queued: "wait",
+  waiting: "wait",
+  pending: "wait",
+  connecting: "wait",
+  cancelled: "quiet",
+  skipped: "quiet",
+};
+
+/** A state with its colour. States that are not known are failures. */
+export function Badge({ state, children }: Children & { state: string }) {
+  return <span class={`badge badge-${TONES[state] ?? "bad"}`}>{children ?? visible(state)}</span>;
+}
+
+export function Button({ kind = "plain", small, children, ...rest }: Children & {
+  kind?: "plain" | "primary" | "danger" | "link";
+  small?: boolean;
+  onClick?: (event: MouseEvent) => void;
+  disabled?: boolean;
+  title?: string;
+  type?: "button" | "submit";
+  "aria-pressed"?: boolean;
+  "aria-expanded"?: boolean;
+  "aria-label"?: string;
+}) {
+  return (
+    <button type="button" class={`button button-${kind}${small ? " small" : ""}`} {...rest}>
+      {children}
+    </button>
+  );
+}
+
+/** What an empty list says, and what to do about it. */
+export function Empty({ title, children }: Children & { title: string }) {
+  return (
+    <div class="empty">
+      <p class="empty-title">{title}</p>
+      {children}
+    </div>
+  );
+}
+
+export function ErrorNote({ error, retry }: { error: unknown; retry?: () => void }) {
+  const message = error instanceof Error ? error.message : String(error);
+  return (
+    <div class="note note-bad" role="alert">
+      <span>{visible(message)}</span>
+      {retry && <Button small onClick={retry}>Try again</Button>}
+    </div>
+  );
+}
+
+/** A time as its age, with the exact time as a tooltip. */
+export function Age({ time }: { time: string | number | null | undefined }) {
+  const [, update] = useState(0);
+  useEffect(() => {
+    const timer = setInterval(() => update((count) => count + 1), 5_000);
+    return () => clearInterval(timer);
+  }, []);
+  if (time === null || time === undefined) return <span class="quiet">–</span>;
+  return <time dateTime={new Date(time).toISOString()} title={formatTime(time)}>{formatAge(time)}</time>;
+}
+
+export function Json({ value }: { value: unknown }) {
+  return <pre class="code" tabIndex={0}>{formatJson(value)}</pre>;
+}
+
+export function Copy({ text, label = "Copy" }: { text: string; label?: string }) {
+  const [state, setState] = useState("");
+  const copy = async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+      setState("Copied");
+    } catch {
+      setState("Select the text and copy it");
+    }
+    setTimeout(() => setState(""), 2_000);
+  };
+  return <Button small onClick={copy}>{state || label}</Button>;
+}
+
+/** Text to be copied, such as a command. */
+export function Snippet({ text, label }: { text: string; label?: string }) {
+  return (
+    <div class="snippet">
+      {label && <div class="snippet-label">{label}</div>}
+      <pre class="code" tabIndex={0}>{visible(text)}</pre>
+      <Copy text={text} />
+    </div>
+  );
+}
+
+export function Field({ label, hint, error, children }: Children & {
+  label: string;
+  hint?: ComponentChildren;
+  error?: string;
+}) {
+  return (
+    <label class="field">
+      <span class="field-label">{label}</span>
+      {children}
+      {hint && <span class="field-hint">{hint}</span>}
+      {error && <span class="field-error" role="alert">{error}</span>}
+    </label>
+  );
+}
+
+/** A modal dialog. Escape and a click outside close it. */
+export function Dialog({ title, onClose, children }: Children & { title: string; onClose: () => void }) {
+  const dialog = useRef<HTMLDialogElement>(null);
+  useEffect(() => dialog.current?.showModal(), []);
+  return (
+    <dialog
+      ref={dialog}
+      aria-label={title}
+      onClose={onClose}
+      onClick={(event) => event.target === dialog.current && dialog.current?.close()}
+    >
+      <div class="dialog-body">
+        <header class="card-head">
+          <h2>{title}</h2>
+          <Button small aria-label="Close" onClick={() => dialog.current?.close()}>✕</Button>
+        </header>
+        {children}
+      </div>
+    </dialog>
+  );
+}
+
+export function Tabs({ tabs, current, onSelect }: {
+  tabs: { id: string; label: ComponentChildren }[];
+  current: string;
+  onSelect: (id: string) => void;
+}) {
+  return (
+    <div class="tabs" role="tablist">
+      {tabs.map(({ id, label }) => (
+        <button
+          type="button"
+          key={id}
+          role="tab"
+          aria-selected={id === current}
+          class={id === current ? "tab tab-current" : "tab"}
+          onClick={() => onSelect(id)}
+        >
+          {label}
+        </button>
+      ))}
+    </div>
+  );
+}

@@ -1,0 +1,180 @@
+/** The frame around all views: navigation, theme, connection state. */
+
+import type { ComponentChildren } from "preact";
+import { useEffect, useState } from "preact/hooks";
+import { offline, session, signOut } from "../api.ts";
+import { location } from "../router.ts";
+import { Button, Dialog } from "./basics.tsx";
+import { Icon, type IconName } from "./icons.tsx";
+
+interface NavigationEntry {
+  path: string;
+  label: string;
+  icon: IconName;
+  /** The key that opens the view, after `g`. */
+  key: string;
+  adminOnly?: boolean;
+}
+
+export const NAVIGATION: NavigationEntry[] = [
+  { path: "", label: "Overview", icon: "overview", key: "o" },
+  { path: "connect", label: "Connect", icon: "connect", key: "c" },
+  { path: "system", label: "System", icon: "system", key: "s", adminOnly: true },
+];
+
+function visibleEntries(): NavigationEntry[] {
+  return NAVIGATION.filter((entry) => !entry.adminOnly || session.value?.role === "admin");
+}
+
+type Theme = "auto" | "light" | "dark";
+const THEMES: Theme[] = ["auto", "light", "dark"];
+
+function storedTheme(): Theme {
+  const stored = localStorage.getItem("theme");
+  return THEMES.find((theme) => theme === stored) ?? "auto";
+}
+
+function useTheme(): [Theme, () => void] {
+  const [theme, setTheme] = useState(storedTheme);
+  useEffect(() => {
+    document.documentElement.dataset.theme = theme;
+    localStorage.setItem("theme", theme);
+  }, [theme]);
+  return [theme, () => setTheme((old) => THEMES[(THEMES.indexOf(old) + 1) % THEMES.length])];
+}
+
+/** Opens views by `g` and a letter, and the help by `?`, unless the focus is in a field. */
+function useKeyboard(showHelp: () => void): void {
+  useEffect(() => {
+    let pending = false;
+    const onKey = (event: KeyboardEvent) => {
+      const target = event.target as HTMLElement;
+      if (event.ctrlKey || event.metaKey || event.altKey) return;
+      if (target.closest("input, textarea, select, [contenteditable]")) return;
+      if (pending) {
+        pending = false;
+        const entry = visibleEntries().find((entry) => entry.key === event.key);
+        if (entry) globalThis.location.hash = `#/${entry.path}`;
+      } else if (event.key === "g") {
+        pending = true;
+        setTimeout(() => pending = false, 1_500);
+      } else if (event.key === "?") {
+        showHelp();
+      } else if (event.key === "/") {
+        const search = document.querySelector<HTMLInputElement>("input[type=search]");
+        if (search) {
+          event.preventDefault();
+          search.focus();
+        }
+      }
+    };
+    globalThis.addEventListener("keydown", onKey);
+    return () => globalThis.removeEventListener("keydown", onKey);
+  }, []);
+}
+
+export function Layout({ children }: { children: ComponentChildren }) {
+  const [theme, nextTheme] = useTheme();
+  const [help, setHelp] = useState(false);
+  useKeyboard(() => setHelp(true));
+  const current = location.value.path[0] ?? "";
+  const entries = visibleEntries();
+  useEffect(() => {
+    const entry = entries.find((entry) => entry.path === current);
+    document.title = entry?.path ? `${entry.label} · Hutch` : "Hutch";
+  }, [current]);
+  return (
+    <div class="frame">
+      <a class="skip" href="#main" onClick={skipToContent}>Skip to content</a>
+      <nav class="sidebar" aria-label="Views">
+        <a class="brand" href="#/">
+          <img src="/assets/icon.svg" alt="" width="26" height="26" />
+          <span>Hutch</span>
+        </a>
+        <ul>
+          {entries.map((entry) => (
+            <li key={entry.path}>
+              <a
+                href={`#/${entry.path}`}
+                class={entry.path === current ? "nav nav-current" : "nav"}
+                aria-current={entry.path === current ? "page" : undefined}
+                title={`${entry.label} (g ${entry.key})`}
+              >
+                <Icon name={entry.icon} />
+                <span>{entry.label}</span>
+              </a>
+            </li>
+          ))}
+        </ul>
+        <div class="sidebar-foot">
+          <button type="button" class="nav" onClick={nextTheme} title="Change the colours">
+            <Icon name={theme === "dark" ? "moon" : theme === "light" ? "sun" : "contrast"} />
+            <span>{theme === "auto" ? "System colours" : theme === "dark" ? "Dark" : "Light"}</span>
+          </button>
+          <button type="button" class="nav" onClick={() => setHelp(true)} title="Keyboard shortcuts (?)">
+            <Icon name="keyboard" />
+            <span>Shortcuts</span>
+          </button>
+          {session.value?.csrf && (
+            <button type="button" class="nav" onClick={() => signOut()}>
+              <Icon name="exit" />
+              <span>Sign out</span>
+            </button>
+          )}
+          <p class="version">
+            {session.value?.user ?? (session.value?.role === "admin" ? "operator" : "")}
+            <span>{session.value?.version}</span>
+          </p>
+        </div>
+      </nav>
+      <main id="main" tabIndex={-1}>
+        {offline.value && (
+          <div class="note note-bad" role="status">
+            {offline.value} What you see may be old. Retrying…
+          </div>
+        )}
+        {children}
+      </main>
+      {help && <Shortcuts onClose={() => setHelp(false)} />}
+    </div>
+  );
+}
+
+function skipToContent(event: MouseEvent): void {
+  event.preventDefault();
+  document.getElementById("main")?.focus();
+}
+
+function Shortcuts({ onClose }: { onClose: () => void }) {
+  return (
+    <Dialog title="Keyboard shortcuts" onClose={onClose}>
+      <table class="table">
+        <tbody>
+          {visibleEntries().map((entry) => (
+            <tr key={entry.path}>
+              <td>
+                <kbd>g</kbd> <kbd>{entry.key}</kbd>
+              </td>
+              <td>{entry.label}</td>
+            </tr>
+          ))}
+          <tr>
+            <td>
+              <kbd>/</kbd>
+            </td>
+            <td>Search</td>
+          </tr>
+          <tr>
+            <td>
+              <kbd>?</kbd>
+            </td>
+            <td>This help</td>
+          </tr>
+        </tbody>
+      </table>
+      <p class="actions">
+        <Button onClick={onClose}>Close</Button>
+      </p>
+    </Dialog>
+  );
+}

@@ -1,0 +1,126 @@
+/** Versions, the self-test of the sandbox, and every setting in force. */
+
+import { useState } from "preact/hooks";
+import { visible } from "../format.ts";
+import { Badge, Card, ErrorNote, Page } from "../ui/basics.tsx";
+import { useData } from "../ui/load.ts";
+
+interface Setting {
+  name: string;
+  value: unknown;
+  default: unknown;
+  source: string;
+}
+
+interface JailCheck {
+  name: string;
+  ok: boolean;
+  detail: string;
+  required: boolean;
+}
+
+interface SystemState {
+  version: string;
+  isolation: string;
+  deno: string;
+  selfTest: { seccomp: boolean; cgroup: string | null; bwrap: string | null; checks: JailCheck[] };
+  settings: Setting[];
+}
+
+export default function System() {
+  const { data, error, reload } = useData<SystemState>("/console/system");
+  if (error) return <ErrorNote error={error} retry={reload} />;
+  if (!data) return null;
+  const { selfTest } = data;
+  return (
+    <Page title="System">
+      <div class="grid">
+        <Card title="Isolation">
+          <dl class="facts">
+            <dt>Isolation</dt>
+            <dd>
+              <Badge state={data.isolation === "container" ? "ok" : "weak"}>{data.isolation}</Badge>
+            </dd>
+            <dt>System call filter</dt>
+            <dd>{selfTest.seccomp ? "on" : "off"}</dd>
+            <dt>Control groups</dt>
+            <dd>{selfTest.cgroup ?? "none"}</dd>
+            <dt>Hutch</dt>
+            <dd>{data.version}</dd>
+            <dt>Deno</dt>
+            <dd>{data.deno}</dd>
+            <dt>bubblewrap</dt>
+            <dd>{selfTest.bwrap ?? "not installed"}</dd>
+          </dl>
+        </Card>
+        <Card title="Self-test of the jail">
+          <table class="table">
+            <tbody>
+              {selfTest.checks.map((check) => (
+                <tr key={check.name}>
+                  <td>
+                    <Badge state={check.ok ? "ok" : check.required ? "failed" : "waiting"}>
+                      {check.ok ? "held" : "failed"}
+                    </Badge>
+                  </td>
+                  <td class="name">{check.name}</td>
+                  <td class="quiet">{visible(check.detail)}</td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </Card>
+      </div>
+      <Settings settings={data.settings} />
+    </Page>
+  );
+}
+
+function Settings({ settings }: { settings: Setting[] }) {
+  const [text, setText] = useState("");
+  const shown = settings.filter((setting) => setting.name.includes(text.trim().toLowerCase()));
+  const changed = shown.filter((setting) => setting.source !== "default");
+  const others = shown.filter((setting) => setting.source === "default");
+  const search = (
+    <input
+      type="search"
+      placeholder="Search settings"
+      aria-label="Search settings"
+      value={text}
+      onInput={(event) => setText(event.currentTarget.value)}
+    />
+  );
+  return (
+    <Card title="Settings in force" actions={search}>
+      <div class="scroll">
+        <table class="table">
+          <thead>
+            <tr>
+              <th>Setting</th>
+              <th>Value</th>
+              <th>From</th>
+            </tr>
+          </thead>
+          <tbody>
+            {[...changed, ...others].map((setting) => (
+              <tr key={setting.name}>
+                <td>
+                  <code>{setting.name}</code>
+                </td>
+                <td>
+                  <code>{visible(formatValue(setting.value))}</code>
+                </td>
+                <td class={setting.source === "default" ? "quiet" : ""}>{visible(setting.source)}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </Card>
+  );
+}
+
+function formatValue(value: unknown): string {
+  const text = JSON.stringify(value);
+  return text === "null" || text === "[]" || text === "{}" ? "–" : typeof value === "string" ? value : text;
+}

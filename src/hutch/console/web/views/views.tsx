@@ -1,0 +1,42 @@
+/** The views of the console. Each is loaded when it is first shown. */
+
+import type { ComponentType } from "preact";
+import { useEffect, useState } from "preact/hooks";
+import { location } from "../router.ts";
+import { Empty, ErrorNote } from "../ui/basics.tsx";
+import { Overview } from "./overview.tsx";
+
+interface ViewModule {
+  default: ComponentType;
+}
+
+/** Loaders of the views by the first segment of the path. */
+const LOADERS: Record<string, () => Promise<ViewModule>> = {
+  connect: () => import("./connect.tsx"),
+  system: () => import("./system.tsx"),
+};
+
+const loaded: Record<string, ComponentType> = { "": Overview };
+
+export function View() {
+  const name = location.value.path[0] ?? "";
+  const [, update] = useState(0);
+  const [error, setError] = useState<unknown>();
+  useEffect(() => {
+    setError(undefined);
+    if (loaded[name] || !LOADERS[name]) return;
+    LOADERS[name]().then((module) => {
+      loaded[name] = module.default;
+      update((count) => count + 1);
+    }, setError);
+  }, [name]);
+  if (error) return <ErrorNote error={error} />;
+  const Current = loaded[name];
+  if (Current) return <Current key={name} />;
+  if (LOADERS[name]) return null;
+  return (
+    <Empty title="There is no such page">
+      <a href="#/">Go to the overview</a>
+    </Empty>
+  );
+}
