@@ -54,21 +54,57 @@ def add_ability(user: str, file: Path, code: Path | None, shared: bool) -> int:
 @ability.command(
     "import",
     epilog="""\b
-Example:
+Examples:
   hutch ability import --curl - < command.txt > users.json
+  hutch ability import --har recorded.har > abilities.json
+  hutch ability import --openapi https://api.example.com/openapi.json --operations listUsers,getUser
 """,
 )
-@click.option("--curl", required=True, metavar="COMMAND", help="A curl command; - reads it from stdin.")
-@click.option("--id", metavar="ID", help="Id of the ability.  [default: made from the URL]")
-def import_ability(curl: str, id: str | None) -> int:
-    """Print the definition of an ability that makes the request of a curl command.
+@click.option("--curl", metavar="COMMAND", help="A curl command; - reads it from stdin.")
+@click.option("--id", metavar="ID", help="With --curl: id of the ability.  [default: made from the URL]")
+@click.option(
+    "--har",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Requests that a browser or a proxy recorded, as HAR 1.2.",
+)
+@click.option("--openapi", metavar="FILE|URL", help="An OpenAPI 3.0 or 3.1 document, as JSON or YAML.")
+@click.option(
+    "--operations",
+    metavar="A,B",
+    help="With --openapi: operation ids, or METHOD /path.  [default: all]",
+)
+@click.option(
+    "--server", metavar="URL", help="With --openapi: base URL of the API instead of the document's."
+)
+def import_ability(
+    curl: str | None,
+    id: str | None,
+    har: Path | None,
+    openapi: str | None,
+    operations: str | None,
+    server: str | None,
+) -> int:
+    """Print definitions of abilities made from a curl command, a HAR file or an OpenAPI document.
 
-    Parameters of the query and the body become parameters of the ability. Secrets are left out: the command
-    prints which credentials to set instead.
+    Parameters of the path, the query and the body become parameters of the ability. Secrets are left out: the
+    command prints which credentials to set instead, and which commands to run next.
     """
-    from hutch.cli.abilities import import_ability
+    from hutch.cli import abilities
 
-    return import_ability(curl, id)
+    if sum(each is not None for each in (curl, har, openapi)) != 1:
+        raise click.UsageError("Expected one of --curl, --har and --openapi.")
+    if id is not None and curl is None:
+        raise click.UsageError("--id needs --curl.")
+    if openapi is None and (operations is not None or server is not None):
+        raise click.UsageError("--operations and --server need --openapi.")
+    if curl is not None:
+        return abilities.import_curl(curl, id)
+    if har is not None:
+        return abilities.import_har(har)
+    assert openapi is not None
+    names = [name.strip() for name in (operations or "").split(",") if name.strip()]
+    return abilities.import_openapi(openapi, names, server)
 
 
 @ability.command(

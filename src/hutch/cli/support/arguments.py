@@ -18,13 +18,20 @@ def check_range(option: str, unit: str, value: float | None, maximum: float) -> 
     return value
 
 
-def read_text(file: Path | None) -> str:
+def read_text(file: Path | None, *, max_bytes: int | None = None) -> str:
     """Reads UTF-8 text from a file, or from stdin if `file` is None."""
     name = "stdin" if file is None else str(file)
+    count = -1 if max_bytes is None else max_bytes + 1
     try:
-        raw = sys.stdin.buffer.read() if file is None else file.read_bytes()
+        if file is None:
+            raw = sys.stdin.buffer.read(count)
+        else:
+            with file.open("rb") as opened:
+                raw = opened.read(count)
     except OSError as error:
         raise InvalidExecution(name, f"cannot be read: {error.strerror}") from None
+    if max_bytes is not None and len(raw) > max_bytes:
+        raise InvalidExecution(name, f"expected at most {max_bytes // 1024**2} MiB")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -7,7 +7,8 @@ import json
 import pytest
 from tests.support.processes import hutch
 
-from hutch.cli.curl_import import ImportedAbility, import_curl
+from hutch.cli.ability_import.curl import import_curl
+from hutch.cli.ability_import.models import ImportedAbility
 from hutch.errors import InvalidInput
 from hutch.protocols.abilities.definition import parse_definition
 
@@ -43,7 +44,10 @@ def test_parameters_and_headers_are_kept() -> None:
     definition = import_curl(command).definition
     assert definition["ability_id"] == "a_example_put_x"
     assert definition["static_headers"] == {"Accept": "application/json", "Content-Type": "application/json"}
-    assert definition["input_schema"]["properties"] == {"page": {"type": "string"}, "n": {"type": "integer"}}
+    assert definition["input_schema"]["properties"] == {
+        "page": {"type": ["string", "integer"]},
+        "n": {"type": "integer"},
+    }
     assert 'url.searchParams.set("page", payload["page"] ?? "2");' in definition["wrapper_code"]
     assert 'method: "PUT", body: JSON.stringify({ "n": payload["n"] ?? 1 })' in definition["wrapper_code"]
 

@@ -1,0 +1,1 @@
+"""Makes abilities from curl commands, HAR files and OpenAPI documents."""

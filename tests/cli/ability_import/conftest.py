@@ -1,0 +1,84 @@
+"""An API that repeats each request in its response, and users with a home of their own."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.processes import TIMEOUT_SECONDS, hutch
+
+
+class EchoApi:
+    """API on loopback. Its responses repeat the request, and `documents` are served by their path."""
+
+    def __init__(self) -> None:
+        self.documents: dict[str, bytes] = {}
+        self.seen: list[str] = []
+        api = self
+
+        class Handler(BaseHTTPRequestHandler):
+            # Sends headers and body at once.
+            wbufsize = 65_536
+
+            def _respond(self) -> None:
+                api.seen.append(f"{self.command} {self.path}")
+                length = int(self.headers.get("Content-Length") or 0)
+                received = self.rfile.read(length).decode()
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                echo = {"request": f"{self.command} {self.path}", "headers": headers, "body": received}
+                body = api.documents.get(self.path) or json.dumps(echo).encode()
+                self.send_response(200)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            do_GET = do_POST = do_PUT = do_DELETE = _respond
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"127.0.0.1:{self._server.server_address[1]}"
+        self.url = f"http://{self.address}"
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+
+    def __enter__(self) -> EchoApi:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(TIMEOUT_SECONDS)
+
+    def run(self, ability_id: str, **params: Any) -> dict[str, Any]:
+        """Runs an ability of the user bo and returns the echo of its request."""
+        run = ("ability", "run", "--user", "bo", ability_id, "--params", "-")
+        done = hutch(*run, "--egress-allow", self.address, input=json.dumps(params))
+        assert done.returncode == 0, done.stderr
+        echo: dict[str, Any] = json.loads(done.stdout)
+        return echo
+
+
+@pytest.fixture(scope="module")
+def echo_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EchoApi]:
+    """The API, with the user bo in a new home."""
+    with pytest.MonkeyPatch.context() as patch, EchoApi() as api:
+        patch.setenv("HUTCH_HOME", str(tmp_path_factory.mktemp("imports")))
+        assert hutch("user", "add", "bo").returncode == 0
+        yield api
+
+
+def add_imported(*options: str, folder: Path) -> list[str]:
+    """Imports abilities for bo, and returns the notes of the import."""
+    imported = hutch("ability", "import", *options, cwd=folder)
+    assert imported.returncode == 0, imported.stderr
+    added = hutch("ability", "add", "--user", "bo", "-", input=imported.stdout)
+    assert added.returncode == 0, added.stderr
+    return imported.stderr.splitlines()
