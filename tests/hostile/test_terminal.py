@@ -103,6 +103,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "flow runs": [],
     "flow logs": ["hostile-run"],
     "flow resume": [HOSTILE],
+    "flow retry": ["hostile-run", "--from", HOSTILE],
     "flow cancel": [HOSTILE],
     "flow approve": [HOSTILE, HOSTILE],
     "flow deny": [HOSTILE, HOSTILE],

@@ -125,6 +125,41 @@ def test_failed_run_is_resumed_from_the_step_that_failed(home: FlowHome, upstrea
     assert upstream.request_counts["/d"] == 1
 
 
+def test_retry_repeats_a_step_and_all_later_steps_of_a_completed_run(
+    home: FlowHome, upstream: CountingApi
+) -> None:
+    assert home.run("run", str(home.file), "--run-id", "r").stdout == "1\n"
+    retried = home.run("retry", "r", "--from", "held")
+    assert (retried.returncode, retried.stdout) == (0, "2\n"), retried.stderr
+    assert upstream.request_counts == {"/a": 1, "/b": 1, "/held": 2, "/d": 2}
+    said = "retry from held: runs held, d, end again; keeps the outputs of a, b"
+    assert retried.stderr.startswith(f"hutch: {said}\n")
+    assert said in home.run("logs", "r").stdout
+    for step, expected in (("hedl", "did you mean held?"), ("a/0", "did you mean a?")):
+        wrong = home.run("retry", "r", "--from", step)
+        assert (wrong.returncode, expected in wrong.stderr) == (2, True), wrong.stderr
+    assert [each["state"] for each in home.listed()] == ["completed"]
+
+
+def test_retry_of_an_unfinished_step_or_a_running_run_changes_nothing(
+    home: FlowHome, upstream: CountingApi
+) -> None:
+    upstream.hold("/held")
+    with home.start("run", str(home.file), "--run-id", "r") as process:
+        upstream.wait_for_request("/held")
+        running = home.run("retry", "r", "--from", "a")
+        assert "run: 'r' is running. `hutch flow cancel r` ends it." in running.stderr
+        process.kill()
+    refused = home.run("retry", "r", "--from", "held")
+    assert "held has not finished in this run" in refused.stderr
+    assert "`hutch flow resume r` continues the run" in refused.stderr
+    assert upstream.request_counts == {"/a": 1, "/b": 1, "/held": 1}
+    upstream.release("/held")
+    # An interrupted run can be retried, too.
+    assert home.run("retry", "r", "--from", "b").returncode == 0
+    assert upstream.request_counts == {"/a": 1, "/b": 2, "/held": 2, "/d": 1}
+
+
 def test_cancelled_run_is_listed_and_resumed(home: FlowHome, upstream: CountingApi) -> None:
     upstream.hold("/held")
     with home.start("run", str(home.file), "--run-id", "r") as process:

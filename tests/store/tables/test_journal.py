@@ -319,3 +319,34 @@ async def test_requests_are_taken_once_and_in_order(store: Store) -> None:
     assert await store.journal.take_requests("another") == []
     assert await store.journal.take_requests(run.run_id) == ["0", "1", "2"]
     assert await store.journal.take_requests(run.run_id) == []
+
+
+async def test_restart_deletes_the_results_of_steps_and_their_inner_steps(store: Store) -> None:
+    run = await add_claimed_run(store)
+    entries = [
+        JournalEntry(number, "{}", step, "succeeded")
+        for number, step in enumerate(("a", "ab", "b", "b/0", "b/0/x", "bc"), 1)
+    ]
+    assert await store.journal.write(run.run_id, "me", [*entries, JournalEntry(7, "{}", kind="step")])
+    stale = await store.journal.head(run.run_id)
+    assert stale is not None
+    assert await store.journal.finish(run, record(run), "{}", now())
+    assert not await store.journal.restart(stale, {"b"}, "{}", "cli")
+    assert len(await store.journal.steps(run.run_id)) == 6
+    ended = await store.journal.get(run.run_id)
+    assert ended is not None
+    assert await store.journal.restart(ended, {"b"}, '"again"', "server")
+    assert [step for step, _ in await store.journal.steps(run.run_id)] == ["a", "ab", "bc"]
+    assert await store.journal.finished_steps(run.run_id) == {"a", "ab", "bc"}
+    assert [(each.number, each.body) for each in await store.journal.events(run.run_id)] == [
+        (7, "{}"),
+        (8, '"again"'),
+    ]
+    pending = await store.journal.get(run.run_id)
+    assert pending is not None
+    assert (pending.status, pending.summary, pending.ended_at, pending.origin) == (
+        "pending",
+        None,
+        None,
+        "server",
+    )

@@ -13,6 +13,14 @@ manifest_option = click.option(
     metavar="FILE",
     help="A manifest of flows, instead of FILE.",
 )
+timeout_option = click.option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    default=120.0,
+    show_default=True,
+    help="Time limit for the run; 0 for none.",
+)
 flow_option = click.option("--flow", "name", metavar="NAME", help="A flow of the manifest.")
 
 
@@ -202,14 +210,7 @@ Example:
 """
 )
 @click.argument("run_id")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0),
-    metavar="SECONDS",
-    default=120.0,
-    show_default=True,
-    help="Time limit for the run; 0 for none.",
-)
+@timeout_option
 @click.option("--json", is_flag=True, help="Print result and events as one JSON object on one line.")
 def resume(run_id: str, timeout: float, json: bool) -> int:
     """Resume an interrupted, cancelled or failed run.
@@ -221,6 +222,27 @@ def resume(run_id: str, timeout: float, json: bool) -> int:
     from hutch.cli.flow.runs import resume
 
     return resume(run_id, timeout, as_json=json)
+
+
+@flow.command(
+    epilog="""\b
+Example:
+  hutch flow retry nightly --from build
+"""
+)
+@click.argument("run_id")
+@click.option("--from", "from_step", required=True, metavar="STEP", help="First step that is run again.")
+@timeout_option
+@click.option("--json", is_flag=True, help="Print result and events as one JSON object on one line.")
+def retry(run_id: str, from_step: str, timeout: float, json: bool) -> int:
+    """Begin a run again from a step, also a completed run.
+
+    Runs the step and all steps after it anew, with the recorded outputs of the other finished steps. Prints
+    which steps that are. Exit codes are those of `flow run`.
+    """
+    from hutch.cli.flow.runs import retry
+
+    return retry(run_id, from_step, timeout, as_json=json)
 
 
 @flow.command("list", epilog="\b\nExample:\n  hutch flow list\n")

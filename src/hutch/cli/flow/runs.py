@@ -1,4 +1,4 @@
-"""`hutch flow list`, `runs`, `logs`, `resume`, `cancel`, `approve` and `deny`."""
+"""`hutch flow list`, `runs`, `logs`, `resume`, `retry`, `cancel`, `approve` and `deny`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from hutch.protocols.rep.server.events import iter_events
 from hutch.store.models import now
 
 if TYPE_CHECKING:
+    from hutch.protocols.rep.ir.flow import Flow
+    from hutch.protocols.rep.orchestrator.options import RunOptions
     from hutch.store.models import FlowHead, FlowRunHead, FlowRunRow
     from hutch.store.store import Store
 
@@ -173,15 +175,40 @@ def _event_text(event: dict[str, Any]) -> str:
 
 def resume(run_id: str, timeout: float, *, as_json: bool) -> int:
     """Resumes a run after its last finished step. Returns an exit code like `hutch flow run`."""
-    from hutch.cli.flow.live import run_live
-    from hutch.protocols.rep.orchestrator.process import launch
-    from hutch.protocols.rep.orchestrator.runtime_choice import builtin_runtime
     from hutch.protocols.rep.server.supervisor import restore_run
 
     async def find(store: Store) -> FlowRunRow:
         return await _find_run(store, run_id)
 
-    flow, inputs, options = restore_run(with_store(find), timeout=timeout or None, log_json=as_json)
+    restored = restore_run(with_store(find), timeout=timeout or None, log_json=as_json)
+    return _continue_run(*restored, as_json=as_json)
+
+
+def retry(run_id: str, from_step: str, timeout: float, *, as_json: bool) -> int:
+    """Begins a run again from a step. Returns an exit code like `hutch flow run`."""
+    from hutch.protocols.rep.server.retry import RetryPlan, RunInProgress, restart_run
+    from hutch.protocols.rep.server.supervisor import restore_run
+
+    async def restart(store: Store) -> tuple[tuple[Flow, dict[str, Any], RunOptions], RetryPlan]:
+        run = await _find_run(store, run_id)
+        restored = restore_run(run, timeout=timeout or None, log_json=as_json)
+        try:
+            return restored, await restart_run(store.journal, run, restored[0], from_step, origin="cli")
+        except RunInProgress:
+            message = f"{run_id!r} is {lease.run_state(run)}."
+            raise InvalidInput("run", message, remedy=f"`hutch flow cancel {run_id}` ends it.") from None
+
+    restored, plan = with_store(restart)
+    if not as_json:
+        print_note(one_line(plan.text))
+    return _continue_run(*restored, as_json=as_json)
+
+
+def _continue_run(flow: Flow, inputs: dict[str, Any], options: RunOptions, *, as_json: bool) -> int:
+    from hutch.cli.flow.live import run_live
+    from hutch.protocols.rep.orchestrator.process import launch
+    from hutch.protocols.rep.orchestrator.runtime_choice import builtin_runtime
+
     choice = builtin_runtime(Path.cwd())
     return run_live(flow, inputs, choice, options, launch(choice, options), as_json=as_json)
 

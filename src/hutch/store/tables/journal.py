@@ -32,6 +32,8 @@ MAX_DELETED_LINES = 2_000
 """Maximum number of lines that one transaction deletes, so that other writers get their turn. A single run
 with more lines is deleted in one transaction.
 """
+MAX_DELETED_NUMBERS = 500
+"""Maximum number of entries that one statement deletes."""
 MAX_TAKEN_REQUESTS = 100
 """Maximum number of requests that one query reads."""
 
@@ -186,6 +188,40 @@ class JournalTable:
         (changed,) = await self._database.write(SqlStatement(sql, {"run_id": run_id, "origin": origin}))
         return changed.row_count == 1
 
+    async def restart(self, run: FlowRunHead, steps: set[str], event: str, origin: str) -> bool:
+        """Makes a run pending and deletes the results of these steps, with those of their inner steps.
+
+        Adds `event` to the journal. Returns False, without any change, if the run has changed since it was
+        read.
+        """
+        await self._encryption.ready()
+        reset = """
+            UPDATE flow_runs SET
+                status = 'pending', outcome = NULL, summary = NULL, ended_at = NULL, holder = '', claims = 0,
+                claimed_steps = 0, origin = :origin
+            WHERE run_id = :run_id AND status = :status AND holder = :holder
+        """
+        is_reset = "EXISTS (SELECT 1 FROM flow_runs WHERE run_id = :run_id AND status = 'pending')"
+        delete = f"DELETE FROM flow_journal WHERE run_id = :run_id AND number IN :numbers AND {is_reset}"
+        add = f"""
+            INSERT INTO flow_journal (run_id, number, kind, body)
+            SELECT run_id, :number, :kind, :body FROM flow_runs WHERE run_id = :run_id AND {is_reset}
+        """
+        run_id = {"run_id": run.run_id}
+        rows = await self._database.scan(_STEP_NUMBERS, **run_id)
+        numbers = [number for number, step in rows if step.partition("/")[0] in steps]
+        entry = JournalEntry(await self.last_number(run.run_id) + 1, event, kind="log")
+        body = await self._encryption.encrypt(event, *entry_context(run.run_id, entry))
+        changed = await self._database.write(
+            SqlStatement(reset, {**run_id, "origin": origin, "status": run.status, "holder": run.holder}),
+            *(
+                SqlStatement(delete, {**run_id, "numbers": numbers[start : start + MAX_DELETED_NUMBERS]})
+                for start in range(0, len(numbers), MAX_DELETED_NUMBERS)
+            ),
+            SqlStatement(add, {**run_id, "number": entry.number, "kind": entry.kind, "body": body}),
+        )
+        return changed[0].row_count == 1
+
     async def finish(self, run: FlowRunHead, record: RunRow, summary: str, at: str) -> bool:
         """Ends a run and stores `record` in the table of all runs.
 
@@ -273,6 +309,11 @@ class JournalTable:
         """
         entries = await self._entries(run_id, await self._database.scan(sql, run_id=run_id))
         return [(entry.step or "", entry.body) for entry in entries]
+
+    async def finished_steps(self, run_id: str) -> set[str]:
+        """Returns the steps of the flow itself that have a result."""
+        rows = await self._database.scan(_STEP_NUMBERS, run_id=run_id)
+        return {step for _, step in rows if "/" not in step}
 
     async def events(self, run_id: str, after: int = 0, limit: int = 500) -> builtins.list[JournalEntry]:
         """Returns the events whose number is greater than `after`, in order."""
@@ -393,6 +434,7 @@ def _batches(rows: Sequence[Values]) -> Iterator[builtins.list[str]]:
 
 
 _ENTRY_COLUMNS = ", ".join(JournalEntry._fields)
+_STEP_NUMBERS = "SELECT number, step FROM flow_journal WHERE run_id = :run_id AND step IS NOT NULL"
 _LAST_NUMBER = """(
     SELECT COALESCE(MAX(number), 0) FROM flow_journal WHERE flow_journal.run_id = flow_runs.run_id
 )"""

@@ -30,7 +30,12 @@ async def test_flows_and_runs_are_visible_to_their_owner_only(
         for path in ("", "/events", "/approvals"):
             foreign = assert_error(await other.get(f"/runs/{rid}{path}"), 404, "NOT_FOUND")["message"]
             assert foreign.replace(rid, "unknown") == unknown
-        for path, body in (("/cancel", None), ("/resume", None), ("/approvals/ask", decision)):
+        for path, body in (
+            ("/cancel", None),
+            ("/resume", None),
+            ("/retry", {"from": "ask"}),
+            ("/approvals/ask", decision),
+        ):
             assert_error(await other.post(f"/runs/{rid}{path}", body), 404, "NOT_FOUND")
         assert rid not in [each["run_id"] for each in (await other.get_json("/runs"))["runs"]]
     assert (await ann.get_json(f"/runs/{rid}"))["status"] == "running"
@@ -99,8 +104,9 @@ async def test_run_is_not_resumed_with_a_key_of_fewer_scopes(
     await wide.start_run(server.steps("resumed", name="resumed"), rid)
     assert (await wide.wait_for_end(rid))["status"] == "failed"
     narrow = await server.user(operator, "resuming", ("rep",))
-    message = assert_error(await narrow.post(f"/runs/{rid}/resume"), 403, "FORBIDDEN")["message"]
-    assert "create one with `hutch key add USER --scope rep --scope execbox --scope tpmjs`" in message
+    for path, body in (("resume", None), ("retry", {"from": "resumed"})):
+        message = assert_error(await narrow.post(f"/runs/{rid}/{path}", body), 403, "FORBIDDEN")["message"]
+        assert "create one with `hutch key add USER --scope rep --scope execbox --scope tpmjs`" in message
 
 
 async def test_operator_sees_runs_under_both_names(
@@ -136,7 +142,12 @@ async def test_rate_limit_counts_registering_and_starting_but_not_reading(
         assert (await ann.post("/flows", WAIT)).status_code == 201
         for number in range(2):
             assert (await ann.post("/flows/short/runs", {"run_id": f"r{number}"})).status_code == 202
-        for path, body in (("/flows", WAIT), ("/flows/short/runs", {}), ("/runs/r0/resume", None)):
+        for path, body in (
+            ("/flows", WAIT),
+            ("/flows/short/runs", {}),
+            ("/runs/r0/resume", None),
+            ("/runs/r0/retry", {"from": "w"}),
+        ):
             refused = await ann.post(path, body)
             message = assert_error(refused, 429, "RATE_LIMITED")["message"]
             assert "may register flows and start runs 3 times a minute" in message

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.protocols.rep.flow_server import ALL_SCOPES, FlowClient, FlowServer
-from tests.protocols.rep.server.helpers import LONG, WAIT, assert_error
+from tests.protocols.rep.server.helpers import LONG, WAIT, assert_error, wait_for_approvals
 from tests.store.factories import make_run
 from tests.support.flows import chain, edge, flow, node
 from tests.support.processes import TIMEOUT_SECONDS, hutch
@@ -252,6 +252,35 @@ async def test_flow_runs_other_flows_of_its_owner(ann: FlowClient, bo: FlowClien
 
 
 # --- observing ---
+
+
+async def test_completed_run_is_retried_from_a_step(server: FlowServer, ann: FlowClient, rid: str) -> None:
+    await ann.start_run(server.steps("r1", "r2", "r3", name="retried"), rid)
+    await ann.wait_for_end(rid)
+    last = (await ann.events(rid))[-2][0]
+    response = await ann.post(f"/runs/{rid}/retry", {"from": "r2"})
+    assert response.status_code == 202, response.text
+    assert response.json() == {"ok": True, "run_id": rid, "repeated": ["r2", "r3"], "kept": ["r1"]}
+    events = await ann.events(rid, **{"Last-Event-ID": str(last)})
+    assert "retry from r2" in events[0][2]["message"]
+    ended = await ann.wait_for_end(rid)
+    assert (ended["state"], ended["summary"]["outputs"]["r3"]["body"]["count"]) == ("completed", 2)
+    counts = server.upstream.request_counts
+    assert [counts[path] for path in ("/r1", "/r2", "/r3")] == [1, 2, 2]
+
+
+async def test_retry_needs_a_finished_step_of_a_run_that_is_not_running(ann: FlowClient, rid: str) -> None:
+    nodes = [node("w", "wait", seconds=0), node("ask", "approve", message="Really?")]
+    await ann.start_run(flow(nodes, chain("w", "ask"), name="asking"), rid)
+    await wait_for_approvals(ann, rid)
+    for body, field in (({}, "from"), ({"from": 1}, "from"), ({"from": "w", "x": 1}, "x")):
+        error = assert_error(await ann.post(f"/runs/{rid}/retry", body), 400, "INVALID_REQUEST")
+        assert error["problems"][0]["path"] == field
+    for step in ("ask", "nope"):
+        assert_error(await ann.post(f"/runs/{rid}/retry", {"from": step}), 400, "INVALID_REQUEST")
+    assert_error(await ann.post(f"/runs/{rid}/retry", {"from": "w"}), 409, "CONFLICT")
+    await ann.post(f"/runs/{rid}/cancel")
+    await ann.wait_for_end(rid)
 
 
 async def test_events_are_streamed_live_and_resumed_by_event_id(

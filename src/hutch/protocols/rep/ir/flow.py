@@ -124,6 +124,14 @@ class Flow:
         """Returns the ids of the direct successors without duplicates."""
         return list(dict.fromkeys(edge.target for edge in self._outgoing[step_id]))
 
+    def step_and_later_steps(self, step_id: str) -> list[str]:
+        """Returns the step and all steps that it leads to, in topological order."""
+        later = {step_id}
+        for name in self.order():
+            if name in later:
+                later.update(self.successors(name))
+        return [name for name in self.order() if name in later]
+
     def order(self) -> list[str]:
         """Returns all step ids in topological order."""
         return order(self.nodes, [(edge.source, edge.target) for edge in self.edges])

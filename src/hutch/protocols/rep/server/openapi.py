@@ -54,6 +54,7 @@ def document(settings: Settings) -> Json:
         "/runs/{id}/events": {"get": _events()},
         "/runs/{id}/cancel": {"post": _run_action("Cancels a run. Does nothing after its end")},
         "/runs/{id}/resume": {"post": _resume()},
+        "/runs/{id}/retry": {"post": _retry()},
         "/runs/{id}/approvals": {"get": _approvals()},
         "/runs/{id}/approvals/{step_id}": {"post": _approve()},
         "/flows/openapi.json": this_document(),
@@ -160,6 +161,18 @@ def _resume() -> Json:
     return _run_action(summary, ("CONFLICT", "RATE_LIMITED"), 202)
 
 
+def _retry() -> Json:
+    steps: Json = {"type": "array", "items": TEXT}
+    return _operation(
+        "Begins a run again from a step, with the recorded outputs of the steps before it",
+        object_of({"ok": {"const": True}, "run_id": TEXT, "repeated": steps, "kept": steps}),
+        ("NOT_FOUND", "CONFLICT", "RATE_LIMITED"),
+        body="Retry",
+        parameters=[_ID],
+        status=202,
+    )
+
+
 def _approvals() -> Json:
     return _operation(
         "Lists the steps that wait for an approval",
@@ -243,6 +256,7 @@ def _schemas() -> Json:
         ),
         "Approval": object_of({"step_id": TEXT, "message": TEXT, "asked_at": TIME}),
         "ApprovalDecision": _approval_body(),
+        "Retry": object_of({"from": {**TEXT, "description": "Id of a finished step of the flow"}}),
     }
 
 

@@ -13,6 +13,8 @@ from hutch.protocols.rep.ir.problems import format_problems, list_problems
 from hutch.protocols.rep.orchestrator.options import MAX_ID_CHARS, is_run_id
 
 MAX_PAGE_SIZE = 1_000
+MAX_STEP_CHARS = 2_000
+"""Ids of inner steps contain the ids of all their outer steps."""
 
 
 class StartRunBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +35,12 @@ class ApprovalBody(msgspec.Struct, frozen=True, kw_only=True):
     approved: bool
     by: str | None = None
     reason: str | None = None
+
+
+class RetryBody(msgspec.Struct, frozen=True, kw_only=True, rename={"from_": "from"}):
+    """Body of `POST /runs/{id}/retry`."""
+
+    from_: str
 
 
 def parse_start_run(body: dict[str, Any]) -> StartRunBody:
@@ -59,6 +67,15 @@ def parse_approval(body: dict[str, Any]) -> ApprovalBody:
     return ApprovalBody(**body)
 
 
+def parse_retry(body: dict[str, Any]) -> str:
+    """Returns `from` of `POST /runs/{id}/retry`. Raises ApiError with the problems."""
+    expect = _FieldChecker(body, RetryBody)
+    if not _is_text(MAX_STEP_CHARS)(body.get("from")):
+        expect.problems.add("from", "expected the id of a step")
+    expect.problems.raise_if_any()
+    return str(body["from"])
+
+
 class _FieldChecker:
     """Callable that records a problem if a field has a wrong value. Null counts as absent."""
 
@@ -66,9 +83,9 @@ class _FieldChecker:
         """Raises ApiError if there are too many unknown fields."""
         self._body = body
         self.problems = ProblemList(invalid_request)
-        names = ", ".join(known.__struct_fields__)
+        names = ", ".join(known.__struct_encode_fields__)
         for name in body:
-            if name not in known.__struct_fields__:
+            if name not in known.__struct_encode_fields__:
                 self.problems.add(name, f"unknown field; expected one of {names}")
 
     def __call__(self, name: str, expected: str, is_valid: Any) -> None:

@@ -37,6 +37,7 @@ from hutch.protocols.rep.server import openapi, permissions, requests, responses
 from hutch.protocols.rep.server.events import encoded_events
 from hutch.protocols.rep.server.permissions import KIND_SCOPES, kinds_for, scopes_for
 from hutch.protocols.rep.server.responses import json_response
+from hutch.protocols.rep.server.retry import RunInProgress
 from hutch.protocols.rep.server.supervisor import ORIGIN, FlowSupervisor, NotWaiting
 from hutch.store.models import FlowRow, FlowRunHead, FlowRunRow, RunRow, now
 from hutch.text import cut
@@ -71,6 +72,7 @@ def routes(flows: FlowSupervisor, access: AccessControl) -> list[BaseRoute]:
         route("/runs/{id}/events", GET=handlers.events),
         route("/runs/{id}/cancel", POST=handlers.cancel),
         route("/runs/{id}/resume", POST=handlers.resume),
+        route("/runs/{id}/retry", POST=handlers.retry),
         route("/runs/{id}/approvals", GET=handlers.approvals),
         route("/runs/{id}/approvals/{step_id:path}", POST=handlers.approve),
     ]
@@ -270,20 +272,36 @@ class FlowHandlers:
 
     async def resume(self, context: RequestContext) -> Response:
         """Resumes a failed or cancelled run. Finished steps are not repeated."""
+        run = await self._run_to_continue(context, "resume")
+        if run.status == "completed":
+            raise ApiError("conflict", f"Run {run.run_id!r} is already complete")
+        await self._flows.resume(run)
+        return json_response({"ok": True, "run_id": run.run_id}, 202)
+
+    async def retry(self, context: RequestContext) -> Response:
+        """Begins a run again from a step, with the recorded outputs of the steps before."""
+        from_step = requests.parse_retry(await self._body.read_object(context.request))
+        run = await self._run_to_continue(context, "retry")
+        flow = await self._flows.validation.run(
+            run.owner, lambda budget: parse_flow(msgspec.json.decode(run.document), budget)
+        )
+        plan = await self._flows.retry(run, flow, from_step)
+        body = {"ok": True, "run_id": run.run_id, "repeated": plan.repeated, "kept": plan.kept}
+        return json_response(body, 202)
+
+    async def _run_to_continue(self, context: RequestContext, command: str) -> FlowRunRow:
+        """Loads a run that the caller may continue. Raises ApiError."""
         await self._check_rate(context)
         run = await self._load_run(await self._flow_run(context))
         if run.origin != ORIGIN and context.caller.identity is not None:
             raise ApiError(
-                "conflict", f"Run {run.run_id!r} was started on the command line; use `hutch flow resume`"
+                "conflict", f"Run {run.run_id!r} was started on the command line; use `hutch flow {command}`"
             )
-        if run.status == "completed":
-            raise ApiError("conflict", f"Run {run.run_id!r} is already complete")
         kinds = set(json.loads(run.options).get("kinds", ()))
         if not kinds <= {*kinds_for(context.caller)}:
             message = f"Run {run.run_id!r} was started with a key that has more scopes than this one"
             raise ApiError("forbidden", f"{message}; {key_advice(*scopes_for(kinds))}")
-        await self._flows.resume(run)
-        return json_response({"ok": True, "run_id": run.run_id}, 202)
+        return run
 
     # --- approvals ---
 
@@ -393,6 +411,6 @@ def _own_error(error: Exception) -> ApiError | None:
     match error:
         case InvalidFlow():
             return requests.invalid_request(error.problems)
-        case NotWaiting():
+        case NotWaiting() | RunInProgress():
             return ApiError("conflict", error.message)
     return None

@@ -35,6 +35,7 @@ from hutch.protocols.rep.runtime import lease
 from hutch.protocols.rep.runtime.context import ApprovalDecision
 from hutch.protocols.rep.runtime.journal import OPERATOR_OWNERS, run_record
 from hutch.protocols.rep.runtime.models import RunSummary
+from hutch.protocols.rep.server.retry import RetryPlan, RunInProgress, restart_run
 from hutch.protocols.rep.server.supervised_run import (
     RunObserver,
     StderrLog,
@@ -164,6 +165,17 @@ class FlowSupervisor:
             await journal.reopen(run.run_id, ORIGIN)
         if can_start:
             self._supervise(run)
+
+    async def retry(self, run: FlowRunHead, flow: Flow, from_step: str) -> RetryPlan:
+        """Begins a run again from a step. Raises InvalidInput and RunInProgress."""
+        self._admit(run.owner)
+        if run.run_id in self._parked:
+            raise RunInProgress()
+        if (supervised := self._supervised_runs.get(run.run_id)) is not None and not lease.is_held(run):
+            supervised.is_reopened = True  # see `resume`
+        plan = await restart_run((await self.store()).journal, run, flow, from_step, origin=ORIGIN)
+        self._supervise(run)
+        return plan
 
     async def questions(self, run: FlowRunHead, limit: int = 100, offset: int = 0) -> list[dict[str, Any]]:
         """Returns the questions of steps that wait for an approval, whichever process executes the run."""
