@@ -43,7 +43,7 @@ checks:
 	@mkdir -p build; $(MAKE) --no-print-directory types guest >build/checks.log 2>&1; \
 		status=$$?; cat build/checks.log; exit $$status
 
-bench: install ## measure speed and size against baselines
+bench: install .venv/.bench ## measure speed and size against baselines
 	.venv/bin/python -m bench $(ARGS)
 
 lint: style types ## ruff, mypy, and deno fmt, lint and check
@@ -74,7 +74,7 @@ lock: ## update requirements.lock to the newest allowed versions, and each deno.
 	$(PIP) install hatchling deno==$(shell sed -n 's/^ *"deno==\(.*\)",$$/\1/p' pyproject.toml)
 	cd $(GUEST) && $(DENO) install --frozen=false
 	cd $(CONSOLE) && $(DENO) install --frozen=false
-	$(PIP) install --no-build-isolation -e '.[dev]'
+	$(PIP) install --no-build-isolation -e '.[dev,bench]'
 	{ echo "# Written by 'make lock'; 'make install' uses these versions."; $(PIP) freeze --exclude-editable; } > $(ENV)/new
 	mv $(ENV)/new requirements.lock && rm -rf $(ENV)
 
@@ -123,6 +123,11 @@ $(BUNDLE): .venv/.installed $(BUNDLE_SOURCES)
 # Keeps `import hutch` fast where PYTHONDONTWRITEBYTECODE is set.
 .venv/.compiled: .venv/.installed $(PYTHON_SOURCES)
 	@.venv/bin/python -m compileall -q src/hutch
+	@touch $@
+
+.venv/.bench: .venv/.installed
+	@echo "installing what the benchmarks compare with"
+	@$(PIP) install -c requirements.lock --no-build-isolation -e '.[bench]'
 	@touch $@
 
 # Tried once; if it fails, `install` prints a note.

@@ -72,6 +72,22 @@ def _parents() -> Iterator[tuple[int, int]]:
                 yield int(folder.name), int((folder / "stat").read_text().rpartition(")")[2].split()[1])
 
 
+def cpu_seconds(pids: Collection[int]) -> float:
+    """Returns the CPU time that the living threads of these processes have used. On a busy machine it varies
+    less than the elapsed time.
+    """
+    return sum(_thread_nanoseconds(pid) for pid in pids) / 1e9
+
+
+def _thread_nanoseconds(pid: int) -> int:
+    total = 0
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                total += int((thread / "schedstat").read_text().split()[0])
+    return total
+
+
 def memory(pids: Collection[int]) -> float:
     """Returns the memory of these processes in MB. Shared memory counts in proportion if the kernel reports
     it.
