@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -86,6 +86,31 @@ async def test_events_of_a_run_on_the_server(remote: Remote) -> None:
             if isinstance(event, hutch.RunStarted):
                 run.cancel()
         assert not (await run.result()).ok
+
+
+async def test_streaming_tool_and_progress_over_a_connection(remote: Remote) -> None:
+    received = asyncio.Event()
+
+    async def steps(context: hutch.ToolContext) -> AsyncIterator[str]:
+        context.progress("before")
+        yield "first"
+        await asyncio.wait_for(received.wait(), 60)
+        yield "second"
+
+    def confirm() -> None:
+        received.set()
+
+    async with remote as h:
+        code = """const seen = [];
+            for await (const x of tools.steps()) { seen.push(x); await tools.confirm() }
+            return seen"""
+        run = await h.start(code, tools=[steps, confirm])
+        events = [event async for event in run]
+        assert (await run.result()).raise_for_error().result == ["first", "second"]
+        values = [event.value for event in events if isinstance(event, hutch.ToolProgress)]
+        assert values == ["before", "first", "second"]
+        [call, *_] = [event for event in events if isinstance(event, hutch.ToolCallStarted)]
+        assert (call.tool, call.line) == ("steps", 2)
 
 
 async def test_client_and_server_have_the_same_run_id() -> None:

@@ -44,7 +44,7 @@ async def test_events_come_in_order_with_inputs_and_outputs_of_calls(
             case hutch.RunLog():
                 seen.append(event.line)
             case hutch.ToolCallStarted():
-                seen.append((event.provider, event.tool, event.input))
+                seen.append((event.provider, event.tool, event.line, event.input))
             case hutch.ToolCallEnded():
                 seen.append((calls[event.call_id], event.ok, event.code or None, event.output))
             case hutch.RunStarted():
@@ -57,9 +57,9 @@ async def test_events_come_in_order_with_inputs_and_outputs_of_calls(
         hutch.RunQueued,
         run.id,
         "before",
-        ("tools", "add", {"a": 1, "b": 2}),
+        ("tools", "add", 3, {"a": 1, "b": 2}),
         ("add", True, None, 3),
-        ("tools", "fail", None),
+        ("tools", "fail", 4, None),
         ("fail", False, "tool_error", None),
         "3",
         result,

@@ -419,3 +419,29 @@ async def test_log_of_invalid_messages_is_short_and_has_no_line_breaks(
     assert len(caplog.messages) == MAX_LOGGED_DROPS
     assert all(message.isprintable() and len(message) < 300 for message in caplog.messages)
     assert "forged\\n" in caplog.messages[0] or "forged\\u000a" in caplog.messages[0]
+
+
+async def test_items_of_a_streaming_tool_become_one_result() -> None:
+    host = FakeHost(echoing)
+    message = execute("e", "", tools=("echo",))
+    message["providers"][0]["tools"]["echo"]["streams"] = True
+    host.send(message)
+    call = (await host.receive(2))[1]
+    assert call["stream"] is True
+    for item in (1, {"a": [2]}):
+        host.send({"type": "tool_item", "callId": call["callId"], "item": item})
+    host.send({"type": "tool_item", "callId": "other", "item": 3})
+    host.send({"type": "tool_result", "callId": call["callId"], "ok": True, "result": None})
+    done = (await host.receive(3))[2]
+    assert (done["result"], host.server.dropped) == ([1, {"a": [2]}], 1)
+
+
+async def test_items_of_a_tool_that_does_not_stream_are_dropped() -> None:
+    host = FakeHost(echoing)
+    host.send(execute("e", "", tools=("echo",)))
+    call = (await host.receive(2))[1]
+    assert "stream" not in call
+    host.send({"type": "tool_item", "callId": call["callId"], "item": 1})
+    host.send({"type": "tool_result", "callId": call["callId"], "ok": True, "result": "plain"})
+    done = (await host.receive(3))[2]
+    assert (done["result"], host.server.dropped) == ("plain", 1)

@@ -11,6 +11,7 @@ const { defineProperty, create, keys } = Object;
 const { apply } = Reflect;
 const { get: weakGet, set: weakSet } = WeakMap.prototype;
 const { shift, push } = Array.prototype;
+const { includes } = Array.prototype;
 const { indexOf, slice } = String.prototype;
 const CallSite = Error;
 
@@ -20,17 +21,27 @@ const MAX_OUTSTANDING = 128;
 const MAX_CALL_SITES = 1_000;
 const UNREADABLE = "The guest threw a value that cannot be read";
 
-/** `tool` is the index of the tool among those of all providers. */
-export type Emit = (call: number, tool: number, input: string) => void;
+/**
+ * `tool` is the index of the tool among those of all providers. `stack` contains the position of the call; it is
+ * empty if nobody asked for it.
+ */
+export type Emit = (call: number, tool: number, input: string, stack: string) => void;
 
-/** Namespaces and the names of their tools. */
-export type ProviderTools = [name: string, tools: string[]][];
+/** Namespaces, the names of their tools, and the names of those that stream. */
+export type ProviderTools = [name: string, tools: string[], streaming?: string[]][];
 
 interface PendingCall {
   resolve: (value: unknown) => void;
   reject: (error: unknown) => void;
   /** Its stack contains the position of the call. */
   callSite?: Error;
+  stream?: ItemStream;
+}
+
+interface CallOptions {
+  maxInputBytes?: number;
+  /** Whether to send the position of each call. Formatting a stack takes longer than many calls. */
+  sendPositions?: boolean;
 }
 
 export interface ErrorInfo {
@@ -74,22 +85,68 @@ export function createToolFunction(
   name: string,
   tool: number,
   emit: Emit,
-  maxBytes?: number,
+  { maxInputBytes, sendPositions }: CallOptions = {},
+  streams = false,
 ): (input?: unknown) => Promise<unknown> {
   return (input) => {
     // With very many calls at once, their stack traces would use up the memory.
     const callSite = backlog.length < MAX_CALL_SITES ? new CallSite() : undefined;
-    return new Promise((resolve, reject) => {
+    const stream = streams ? new ItemStream() : undefined;
+    const result = new Promise((resolve, reject) => {
       let text: string;
       try {
-        text = toJson(input, `The input of ${name}`, maxBytes) ?? "null";
+        text = toJson(input, `The input of ${name}`, maxInputBytes) ?? "null";
       } catch (error) {
         if (!(error instanceof NotJsonSafe)) throw error;
         return reject(createTrustedError("serialization_error", error.message, callSite));
       }
-      startCall(resolve, reject, (id) => emit(id, tool, text), callSite);
+      const stack = sendPositions && stackOf(callSite) || "";
+      startCall(resolve, reject, (id) => emit(id, tool, text, stack), callSite, stream);
     });
+    return stream ? stream.attachTo(result) : result;
   };
+}
+
+/** Items of a streaming tool: all of them as a promise, or one by one as an async iterable. */
+class ItemStream {
+  readonly items: unknown[] = [];
+  #wake: (() => void)[] = [];
+  #result?: Promise<unknown>;
+  #isOver = false;
+
+  attachTo(result: Promise<unknown>): Promise<unknown> {
+    this.#result = result;
+    const end = () => this.#end();
+    result.then(end, end);
+    return defineProperty(result, Symbol.asyncIterator, { value: () => this.#iterate() });
+  }
+
+  add(item: unknown): void {
+    apply(push, this.items, [item]);
+    this.#notify();
+  }
+
+  #end(): void {
+    this.#isOver = true;
+    this.#notify();
+  }
+
+  #notify(): void {
+    const waiting = this.#wake;
+    this.#wake = [];
+    for (let i = 0; i < waiting.length; i++) waiting[i]();
+  }
+
+  async *#iterate(): AsyncGenerator<unknown> {
+    for (let i = 0;; i++) {
+      while (i >= this.items.length && !this.#isOver) {
+        await new Promise<void>((resolve) => apply(push, this.#wake, [resolve]));
+      }
+      // Throws the error of the call, after the items that came before it.
+      if (i >= this.items.length) return void await this.#result;
+      yield this.items[i];
+    }
+  }
 }
 
 /** Starts a call, or queues it while too many are open. `emit` gets its number, which `settle` expects. */
@@ -98,11 +155,12 @@ export function startCall(
   reject: (error: unknown) => void,
   emit: (call: number) => void,
   callSite?: Error,
+  stream?: ItemStream,
 ): void {
   const begin = () => {
     outstanding++;
     const id = ++lastCallId;
-    pending[id] = { resolve, reject, callSite };
+    pending[id] = { resolve, reject, callSite, stream };
     emit(id);
   };
   if (outstanding < MAX_OUTSTANDING) begin();
@@ -113,14 +171,15 @@ export function startCall(
  * Defines the namespaces as globals, and one with a dotted name, such as `tools.github`, as a member of another
  * object. They have no prototype, so that a tool can have any name.
  */
-export function defineProviders(providers: ProviderTools, emit: Emit, maxInputBytes?: number): void {
+export function defineProviders(providers: ProviderTools, emit: Emit, options: CallOptions): void {
   let count = 0;
   const parents: Record<string, object> = create(null);
   for (let i = 0; i < providers.length; i++) {
-    const [name, tools] = providers[i];
+    const [name, tools, streaming = []] = providers[i];
     const namespace = create(null);
     for (let j = 0; j < tools.length; j++) {
-      const value = createToolFunction(`${name}.${tools[j]}`, count++, emit, maxInputBytes);
+      const streams = apply(includes, streaming, [tools[j]]) as boolean;
+      const value = createToolFunction(`${name}.${tools[j]}`, count++, emit, options, streams);
       defineProperty(namespace, tools[j], { value, enumerable: true });
     }
     const dot = apply(indexOf, name, ["."]), parent = dot < 0 ? "" : apply(slice, name, [0, dot]);
@@ -142,6 +201,11 @@ function defineGlobal(name: string, value: unknown): void {
   defineProperty(globalThis, name, { value, writable: true, configurable: true });
 }
 
+/** Adds an item to the result of a streaming call. */
+export function addItem(id: number, text: string): void {
+  pending[id]?.stream?.add(parse(text));
+}
+
 /** Settles a call with the JSON text of its result or error. */
 export function settle(id: number, ok: boolean, text: string): void {
   const call = pending[id];
@@ -149,7 +213,7 @@ export function settle(id: number, ok: boolean, text: string): void {
   delete pending[id];
   outstanding--;
   (apply(shift, backlog, []) as (() => void) | undefined)?.();
-  if (ok) return call.resolve(parse(text));
+  if (ok) return call.resolve(call.stream ? call.stream.items : parse(text));
   const { code, message } = parse(text);
   call.reject(createTrustedError(code, message, call.callSite));
 }

@@ -12,11 +12,14 @@ export interface Options {
   maxResultBytes?: number;
   /** Extension: also send each log line while the execution runs. */
   streamLogs?: boolean;
+  /** Extension: send the source line of each tool call. */
+  sendCallLines?: boolean;
 }
 
 export interface Manifest {
   name: string;
-  tools: Record<string, { safeName: string; originalName: string; description?: string }>;
+  /** Extension: `streams` if the host sends the items of the tool's result one by one. */
+  tools: Record<string, { safeName: string; originalName: string; description?: string; streams?: boolean }>;
   types: string;
 }
 
@@ -52,12 +55,19 @@ export interface ToolResult {
   error?: { code: string; message: string };
 }
 
+/** Extension: an item of the result of a call with `stream`. The call ends with a `tool_result`. */
+export interface ToolItem {
+  type: "tool_item";
+  callId: string;
+  item: unknown;
+}
+
 /** Extension: the process is idle and may run code that is slow only the first time. */
 export interface WarmUp {
   type: "warm_up";
 }
 
-export type HostMessage = Execute | Cancel | ToolResult;
+export type HostMessage = Execute | Cancel | ToolResult | ToolItem;
 
 /** Error of an execution. Fields other than code and message are extensions, set if known. */
 export interface Failure {
@@ -90,20 +100,33 @@ export function logLine(id: string, line: string): string {
 }
 
 /** `target` comes from `callTargets`; `input` is one line of valid JSON. */
-export function toolCallLine(id: string, callId: string, target: string, input: string): string {
-  return `{"type":"tool_call","id":${stringify(id)},"callId":"${callId}",${target},"input":${input}}\n`;
+export function toolCallLine(
+  id: string,
+  callId: string,
+  target: string,
+  input: string,
+  line?: number,
+): string {
+  const at = line ? `,"line":${line}` : "";
+  return `{"type":"tool_call","id":${stringify(id)},"callId":"${callId}",${target}${at},"input":${input}}\n`;
 }
 
 /** Returns for every tool, in order, the fields that name it in a call. */
 export function callTargets(providers: Manifest[]): string[] {
   return providers.flatMap(({ name, tools }) =>
-    Object.keys(tools).map((tool) => `"providerName":${stringify(name)},"safeToolName":${stringify(tool)}`)
+    Object.keys(tools).map((tool) => {
+      const stream = tools[tool].streams ? ',"stream":true' : "";
+      return `"providerName":${stringify(name)},"safeToolName":${stringify(tool)}${stream}`;
+    })
   );
 }
 
-/** Returns the namespaces and the names of their tools. */
-export function providerTools(providers: Manifest[]): [string, string[]][] {
-  return providers.map(({ name, tools }) => [name, Object.keys(tools)]);
+/** Returns the namespaces, the names of their tools, and the names of those that stream, if there are any. */
+export function providerTools(providers: Manifest[]): [string, string[], string[]?][] {
+  return providers.map(({ name, tools }) => {
+    const names = Object.keys(tools), streaming = names.filter((tool) => tools[tool].streams === true);
+    return streaming.length ? [name, names, streaming] : [name, names];
+  });
 }
 
 const MAX_LISTED = 20;

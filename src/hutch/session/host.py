@@ -8,7 +8,9 @@ not trusted: an error code in `done` is accepted only if the host's own clock or
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -30,6 +32,7 @@ from hutch.session.messages import (
     WireError,
     encode,
     execute_line,
+    tool_item_line,
     tool_result_line,
 )
 from hutch.session.run import (
@@ -41,6 +44,7 @@ from hutch.session.run import (
     RunLog,
     ToolCallEnded,
     ToolCallStarted,
+    ToolProgress,
 )
 from hutch.session.tools.provider import MAX_MESSAGE_CHARS, Provider
 from hutch.session.tools.tool import ToolContext
@@ -84,7 +88,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     engine: str | None = None
     """Engine to use, for runners that have several engines."""
 
-    def options(self, *, stream_logs: bool = False, send_run_id: bool = False) -> Options:
+    def options(self, *, is_observed: bool = False, send_run_id: bool = False) -> Options:
         return Options(
             timeout_ms=self.timeout_ms,
             memory_limit_bytes=self.memory_limit_bytes,
@@ -92,8 +96,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             max_log_chars=self.max_log_chars,
             max_result_bytes=self.max_result_bytes,
             engine=self.engine or UNSET,
-            stream_logs=stream_logs or UNSET,
+            stream_logs=is_observed or UNSET,
             send_run_id=send_run_id or UNSET,
+            send_call_lines=is_observed or UNSET,
         )
 
 
@@ -142,7 +147,7 @@ class Session:
         """True if the runner was lost, apparently not because of this execution."""
         self.unresponsive = False
         """True if the runner did not answer a cancel within the grace period."""
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._waiter: asyncio.Future[None] | None = None
         self._code = code
         self._providers: Mapping[str, Provider] = {provider.name: provider for provider in providers}
@@ -160,7 +165,7 @@ class Session:
         self._job = job
         self._inputs = inputs
         self._listeners = listeners
-        self._streams_logs = bool(listeners)
+        self._is_observed = bool(listeners)
         self.log_lines, self._log_chars = 0, 0
         self.run_id = id
         """Id of the run: the id that the peer sent if it is a host itself, otherwise `id`."""
@@ -210,7 +215,7 @@ class Session:
         manifests = [
             provider.manifest_json(full=self._full_manifests) for provider in self._providers.values()
         ]
-        options = self.limits.options(stream_logs=self._streams_logs, send_run_id=self._trusted)
+        options = self.limits.options(is_observed=self._is_observed, send_run_id=self._trusted)
         self._send(execute_line(self.id, self._code, options, manifests, self._job, self._inputs))
 
     async def wait(self) -> Result:
@@ -251,7 +256,7 @@ class Session:
 
     def _log(self, message: Log) -> bool:
         """Passes log lines on, up to the limits of the logs."""
-        if not self._streams_logs:
+        if not self._is_observed:
             return False
         for line in message.lines:
             chars_left = self.limits.max_log_chars - self._log_chars
@@ -348,6 +353,7 @@ class Session:
                     call_id=call.call_id,
                     provider=call.provider_name,
                     tool=call.safe_tool_name,
+                    line=_line_of(call),
                     input_json=call.input,
                 )
             )
@@ -362,7 +368,7 @@ class Session:
                     "serialization_error",
                 )
             ok = True
-            self._reply(tool_result_line(call.call_id, result))
+            self._reply(tool_result_line(call.call_id, b"null" if call.stream is True else result))
         except ToolError as error:
             code = error.tool_code
             self._reply_error(call.call_id, code, error.message)
@@ -406,6 +412,9 @@ class Session:
             tool=provider.original_name(call.safe_tool_name),
             deadline=self._began_at + self.limits.timeout_ms / 1000,
             cancelled=self._cancelled,
+            call_id=call.call_id,
+            line=_line_of(call),
+            _reports=_CallReports(self, call),
         )
         return await provider.dispatch(call.safe_tool_name, value, context)
 
@@ -432,6 +441,22 @@ class Session:
             self._cancelled.set()
         for task in self._tasks.values():
             task.cancel()
+
+    def report_progress(self, call_id: str, value: Callable[[], bytes]) -> None:
+        """Passes the JSON text of a value to the listeners. It is not computed if there are none. May be
+        called in another thread.
+        """
+        if not self._listeners or self.result is not None:
+            return
+        event = ToolProgress(call_id=call_id, value_json=Raw(value()))
+        if threading.get_ident() == self._thread:
+            self._emit(event)
+        else:
+            # The run may end before the event loop gets to it.
+            self._loop.call_soon_threadsafe(lambda: self._emit(event) if self.result is None else None)
+
+    def send_item(self, call_id: str, item: bytes) -> None:
+        self._reply(tool_item_line(call_id, item))
 
     # --- the end ---
 
@@ -573,6 +598,32 @@ class Session:
         self._settle(WireError(code="internal_error", message=message))
 
 
+class _CallReports:
+    """Receives progress and items of one tool call."""
+
+    __slots__ = ("_call", "_item_bytes", "_session")
+
+    def __init__(self, session: Session, call: ToolCall) -> None:
+        self._session = session
+        self._call = call
+        self._item_bytes = 0
+
+    def progress(self, value: Any) -> None:
+        session, call_id = self._session, self._call.call_id
+        session.report_progress(call_id, partial(encode_value, value))
+
+    def item(self, json: bytes) -> None:
+        call, maximum = self._call, self._session.limits.max_result_bytes
+        self._item_bytes += len(json) + 1
+        if self._item_bytes > maximum:
+            raise ToolError(
+                f"Tool {call.safe_tool_name} yielded more than {maximum} bytes of JSON", "serialization_error"
+            )
+        self._session.report_progress(call.call_id, lambda: json)
+        if call.stream is True:
+            self._session.send_item(call.call_id, json)
+
+
 def clip_logs(lines: list[str], limits: Limits) -> tuple[list[str], bool]:
     """Truncates logs to the limits. Returns the lines, and True if some were truncated."""
     if len(lines) <= limits.max_log_lines and sum(map(len, lines)) <= limits.max_log_chars:
@@ -589,6 +640,10 @@ def clip_logs(lines: list[str], limits: Limits) -> tuple[list[str], bool]:
 
 def _shown_name(call: ToolCall) -> str:
     return cut(f"{call.provider_name}.{call.safe_tool_name}", MAX_SHOWN_NAME_CHARS)
+
+
+def _line_of(call: ToolCall) -> int | None:
+    return call.line if call.line is not UNSET and call.line > 0 else None
 
 
 def _is_oversized(call: ToolCall) -> bool:

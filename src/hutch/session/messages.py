@@ -1,5 +1,5 @@
-"""The six Execbox messages, the extension `log`, and their encoding. Required fields are checked, unknown
-fields are ignored.
+"""The six Execbox messages, the extensions `log` and `tool_item`, and their encoding. Required fields are
+checked, unknown fields are ignored.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TOO_DEEP = "a message is nested too deeply"
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Limits that the runner enforces. The last four fields are extensions of Hutch. Other runners ignore
+    """Limits that the runner enforces. The last five fields are extensions of Hutch. Other runners ignore
     them.
     """
 
@@ -47,6 +47,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """True to get each log line in a `log` message, too, while the execution runs."""
     send_run_id: bool | UnsetType = UNSET
     """True to get the id of the run in `started`."""
+    send_call_lines: bool | UnsetType = UNSET
+    """True to get the source line of each call in `tool_call`."""
 
 
 class WireError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -87,6 +89,8 @@ class ManifestTool(msgspec.Struct, frozen=True, kw_only=True, rename="camel", om
     safe_name: str
     original_name: str
     description: str | UnsetType = UNSET
+    streams: bool | UnsetType = UNSET
+    """True if the result is a list whose items can be sent one by one. An extension of Hutch."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,6 +138,15 @@ class ToolResult(
     error: WireError | UnsetType = UNSET
 
 
+class ToolItem(msgspec.Struct, frozen=True, tag="tool_item", tag_field="type", rename="camel"):
+    """One item of the result of a call. An extension of Hutch, sent only for a `tool_call` with `stream`. The
+    call still ends with a `tool_result`, whose result is null if it succeeded.
+    """
+
+    call_id: str
+    item: Raw
+
+
 class Started(msgspec.Struct, frozen=True, tag="started", tag_field="type", rename="camel"):
     id: str
     run_id: str | UnsetType = UNSET
@@ -156,6 +169,12 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True, tag="tool_call", tag_f
     id: str | UnsetType = UNSET
     """Id of the execution that makes the call. An extension of Hutch, for channels with several executions.
     """
+    line: int | UnsetType = UNSET
+    """Line of the source. An extension of Hutch, sent only if `options.sendCallLines` is true."""
+    stream: bool | UnsetType = UNSET
+    """True to get the items of the result one by one. An extension of Hutch, sent only for tools whose
+    manifest has `streams`.
+    """
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done", tag_field="type", rename="camel"):
@@ -176,7 +195,7 @@ class RefusedExecute(ProtocolError):
         self.id = id
 
 
-HostMessage = Execute | Cancel | ToolResult
+HostMessage = Execute | Cancel | ToolResult | ToolItem
 RunnerMessage = Started | ToolCall | Log | Done
 
 _encoder = msgspec.json.Encoder()
@@ -229,6 +248,11 @@ def tool_result_line(call_id: str, result: bytes) -> bytes:
     )
 
 
+def tool_item_line(call_id: str, item: bytes) -> bytes:
+    """Encodes a `tool_item` with an item that is already JSON text."""
+    return b'{"type":"tool_item","callId":' + _encoder.encode(call_id) + b',"item":' + item + b"}\n"
+
+
 def decode_from_runner(line: bytes) -> RunnerMessage:
     """Decodes a message of a runner. Raises ProtocolError if the line is not a valid message."""
     message: RunnerMessage = _decode(_from_runner, line)
@@ -274,10 +298,10 @@ def _may_have_surrogates(text: bytes) -> bool:
 
 _FIELDS: dict[Any, dict[str, str]] = {
     kind.__struct_config__.tag: dict(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
-    for kind in (Execute, Cancel, ToolResult, Started, ToolCall, Log, Done)
+    for kind in (Execute, Cancel, ToolResult, ToolItem, Started, ToolCall, Log, Done)
 }
 _NAMES = {"type": "type"} | {field: name for names in _FIELDS.values() for field, name in names.items()}
-_PAYLOADS = ("result", "input", "inputs")
+_PAYLOADS = ("result", "input", "inputs", "item")
 
 
 def _raw_decoder(names: dict[str, str]) -> msgspec.json.Decoder[Any]:

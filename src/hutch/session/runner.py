@@ -39,6 +39,7 @@ from hutch.session.messages import (
     RefusedExecute,
     Started,
     ToolCall,
+    ToolItem,
     ToolResult,
     WireError,
     decode_from_host,
@@ -110,7 +111,7 @@ class ChannelServer:
         self._multiplexed = multiplexed
         self._tasks: dict[str, asyncio.Task[Result]] = {}
         self._runs: dict[str, RunHandle] = {}
-        self._open_calls: dict[str, asyncio.Future[ToolResult]] = {}
+        self._open_calls: dict[str, _OpenCall] = {}
         self._numbers = itertools.count(1)
 
         channel.on_line = self._on_line
@@ -144,12 +145,18 @@ class ChannelServer:
             self._execute(message, len(line))
         elif isinstance(message, Cancel):
             self._cancel(message.id)
+        elif isinstance(message, ToolItem):
+            call = self._open_calls.get(message.call_id)
+            if call is None or not call.streams:
+                self._drop("a tool_item for no open call", message.call_id)
+            else:
+                call.add_item(message)
         else:
-            waiting = self._open_calls.pop(message.call_id, None)
-            if waiting is None:
+            call = self._open_calls.pop(message.call_id, None)
+            if call is None:
                 self._drop("a tool_result for no open call", message.call_id)
-            elif not waiting.done():
-                waiting.set_result(message)
+            elif not call.answer.done():
+                call.answer.set_result(message)
 
     def _cancel_all(self) -> None:
         for id in self._tasks:
@@ -230,35 +237,37 @@ class ChannelServer:
 
     def _provider(self, id: str, manifest: Manifest) -> Provider:
         async def call(tool: str, value: Any, context: ToolContext) -> bytes:
-            return await self._call_tool(id, manifest.name, tool, value)
+            streams = manifest.tools[tool].streams is True
+            return await self._call_tool(id, manifest.name, tool, value, context, streams=streams)
 
         return Provider.from_manifest(msgspec.to_builtins(manifest), call)
 
-    async def _call_tool(self, id: str, provider: str, tool: str, value: Any) -> bytes:
+    async def _call_tool(
+        self, id: str, provider: str, tool: str, value: Any, context: ToolContext, *, streams: bool
+    ) -> bytes:
         call_id = f"call-{next(self._numbers)}"
-        answer: asyncio.Future[ToolResult] = asyncio.get_running_loop().create_future()
-        self._open_calls[call_id] = answer
+        opened = self._open_calls[call_id] = _OpenCall(context, streams=streams)
         call = ToolCall(
             call_id=call_id,
             provider_name=provider,
             safe_tool_name=tool,
             input=Raw(encode_value(value)),
             id=id if self._multiplexed else UNSET,
+            line=context.line or UNSET,
+            stream=streams or UNSET,
         )
         try:
             await self._channel.writable()
             self._channel.send(encode(call))
-            result = await answer
+            result = await opened.answer
         finally:
             self._open_calls.pop(call_id, None)
         if not result.ok and result.error is not UNSET:
             raise ToolError(result.error.message, wire_code(result.error.code))
         raw = bytes(result.result) if result.result is not UNSET else b"null"
-        try:
-            check_bounds(raw)
-            return encode_value(decode_value(raw)) if has_line_breaks(raw) else raw
-        except NotJsonSafe as error:
-            raise ToolError(f"The result is not JSON: {error}", "serialization_error") from None
+        if streams and raw == b"null":
+            return b"[" + b",".join(opened.items) + b"]"
+        return _checked(raw, "result")
 
     def _done(self, id: str, result: Result) -> None:
         done = Done(
@@ -271,6 +280,38 @@ class ChannelServer:
             logs_truncated=True if result.logs_truncated else UNSET,
         )
         self._channel.send(encode(done))
+
+
+class _OpenCall:
+    """A tool call that the peer has not answered yet."""
+
+    def __init__(self, context: ToolContext, *, streams: bool) -> None:
+        self.answer: asyncio.Future[ToolResult] = asyncio.get_running_loop().create_future()
+        self.streams = streams
+        self.items: list[bytes] = []
+        self._context = context
+
+    def add_item(self, message: ToolItem) -> None:
+        """Passes an item on to the guest. Fails the call if the item is invalid or there are too many
+        bytes.
+        """
+        if self.answer.done():
+            return
+        try:
+            item = _checked(bytes(message.item), "item")
+            self._context.yield_item(item)
+            self.items.append(item)
+        except ToolError as error:
+            self.answer.set_exception(error)
+
+
+def _checked(raw: bytes, what: str) -> bytes:
+    """Returns JSON text from the peer without line breaks. Raises ToolError."""
+    try:
+        check_bounds(raw)
+        return encode_value(decode_value(raw)) if has_line_breaks(raw) else raw
+    except NotJsonSafe as error:
+        raise ToolError(f"The {what} is not JSON: {error}", "serialization_error") from None
 
 
 def _check_tools(message: Execute) -> None:

@@ -17,6 +17,7 @@ class ToolSpec(NamedTuple):
     input_schema: Any = None
     output_schema: Any = None
     description: str | None = None
+    streams: bool = False
 
 
 def ref(name: str) -> dict[str, str]:

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import inspect
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import msgspec
@@ -302,10 +302,6 @@ def generates() -> Iterator[int]:
     yield 1
 
 
-async def generates_async() -> AsyncIterator[int]:
-    yield 1
-
-
 @pytest.mark.parametrize(
     ("fn", "message"),
     [
@@ -318,8 +314,7 @@ async def generates_async() -> AsyncIterator[int]:
             unresolved,
             r"^Tool unresolved: a hint cannot be resolved: name 'Decimal' is not defined\. Its type",
         ),
-        (generates, r"^Tool generates is a generator\. Return a list"),
-        (generates_async, r"^Tool generates_async is a generator\. Return a list"),
+        (generates, r"^Tool generates is a generator\. Make it async"),
         (Bare.method, r"^Tool method: parameter `self` is not bound\. Pass the method of an instance"),
         (Bare, r"cannot be a tool\. Pass a function"),
         (5, r"^5 cannot be a tool"),

@@ -9,6 +9,7 @@ import { echoLine } from "../process.ts";
 import { FILE, GuestSyntaxError, type Position, Program, type ProgramData } from "../program.ts";
 import { connect, dropPermissions, openBundleFile } from "../bootstrap.ts";
 import {
+  addItem,
   defineInputs,
   defineProviders,
   describeError,
@@ -67,16 +68,27 @@ class Run {
     await this.#wire.drained();
     this.#captureConsole();
     const targets = callTargets(providers);
-    const emit = (call: number, tool: number, input: string) => {
-      if (!this.#over) this.#wire.send(toolCallLine(id, String(call), targets[tool], input));
+    const emit = (call: number, tool: number, input: string, stack: string) => {
+      if (this.#over) return;
+      this.#wire.send(toolCallLine(id, String(call), targets[tool], input, this.#lineOf(stack)));
     };
-    defineProviders(providerTools(providers), emit, options.maxResultBytes);
+    const { maxResultBytes: maxInputBytes, sendCallLines: sendPositions } = options;
+    defineProviders(providerTools(providers), emit, { maxInputBytes, sendPositions });
     if (inputs) defineInputs(inputs);
     try {
       const fn = await this.#compile();
       if (fn) this.#succeed(toJson(await fn(), "The result", options.maxResultBytes));
     } catch (error) {
       this.fail(describeError(error));
+    }
+  }
+
+  #lineOf(stack: string): number | undefined {
+    try {
+      return stack ? this.#program?.locateStack(stack).line : undefined;
+    } catch {
+      // The guest has replaced a built-in.
+      return undefined;
     }
   }
 
@@ -202,7 +214,8 @@ function receive(message: HostMessage | WarmUp): void {
       message.ok,
       stringify(message.ok ? message.result ?? null : message.error),
     );
-  } else run?.timeOut();
+  } else if (message.type === "tool_item") addItem(Number(message.callId), stringify(message.item ?? null));
+  else run?.timeOut();
 }
 
 /** Runs an execution from the line that is read to the line that is written. */

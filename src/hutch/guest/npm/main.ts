@@ -83,7 +83,7 @@ function receive(message: HostMessage): void {
   } else if (message.type === "tool_result") {
     const { callId, ok, result = null, error } = message;
     settle(Number(callId), ok, stringify(ok ? result : error));
-  } else if (message.id === run?.id) run.timeOut();
+  } else if (message.type === "cancel" && message.id === run?.id) run.timeOut();
 }
 
 const wire = new Wire(await connect());

@@ -18,6 +18,7 @@ import {
   providerTools,
   startedLine,
   toolCallLine,
+  type ToolItem,
   type ToolResult,
   type Wire,
 } from "../wire.ts";
@@ -28,8 +29,8 @@ import { type HostFunctions, type Image, Vm, VmError } from "./vm.ts";
 const DEFAULT_MAX_RESULT = 8 * 1024 * 1024;
 /** For each prelude, the letters of the host functions that it uses and the names of its own functions. */
 export const PRELUDES = {
-  plain: { functions: "cltkruedoxp", entries: ["run", "settle", "fire"] },
-  web: { functions: "cltkruedoxph", entries: ["run", "settle", "fire", "job"] },
+  plain: { functions: "cltkruedoxp", entries: ["run", "settle", "item", "fire"] },
+  web: { functions: "cltkruedoxph", entries: ["run", "settle", "item", "fire", "job"] },
 };
 /** A VM that grew by more is dropped instead of reset, to return its memory to the system. */
 const MAX_REUSABLE_GROWTH = 8 * 1024 * 1024;
@@ -106,8 +107,9 @@ export class Runner {
     this.#images = images;
     const run = (vm: Vm) => this.#byVm.get(vm)!;
     this.#functions = {
-      c: (vm, [number, tool, input]) => {
-        this.#toolCall(run(vm), vm.toNumber(number), vm.toNumber(tool), vm.toText(input));
+      c: (vm, [number, tool, input, stack]) => {
+        const caller = run(vm), at = caller.request.options.sendCallLines ? vm.toText(stack) : undefined;
+        this.#toolCall(caller, vm.toNumber(number), vm.toNumber(tool), vm.toText(input), at);
         return vm.undefined();
       },
       l: (vm, [line]) => vm.number(this.#log(run(vm), vm.toText(line)) ? 1 : 0),
@@ -166,6 +168,7 @@ export class Runner {
   receive(message: HostMessage): void {
     if (message.type === "execute") this.#execute(message);
     else if (message.type === "tool_result") this.#toolResult(message);
+    else if (message.type === "tool_item") this.#toolItem(message);
     else if (message.type === "cancel") this.#cancel(message.id);
   }
 
@@ -203,7 +206,8 @@ export class Runner {
       if (vm.isException(fn)) throw syntaxError(vm, vm.exception());
       const tools = vm.string(toolNames), maxBytes = vm.number(options.maxResultBytes ?? DEFAULT_MAX_RESULT);
       if (job) return [vm.string(job.form), fn, tools, vm.string(job.input), maxBytes];
-      return inputs ? [fn, tools, maxBytes, vm.string(inputs)] : [fn, tools, maxBytes];
+      const args = [fn, tools, maxBytes, vm.number(options.sendCallLines ? 1 : 0)];
+      return inputs ? [...args, vm.string(inputs)] : args;
     });
   }
 
@@ -369,7 +373,7 @@ export class Runner {
     this.#sendDone(id, { ok: false, error }, performance.now());
   }
 
-  #toolCall(run: Run, number: number, tool: number, input: string): void {
+  #toolCall(run: Run, number: number, tool: number, input: string, stack?: string): void {
     run.targets ??= callTargets(run.request.providers);
     const target = run.targets[tool];
     if (run.over || target === undefined) return;
@@ -389,7 +393,15 @@ export class Runner {
     const callId = `c${++this.#callCount}`;
     run.calls.add(callId);
     this.#calls.set(callId, { run, number, size });
-    this.#wire.send(toolCallLine(run.id, callId, target, input));
+    const { line } = run.program.locateStack(stack);
+    this.#wire.send(toolCallLine(run.id, callId, target, input, line));
+  }
+
+  #toolItem({ callId, item }: ToolItem): void {
+    const call = this.#calls.get(callId);
+    if (!call) return;
+    const { run: { vm }, number } = call, text = JSON.stringify(item ?? null);
+    this.#enter(call.run, "item", () => [vm.number(number), vm.string(text)]);
   }
 
   #toolResult(message: ToolResult): void {

@@ -11,7 +11,15 @@ import dataclasses
 import inspect
 import re
 import typing
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+)
 from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any, Literal, TypeAlias
@@ -180,6 +188,13 @@ def result_schema(hint: Any, where: str) -> Schema | None:
             f"{where}: the return hint cannot be JSON Schema: {error}.", remedy=REMEDY
         ) from None
     return definitions.add_to(shape.schema)
+
+
+def item_hint(hint: Any) -> Any:
+    """Returns the type of the values of an async generator, or Any if its hint does not tell."""
+    arguments = typing.get_args(hint)
+    is_iterator = typing.get_origin(hint) in (AsyncIterator, AsyncIterable, AsyncGenerator)
+    return arguments[0] if is_iterator and arguments else Any
 
 
 def is_model(hint: Any) -> bool:

@@ -370,6 +370,8 @@ class DeclarableTool(Protocol):
     def input_schema(self) -> Mapping[str, Any] | None: ...
     @property
     def output_schema(self) -> Mapping[str, Any] | None: ...
+    @property
+    def streams(self) -> bool: ...
 
 
 def namespace_declaration(provider_name: str, tools: Mapping[str, DeclarableTool]) -> str:
@@ -390,7 +392,12 @@ def _function_declaration(types: TypeRenderer, safe: str, tool: DeclarableTool) 
     output = True if tool.output_schema is None else tool.output_schema
     result = types.render(SchemaRoot.of(output, f"{label}Output"))
     doc = doc_comment(comment_lines(tool.description, 4_000), "  ")
-    return f"{doc}  function {safe}({parameter}): Promise<{result}>;"
+    iterable = ""
+    if tool.streams:
+        is_list = tool.output_schema is not None and tool.output_schema.get("type") == "array"
+        item = result.removesuffix("[]") if is_list and result.endswith("[]") else "unknown"
+        iterable = f" & AsyncIterable<{item}>"
+    return f"{doc}  function {safe}({parameter}): Promise<{result}>{iterable};"
 
 
 def _parameter_declaration(types: TypeRenderer, root: SchemaRoot) -> str:

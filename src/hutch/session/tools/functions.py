@@ -10,6 +10,7 @@ and is not part of the input. Parameters bound by `functools.partial` are not pa
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import inspect
 import os
@@ -26,6 +27,7 @@ from hutch.session.schema.hints import (
     Mismatch,
     Schema,
     is_model,
+    item_hint,
     object_shape,
     read_docstring,
     result_schema,
@@ -67,7 +69,8 @@ def tool(
     """Creates a tool from a function, as a call or as a decorator. It can still be called as the function.
 
     Name, description and schemas default to the function's name, docstring and hints. Async functions run in
-    the event loop, others in a worker thread. Raises InvalidTool.
+    the event loop, others in a worker thread. The result of an async generator is the list of its values,
+    which the guest can also read one by one. Raises InvalidTool.
     """
     if fn is None:
         return partial(
@@ -124,10 +127,20 @@ def _create_tool(
     else:
         input_schema, convert = _convert_by_hints(fields, parameters, where)
     describe = partial(describe_mismatch, input_schema, formats=formats)
-    if output_schema is None:
+    streams = inspect.isasyncgenfunction(target)
+    check_item = None
+    if streams and output_schema is None:
+        item = item_hint(hints.get("return"))
+        item_schema = result_schema(item, where)
+        if item_schema is not None:
+            output_schema = result_schema(list[item], where)  # type: ignore[valid-type]
+            check_item = _validator(item_schema, where)
+    elif output_schema is None:
         output_schema = result_schema(hints.get("return"), where)
     check = None if output_schema is None else _validator(output_schema, f"{where}: output_schema")
     run = _run_function(fn, target, parameters, context)
+    if streams:
+        run = _collect(name, run, check_item)
     return FunctionTool(
         fn,
         name,
@@ -135,6 +148,7 @@ def _create_tool(
         description=description or about,
         input_schema=input_schema,
         output_schema=output_schema,
+        streams=streams,
     )
 
 
@@ -147,8 +161,10 @@ def _unwrap(fn: Any) -> tuple[Any, frozenset[str]]:
     if isinstance(fn, type) or not callable(fn):
         raise InvalidTool(f"{fn!r} cannot be a tool.", remedy="Pass a function, a bound method or a Tool.")
     target = fn if inspect.isroutine(fn) else type(fn).__call__
-    if inspect.isgeneratorfunction(target) or inspect.isasyncgenfunction(target):
-        raise InvalidTool(f"Tool {_name_of(fn)} is a generator.", remedy="Return a list instead.")
+    if inspect.isgeneratorfunction(target):
+        raise InvalidTool(
+            f"Tool {_name_of(fn)} is a generator.", remedy="Make it async (`async def`), or return a list."
+        )
     return target, bound
 
 
@@ -279,7 +295,32 @@ def _run_function(fn: Any, target: Any, parameters: list[inspect.Parameter], con
         result = await _in_thread(partial(start_unless_cancelled, values, tool_context))
         return await result if inspect.isawaitable(result) else result
 
-    return start if inspect.iscoroutinefunction(target) else in_thread
+    is_async = inspect.iscoroutinefunction(target) or inspect.isasyncgenfunction(target)
+    return start if is_async else in_thread
+
+
+def _collect(name: str, run: Run, check: Callable[[object], str | None] | None) -> Run:
+    """Runs an async generator: passes each value on as an item, and returns the list of all."""
+
+    async def collect(values: tuple[Any, ...], context: ToolContext) -> list[Any]:
+        items: list[Any] = []
+        generator: Any = run(values, context)
+        async with contextlib.aclosing(generator):
+            async for value in generator:
+                try:
+                    json = encode_value(value)
+                except NotJsonSafe as error:
+                    message = f"Tool {name} yielded a non-serializable value: {error}"
+                    raise ToolError(message, "serialization_error") from None
+                items.append(item := decode_value(json))
+                if check is not None and (reason := check(item)) is not None:
+                    raise ToolError(f"Invalid output for tool {name}: {reason}", "validation_error")
+                context.yield_item(json)
+                # A generator that never waits would block the event loop.
+                await asyncio.sleep(0)
+        return items
+
+    return collect
 
 
 def _call_function(

@@ -53,7 +53,12 @@ class Provider:
         """
         entries = _check_manifest(manifest)
         tools = {
-            safe: Tool(entry["originalName"], partial(call, safe), description=entry.get("description"))
+            safe: Tool(
+                entry["originalName"],
+                partial(call, safe),
+                description=entry.get("description"),
+                streams=entry.get("streams") is True,
+            )
             for safe, entry in entries.items()
         }
         return cls(manifest["name"], tools, manifest["types"])
@@ -94,14 +99,14 @@ class Provider:
     @cached_property
     def _names_json(self) -> bytes:
         names = self._names
-        size = sum(len(safe) + len(original) for safe, original in names)
+        size = sum(len(safe) + len(original) for safe, original, _ in names)
         encode = _cached_names_json if size <= MAX_CACHED_NAME_CHARS else _names_json
         return encode(self.name, names)
 
     @property
-    def _names(self) -> tuple[tuple[str, str], ...]:
-        """Pairs of safe and original names."""
-        return tuple((safe, tool.name) for safe, tool in self.tools.items())
+    def _names(self) -> tuple[tuple[str, str, bool], ...]:
+        """Safe names, original names, and whether the tool streams."""
+        return tuple((safe, tool.name, tool.streams) for safe, tool in self.tools.items())
 
     async def dispatch(self, safe_name: str, input: Any, context: ToolContext) -> bytes:
         """Calls a tool and returns the JSON text of its result. Raises only ToolError."""
@@ -131,11 +136,18 @@ def _trace_of_the_tool(trace: TracebackType | None) -> TracebackType | None:
     return trace if last is None else last.tb_next or trace
 
 
-def _entries(names: Iterable[tuple[str, str]]) -> dict[str, dict[str, str]]:
-    return {safe: {"safeName": safe, "originalName": well_formed(original)} for safe, original in names}
+def _entries(names: Iterable[tuple[str, str, bool]]) -> dict[str, dict[str, Any]]:
+    return {
+        safe: {
+            "safeName": safe,
+            "originalName": well_formed(original),
+            **({"streams": True} if streams else {}),
+        }
+        for safe, original, streams in names
+    }
 
 
-def _names_json(provider: str, names: tuple[tuple[str, str], ...]) -> bytes:
+def _names_json(provider: str, names: tuple[tuple[str, str, bool], ...]) -> bytes:
     """Returns a manifest with only the names."""
     return encode_value({"name": provider, "tools": _entries(names), "types": ""})
 

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import update_wrapper
-from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, TypeAlias, TypeVar
 
 import anyio
 import msgspec
 
+from hutch.errors import ToolError
+from hutch.session.json_value import NotJsonSafe
 from hutch.session.schema.hints import Schema
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class CallReports(Protocol):
+    """What a call reports before its result."""
+
+    def progress(self, value: Any) -> None:
+        """Raises NotJsonSafe."""
+
+    def item(self, json: bytes) -> None:
+        """Takes the JSON text of one item of the result. Raises ToolError if there are too many bytes."""
 
 
 class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +38,30 @@ class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
     """End of the execution's time limit, on the event loop's clock."""
     cancelled: anyio.Event
     """Set when the result is no longer needed."""
+    call_id: str = ""
+    """Id of the call, unique in its run."""
+    line: int | None = None
+    """Line of the guest's source that makes the call. Known only if the run has listeners."""
+    _reports: CallReports | None = None
+
+    def progress(self, value: Any) -> None:
+        """Reports a JSON-safe value to the listeners of the run, which get it as a `ToolProgress` event. Does
+        nothing if there are none. Sync tools may call it from their thread.
+
+        Raises ToolError if the value is not JSON-safe.
+        """
+        if self._reports is None:
+            return
+        try:
+            self._reports.progress(value)
+        except NotJsonSafe as error:
+            message = f"Tool {self.tool} reported progress that is not JSON: {error}"
+            raise ToolError(message, "serialization_error") from None
+
+    def yield_item(self, json: bytes) -> None:
+        """Sends the JSON text of one item of a list that the call will return. Raises ToolError."""
+        if self._reports is not None:
+            self._reports.item(json)
 
 
 Call: TypeAlias = Callable[[Any, ToolContext], Awaitable[bytes]]
@@ -45,12 +81,15 @@ class Tool:
         description: str | None = None,
         input_schema: Schema | None = None,
         output_schema: Schema | None = None,
+        streams: bool = False,
     ) -> None:
+        """`streams`: the result is a list, and `call` passes each item to `ToolContext.yield_item`."""
         self.name = name
         self.call = call
         self.description = description
         self.input_schema = input_schema
         self.output_schema = output_schema
+        self.streams = streams
 
     def __repr__(self) -> str:
         return f"Tool({self.name!r})"
@@ -68,9 +107,15 @@ class FunctionTool(Tool, Generic[P, R]):
         description: str | None = None,
         input_schema: Schema | None = None,
         output_schema: Schema | None = None,
+        streams: bool = False,
     ) -> None:
         super().__init__(
-            name, call, description=description, input_schema=input_schema, output_schema=output_schema
+            name,
+            call,
+            description=description,
+            input_schema=input_schema,
+            output_schema=output_schema,
+            streams=streams,
         )
         self._function = function
         # Does not copy the attributes of the function: they could replace those of the tool.

@@ -7,7 +7,9 @@ export function takeHostFunction<F>(letter: string): F {
   return value;
 }
 
-export const toolCall = takeHostFunction<(call: number, tool: number, input: string) => void>("c");
+export const toolCall = takeHostFunction<
+  (call: number, tool: number, input: string, stack: string) => void
+>("c");
 /** Returns 0 if the line was dropped because the logs are full. */
 export const log = takeHostFunction<(line: string) => number>("l");
 export const startTimer = takeHostFunction<(id: number, milliseconds: number, repeat: number) => void>("t");

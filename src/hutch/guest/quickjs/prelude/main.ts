@@ -14,6 +14,7 @@ import "./abort.ts";
 import "./clone.ts";
 import { toJson } from "../../json.ts";
 import {
+  addItem,
   defineInputs,
   defineProviders,
   describeError,
@@ -32,9 +33,11 @@ async function run(
   fn: () => Promise<unknown>,
   providers: string,
   maxBytes: number,
+  sendPositions: number,
   inputs?: string,
 ): Promise<void> {
-  defineProviders(parse(providers), toolCall, maxBytes);
+  const options = { maxInputBytes: maxBytes, sendPositions: sendPositions === 1 };
+  defineProviders(parse(providers), toolCall, options);
   if (inputs) defineInputs(parse(inputs));
   try {
     succeed(toJson(await fn(), "The result", maxBytes));
@@ -60,4 +63,4 @@ defineGlobal("queueMicrotask", (callback: () => void) => {
   if (typeof callback !== "function") throw new TypeError("queueMicrotask: expected a function");
   Promise.resolve().then(callback);
 });
-(globalThis as any).__hutch_entry = { run, settle, fire };
+(globalThis as any).__hutch_entry = { run, settle, item: addItem, fire };

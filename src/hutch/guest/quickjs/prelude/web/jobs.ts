@@ -47,7 +47,7 @@ function toBoundedJson(value: unknown, maxBytes: number): string {
 function fetchTools([[provider, names]]: ProviderTools, maxBytes: number): FetchTools {
   const functions: Record<string, unknown> = {};
   names.forEach((name, index) => {
-    functions[name] = createToolFunction(`${provider}.${name}`, index, toolCall, maxBytes);
+    functions[name] = createToolFunction(`${provider}.${name}`, index, toolCall, { maxInputBytes: maxBytes });
   });
   return functions as unknown as FetchTools;
 }
