@@ -33,3 +33,19 @@ export function dropSocketPermissions(): void {
 export function dropPermissions(): void {
   for (const name of KINDS) Deno.permissions.revokeSync({ name } as Deno.PermissionDescriptor);
 }
+
+/** Deno's advice in errors about permissions, which a guest cannot follow. */
+const FLAG_ADVICE = /, run again with the --allow-[a-z-]+ flag$/;
+
+/** Replaces the advice in all errors about permissions, also in those that a guest catches. */
+export function replaceFlagAdvice(instead: string): void {
+  const { NotCapable } = Deno.errors;
+  const { apply } = Reflect, { replace } = String.prototype;
+  class NotCapableBase extends Error {
+    constructor(message?: string, options?: ErrorOptions) {
+      super(typeof message === "string" ? apply(replace, message, [FLAG_ADVICE, instead]) : message, options);
+    }
+  }
+  // Deno itself creates these errors with its class, whose constructor calls that of its prototype.
+  Object.setPrototypeOf(NotCapable, NotCapableBase);
+}

@@ -1,4 +1,6 @@
 /** Entry point: `entry.js FOLDER/RUNNER.js SOCKET` lets V8 evaluate the runner's script. */
 
 const script = Deno.args[0];
-(0, eval)(`${Deno.readTextFileSync(script)}\n//# sourceURL=${script.slice(script.lastIndexOf("/") + 1)}`);
+(0, eval)(
+  `${Deno.readTextFileSync(script)}\n//# sourceURL=hutch:${script.slice(script.lastIndexOf("/") + 1)}`,
+);

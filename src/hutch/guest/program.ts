@@ -1,5 +1,7 @@
 /** Programs: guest source as one function, with a map from positions in it to positions in the source. */
 
+import { withoutInternalFrames } from "./stack.ts";
+
 export interface Position {
   line: number;
   column: number;
@@ -40,17 +42,18 @@ export interface ProgramData {
   sourceError?: SourceError;
 }
 
-/** File name of guest code in stack traces. V8 and QuickJS format frames differently. */
+/** File name of guest code in stack traces. */
 export const FILE = "guest.js";
+/** Frames of guest code. V8 and QuickJS format them differently; Deno creates a blob URL for a module. */
 const FRAME = /guest\.js(?:, <anonymous>)?:(\d+):(\d+)/;
-/** Deno creates a blob URL for a module. */
 const MODULE_FRAME = /blob:null\/[\w-]+:(\d+):(\d+)/;
+/** Frame of a function without a name, which V8 calls `eval`. */
+const UNNAMED_FRAME = /^(\s*at (?:async )?)(?:<anonymous>|eval) \((.*)\)$/;
 /** Function of a frame in a stack trace. */
 const FRAME_FUNCTION = /^\s*at (?:async )?([^()]+) \(/;
-/** Names of functions without one, in QuickJS and in V8. */
-const UNNAMED = new Set(["<anonymous>", "eval"]);
 const MAX_FRAMES = 20;
 const MAX_FRAME_NAME = 100;
+const MAX_COLUMN = 2 ** 31 - 1;
 
 export class Program {
   /**
@@ -77,31 +80,46 @@ export class Program {
     return { code, prefixLength, lineCount, insertions, columns: this.columns(), sourceError };
   }
 
-  /** Returns the position of the innermost guest frame in a stack trace. */
-  locateStack(stack: string | undefined): Partial<Position> {
-    const frame = (this.sourceError ? MODULE_FRAME : FRAME).exec(stack ?? "");
-    return frame ? this.locate(Number(frame[1]), Number(frame[2])) : {};
+  /** Returns a stack trace as the guest sees it: without internal frames, with positions in its source. */
+  cleanStack(stack: string): string {
+    const pattern = this.sourceError ? MODULE_FRAME : FRAME, insertions = this.insertions();
+    return withoutInternalFrames(stack).split("\n").map((text) => {
+      const frame = pattern.exec(text);
+      if (!frame) return text;
+      const { line, column } = this.locate(Number(frame[1]), Number(frame[2]), insertions);
+      return text.replace(frame[0], `${FILE}:${line}:${column}`).replace(UNNAMED_FRAME, "$1$2");
+    }).join("\n");
   }
 
-  /** Returns the guest's frames of a stack trace, one per line. */
+  /** Returns the position of the innermost guest frame in a clean stack trace. */
+  locateStack(stack: string | undefined): Partial<Position> {
+    const frame = FRAME.exec(stack ?? "");
+    return frame ? this.#bounded(frame) : {};
+  }
+
+  /** Returns the guest's frames of a clean stack trace, one per line. */
   describeStack(stack: string | undefined): string | undefined {
-    const pattern = this.sourceError ? MODULE_FRAME : FRAME, insertions = this.insertions();
     const frames: string[] = [];
     for (const text of (stack ?? "").split("\n")) {
-      const frame = pattern.exec(text);
+      const frame = FRAME.exec(text);
       if (!frame) continue;
       if (frames.length === MAX_FRAMES) break;
-      const { line, column } = this.locate(Number(frame[1]), Number(frame[2]), insertions);
+      const { line, column } = this.#bounded(frame);
       const name = FRAME_FUNCTION.exec(text)?.[1].slice(0, MAX_FRAME_NAME);
       const where = `line ${line}, column ${column}`;
-      frames.push(name && !UNNAMED.has(name) ? `at ${name} (${where})` : `at ${where}`);
+      frames.push(name ? `at ${name} (${where})` : `at ${where}`);
     }
     return frames.length ? frames.join("\n") : undefined;
   }
 
+  /** A guest can forge the numbers in a stack trace. */
+  #bounded([, line, column]: RegExpExecArray): Position {
+    return { line: Math.min(Number(line), this.lineCount), column: Math.min(Number(column), MAX_COLUMN) };
+  }
+
   /** Maps a position in `code` to the source as its author wrote it. */
   locate(line: number, column: number, insertions = this.insertions()): Position {
-    // A guest can forge the numbers in a stack trace.
+    // Code that follows the guest's.
     if (line > this.lineCount) return { line: this.lineCount, column: 1 };
     if (line === 1) column -= this.prefixLength;
     for (const [insertedLine, insertedColumn, length] of insertions) {

@@ -33,8 +33,8 @@ export type ProviderTools = [name: string, tools: string[], streaming?: string[]
 interface PendingCall {
   resolve: (value: unknown) => void;
   reject: (error: unknown) => void;
-  /** Its stack contains the position of the call. */
-  callSite?: Error;
+  /** Rejects the call if it fails: its stack contains the position of the call. */
+  error?: Error;
   stream?: ItemStream;
 }
 
@@ -51,11 +51,6 @@ export interface ErrorInfo {
   stack?: string;
 }
 
-interface TrustedError {
-  info: ErrorInfo;
-  callSite?: Error;
-}
-
 /** Whether a value is a Proxy. The engine provides it, because JavaScript cannot tell. */
 let isProxy: (value: object) => boolean = () => false;
 
@@ -64,21 +59,21 @@ export function provideProxyCheck(check: (value: object) => boolean): void {
 }
 
 /** Errors that the guest did not make, by error object: the guest may change the object, but not this. */
-const trustedErrors = new WeakMap<object, TrustedError>();
+const trustedErrors = new WeakMap<object, ErrorInfo>();
 const pending: Record<number, PendingCall> = create(null);
 const backlog: (() => void)[] = [];
 let lastCallId = 0, outstanding = 0;
 
-function createTrustedError(code: string, message: string, callSite?: Error): Error {
-  const error = new Error(message) as Error & { code: string };
-  error.code = code;
-  apply(weakSet, trustedErrors, [error, { info: errorInfo(code, message), callSite }]);
+function trustedError(code: string, message: string, error: Error = new CallSite()): Error {
+  defineProperty(error, "message", { value: message, writable: true, configurable: true });
+  defineProperty(error, "code", { value: code, writable: true, configurable: true, enumerable: true });
+  apply(weakSet, trustedErrors, [error, errorInfo(code, message)]);
   return error;
 }
 
 /** Reads a stack, whose formatting a guest can replace. */
-function stackOf(error?: Error): string | undefined {
-  return error && readText(() => error.stack);
+function stackOf(error: Error): string | undefined {
+  return readText(() => error.stack);
 }
 
 export function createToolFunction(
@@ -90,7 +85,9 @@ export function createToolFunction(
 ): (input?: unknown) => Promise<unknown> {
   return (input) => {
     // With very many calls at once, their stack traces would use up the memory.
-    const callSite = backlog.length < MAX_CALL_SITES ? new CallSite() : undefined;
+    const failure = backlog.length < MAX_CALL_SITES ? new CallSite() : undefined;
+    // V8 formats the stack of an error once, so that of `failure` must not be read before it has its message.
+    const stack = sendPositions && failure && stackOf(new CallSite()) || "";
     const stream = streams ? new ItemStream() : undefined;
     const result = new Promise((resolve, reject) => {
       let text: string;
@@ -98,10 +95,9 @@ export function createToolFunction(
         text = toJson(input, `The input of ${name}`, maxInputBytes) ?? "null";
       } catch (error) {
         if (!(error instanceof NotJsonSafe)) throw error;
-        return reject(createTrustedError("serialization_error", error.message, callSite));
+        return reject(trustedError("serialization_error", error.message, failure));
       }
-      const stack = sendPositions && stackOf(callSite) || "";
-      startCall(resolve, reject, (id) => emit(id, tool, text, stack), callSite, stream);
+      startCall(resolve, reject, (id) => emit(id, tool, text, stack), failure, stream);
     });
     return stream ? stream.attachTo(result) : result;
   };
@@ -154,13 +150,13 @@ export function startCall(
   resolve: (value: unknown) => void,
   reject: (error: unknown) => void,
   emit: (call: number) => void,
-  callSite?: Error,
+  error?: Error,
   stream?: ItemStream,
 ): void {
   const begin = () => {
     outstanding++;
     const id = ++lastCallId;
-    pending[id] = { resolve, reject, callSite, stream };
+    pending[id] = { resolve, reject, error, stream };
     emit(id);
   };
   if (outstanding < MAX_OUTSTANDING) begin();
@@ -215,7 +211,7 @@ export function settle(id: number, ok: boolean, text: string): void {
   (apply(shift, backlog, []) as (() => void) | undefined)?.();
   if (ok) return call.resolve(call.stream ? call.stream.items : parse(text));
   const { code, message } = parse(text);
-  call.reject(createTrustedError(code, message, call.callSite));
+  call.reject(trustedError(code, message, call.error));
 }
 
 /**
@@ -240,9 +236,9 @@ function describeReadable(error: unknown): ErrorInfo {
     return errorInfo(error.tooLarge ? "result_too_large" : "serialization_error", error.message);
   }
   if (typeof error === "object" && error !== null) {
-    const trusted = apply(weakGet, trustedErrors, [error]);
+    const trusted: ErrorInfo | undefined = apply(weakGet, trustedErrors, [error]);
     // Formatting a stack takes longer than the call, and most errors of tools are caught: only do it here.
-    if (trusted) return { ...trusted.info, __proto__: null, stack: stackOf(trusted.callSite) } as ErrorInfo;
+    if (trusted) return { ...trusted, __proto__: null, stack: stackOf(error as Error) } as ErrorInfo;
   }
   if (error instanceof Error) {
     const message = readText(() => error.message) ?? UNREADABLE;

@@ -74,8 +74,28 @@ async def test_runtime_error_in_a_rewritten_script_has_original_lines(scripts: S
     assert ran.stderr.startswith(
         "error: Uncaught TypeError: Cannot read properties of undefined (reading 'x')"
     )
-    assert "at script.ts:4:9" in ran.stderr
+    assert ran.stderr.endswith("    at script.ts:4:9\n")
     assert "/tmp" not in ran.stderr
+
+
+async def test_caught_errors_have_only_frames_of_the_script(scripts: ScriptEnvironment) -> None:
+    code = """const nothing: any = undefined; if (nothing) return 0;
+async function call() {
+  await tools.every.fail({ city: "Atlantis" });
+}
+const stacks: string[] = [];
+for (const f of [call, () => nothing.x, () => fetch("http://example.com")]) {
+  try { await f(); } catch (e) { stacks.push(e.stack); }
+}
+return stacks;"""
+    tool, own, refused = (await scripts.run(code)).value
+    assert tool.split("\n") == [
+        "ToolError: no such city: Atlantis",
+        "    at async call (script.ts:3:3)",
+        "    at async script.ts:7:9",
+    ]
+    assert own.split("\n")[1:] == ["    at script.ts:6:38", "    at script.ts:7:15"]
+    assert "; scripts have no permissions, only tools\n" in refused
 
 
 async def test_syntax_error(scripts: ScriptEnvironment) -> None:

@@ -91,6 +91,19 @@ async def test_thrown_value_is_reported(tool_server: ToolServer) -> None:
     assert failures(answers) == THROWN
 
 
+async def test_tool_sees_no_internal_frames_and_no_advice_about_flags(tool_server: ToolServer) -> None:
+    body = """
+        const texts = [new Error("here").stack];
+        try { new Deno.Command("/bin/ls").outputSync(); } catch (error) { texts.push(error.stack); }
+        return texts;"""
+    here, refused = (await tool_server.run(tool(body)))["output"]
+    first, frame = here.split("\n")
+    assert first == "Error: here"
+    assert frame.startswith("    at Object.execute (file:///")
+    assert frame.endswith("/index.js:6:24)")
+    assert refused.split("\n")[0].endswith("; the sandbox of tools does not allow it")
+
+
 async def test_message_of_an_error_does_not_change_its_code(tool_server: ToolServer) -> None:
     more = "{ code: 'TIMEOUT', name: 'AbortError' }"
     answers = await tool_server.run_all(

@@ -7,7 +7,8 @@ import type { PrecompileResult } from "../precompile/main.ts";
 import { clock, runAfter } from "../clock.ts";
 import { echoLine } from "../process.ts";
 import { FILE, GuestSyntaxError, type Position, Program, type ProgramData } from "../program.ts";
-import { connect, dropPermissions, openBundleFile } from "../bootstrap.ts";
+import { connect, dropPermissions, openBundleFile, replaceFlagAdvice } from "../bootstrap.ts";
+import { formatStacks } from "../stack.ts";
 import {
   addItem,
   defineInputs,
@@ -38,8 +39,7 @@ const { apply } = Reflect;
 const { assign, hasOwn, keys } = Object;
 const { replace } = String.prototype;
 const { exec, test } = RegExp.prototype;
-/** Deno's advice to add a flag is useless to a guest. */
-const FLAG_ADVICE = /, run again with the --allow-[a-z-]+ flag$/;
+const NO_PERMISSIONS = "; guests have no permissions, only tools";
 const NO_IMPORT = /--no-npm is specified|" not a dependency|Requires import access/;
 const NO_FUNCTION = /^([\w$.]+)\.([\w$]+) is not a function$/;
 /** Idle time after the warm-up before the runner loads what only some guests use. */
@@ -95,8 +95,9 @@ class Run {
   /** Returns the guest's function, or undefined after a syntax error. */
   async #compile(): Promise<(() => unknown) | undefined> {
     try {
-      this.#program = programOf(this.#request);
-      return await functionOf(this.#program);
+      const program = this.#program = programOf(this.#request);
+      formatStacks((stack) => program.cleanStack(stack));
+      return await functionOf(program);
     } catch (error) {
       if (!(error instanceof GuestSyntaxError)) throw error;
       const { message, at } = error;
@@ -147,7 +148,7 @@ class Run {
   /** Adds a hint at what the guest can use instead. */
   #withHint(message: string): string {
     if (apply(test, NO_IMPORT, [message])) {
-      const plain = apply(replace, message, [FLAG_ADVICE, ""]);
+      const plain = apply(replace, message, [NO_PERMISSIONS, ""]);
       return `${plain}; here only modules of node: and data: URLs can be imported`;
     }
     const [, name, tool] = apply(exec, NO_FUNCTION, [message]) ?? [];
@@ -158,7 +159,7 @@ class Run {
         return `${message}; ${availableTools(name, keys(tools))}`;
       }
     }
-    return apply(replace, message, [FLAG_ADVICE, "; guests have no permissions, only tools"]);
+    return message;
   }
 
   #finish(ok: boolean, result?: string, error?: ErrorInfo): void {
@@ -250,6 +251,7 @@ async function warmUp(): Promise<void> {
 const readPrecompile = openBundleFile("precompile.js"), readTypeScript = openBundleFile("typescript.js");
 const wire = new Wire(await connect());
 dropPermissions();
+replaceFlagAdvice(NO_PERMISSIONS);
 wire.send('{"type":"ready"}\n');
 await wire.listen(receive);
 Deno.exit(0);

@@ -2,7 +2,8 @@
 
 import { echoLine } from "../process.ts";
 import { Logs } from "../logs.ts";
-import { bundleFolder, connect, dropSocketPermissions } from "../bootstrap.ts";
+import { bundleFolder, connect, dropSocketPermissions, replaceFlagAdvice } from "../bootstrap.ts";
+import { formatStacks } from "../stack.ts";
 import { settle } from "../tools.ts";
 import { type HostMessage, Wire } from "../wire.ts";
 import { captureConsole } from "./console.ts";
@@ -88,6 +89,8 @@ function receive(message: HostMessage): void {
 
 const wire = new Wire(await connect());
 dropSocketPermissions();
+replaceFlagAdvice("; the sandbox of tools does not allow it");
+formatStacks();
 wire.send('{"type":"ready"}\n');
 const pkg: Package = {
   name: config.package,

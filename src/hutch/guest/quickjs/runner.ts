@@ -29,8 +29,8 @@ import { type HostFunctions, type Image, Vm, VmError } from "./vm.ts";
 const DEFAULT_MAX_RESULT = 8 * 1024 * 1024;
 /** For each prelude, the letters of the host functions that it uses and the names of its own functions. */
 export const PRELUDES = {
-  plain: { functions: "cltkruedoxp", entries: ["run", "settle", "item", "fire"] },
-  web: { functions: "cltkruedoxph", entries: ["run", "settle", "item", "fire", "job"] },
+  plain: { functions: "cltkruedoxps", entries: ["run", "settle", "item", "fire"] },
+  web: { functions: "cltkruedoxpsh", entries: ["run", "settle", "item", "fire", "job"] },
 };
 /** A VM that grew by more is dropped instead of reset, to return its memory to the system. */
 const MAX_REUSABLE_GROWTH = 8 * 1024 * 1024;
@@ -141,6 +141,7 @@ export class Runner {
         return vm.undefined();
       },
       p: (vm, [value]) => vm.number(vm.isProxy(value) ? 1 : 0),
+      s: (vm, [stack]) => vm.string(run(vm).program.cleanStack(vm.toText(stack))),
       h: (vm, [call, algorithm, bytes]) => {
         this.#digest(run(vm), vm.toNumber(call), vm.toText(algorithm), vm.toBytes(bytes).slice());
         return vm.undefined();
@@ -469,8 +470,9 @@ function programResult({ options }: Execute, program: Program): Result {
   return { ok: false, error: { code: "result_too_large", message } };
 }
 
-/** Adds which engine can import modules. */
+/** Adds what the guest can use instead, or which engine can import modules. */
 function withHint(name: string, message: string): string {
+  if (message === "fetch is not defined") return `${message}: guests have no network, only tools`;
   if (name !== "ReferenceError" || !message.startsWith("could not load module ")) return message;
   return `${message}: this engine has no modules; the deno engine has those of node:`;
 }

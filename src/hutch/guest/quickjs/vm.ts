@@ -400,7 +400,7 @@ export function buildImage(
   vm.boot();
   vm.defineHostFunctions(hostFunctions);
   const undefinedBox = vm.undefined(), scratch = vm.allocate(SCRATCH_BYTES);
-  const exports = vm.evaluate(prelude, "prelude.js");
+  const exports = vm.evaluate(prelude, "hutch:prelude.js");
   if (vm.isException(exports)) throw new Error("The prelude fails");
   const entry = Object.fromEntries(entries.map((name) => [name, vm.property(exports, name)]));
   const { stackPointer, contextAddress: context } = vm;

@@ -1,10 +1,13 @@
-/** Formats the error of a script for its author: without frames of the runner and with original positions. */
+/** Errors of scripts for their authors: stack traces with original positions, and the text of an error. */
+
+import { withoutInternalFrames } from "../stack.ts";
 
 const { inspect } = Deno;
 
-/** Frames of the runner, of Deno, and of the generated main file. */
-const INTERNAL_FRAME = /^\s*at .*(?:\bscript\.js[:,]|\bentry\.js[:,]|\bext:|\.hutch-main\.js:)/;
 const MAX_CAUSES = 5;
+
+/** Position of a frame at the end of its line. */
+const POSITION = /^(\s*at .*?)(\d+):(\d+)(\)?)$/;
 
 /** The line of the script into which `by` characters were inserted before the column `from`. */
 export type Shift = readonly [line: number, from: number, by: number];
@@ -13,26 +16,41 @@ export interface ScriptLocation {
   /** Folder of the script's files, which is removed from the text. */
   folder: string;
   main: string;
+  /** Lines of the original script. */
+  lineCount: number;
   shift: Shift | null;
 }
 
-export function formatError(error: unknown, { folder, main, shift }: ScriptLocation): string {
+export function formatError(error: unknown): string {
   const parts: string[] = [];
   for (let current = error; parts.length < MAX_CAUSES; current = (current as Error).cause) {
     parts.push(current instanceof Error ? formatOne(current) : formatValue(current));
     if (!(current instanceof Error) || current.cause === undefined) break;
   }
-  const text = parts.join("\nCaused by: ").replaceAll(`file://${folder}/`, "");
-  if (!shift) return text;
-  const [line, from, by] = shift, place = `${main}:${line}:`;
-  return text.split(place).map((part, index) => {
-    const column = Number.parseInt(part);
-    return index && column >= from ? part.replace(String(column), String(column - by)) : part;
-  }).join(place);
+  return parts.join("\nCaused by: ");
+}
+
+/** Returns a stack trace without internal frames, with the names and positions of the script's own files. */
+export function cleanStack(stack: string, location: ScriptLocation): string {
+  const { folder } = location;
+  const text = withoutInternalFrames(stack).replaceAll(`file://${folder}/`, "").replaceAll(`${folder}/`, "");
+  return text.split("\n").map((line) => originalFrame(line, location)).filter((line) => line !== undefined)
+    .join("\n");
+}
+
+/** Returns a frame with its position in the original script, or undefined if it is in inserted code. */
+function originalFrame(text: string, { main, lineCount, shift }: ScriptLocation): string | undefined {
+  const frame = POSITION.exec(text);
+  if (!shift || !frame) return text;
+  const [, before, line, column, after] = frame, [shiftedLine, from, by] = shift;
+  if (!before.endsWith(` ${main}:`) && !before.endsWith(`(${main}:`)) return text;
+  if (Number(line) > lineCount) return undefined;
+  if (Number(line) !== shiftedLine) return text;
+  return Number(column) < from ? undefined : `${before}${line}:${Number(column) - by}${after}`;
 }
 
 function formatOne(error: Error): string {
-  const lines = `${error.stack ?? error}`.split("\n").filter((line) => !INTERNAL_FRAME.test(line));
+  const lines = [`${error.stack ?? error}`];
   const { details } = error as Error & { details?: unknown };
   if (details !== undefined && details !== null) lines.push(`    details: ${inspect(details)}`);
   return lines.join("\n");

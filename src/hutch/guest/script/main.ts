@@ -1,9 +1,10 @@
 /** Script of the script runner: runs one toolscript as a module and reports its outcome. */
 
 import { clock } from "../clock.ts";
-import { connect } from "../bootstrap.ts";
+import { connect, replaceFlagAdvice } from "../bootstrap.ts";
 import { doneLine, type Execute, type HostMessage, isJson, startedLine, Wire } from "../wire.ts";
-import { formatError, type Shift } from "./failure.ts";
+import { formatStacks } from "../stack.ts";
+import { cleanStack, formatError, type Shift } from "./failure.ts";
 
 const { parse, stringify } = JSON;
 const { exit, writeTextFileSync, mkdirSync } = Deno;
@@ -23,6 +24,8 @@ interface Script {
   /** Whether the default export is the value that the script returns. */
   returns: boolean;
   shift: Shift | null;
+  /** Lines of the original script. */
+  lineCount: number;
   args: string[];
 }
 
@@ -46,7 +49,6 @@ class Run {
   /** Whether the script's module is evaluated; its timers and requests may still be pending. */
   #loaded = false;
   #over = false;
-  #script?: Script;
 
   constructor(request: Execute) {
     this.#request = request;
@@ -57,7 +59,9 @@ class Run {
     // The script may never yield, so write this before it starts.
     await wire.drained();
     try {
-      const script: Script = this.#script = parse(this.#request.code);
+      const script: Script = parse(this.#request.code);
+      const { main, shift, lineCount } = script;
+      formatStacks((stack) => cleanStack(stack, { folder: FOLDER, main, lineCount, shift }));
       const module = await load(this.#writeFiles(script));
       const value = script.returns ? await module.default : undefined;
       this.#loaded = true;
@@ -102,8 +106,7 @@ class Run {
 
   fail(error: unknown): void {
     if (this.#over) return;
-    const { main = "", shift = null } = this.#script ?? {};
-    printError(`error: Uncaught ${formatError(error, { folder: FOLDER, main, shift })}\n`);
+    printError(`error: Uncaught ${formatError(error)}\n`);
     this.finish({ exit: 1 });
   }
 
@@ -179,6 +182,7 @@ async function warmUp(): Promise<void> {
 const connection = await connect();
 const wire = new Wire(connection);
 await warmUp();
+replaceFlagAdvice("; scripts have no permissions, only tools");
 wire.send('{"type":"ready"}\n');
 await wire.listen(receive);
 exit(0);

@@ -10,7 +10,7 @@ const { plain } = JSON.parse(Deno.readTextFileSync(new URL("image.json", dist)))
 const image: Image = { ...plain, heap: heaps.subarray(plain.from, plain.to) };
 const module = new WebAssembly.Module(Deno.readFileSync(new URL("quickjs.wasm", dist)));
 const functions: HostFunctions = Object.fromEntries(
-  [..."cltkruedox"].map((name) => [name, (vm: Vm) => vm.undefined()]),
+  [..."cltkruedoxps"].map((name) => [name, (vm: Vm) => vm.undefined()]),
 );
 /** State of Math.random, which a reset chooses at random: 8 bytes of the context. */
 const SEED_AT = image.context + 280;

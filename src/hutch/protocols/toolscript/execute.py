@@ -101,6 +101,7 @@ class ScriptRunner:
             "main": script.name,
             "returns": prepared.returns,
             "shift": prepared.shift,
+            "lineCount": prepared.original.line_count,
             "args": request.args,
         }
         run_id = request.run_id or new_run_id()

@@ -21,3 +21,5 @@ export const decodeText = takeHostFunction<(bytes: ArrayBuffer, label: string, m
 export const succeed = takeHostFunction<(result?: string) => void>("o");
 export const fail = takeHostFunction<(error: string) => void>("x");
 export const isProxy = takeHostFunction<(value: unknown) => number>("p");
+/** Removes internal frames from a stack trace and maps positions to the guest's source. */
+export const cleanStack = takeHostFunction<(stack: string) => string>("s");

@@ -5,6 +5,7 @@
  * that affects only its own run, because the runner checks everything that leaves the VM.
  */
 
+import "./stack.ts";
 import "./console.ts";
 import "./crypto.ts";
 import "./text.ts";

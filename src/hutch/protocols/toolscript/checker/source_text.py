@@ -52,6 +52,10 @@ class SourceText:
     def _starts(self) -> list[int]:
         return [0, *(match.end() for match in _LINE_END.finditer(self.text))]
 
+    @property
+    def line_count(self) -> int:
+        return len(self._starts)
+
     def position(self, index: int) -> tuple[int, int]:
         """Returns the line and the column. The column counts UTF-16 code units."""
         line = bisect_right(self._starts, index)

@@ -1,0 +1,34 @@
+/** Stack traces of errors, without the frames of the prelude. */
+
+import { setName } from "./define.ts";
+import { cleanStack } from "./host.ts";
+
+const { defineProperty, getOwnPropertyDescriptor } = Object;
+const { apply } = Reflect;
+const { slice } = String.prototype;
+const { captureStackTrace } = Error;
+const { get, set } = getOwnPropertyDescriptor(Error.prototype, "stack")!;
+/** A guest that formats stack traces itself can make them as long as it likes. */
+const MAX_CHARS = 100_000;
+
+function clean(stack: unknown): unknown {
+  return typeof stack === "string" && stack ? cleanStack(apply(slice, stack, [0, MAX_CHARS])) : stack;
+}
+
+// Cleaned when it is read: most errors are caught, and nobody reads their stack.
+defineProperty(Error.prototype, "stack", {
+  get: setName("get stack", function (this: unknown) {
+    return clean(apply(get!, this, []));
+  }),
+  set,
+  configurable: true,
+});
+defineProperty(Error, "captureStackTrace", {
+  value: setName("captureStackTrace", function (target: object, ...options: unknown[]) {
+    apply(captureStackTrace, Error, [target, ...options]);
+    const own = getOwnPropertyDescriptor(target, "stack");
+    if (own?.configurable) defineProperty(target, "stack", { ...own, value: clean(own.value) });
+  }),
+  writable: true,
+  configurable: true,
+});
