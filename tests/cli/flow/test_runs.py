@@ -160,6 +160,19 @@ def test_retry_of_an_unfinished_step_or_a_running_run_changes_nothing(
     assert upstream.request_counts == {"/a": 1, "/b": 2, "/held": 2, "/d": 1}
 
 
+def test_logs_show_inputs_and_outputs_of_steps(home: FlowHome, upstream: CountingApi) -> None:
+    home.run("run", str(home.file), "--run-id", "r")
+    plain = home.run("logs", "r").stdout
+    assert '"count": 1' not in plain
+    shown = home.run("logs", "r", "--values").stdout
+    assert f'input   {{"url": "{upstream.url("/a")}"}}' in shown
+    assert '"body": {"path": "/a", "count": 1}' in shown
+    events = [json.loads(line) for line in home.run("logs", "r", "--values", "--json").stdout.splitlines()]
+    records = {each["step_id"]: each for each in events if each["type"] == "record"}
+    assert records["d"]["output"]["body"] == {"path": "/d", "count": 1}
+    assert records["end"]["input"] == {"outputs": 1}
+
+
 def test_cancelled_run_is_listed_and_resumed(home: FlowHome, upstream: CountingApi) -> None:
     upstream.hold("/held")
     with home.start("run", str(home.file), "--run-id", "r") as process:

@@ -191,16 +191,18 @@ def runs(user: str | None, limit: int, json: bool) -> int:
 Examples:
   hutch flow logs nightly
   hutch flow logs nightly --follow
+  hutch flow logs nightly --values
 """
 )
 @click.argument("run_id")
 @click.option("--follow", "-f", is_flag=True, help="Wait for further events until the run has ended.")
+@click.option("--values", is_flag=True, help="Show the inputs and outputs of finished steps, shortened.")
 @click.option("--json", is_flag=True, help="Print each event as JSON on one line.")
-def logs(run_id: str, follow: bool, json: bool) -> int:
+def logs(run_id: str, follow: bool, values: bool, json: bool) -> int:
     """Show the events of a run."""
     from hutch.cli.flow.runs import show_logs
 
-    return show_logs(run_id, follow=follow, as_json=json)
+    return show_logs(run_id, follow=follow, values=values, as_json=json)
 
 
 @flow.command(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from hutch.protocols.rep.runtime.context import ApprovalDecision
 from hutch.protocols.rep.runtime.journal import OPERATOR_OWNERS
 from hutch.protocols.rep.server.events import iter_events
 from hutch.store.models import now
+from hutch.store.tables.journal import RECORD_KIND
 
 if TYPE_CHECKING:
     from hutch.protocols.rep.ir.flow import Flow
@@ -125,16 +127,21 @@ def decide(run_id: str, step_id: str, *, approved: bool, reason: str | None) -> 
     return 0
 
 
-def show_logs(run_id: str, *, follow: bool, as_json: bool) -> int:
-    """Prints the events of a run. With `follow`, continues until the run has ended or its process is gone."""
+def show_logs(run_id: str, *, follow: bool, values: bool, as_json: bool) -> int:
+    """Prints the events of a run. With `follow`, continues until the run has ended or its process is gone.
+
+    With `values`, also prints the inputs and outputs of finished steps.
+    """
 
     async def show(store: Store) -> FlowRunHead:
         run = await _find_run(store, run_id)
-        async for number, event in iter_events(store.journal, run.run_id, follow=follow):
+        events = iter_events(store.journal, run.run_id, follow=follow, with_records=values)
+        async for number, event in events:
             if as_json:
                 print_json(json.dumps({"number": number, **event}).encode())
-            else:
-                print_line(_event_line(event))
+                continue
+            for line in _event_lines(event):
+                print_line(line)
         return await _find_run(store, run_id)
 
     state = lease.run_state(with_store(show))
@@ -144,9 +151,18 @@ def show_logs(run_id: str, *, follow: bool, as_json: bool) -> int:
     return 0
 
 
-def _event_line(event: dict[str, Any]) -> str:
+def _event_lines(event: dict[str, Any]) -> Iterator[str]:
     time = str(event.get("timestamp", ""))[11:23]
-    return one_line(f"{time}  {event.get('step_id') or '':<16}  {_event_text(event)}").rstrip()
+    texts = _record_texts(event) if event.get("type") == RECORD_KIND else [_event_text(event)]
+    for text in texts:
+        yield one_line(f"{time}  {event.get('step_id') or '':<16}  {text}").rstrip()
+
+
+def _record_texts(record: dict[str, Any]) -> Iterator[str]:
+    """Yields a line for the input and a line for the output. Leaves out an empty input."""
+    for name in ("input", "output"):
+        if name in record and not (name == "input" and record[name] == {}):
+            yield f"{name:<6}  {json.dumps(record[name], ensure_ascii=False)}"
 
 
 def _event_text(event: dict[str, Any]) -> str:

@@ -38,8 +38,12 @@ MAX_TAKEN_REQUESTS = 100
 """Maximum number of requests that one query reads."""
 
 
+RECORD_KIND = "record"
+"""Kind of the records of finished steps, which have bounded copies of their inputs and outputs."""
+
+
 class JournalEntry(NamedTuple):
-    """One line of a journal: an event or, if `step` is set, the result of that step."""
+    """One line of a journal: an event, a record or, if `step` is set, the result of that step."""
 
     number: int
     body: str
@@ -48,7 +52,7 @@ class JournalEntry(NamedTuple):
     kind: str = ""
     """Type of an event, or state of a finished step."""
     subject: str | None = None
-    """Step whose approval the event requests or settles."""
+    """Step whose approval the event requests or settles, or step of a record."""
 
 
 class StepCounts(NamedTuple):
@@ -189,7 +193,7 @@ class JournalTable:
         return changed.row_count == 1
 
     async def restart(self, run: FlowRunHead, steps: set[str], event: str, origin: str) -> bool:
-        """Makes a run pending and deletes the results of these steps, with those of their inner steps.
+        """Makes a run pending and deletes the results and records of these steps and their inner steps.
 
         Adds `event` to the journal. Returns False, without any change, if the run has changed since it was
         read.
@@ -209,6 +213,7 @@ class JournalTable:
         """
         run_id = {"run_id": run.run_id}
         rows = await self._database.scan(_STEP_NUMBERS, **run_id)
+        rows += await self._database.scan(_RECORD_NUMBERS, **run_id)
         numbers = [number for number, step in rows if step.partition("/")[0] in steps]
         entry = JournalEntry(await self.last_number(run.run_id) + 1, event, kind="log")
         body = await self._encryption.encrypt(event, *entry_context(run.run_id, entry))
@@ -315,15 +320,29 @@ class JournalTable:
         rows = await self._database.scan(_STEP_NUMBERS, run_id=run_id)
         return {step for _, step in rows if "/" not in step}
 
-    async def events(self, run_id: str, after: int = 0, limit: int = 500) -> builtins.list[JournalEntry]:
+    async def events(
+        self, run_id: str, after: int = 0, limit: int = 500, *, with_records: bool = False
+    ) -> builtins.list[JournalEntry]:
         """Returns the events whose number is greater than `after`, in order."""
         await self._encryption.ready()
+        condition = "" if with_records else f"AND kind <> '{RECORD_KIND}'"
         sql = f"""
             SELECT {_ENTRY_COLUMNS} FROM flow_journal
-            WHERE run_id = :run_id AND number > :after AND step IS NULL ORDER BY number LIMIT :limit
+            WHERE run_id = :run_id AND number > :after AND step IS NULL {condition}
+            ORDER BY number LIMIT :limit
         """
         rows = await self._database.scan(sql, run_id=run_id, after=after, limit=limit)
         return await self._entries(run_id, rows)
+
+    async def records(self, run_id: str, *, limit: int = 100, offset: int = 0) -> builtins.list[JournalEntry]:
+        """Returns the newest record of each finished step, in order."""
+        await self._encryption.ready()
+        sql = f"SELECT {_ENTRY_COLUMNS} {_RECORDS} ORDER BY number LIMIT :limit OFFSET :offset"
+        rows = await self._database.scan(sql, run_id=run_id, limit=limit, offset=offset)
+        return await self._entries(run_id, rows)
+
+    async def count_records(self, run_id: str) -> int:
+        return int((await self._database.scan(f"SELECT COUNT(*) {_RECORDS}", run_id=run_id))[0][0])
 
     async def open_approvals(
         self, run_id: str, *, step: str | None = None, limit: int = 100, offset: int = 0
@@ -435,6 +454,9 @@ def _batches(rows: Sequence[Values]) -> Iterator[builtins.list[str]]:
 
 _ENTRY_COLUMNS = ", ".join(JournalEntry._fields)
 _STEP_NUMBERS = "SELECT number, step FROM flow_journal WHERE run_id = :run_id AND step IS NOT NULL"
+_RECORD_NUMBERS = f"""
+    SELECT number, subject FROM flow_journal WHERE run_id = :run_id AND kind = '{RECORD_KIND}'
+"""
 _LAST_NUMBER = """(
     SELECT COALESCE(MAX(number), 0) FROM flow_journal WHERE flow_journal.run_id = flow_runs.run_id
 )"""
@@ -443,6 +465,13 @@ _OPEN_APPROVALS = """
         SELECT 1 FROM flow_journal AS later
         WHERE later.run_id = request.run_id AND later.subject = request.subject
             AND later.number > request.number
+    )
+"""
+_RECORDS = f"""
+    FROM flow_journal AS record WHERE run_id = :run_id AND kind = '{RECORD_KIND}' AND NOT EXISTS (
+        SELECT 1 FROM flow_journal AS later
+        WHERE later.run_id = record.run_id AND later.subject = record.subject
+            AND later.number > record.number AND later.kind = '{RECORD_KIND}'
     )
 """
 _STEP_COUNT = """(

@@ -81,6 +81,34 @@ async def test_journal_contains_results_events_and_the_end(runner: JournalHarnes
     assert json.loads(record.details)["failed_steps"] == 1
 
 
+async def test_inputs_and_outputs_of_steps_are_recorded_encrypted(
+    runner: JournalHarness, store: Store
+) -> None:
+    nodes = [
+        node("a", "echo", value="findable", password="hunter2-hunter2"),
+        node("b", "fail", retriable=False, from_a="$step.a"),
+    ]
+    await runner.ended(runner.run(flow(nodes, chain("a", "b"))))
+    a, b = [json.loads(each.body) for each in await store.journal.records("r")]
+    assert (a["step_id"], a["kind"], a["state"], a["attempt"], a["output"]) == (
+        *("a", "echo", "succeeded", 0),
+        "findable",
+    )
+    assert a["input"] == {"value": "findable", "password": "[redacted]"}
+    assert (b["state"], b["input"]["from_a"], b["error"]["message"]) == (
+        *("failed", "findable"),
+        "failed on request",
+    )
+    assert await store.journal.count_records("r") == 2
+    assert [json.loads(each.body)["step_id"] for each in await store.journal.records("r", offset=1)] == ["b"]
+    # Records are separate from the events that are polled and streamed.
+    assert "record" not in {each.kind for each in await store.journal.events("r")}
+    assert "record" in {each.kind for each in await store.journal.events("r", with_records=True)}
+    rows = await store._database.scan("SELECT body FROM flow_journal WHERE run_id = :run_id", run_id="r")
+    assert len(rows) > 4
+    assert not [body for (body,) in rows if "findable" in body]
+
+
 async def test_results_of_concurrent_steps_share_transactions(
     runner: JournalHarness, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -336,7 +336,7 @@ class MemoryJournal:
         self.write_requested = asyncio.Event()
         self._changed = asyncio.Condition()
 
-    async def step_finished(self, run_id: str, step_id: str, result: StepResult) -> None:
+    async def step_finished(self, run_id: str, step_id: str, result: StepResult, record: Any) -> None:
         self.write_requested.set()
         await self.writable.wait()
         async with self._changed:
@@ -438,7 +438,7 @@ async def test_step_that_failed_the_run_is_retried_on_resume(harness: FlowHarnes
 
 async def test_journal_write_error_ends_the_run_with_3002(harness: FlowHarness) -> None:
     class Broken(MemoryJournal):
-        async def step_finished(self, run_id: str, step_id: str, result: StepResult) -> None:
+        async def step_finished(self, run_id: str, step_id: str, result: StepResult, record: Any) -> None:
             raise OSError("the disk is full")
 
     ended = await harness.run(flow([node("a", "echo"), node("b", "echo")], chain("a", "b")), journal=Broken())

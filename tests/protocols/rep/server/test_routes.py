@@ -269,6 +269,26 @@ async def test_completed_run_is_retried_from_a_step(server: FlowServer, ann: Flo
     assert [counts[path] for path in ("/r1", "/r2", "/r3")] == [1, 2, 2]
 
 
+async def test_run_shows_inputs_and_outputs_of_its_finished_steps(
+    server: FlowServer, ann: FlowClient, bo: FlowClient, rid: str
+) -> None:
+    await ann.start_run(server.steps("v1", "v2", "v3", name="values"), rid)
+    ended = await ann.wait_for_end(rid)
+    assert [step["step_id"] for step in ended["steps"]] == ["v1", "v2", "v3"]
+    assert ended["steps_total"] == 3
+    first = ended["steps"][0]
+    assert first["input"] == {"url": server.upstream.url("/v1")}
+    assert first["output"]["body"] == {"path": "/v1", "count": 1}
+    assert (first["state"], first["kind"], first["attempt"]) == ("succeeded", "http.get", 0)
+    page = await ann.get_json(f"/runs/{rid}/steps?limit=1&offset=1")
+    assert page == {"run_id": rid, "steps": [ended["steps"][1]], "steps_total": 3}
+    assert_error(await bo.get(f"/runs/{rid}/steps"), 404, "NOT_FOUND")
+    # A repeated step is listed once.
+    await ann.post(f"/runs/{rid}/retry", {"from": "v3"})
+    again = await ann.wait_for_end(rid)
+    assert [step["output"]["body"]["count"] for step in again["steps"]] == [1, 1, 2]
+
+
 async def test_retry_needs_a_finished_step_of_a_run_that_is_not_running(ann: FlowClient, rid: str) -> None:
     nodes = [node("w", "wait", seconds=0), node("ask", "approve", message="Really?")]
     await ann.start_run(flow(nodes, chain("w", "ask"), name="asking"), rid)

@@ -26,7 +26,8 @@ from hutch.protocols.rep.runtime.run import OpenedJournal
 from hutch.session.json_value import encode_value
 from hutch.store.backends.base import replace_unstorable
 from hutch.store.models import FlowRunHead, FlowRunRow, RunRow, now
-from hutch.store.tables.journal import JournalEntry
+from hutch.store.tables.journal import RECORD_KIND, JournalEntry
+from hutch.text import now_rfc3339
 
 if TYPE_CHECKING:
     from hutch.protocols.rep.ir.flow import Flow
@@ -215,8 +216,13 @@ class RunJournal:
     def start(self) -> None:
         self._poll_task = asyncio.create_task(self._poll_store())
 
-    async def step_finished(self, run_id: str, step_id: str, result: StepResult) -> None:
+    async def step_finished(
+        self, run_id: str, step_id: str, result: StepResult, record: Mapping[str, Any]
+    ) -> None:
         self._add(to_json(msgspec.structs.asdict(result)), result.state, step=step_id)
+        event = {"type": RECORD_KIND, "timestamp": now_rfc3339(), **record}
+        self._steps_asking.discard(step_id)
+        self._add(to_json(event), RECORD_KIND, subject=step_id)
         await self._flush()
 
     def add_event(self, run_id: str, event: Mapping[str, Any]) -> None:
@@ -230,6 +236,8 @@ class RunJournal:
                 body = to_json({**event, **note})
         # The type may contain any characters, because extension kinds choose their own event types.
         kind = replace_unstorable(event["type"])
+        if kind == RECORD_KIND:
+            kind = "event"
         self._add(body, kind, subject=self._subject(kind, event.get("step_id")))
         if self._write_task is None and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(WRITE_DELAY_SECONDS, self._start_writing)

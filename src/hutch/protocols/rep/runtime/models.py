@@ -36,8 +36,13 @@ def _error_reference(error: Mapping[str, Any]) -> dict[str, Any]:
 class JournalWriter(Protocol):
     """Stores the progress of a run, so that it can be resumed after a crash."""
 
-    async def step_finished(self, run_id: str, step_id: str, result: StepResult) -> None:
-        """Stores the result of a step and waits until it is durable. The following steps start only then."""
+    async def step_finished(
+        self, run_id: str, step_id: str, result: StepResult, record: Mapping[str, Any]
+    ) -> None:
+        """Stores the result of a step and waits until it is durable. The following steps start only then.
+
+        `record` describes the step for people, with a bounded copy of its input and output.
+        """
 
     def add_event(self, run_id: str, event: Mapping[str, Any]) -> None:
         """Adds an event without waiting for the write."""

@@ -275,7 +275,9 @@ class FlowRun:
             return
         result = outcome.result
         if self._journal is not None:
-            await self._journal.step_finished(self.context.run_id, self.prefix + node.id, result)
+            record = outcome.record()
+            self.context.quota.use_bytes(len(encode_value(record)))
+            await self._journal.step_finished(self.context.run_id, self.prefix + node.id, result, record)
         outcome.emit_event(self.emit)
         if self._is_over:
             return

@@ -14,6 +14,7 @@ from hutch.protocols.rep.jsonrpc import CANCELLED, STEP_FAILED, TIMEOUT, rep_err
 from hutch.protocols.rep.kinds.registry import Call, StepFailed, StepRun
 from hutch.protocols.rep.runtime.events import LOG_LEVELS
 from hutch.protocols.rep.runtime.models import StepResult
+from hutch.protocols.rep.runtime.step_record import step_values
 from hutch.session.json_value import NotJsonSafe, encode_value
 
 if TYPE_CHECKING:
@@ -45,20 +46,36 @@ _PERMANENT_CODES = frozenset(
 class AttemptSucceeded:
     """Result of a successful attempt."""
 
-    def __init__(self, result: StepResult, event_fields: dict[str, Any]) -> None:
+    def __init__(
+        self, result: StepResult, event_fields: dict[str, Any], parameters: dict[str, Any] | None
+    ) -> None:
+        """`parameters` are the resolved parameters of the step."""
         self.result = result
         self._event_fields = event_fields
+        self._parameters = parameters
 
     def emit_event(self, emit: Callable[..., None]) -> None:
         emit("step", state="succeeded", **self._event_fields)
+
+    def record(self) -> dict[str, Any]:
+        """Returns a description of the finished step, with bounded copies of its input and output."""
+        values = step_values(self._event_fields["kind"], self._parameters, self.result.output)
+        return {**self._event_fields, "state": "succeeded", **values}
 
 
 class AttemptFailed:
     """Result of a failed attempt. `retriable` is true if another attempt may succeed."""
 
-    def __init__(self, error: StepFailed, attempt: int, event_fields: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        error: StepFailed,
+        attempt: int,
+        event_fields: dict[str, Any],
+        parameters: dict[str, Any] | None = None,
+    ) -> None:
         self.retriable = error.retriable
         self._event_fields = event_fields
+        self._parameters = parameters
         wire = rep_error(
             STEP_FAILED,
             error.message,
@@ -73,6 +90,13 @@ class AttemptFailed:
     def emit_event(self, emit: Callable[..., None]) -> None:
         assert self.result.error is not None
         emit("step", state="failed", **self._event_fields, error=self.result.error)
+
+    def record(self) -> dict[str, Any]:
+        """Returns a description of the failed step, with a bounded copy of its input."""
+        assert self.result.error is not None
+        values = step_values(self._event_fields["kind"], self._parameters, None)
+        error = {"code": self.result.error["code"], "message": self.result.error["message"]}
+        return {**self._event_fields, "state": "failed", "input": values["input"], "error": error}
 
 
 class AttemptRun(StepRun, Protocol):
@@ -99,6 +123,7 @@ class StepAttempt:
         self._node = node
         self._number = number
         self._id = run.prefix + node.id
+        self._parameters: dict[str, Any] | None = None
         self._started_at = monotonic()
 
     async def run(self) -> AttemptSucceeded | AttemptFailed:
@@ -107,7 +132,7 @@ class StepAttempt:
         try:
             output = await self._run_kind()
             result = StepResult(state="succeeded", output=output, attempts=self._number + 1)
-            return AttemptSucceeded(result, self._event_fields())
+            return AttemptSucceeded(result, self._event_fields(), self._parameters)
         except StepFailed as error:
             return self._on_failure(error)
         except UnresolvedReference as error:
@@ -129,7 +154,8 @@ class StepAttempt:
         run, node = self._run, self._node
         self._check_quota()
         kind = run.registry.get(node.kind)
-        params = kind.read(resolve_parameters(run.flow, node, run.reference_values(node), kind.schema))
+        self._parameters = resolve_parameters(run.flow, node, run.reference_values(node), kind.schema)
+        params = kind.read(self._parameters)
         seconds = node.timeout_ms / 1000 or None
         call = Call(
             step_id=self._id,
@@ -161,7 +187,7 @@ class StepAttempt:
     def _on_failure(self, error: StepFailed) -> AttemptFailed:
         if error.retriable and self._number < self._node.retry_max:
             self._log("warning", f"attempt {self._number + 1} failed: {error.message}")
-        return AttemptFailed(error, self._number, self._event_fields())
+        return AttemptFailed(error, self._number, self._event_fields(), self._parameters)
 
     def _event_fields(self) -> dict[str, Any]:
         return {

@@ -32,16 +32,26 @@ NumberedEvent = tuple[int, dict[str, Any]]
 
 
 async def iter_events(
-    journal: JournalTable, run_id: str, *, after: int = 0, follow: bool = True
+    journal: JournalTable, run_id: str, *, after: int = 0, follow: bool = True, with_records: bool = False
 ) -> AsyncIterator[NumberedEvent]:
-    """Yields events with their numbers. With `follow`, continues until the run ends or loses its process."""
-    async for batch in _iter_batches(journal, run_id, after=after, follow=follow):
+    """Yields events with their numbers. With `follow`, continues until the run ends or loses its process.
+
+    With `with_records`, also yields the records of finished steps.
+    """
+    batches = _iter_batches(journal, run_id, after=after, follow=follow, with_records=with_records)
+    async for batch in batches:
         for entry in batch:
             yield entry
 
 
 async def _iter_batches(
-    journal: JournalTable, run_id: str, *, after: int = 0, follow: bool = True, keep_waiting: bool = False
+    journal: JournalTable,
+    run_id: str,
+    *,
+    after: int = 0,
+    follow: bool = True,
+    keep_waiting: bool = False,
+    with_records: bool = False,
 ) -> AsyncGenerator[list[NumberedEvent], None]:
     """Yields batches of events. Yields an empty batch for every poll without new events.
 
@@ -52,7 +62,7 @@ async def _iter_batches(
     while True:
         # Read the run before its events. If the run has ended by now, its last events are already stored.
         run = await journal.head(run_id)
-        entries = await journal.events(run_id, after, BATCH_SIZE)
+        entries = await journal.events(run_id, after, BATCH_SIZE, with_records=with_records)
         if entries:
             after = entries[-1].number
             delay = MIN_POLL_SECONDS

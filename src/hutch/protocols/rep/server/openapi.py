@@ -51,6 +51,7 @@ def document(settings: Settings) -> Json:
         "/flows/{name}/runs": {"post": _start_run()},
         "/runs": {"get": _runs()},
         "/runs/{id}": {"get": _run()},
+        "/runs/{id}/steps": {"get": _steps()},
         "/runs/{id}/events": {"get": _events()},
         "/runs/{id}/cancel": {"post": _run_action("Cancels a run. Does nothing after its end")},
         "/runs/{id}/resume": {"post": _resume()},
@@ -136,6 +137,15 @@ def _run() -> Json:
         {"oneOf": [ref("WholeFlowRun"), ref("OtherRun")]},
         ("NOT_FOUND",),
         parameters=[_ID],
+    )
+
+
+def _steps() -> Json:
+    return _operation(
+        "Lists the finished steps with bounded, redacted copies of their inputs and outputs",
+        object_of({"run_id": TEXT, "steps": array_of("Step"), "steps_total": COUNT}),
+        ("INVALID_REQUEST", "NOT_FOUND", "CONFLICT"),
+        parameters=[_ID, query("limit", up_to(MAX_PAGE_SIZE)), query("offset", COUNT)],
     )
 
 
@@ -236,6 +246,8 @@ def _schemas() -> Json:
                 **run,
                 "inputs": _OBJECT,
                 "summary": ref("Summary"),
+                "steps": {**array_of("Step"), "description": "First page of the finished steps"},
+                "steps_total": COUNT,
                 "approvals": {**array_of("Approval"), "description": "First page"},
                 "approvals_total": COUNT,
             }
@@ -253,6 +265,21 @@ def _schemas() -> Json:
                 "duration_ms": {"type": "number", "minimum": 0},
                 "details": _OBJECT,
             }
+        ),
+        "Step": object_of(
+            {
+                "step_id": TEXT,
+                "kind": TEXT,
+                "state": {"enum": ["succeeded", "failed"]},
+                "attempt": COUNT,
+                "duration_ms": {"type": "number", "minimum": 0},
+                "ended_at": TIME,
+                "input": {"description": "Parameters with resolved references, shortened and redacted"},
+            },
+            {
+                "output": {"description": "Shortened and redacted"},
+                "error": object_of({"code": {"type": "integer"}, "message": TEXT}),
+            },
         ),
         "Approval": object_of({"step_id": TEXT, "message": TEXT, "asked_at": TIME}),
         "ApprovalDecision": _approval_body(),

@@ -12,7 +12,7 @@ from hutch.http.errors import ERROR_KINDS, ApiError
 from hutch.protocols.rep.ir.flow import count_steps
 from hutch.protocols.rep.runtime import lease
 from hutch.store.models import FlowHead, FlowRow, FlowRunHead, FlowRunRow, RunRow
-from hutch.store.tables.journal import StepCounts
+from hutch.store.tables.journal import JournalEntry, StepCounts
 
 FLOW_ERRORS = {**ERROR_KINDS, "unavailable": ERROR_KINDS["busy"]}
 
@@ -84,8 +84,19 @@ def run_head(run: FlowRunHead) -> dict[str, Any]:
     }
 
 
-def run_detail(run: FlowRunRow, counts: StepCounts, approvals: Mapping[str, Any]) -> dict[str, Any]:
-    """Builds a flow run with its inputs and summary. The summary has only counts until the end."""
+def step_record(entry: JournalEntry) -> dict[str, Any]:
+    """Builds a finished step with bounded copies of its input and output."""
+    record = json.loads(entry.body)
+    del record["type"]
+    record["ended_at"] = record.pop("timestamp")
+    return dict(record)
+
+
+def run_detail(run: FlowRunRow, counts: StepCounts, pages: Mapping[str, Any]) -> dict[str, Any]:
+    """Builds a flow run with its inputs and summary. The summary has only counts until the end.
+
+    `pages` are the first finished steps and the first approvals.
+    """
     summary: Any
     if run.summary is not None:
         summary = JsonText(run.summary)
@@ -95,7 +106,7 @@ def run_detail(run: FlowRunRow, counts: StepCounts, approvals: Mapping[str, Any]
             "failed_steps": counts.failed,
             "total_steps": count_steps(run.document),
         }
-    return {**run_head(run), "inputs": JsonText(run.inputs), "summary": summary, **approvals}
+    return {**run_head(run), "inputs": JsonText(run.inputs), "summary": summary, **pages}
 
 
 def other_protocol_run(run: RunRow) -> dict[str, Any]:

@@ -54,6 +54,8 @@ the rest of the line.
 """
 MAX_START_VALUES = strict_json.MAX_VALUES - 1_000
 """The same limit for the number of values."""
+DEFAULT_STEPS = 100
+"""Default number of finished steps per response."""
 DEFAULT_APPROVALS = 100
 """Default number of approvals per response."""
 _NO_APPROVALS: dict[str, Any] = {"approvals": [], "approvals_total": 0}
@@ -69,6 +71,7 @@ def routes(flows: FlowSupervisor, access: AccessControl) -> list[BaseRoute]:
         route("/flows/{name}/runs", POST=handlers.start_run),
         route("/runs", GET=handlers.runs),
         route("/runs/{id}", GET=handlers.run),
+        route("/runs/{id}/steps", GET=handlers.steps),
         route("/runs/{id}/events", GET=handlers.events),
         route("/runs/{id}/cancel", POST=handlers.cancel),
         route("/runs/{id}/resume", POST=handlers.resume),
@@ -242,12 +245,22 @@ class FlowHandlers:
         detail = await self._load_run(run)
         store = await self._flows.store()
         counts = await store.journal.step_counts(run.run_id)
-        return json_response(
-            {
-                **responses.run_detail(detail, counts, await self._approvals_page(detail)),
-                **self._state(detail),
-            }
-        )
+        pages = {**await self._steps_page(run.run_id), **await self._approvals_page(detail)}
+        return json_response({**responses.run_detail(detail, counts, pages), **self._state(detail)})
+
+    async def steps(self, context: RequestContext) -> Response:
+        """Lists the finished steps of a run with their inputs and outputs."""
+        limit = query_integer(context.query, "limit", DEFAULT_STEPS, requests.MAX_PAGE_SIZE)
+        offset = query_integer(context.query, "offset", 0, 2**31, minimum=0)
+        run = await self._flow_run(context)
+        return json_response({"run_id": run.run_id, **await self._steps_page(run.run_id, limit, offset)})
+
+    async def _steps_page(self, run_id: str, limit: int = DEFAULT_STEPS, offset: int = 0) -> dict[str, Any]:
+        journal = (await self._flows.store()).journal
+        records = await journal.records(run_id, limit=limit, offset=offset)
+        is_complete = offset == 0 and len(records) < limit
+        total = len(records) if is_complete else await journal.count_records(run_id)
+        return {"steps": [responses.step_record(entry) for entry in records], "steps_total": total}
 
     def _state(self, run: FlowRunHead) -> dict[str, str]:
         """Returns the state `waiting` for a run that was stopped until an approval. Its stored state would be
