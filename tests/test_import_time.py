@@ -67,4 +67,4 @@ def test_packages_that_plain_code_does_not_need_are_not_loaded(module: str) -> N
 
 
 def test_npm_commands_load_no_server() -> None:
-    assert imported("import hutch.cli.npm") & HEAVY == set()
+    assert imported("import hutch.cli.npm.tool, hutch.cli.npm.packages") & HEAVY == set()

@@ -10,7 +10,7 @@ import pytest
 from tests.npm import registry
 from tests.support.forbidden import forbidden
 
-from hutch.cli.npm import add_packages, list_packages, prune_packages, remove_packages
+from hutch.cli.npm.packages import add_packages, list_packages, prune_packages, remove_packages
 from hutch.errors import HutchError, InvalidPackage, SettingError
 
 

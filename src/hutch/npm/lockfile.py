@@ -51,29 +51,49 @@ class LockFile(msgspec.Struct, frozen=True):
         return hashlib.sha256(content).hexdigest()[:40]
 
 
+class DependencyLock(msgspec.Struct, frozen=True):
+    """Lock file of the dependencies of a package that is not published, without registry addresses."""
+
+    packages: tuple[LockedPackage, ...]
+    text: bytes
+
+
 def read_lock_file(path: Path, name: str) -> LockFile:
     """Reads the lock file that the installer wrote for one package. Raises ValueError if it is invalid."""
-    if path.stat().st_size > MAX_LOCK_BYTES:
-        raise ValueError("the file is too large")
-    raw = path.read_bytes()
-    document = msgspec.json.decode(raw, type=_LockDocument)
+    raw, document, packages = _read(path)
     specifier = next((text for text in document.specifiers if text.startswith(f"npm:{name}@")), "")
     resolved = document.specifiers.get(specifier, "")
     version = resolved.partition("_")[0]
     if exact_version(version) is None or len(version) > MAX_VERSION_LENGTH:
         raise ValueError("the version is invalid")
-    packages = tuple(
-        LockedPackage(*_split_identity(identity), integrity=entry.integrity, bin=entry.bin)
-        for identity, entry in document.npm.items()
-    )
-    if not all(is_package_name(package.name) and exact_version(package.version) for package in packages):
-        raise ValueError("a package name or version is invalid")
     if not any(package.name == name and package.version == version for package in packages):
         raise ValueError("the file is for another package")
     specifiers = {key: value for key, value in document.specifiers.items() if key != specifier}
     specifiers[f"npm:{name}@{version}"] = resolved
     text = _normalize(msgspec.json.decode(raw), specifiers)
     return LockFile(name, version, packages, text, all(package.integrity for package in packages))
+
+
+def read_dependency_lock(path: Path) -> DependencyLock:
+    """Reads the lock file that the installer wrote for a list of dependencies. Raises ValueError if it is
+    invalid.
+    """
+    raw, document, packages = _read(path)
+    return DependencyLock(packages, _normalize(msgspec.json.decode(raw), document.specifiers))
+
+
+def _read(path: Path) -> tuple[bytes, _LockDocument, tuple[LockedPackage, ...]]:
+    if path.stat().st_size > MAX_LOCK_BYTES:
+        raise ValueError("the file is too large")
+    raw = path.read_bytes()
+    document = msgspec.json.decode(raw, type=_LockDocument)
+    packages = tuple(
+        LockedPackage(*_split_identity(identity), integrity=entry.integrity, bin=entry.bin)
+        for identity, entry in document.npm.items()
+    )
+    if not all(is_package_name(package.name) and exact_version(package.version) for package in packages):
+        raise ValueError("a package name or version is invalid")
+    return raw, document, packages
 
 
 def _split_identity(identity: str) -> tuple[str, str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import msgspec
 
 from hutch.npm import lockfile, semver, tree
 from hutch.npm.install.installer import InstalledTree, StagingFolder, unpacked_path
-from hutch.npm.lockfile import LockedPackage, LockFile
+from hutch.npm.lockfile import LockedPackage
 from hutch.npm.package_index import PackageIndex, PackageRecord
 from hutch.npm.registry import MetadataCache
 from hutch.sandbox import temp_dirs
@@ -22,6 +23,8 @@ from hutch.sandbox import temp_dirs
 TOUCH_INTERVAL_SECONDS = 60.0
 # Folders without a record are kept this long, because another process may be about to add the record.
 ORPHAN_SECONDS = 3600.0
+# Start of the names of trees with the dependencies of a package that is not published.
+LOCAL_PREFIX = "local-"
 # Shared by all stores of this process, so that staging folders never get the same name.
 _STAGING_NUMBERS = itertools.count(1)
 
@@ -35,6 +38,8 @@ class Package(msgspec.Struct, frozen=True):
     files: int
     cache: Path
     """Folder for compiled code of the package, which Deno writes. It may not exist."""
+    is_typescript: bool = False
+    """True if the package is not published and Deno runs its TypeScript source."""
 
 
 class PackageInfo(msgspec.Struct, frozen=True):
@@ -116,8 +121,29 @@ class PackageStore:
         )
         self.index.add(record)
         if self._unpacked is not None:
-            self._unpacked.update(_reusable_packages(target, lock))
+            self._unpacked.update(_reusable_packages(target, lock.packages))
         return self._packages.setdefault((lock.name, lock.version), self._package(record))
+
+    def find_dependencies(self, key: str) -> Path | None:
+        """Returns the tree with the dependencies of a package that is not published. Trees without a record
+        are leftovers: `prune` removes them an hour after their last use.
+        """
+        folder = self._trees / key
+        if not folder.is_dir():
+            return None
+        # If the folder is read-only, its age counts from the installation.
+        with contextlib.suppress(OSError):
+            os.utime(folder)
+        return folder
+
+    def add_dependencies(self, staging: StagingFolder, key: str) -> Path:
+        target = self._trees / key
+        target.parent.mkdir(exist_ok=True)
+        self.delete(target)
+        staging.tree.rename(target)
+        target.chmod(0o555)
+        self._unpacked = None
+        return target
 
     def replace_cache(self, package: Package, folder: Path) -> None:
         """Makes a staged folder the package's cache and deletes older caches. Raises OSError."""
@@ -141,7 +167,11 @@ class PackageStore:
                 tree_folder = self._trees / record.key
                 with contextlib.suppress(OSError, ValueError, msgspec.MsgspecError):
                     lock = lockfile.read_lock_file(tree_folder / "deno.lock", record.name)
-                    self._unpacked.update(_reusable_packages(tree_folder, lock))
+                    self._unpacked.update(_reusable_packages(tree_folder, lock.packages))
+            for tree_folder in self._trees.glob(f"{LOCAL_PREFIX}*"):
+                with contextlib.suppress(OSError, ValueError, msgspec.MsgspecError):
+                    packages = lockfile.read_dependency_lock(tree_folder / "deno.lock").packages
+                    self._unpacked.update(_reusable_packages(tree_folder, packages))
         return self._unpacked
 
     def has_tree(self, record: PackageRecord) -> bool:
@@ -211,11 +241,11 @@ class PackageStore:
         self._sweeper.shutdown()
 
 
-def _reusable_packages(tree_folder: Path, lock: LockFile) -> dict[LockedPackage, Path]:
+def _reusable_packages(tree_folder: Path, packages: Sequence[LockedPackage]) -> dict[LockedPackage, Path]:
     """Returns the packages of a tree that another tree can reuse. Packages without integrity may differ, so
     they are omitted.
     """
-    return {package: unpacked_path(tree_folder, package) for package in lock.packages if package.integrity}
+    return {package: unpacked_path(tree_folder, package) for package in packages if package.integrity}
 
 
 def _age(folder: Path) -> float:

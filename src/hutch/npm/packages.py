@@ -7,27 +7,30 @@ import builtins
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from hutch import errors
 from hutch.errors import PackageNotFound, PackageTooLarge, StoreError
-from hutch.npm import semver
+from hutch.npm import semver, tree
 from hutch.npm.file_locks import FileLocks
 from hutch.npm.install.errors import too_large
 from hutch.npm.install.installer import Installer, StagingFolder
 from hutch.npm.install.process import is_installer_jail_available
+from hutch.npm.local.assembly import LocalPackage, assemble, dependencies_key
+from hutch.npm.local.manifest import LocalManifest, read_manifest
+from hutch.npm.local.sources import copy_sources
 from hutch.npm.package_index import file_name
 from hutch.npm.package_spec import PackageSpec
 from hutch.npm.package_store import Package, PackageInfo, PackageStore
 from hutch.npm.refusals import Refusals
-from hutch.npm.tree import TreeLimit
+from hutch.npm.tree import TreeLimit, TreeTooLarge
 from hutch.npm.version_resolver import VersionResolver
 from hutch.settings import Settings
 
-__all__ = ["Package", "PackageInfo", "PackageManager", "Progress", "PruneResult"]
+__all__ = ["LocalPackage", "Package", "PackageInfo", "PackageManager", "Progress", "PruneResult"]
 
 logger = logging.getLogger("hutch.npm")
 
@@ -266,6 +269,76 @@ class PackageManager:
     async def _discard_after(self, staging: StagingFolder) -> None:
         await asyncio.gather(*staging.tasks, return_exceptions=True)
         self._store.discard(staging.folder)
+
+    @contextlib.asynccontextmanager
+    async def open_local(
+        self, path: Path, shown: str, progress: Progress, *, refresh: bool = False
+    ) -> AsyncIterator[LocalPackage]:
+        """Copies a package that is not published and installs its dependencies. The package is removed when
+        the context ends; its dependencies are kept for the next time. With `refresh`, the registry is asked
+        again what the dependencies' ranges mean.
+
+        `shown` names the package in errors. Raises InvalidPackage and PackageNotFound.
+        """
+        limits = self._installer.limits
+        with self._staging() as staging:
+            source = staging.folder / "source"
+            try:
+                await staging.run_in_thread(copy_sources, path, source, shown, limits)
+            except TreeTooLarge as error:
+                raise too_large(shown, error.limit, limits) from None
+            manifest = await asyncio.to_thread(read_manifest, source, shown)
+            spec = manifest.spec
+            dependencies = None
+            if manifest.dependencies:
+                dependencies = await self._local_dependencies(manifest, progress, refresh=refresh)
+            await staging.run_in_thread(assemble, staging.tree, source, manifest, dependencies)
+            size, files = await self._installer.seal(
+                staging, spec, lambda: tree.seal(staging.tree, *limits.maxima)
+            )
+            package = Package(
+                spec.name,
+                spec.version,
+                staging.tree,
+                size,
+                files,
+                staging.folder / "cache",
+                is_typescript=manifest.entry is not None,
+            )
+            yield LocalPackage(package, manifest.note)
+
+    async def _local_dependencies(
+        self, manifest: LocalManifest, progress: Progress, *, refresh: bool
+    ) -> Path:
+        """Returns a tree with the dependencies. Installs them unless a package with the same dependencies was
+        run before.
+        """
+        spec, seconds = manifest.spec, self._settings.install_seconds
+        key = dependencies_key(manifest.dependencies)
+        try:
+            async with asyncio.timeout(seconds), self._locks.acquire(key):
+                known = self._store.find_dependencies(key)
+                if known is not None and not refresh:
+                    return known
+                if self._settings.offline:
+                    raise PackageNotFound(
+                        f"The dependencies of {spec} are not installed, and the setting `offline` is on."
+                    )
+                unpacked = await asyncio.to_thread(self._store.unpacked_packages)
+                since = time.time() - (0 if refresh else self._settings.latest_seconds)
+                with self._staging() as staging:
+                    metadata = self._store.metadata
+                    await staging.run_in_thread(metadata.link_into, staging.downloads, since)
+                    await self._installer.install_dependencies(
+                        staging, spec, manifest.dependencies, unpacked, progress
+                    )
+                    installed = self._store.add_dependencies(staging, key)
+                    staging.start_in_thread(metadata.save_from, staging.downloads)
+                    return installed
+        except TimeoutError:
+            raise PackageNotFound(
+                f"The dependencies of {spec} could not be installed within {seconds:g} s.", retryable=True
+            ) from None
 
     @contextlib.contextmanager
     def new_cache(self, package: Package, name: str) -> Iterator[Path]:

@@ -114,7 +114,7 @@ def link(source: Path, target: Path) -> int:
         target_path = f"{target}{entry.path[len(root) :]}"
         if entry.is_dir(follow_symlinks=False):
             os.mkdir(target_path)
-        elif entry.stat(follow_symlinks=False).st_mode & 0o100:
+        elif not entry.is_symlink() and entry.stat(follow_symlinks=False).st_mode & 0o100:
             shutil.copyfile(entry.path, target_path)
             os.chmod(target_path, 0o755)
             programs += 1

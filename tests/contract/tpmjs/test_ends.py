@@ -38,7 +38,7 @@ TEXTS = [
     "PACKAGE_NOT_FOUND: 404 Not Found",
     "Execution timed out",
     "ETIMEDOUT timeout",
-    "The tool did not finish in time",
+    "The tool did not finish within 1 s",
     "heap out of memory",
     "x has no export",
     '{"code": "EXECUTION_TIMEOUT"}',
@@ -116,7 +116,11 @@ async def test_exit_is_a_failure_with_any_code(tool_server: ToolServer) -> None:
     answers = await tool_server.run_all(
         {source: tool(f"console.log('before'); {source}") for source in EXITS}
     )
-    assert failures(answers) == {source: f"The tool called {call}" for source, call in EXITS.items()}
+    advice = "Return a value or throw an error instead"
+    assert failures(answers) == {
+        source: f"The tool called {call}. {advice}" for source, call in EXITS.items()
+    }
+    assert [source for source, answer in answers.items() if "errorLocation" not in answer] == []
     assert [source for source, answer in answers.items() if answer["logs"] != ["before"]] == []
 
 
@@ -179,7 +183,7 @@ async def test_slow_tool_is_a_timeout(short_timeout_server: ToolServer, protocol
         if protocol == "1.1":
             assert (answer["errorStage"], answer["errorCode"]) == ("execute", "EXECUTION_TIMEOUT"), name
         else:
-            expected = {"code": "EXECUTION_TIMEOUT", "message": "The tool did not finish in time"}
+            expected = {"code": "EXECUTION_TIMEOUT", "message": "The tool did not finish within 1 s"}
             assert answer["error"] == expected, name
 
 

@@ -19,9 +19,10 @@ Examples:
   hutch tool @tpmjs/tools-template-render templateRenderTool \\
     --params '{"template": "Hello {{name}}!", "data": {"name": "Bo"}}'
   hutch tool @exalabs/ai-sdk@2 webSearch --params @query.json --env EXA_API_KEY
+  hutch tool --watch ./my-tool myTool --params '{"name": "Bo"}'
 """,
 )
-@click.argument("package", metavar="PACKAGE[@VERSION]")
+@click.argument("package", metavar="PACKAGE[@VERSION]|PATH")
 @click.argument("name")
 @click.option(
     "--params",
@@ -41,6 +42,7 @@ Examples:
     is_flag=True,
     help="Refuse parameters that do not match the tool's schema, and apply its defaults.",
 )
+@click.option("--watch", is_flag=True, help="Run again whenever a file of the folder changes. Ctrl-C ends.")
 @click.option(
     "--json", is_flag=True, help="Print the full response on one line, as a TPMJS executor returns it."
 )
@@ -52,15 +54,17 @@ def tool(
     timeout: float | None,
     refresh: bool,
     validate: bool,
+    watch: bool,
     json: bool,
 ) -> int:
     """Run a tool of an npm package in the sandbox.
 
-    Installs the package first if necessary. Prints logs, and parameters that do not match the tool's schema,
-    to stderr and the tool's output to stdout as JSON. Exits with 1 if the tool failed, with 2 if the
-    arguments are invalid.
+    PACKAGE is a package of the registry, the folder of a package that is not published (./my-tool), or its
+    archive (./my-tool-1.0.0.tgz). Installs what is missing first. Prints logs, and parameters that do not
+    match the tool's schema, to stderr and the tool's output to stdout as JSON. Exits with 1 if the tool
+    failed, with 2 if the arguments or package.json are invalid.
     """
-    from hutch.cli.npm import run_tool
+    from hutch.cli.npm.tool import run_tool
 
     return run_tool(
         package,
@@ -70,6 +74,7 @@ def tool(
         timeout=timeout,
         refresh=refresh,
         validate=validate,
+        watch=watch,
         json=json,
     )
 
@@ -97,7 +102,7 @@ Example:
 @click.option("--json", is_flag=True, help="Print the list as JSON on one line.")
 def list_(json: bool) -> int:
     """List installed packages."""
-    from hutch.cli.npm import list_packages
+    from hutch.cli.npm.packages import list_packages
 
     return list_packages(json=json)
 
@@ -116,7 +121,7 @@ def add(packages: tuple[str, ...]) -> int:
     VERSION is a version, a range or a tag; the default is the latest version. Exits with 1 if any package
     cannot be installed.
     """
-    from hutch.cli.npm import add_packages
+    from hutch.cli.npm.packages import add_packages
 
     return add_packages(packages)
 
@@ -135,7 +140,7 @@ def remove(packages: tuple[str, ...]) -> int:
     VERSION is a version or a range; without one, all versions are removed. Exits with 1 if any is not
     installed.
     """
-    from hutch.cli.npm import remove_packages
+    from hutch.cli.npm.packages import remove_packages
 
     return remove_packages(packages)
 
@@ -149,7 +154,7 @@ Example:
 @click.option("--days", type=float, default=30.0, metavar="NUMBER", help="Days without use.  [default: 30]")
 def prune(days: float) -> int:
     """Remove unused packages and remains of interrupted installations."""
-    from hutch.cli.npm import prune_packages
+    from hutch.cli.npm.packages import prune_packages
 
     return prune_packages(days=days)
 
@@ -159,9 +164,10 @@ def prune(days: float) -> int:
 Examples:
   hutch packages describe @tpmjs/tools-template-render
   hutch packages describe @exalabs/ai-sdk webSearch --env EXA_API_KEY
+  hutch packages describe ./my-tool
 """,
 )
-@click.argument("package", metavar="PACKAGE[@VERSION]")
+@click.argument("package", metavar="PACKAGE[@VERSION]|PATH")
 @click.argument("name", required=False)
 @env_option
 @click.option("--json", is_flag=True, help="Print name, version and tools as JSON on one line.")
@@ -171,6 +177,6 @@ def describe(package: str, name: str | None, env: tuple[str, ...], json: bool) -
     Without NAME, shows all tools that package.json lists, or else the default export. Installs the package
     first if necessary and loads it in the sandbox. Exits with 1 if any tool cannot be described.
     """
-    from hutch.cli.npm import describe_package
+    from hutch.cli.npm.packages import describe_package
 
     return describe_package(package, name, env=env, json=json)

@@ -38,6 +38,8 @@ const MAX_STACK = 16_000;
 const MAX_LOCATION = 300;
 const FRAME = /^ {4}at .*?((?:file:\/\/)?\/[^\n]*):(\d+):(\d+)\)?$/gm;
 const MODULES = "/node_modules/";
+/** Folder of a package that is not published and whose TypeScript source runs. */
+export const UNPUBLISHED = "/unpublished/";
 
 /** Returns the innermost position in the package's own files, or else in those of a dependency. */
 export function locationOf(error: unknown, packageName: string): string | undefined {
@@ -47,6 +49,10 @@ export function locationOf(error: unknown, packageName: string): string | undefi
     let other: string | undefined;
     for (const [, url, line, column] of stack.slice(0, MAX_STACK).matchAll(FRAME)) {
       const path = url.startsWith("file://") ? decodeURI(url) : url;
+      const source = path.indexOf(UNPUBLISHED);
+      if (source >= 0 && !path.includes(MODULES)) {
+        return truncate(`${path.slice(source + UNPUBLISHED.length)}:${line}:${column}`, MAX_LOCATION);
+      }
       const start = path.lastIndexOf(MODULES);
       if (start < 0) continue;
       const file = path.slice(start + MODULES.length);

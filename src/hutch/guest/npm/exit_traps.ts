@@ -1,6 +1,6 @@
 /** Turns a package's attempts to end the process into an error. */
 
-type Report = (message: string) => void;
+type Report = (error: Error) => void;
 
 type Kill = (pid: number, signal?: unknown) => unknown;
 
@@ -24,9 +24,9 @@ class ExitAttempt extends Error {}
  */
 export function trapExits(report: Report): void {
   const refuse = (call: string): never => {
-    const message = `The tool called ${call}`;
-    report(message);
-    throw new ExitAttempt(message);
+    const error = new ExitAttempt(`The tool called ${call}. Return a value or throw an error instead`);
+    report(error);
+    throw error;
   };
   Deno.exit = (code = 0) => refuse(`Deno.exit(${code})`);
   globalThis.close = () => refuse("close()");

@@ -1,6 +1,6 @@
 /** Imports the package from its folder. */
 
-import { locationOf, messageOf, nameOf, ToolError } from "./errors.ts";
+import { locationOf, messageOf, nameOf, ToolError, UNPUBLISHED } from "./errors.ts";
 import type { Zod4Converter } from "./schema/main.ts";
 
 /** What the host sends on stdin at the start. */
@@ -37,10 +37,41 @@ export function importError(error: unknown, { tree, package: name }: RunnerConfi
   // V8 reports the position of a syntax error only in the stack.
   const position = error instanceof SyntaxError && /(?:at |\()(file:\S+:\d+:\d+)/.exec(`${stack}`)?.[1];
   if (position && !text.includes(position)) text += ` at ${position}`;
-  text = text.replaceAll(url(`${tree}/`), "").replaceAll(`${tree}/`, "");
+  text = withoutFolders(text, tree, name);
   text = text.replaceAll(" imported from 'load.mjs'", "").replace(/\n {4}at load\.mjs:\d+:\d+/g, "");
-  const message = `${name} cannot be imported: ${text.trimEnd()}`;
+  text = withAdvice(text.trimEnd());
+  const message = `${name} cannot be imported: ${text}`;
   return new ToolError("import_failed", message, nameOf(error), locationOf(error, name));
+}
+
+/** Shortens the paths of a message: those of the package's own files are relative to it. */
+function withoutFolders(text: string, tree: string, name: string): string {
+  for (const start of [url(`${tree}/`), `${tree}/`]) text = text.replaceAll(start, "");
+  const installed = `node_modules/\\.deno/[^/\\s]+/node_modules/${RegExp.escape(name)}/`;
+  const own = `(?:${installed}|node_modules/${RegExp.escape(name)}/|${UNPUBLISHED.slice(1)})`;
+  return text.replace(new RegExp(`(^|[\\s'"(])${own}`, "g"), "$1");
+}
+
+/** What Deno says about a package that is not installed: in JavaScript, and in TypeScript that is not published. */
+const NOT_INSTALLED = [
+  /Could not find package '([^']+)' from referrer '([^']*)'\./,
+  /Import "([^"]+)" not a dependency(?:\n *hint: .*)?\n *at (\S+)/,
+  /Could not resolve "([^"]+)", but found it in a package\.json\..*\n *at (\S+)/,
+];
+
+/** Adds what the author of the package can do. */
+function withAdvice(text: string): string {
+  for (const pattern of NOT_INSTALLED) {
+    text = text.replace(pattern, (_, imported: string, file: string) => {
+      const [name] = /^(?:@[^/]+\/)?[^/]+/.exec(imported) ?? [imported];
+      return `${file} imports ${name}, which is not installed. ` +
+        `Add ${name} to \`dependencies\` in package.json; \`devDependencies\` are not installed.`;
+    });
+  }
+  if (/^(?:require|module|exports|__dirname|__filename) is not defined/.test(text)) {
+    text += '. package.json says "type": "module": use import and export, or name the file .cjs.';
+  }
+  return text;
 }
 
 /** Loads `toJSONSchema` of the Zod 4 that the package gets when it imports "zod". */

@@ -58,7 +58,7 @@ function report(error: unknown): void {
   else earlyError ??= toolError;
 }
 
-trapExits((message) => report(new ToolError("execution_error", message)));
+trapExits(report);
 
 /** Whether the package has its own handler. It can only have one if it has loaded `process`. */
 function isHandled(event: "unhandledRejection" | "uncaughtException"): boolean {

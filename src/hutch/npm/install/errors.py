@@ -99,7 +99,7 @@ def _bad_status(what: str, status: int) -> PackageNotFound:
     return PackageNotFound(f"The package registry did not return {what} ({status}).")
 
 
-def too_large(spec: PackageSpec, exceeded: TreeLimit, limits: InstallLimits) -> PackageTooLarge:
+def too_large(spec: PackageSpec | str, exceeded: TreeLimit, limits: InstallLimits) -> PackageTooLarge:
     if exceeded == "files":
         excess, setting = f"has more than {limits.max_files} files", "max_package_files"
     else:

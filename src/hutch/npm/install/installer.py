@@ -17,7 +17,7 @@ from hutch.errors import InvalidPackage, PackageNotFound
 from hutch.npm import tree
 from hutch.npm.install import errors
 from hutch.npm.install.process import InstallLimits, installer_jail_prefix, run_installer
-from hutch.npm.lockfile import LockedPackage, LockFile, read_lock_file
+from hutch.npm.lockfile import LockedPackage, LockFile, read_dependency_lock, read_lock_file
 from hutch.npm.package_spec import PackageSpec, parse_spec
 from hutch.npm.registry import RegistryConfig, package_folders, read_registry_config
 from hutch.sandbox import deno_binary
@@ -68,15 +68,15 @@ class StagingFolder(msgspec.Struct, frozen=True):
     def downloads(self) -> Path:
         return self.folder / "deno"
 
-    def prepare(self, spec: PackageSpec) -> None:
+    def prepare(self, dependencies: Mapping[str, str]) -> None:
         self.tree.mkdir()
-        self.write_manifest(spec)
+        self.write_manifest(dependencies)
         (self.tree / "deno.json").write_bytes(_CONFIGURATION)
 
-    def write_manifest(self, *specs: PackageSpec) -> None:
+    def write_manifest(self, dependencies: Mapping[str, str]) -> None:
         # Deno cannot read its own lock file again if archives are on another host than the registry.
         (self.tree / "deno.lock").unlink(missing_ok=True)
-        manifest = {"private": True, "dependencies": {spec.name: spec.version for spec in specs}}
+        manifest = {"private": True, "dependencies": dependencies}
         (self.tree / "package.json").write_bytes(msgspec.json.encode(manifest))
 
 
@@ -102,7 +102,7 @@ class Installer:
     async def resolve(self, staging: StagingFolder, spec: PackageSpec, report: Report) -> LockFile:
         """Asks the registry which packages a spec needs. Raises PackageNotFound."""
         report(f"resolving {spec}")
-        staging.prepare(spec)
+        staging.prepare(_as_dependencies(spec))
         await self._run(staging, spec, ["--lockfile-only"], lambda _: None)
         return await self._lock(staging, spec)
 
@@ -120,7 +120,7 @@ class Installer:
         Packages that are already unpacked are not downloaded again. Raises PackageNotFound. That includes the
         case that the registry's answers have changed since `resolve`.
         """
-        await staging.run_in_thread(_link_unpacked, staging.downloads, lock, unpacked)
+        await staging.run_in_thread(_link_unpacked, staging.downloads, lock.packages, unpacked)
         installed = await self._install(staging, spec, report)
         resolved = {(package.name, package.version): package for package in lock.packages}
         changed = any(
@@ -138,33 +138,69 @@ class Installer:
 
         Package names are validated only after the installer has written files with these names.
         """
-        staging.prepare(spec)
+        staging.prepare(_as_dependencies(spec))
         return await self._install(staging, spec, report)
 
-    async def _install(self, staging: StagingFolder, spec: PackageSpec, report: Report) -> InstalledTree:
-        report(f"installing {spec}")
+    async def install_dependencies(
+        self,
+        staging: StagingFolder,
+        spec: PackageSpec,
+        dependencies: Mapping[str, str],
+        unpacked: UnpackedPackages,
+        report: Report,
+    ) -> None:
+        """Installs the dependencies of a package that is not published, without the package itself, and makes
+        them read-only. Raises PackageNotFound.
+        """
+        report(f"installing the dependencies of {spec}")
+        staging.prepare(dependencies)
+        await self._run(staging, spec, ["--lockfile-only"], lambda _: None)
+        resolved = await self._read_lock(staging, spec, read_dependency_lock)
+        await staging.run_in_thread(_link_unpacked, staging.downloads, resolved.packages, unpacked)
         counter = _DownloadCounter(report)
-        staging.write_manifest(spec)
+        staging.write_manifest(dependencies)
         await self._run(staging, spec, [], counter)
-        lock = await self._lock(staging, spec)
-        peers = await asyncio.to_thread(_uninstalled_optional_peers, staging.tree, lock)
+        lock = await self._read_lock(staging, spec, read_dependency_lock)
+        peers = await asyncio.to_thread(_uninstalled_optional_peers, staging.tree, lock.packages)
         if peers:
-            staging.write_manifest(spec, *peers)
+            staging.write_manifest({**_as_dependencies(*peers), **dependencies})
             await self._run(staging, spec, [], counter)
-            lock = await self._lock(staging, spec)
-        report("checking")
+            lock = await self._read_lock(staging, spec, read_dependency_lock)
+        _remove_installer_files(staging.tree)
+        (staging.tree / "deno.lock").write_bytes(lock.text)
+        await self.seal(staging, spec, lambda: tree.seal(staging.tree, *self.limits.maxima))
+
+    async def seal(self, staging: StagingFolder, spec: PackageSpec, work: Callable[[], T]) -> T:
+        """Runs `work`, which seals a tree. Raises PackageNotFound if it is too large or unsafe."""
         try:
-            staging.write_manifest(PackageSpec(lock.name, lock.version), *peers)
-            return await staging.run_in_thread(_seal, staging, lock, self.limits)
+            return await staging.run_in_thread(work)
         except tree.TreeTooLarge as error:
             raise errors.too_large(spec, error.limit, self.limits) from None
         except tree.UnsafeTree as error:
             logger.warning("installing %s: unsafe entry %s", spec, ascii(str(error)))
             raise PackageNotFound(f"{spec} has links that lead out of it.") from None
 
+    async def _install(self, staging: StagingFolder, spec: PackageSpec, report: Report) -> InstalledTree:
+        report(f"installing {spec}")
+        counter = _DownloadCounter(report)
+        staging.write_manifest(_as_dependencies(spec))
+        await self._run(staging, spec, [], counter)
+        lock = await self._lock(staging, spec)
+        peers = await asyncio.to_thread(_uninstalled_optional_peers, staging.tree, lock.packages, lock.name)
+        if peers:
+            staging.write_manifest(_as_dependencies(spec, *peers))
+            await self._run(staging, spec, [], counter)
+            lock = await self._lock(staging, spec)
+        report("checking")
+        staging.write_manifest(_as_dependencies(PackageSpec(lock.name, lock.version), *peers))
+        return await self.seal(staging, spec, lambda: _seal(staging, lock, self.limits))
+
     async def _lock(self, staging: StagingFolder, spec: PackageSpec) -> LockFile:
+        return await self._read_lock(staging, spec, lambda path: read_lock_file(path, spec.name))
+
+    async def _read_lock(self, staging: StagingFolder, spec: PackageSpec, read: Callable[[Path], T]) -> T:
         try:
-            return await asyncio.to_thread(read_lock_file, staging.tree / "deno.lock", spec.name)
+            return await asyncio.to_thread(read, staging.tree / "deno.lock")
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             logger.warning("installing %s: its lock file cannot be used: %s", spec, error)
             raise PackageNotFound(f"{spec} could not be installed.") from None
@@ -243,9 +279,9 @@ def _certificates(staging: StagingFolder, config: RegistryConfig) -> str:
     return str(bundle)
 
 
-def _link_unpacked(downloads: Path, lock: LockFile, unpacked: UnpackedPackages) -> None:
+def _link_unpacked(downloads: Path, locked: Sequence[LockedPackage], unpacked: UnpackedPackages) -> None:
     packages: dict[str, list[LockedPackage]] = {}
-    for package in lock.packages:
+    for package in locked:
         packages.setdefault(package.name, []).append(package)
     for name, folder in list(package_folders(downloads)):
         for package in packages.get(name, ()):
@@ -274,10 +310,16 @@ class _Manifest(msgspec.Struct, rename="camel"):
     peer_dependencies_meta: dict[str, _Peer] = {}
 
 
-def _uninstalled_optional_peers(folder: Path, lock: LockFile) -> list[PackageSpec]:
+def _as_dependencies(*specs: PackageSpec) -> dict[str, str]:
+    return {spec.name: spec.version for spec in specs}
+
+
+def _uninstalled_optional_peers(
+    folder: Path, packages: Sequence[LockedPackage], own_name: str | None = None
+) -> list[PackageSpec]:
     """Finds dependencies that are also optional peers. Deno, unlike npm, does not install these."""
     specs: dict[str, PackageSpec] = {}
-    for package in lock.packages:
+    for package in packages:
         path = unpacked_path(folder, package)
         # Package authors write the manifests, so invalid manifests and invalid dependencies are skipped.
         with contextlib.suppress(OSError, msgspec.MsgspecError, InvalidPackage):
@@ -287,19 +329,28 @@ def _uninstalled_optional_peers(folder: Path, lock: LockFile) -> list[PackageSpe
                 siblings = path.parents[package.name.count("/")]
                 if version is not None and not (siblings / name).exists():
                     specs.setdefault(name, parse_spec(name, version))
-    return [spec for name, spec in specs.items() if name != lock.name]
+    return [spec for name, spec in specs.items() if name != own_name]
+
+
+def write_loader(folder: Path, specifier: str) -> None:
+    """Adds `load.mjs`, through which a guest imports the package of a tree."""
+    quoted = msgspec.json.encode(specifier).decode()
+    (folder / "load.mjs").write_text(f"export default () => import({quoted});\n")
+
+
+def _remove_installer_files(folder: Path) -> None:
+    metadata = folder / "node_modules" / ".deno"
+    for name in (".deno.lock", ".setup-cache.bin"):
+        (metadata / name).unlink(missing_ok=True)
+    (folder / "deno.json").unlink()
 
 
 def _seal(staging: StagingFolder, lock: LockFile, limits: InstallLimits) -> InstalledTree:
     """Removes files that a guest must not see, adds `load.mjs`, and makes the tree read-only."""
-    metadata = staging.tree / "node_modules" / ".deno"
-    for name in (".deno.lock", ".setup-cache.bin"):
-        (metadata / name).unlink(missing_ok=True)
-    (staging.tree / "deno.json").unlink()
+    _remove_installer_files(staging.tree)
     (staging.tree / "deno.lock").write_bytes(lock.text)
-    name = msgspec.json.encode(lock.name).decode()
-    (staging.tree / "load.mjs").write_text(f"export default () => import({name});\n")
-    size, files = tree.seal(staging.tree, limits.max_bytes, limits.max_files)
+    write_loader(staging.tree, lock.name)
+    size, files = tree.seal(staging.tree, *limits.maxima)
     key = lock.key
     if not lock.is_complete:
         # Some packages have no integrity, so the content has to be part of the key.

@@ -46,6 +46,10 @@ class InstallLimits(msgspec.Struct, frozen=True):
         return self.max_bytes if limit == "size" else self.max_files
 
     @property
+    def maxima(self) -> tuple[int, int]:
+        return self.max_bytes, self.max_files
+
+    @property
     def max_memory(self) -> int:
         # An archive is in memory twice, compressed and unpacked.
         return self.max_bytes + self.max_bytes // 2 + 256 * MIB

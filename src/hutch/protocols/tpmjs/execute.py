@@ -40,6 +40,8 @@ WORKING_DIR = "/tmp"
 PROXY_URL = f"http://127.0.0.1:{UPLINK_PORT}"
 # Variables that programs expect. The caller's `env` may override them.
 _DEFAULT_ENV = {"HOME": WORKING_DIR, "TMPDIR": WORKING_DIR}
+# TypeScript imports files by the names that they have after the build: `./util.js` for util.ts.
+_TYPESCRIPT_ENV = (("DENO_UNSTABLE_SLOPPY_IMPORTS", "1"),)
 _NETWORK_UNAVAILABLE = "This server has no containers, so tools have no network access."
 _NETWORK_OFF = "Network access is off for this tool."
 _GUEST_FAILURES: dict[str, FailureCode] = {
@@ -74,6 +76,12 @@ class ToolExecutor:
             package = await self._packages.get(call.spec)
         except (PackageNotFound, StoreError) as error:
             return ToolOutcome(failure=package_failure(error))
+        return await self.execute_package(package, call, events)
+
+    async def execute_package(
+        self, package: Package, call: PackageToolCall, events: EventSink | None = None
+    ) -> ToolOutcome:
+        """Runs a tool of this package, whatever the call's spec says. Raises Busy."""
         result, run, failure = await self._run("execute", package, call, events)
         return ToolOutcome(
             output_json=run.output_json,
@@ -95,14 +103,20 @@ class ToolExecutor:
             package = await self._packages.get(call.spec)
         except (PackageNotFound, StoreError) as error:
             return None, package_failure(error), None
+        description, failure = await self.describe_package(package, call)
+        return description, failure, package.version
+
+    async def describe_package(
+        self, package: Package, call: PackageToolCall
+    ) -> tuple[ToolDescription | None, ToolFailure | None]:
+        """Describes a tool of this package, whatever the call's spec says. Raises Busy."""
         _, run, failure = await self._run("describe", package, call, None)
         if run.output_json is None:
-            return None, failure, package.version
+            return None, failure
         try:
-            return msgspec.json.decode(run.output_json, type=ToolDescription), None, package.version
+            return msgspec.json.decode(run.output_json, type=ToolDescription), None
         except (msgspec.DecodeError, RecursionError):
-            failure = ToolFailure("schema_unavailable", "The tool's description has an unknown format")
-            return None, failure, package.version
+            return None, ToolFailure("schema_unavailable", "The tool's description has an unknown format")
 
     async def _run(
         self,
@@ -141,7 +155,7 @@ class ToolExecutor:
         if self._has_containers:
             self._code_cache.note_use(package, lambda: self._profile(package))
         if result.error is not None:
-            return result, run, _execution_failure(result.error)
+            return result, run, _execution_failure(result.error, execution.limits.timeout_ms)
         return result, run, run.failure
 
     def _limits(self) -> Limits:
@@ -183,6 +197,7 @@ class ToolExecutor:
         return Profile(
             "npm",
             mounts=(tree,),
+            env=_TYPESCRIPT_ENV if package.is_typescript else (),
             permissions=("--allow-env", *container_permissions),
             cwd=WORKING_DIR,
             stdin_payload=msgspec.json.encode(payload),
@@ -269,9 +284,9 @@ def _decode_result(fields: Mapping[str, Any]) -> tuple[bytes | None, ToolFailure
     )
 
 
-def _execution_failure(error: ExecutionError) -> ToolFailure:
+def _execution_failure(error: ExecutionError, timeout_ms: float) -> ToolFailure:
     if error.code == "timeout":
-        return ToolFailure("timeout", "The tool did not finish in time")
+        return ToolFailure("timeout", f"The tool did not finish within {timeout_ms / 1000:g} s")
     if error.code == "internal_error":
         return ToolFailure("execution_error", "The tool's process ended before the tool finished")
     return ToolFailure("execution_error", error.message)

@@ -1,25 +1,30 @@
-"""`hutch tool` and `hutch packages`: runs tools of npm packages and manages installed packages."""
+"""`hutch packages`: manages installed npm packages and describes the tools of a package."""
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-from msgspec.structs import replace
 
 from hutch import errors
+from hutch.cli.npm.tool import (
+    CALLER,
+    InstallProgress,
+    PackageArgument,
+    describe_failure,
+    open_package,
+    parse_package_argument,
+)
 from hutch.cli.support import console, event_loop
-from hutch.cli.support.arguments import check_range, parse_env, parse_params
-from hutch.cli.support.console import print_json, print_log
+from hutch.cli.support.arguments import parse_env
+from hutch.cli.support.console import print_json
 from hutch.cli.support.event_loop import ONE_SHOT_SETTINGS, open_app
 from hutch.cli.support.project import current_folder, load_project_settings
-from hutch.errors import HutchError, InvalidExecution, PackageNotFound, SettingError
+from hutch.errors import HutchError, PackageNotFound, SettingError
 from hutch.npm.package_spec import PackageSpec, parse_spec_argument
 from hutch.npm.packages import Package, PackageInfo, PackageManager, PruneResult
-from hutch.protocols.tpmjs.models import PackageToolCall, ToolDescription, ToolFailure, ToolOutcome
+from hutch.protocols.tpmjs.models import PackageToolCall, ToolDescription, ToolFailure
 from hutch.session.json_value import encode_value
 from hutch.settings import MIB, Settings, load_settings
 
@@ -28,118 +33,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-CALLER = "cli"
-
 # Larger package.json files are ignored.
 _MAX_MANIFEST_BYTES = 1024 * 1024
 _MAX_TOOLS = 256
-
-
-# --- hutch tool ---
-
-
-def run_tool(
-    package: str,
-    name: str,
-    *,
-    params: str | None,
-    env: Sequence[str],
-    timeout: float | None,
-    refresh: bool,
-    validate: bool,
-    json: bool,
-) -> int:
-    settings = load_project_settings(ONE_SHOT_SETTINGS, current_folder())
-    seconds = check_range("--timeout", "seconds", timeout, settings.max_timeout_ms / 1000)
-    if seconds is not None:
-        settings = replace(settings, tool_timeout_ms=max(1, int(seconds * 1000)))
-    spec = parse_spec_argument(package)
-    if not name:
-        raise InvalidExecution("NAME", "expected the name of an export")
-    call = PackageToolCall(
-        spec=spec,
-        name=name,
-        params=parse_params(params),
-        env=parse_env(env),
-        caller=CALLER,
-        validate=validate,
-    )
-    started_at = time.monotonic()
-    printer = None if json else LogPrinter()
-    outcome = event_loop.run_async(_run_call(settings, call, printer, refresh=refresh))
-    if printer is not None:
-        return _print_outcome(outcome, printer)
-    from hutch.protocols.tpmjs.responses import execution_response
-
-    elapsed = int((time.monotonic() - started_at) * 1000)
-    print_json(execution_response(outcome, "1.0", elapsed).body)
-    return 0 if outcome.failure is None else 1
-
-
-class LogPrinter:
-    """Prints a tool's log lines as they arrive."""
-
-    def __init__(self) -> None:
-        self.printed_lines = 0
-
-    def log(self, line: str) -> None:
-        self.printed_lines += 1
-        print_log(line)
-
-    def partial(self, json: bytes) -> None:
-        """Does nothing, because the output contains all partial values."""
-
-
-async def _get_package(app: App, spec: PackageSpec, *, refresh: bool = False) -> Package:
-    """Returns a package. If it is not installed, installs it and shows progress. With `refresh`, always asks
-    the registry what a range or tag means. Raises like `PackageManager.get`.
-    """
-    progress = InstallProgress(str(spec))
-    try:
-        get = app.packages.add if refresh else app.packages.get
-        return await get(spec, progress)
-    finally:
-        progress.end()
-
-
-async def _run_call(
-    settings: Settings, call: PackageToolCall, printer: LogPrinter | None, *, refresh: bool
-) -> ToolOutcome:
-    async with open_app(settings) as app:
-        try:
-            package = await _get_package(app, call.spec, refresh=refresh)
-        except PackageNotFound as error:
-            from hutch.protocols.tpmjs.execute import package_failure
-
-            return ToolOutcome(failure=package_failure(error))
-        exact = replace(call, spec=PackageSpec(package.name, package.version))
-        return await app.tools.execute(exact, printer)
-
-
-def _print_outcome(outcome: ToolOutcome, printer: LogPrinter) -> int:
-    # If the tool's process was killed, the last lines are only in the outcome.
-    for line in outcome.logs[printer.printed_lines :]:
-        printer.log(line)
-    for warning in outcome.warnings:
-        console.print_note(f"warning: {warning}")
-    if outcome.logs_truncated:
-        console.print_note("the logs were truncated")
-    if outcome.failure is not None:
-        console.print_note(_describe_failure(outcome.failure))
-        return 1
-    print_json(outcome.output_json or b"null")
-    return 0
-
-
-def _describe_failure(failure: ToolFailure) -> str:
-    """Formats a failure with its TPMJS error code."""
-    from hutch.protocols.tpmjs.responses import FAILURE_KINDS
-
-    where = f" (at {failure.location})" if failure.location else ""
-    return f"{FAILURE_KINDS[failure.code].code}: {failure.message}{where}"
-
-
-# --- hutch packages ---
 
 
 def list_packages(*, json: bool) -> int:
@@ -219,24 +115,6 @@ def prune_packages(*, days: float) -> int:
     return 0
 
 
-class InstallProgress:
-    """Shows the progress of an installation on stderr, in place on a terminal and otherwise line by line."""
-
-    def __init__(self, subject: str) -> None:
-        self._subject = subject
-        self._line = console.ProgressLine() if sys.stderr.isatty() else None
-
-    def __call__(self, text: str) -> None:
-        if self._line is not None:
-            self._line.show(f"{self._subject}: {text}")
-        elif not text.startswith("downloading"):
-            console.print_note(text)
-
-    def end(self) -> None:
-        if self._line is not None:
-            self._line.clear()
-
-
 def _with_packages(action: Callable[[PackageManager], Awaitable[T]]) -> T:
     async def run() -> T:
         manager = PackageManager(load_settings())
@@ -288,23 +166,22 @@ class PackageDescription(msgspec.Struct, frozen=True):
 def describe_package(package: str, name: str | None, *, env: Sequence[str], json: bool) -> int:
     """Prints the descriptions of a package's tools. Returns 1 if any tool cannot be described."""
     settings = load_project_settings(ONE_SHOT_SETTINGS, current_folder())
-    spec, variables = parse_spec_argument(package), parse_env(env)
-    description = event_loop.run_async(_describe(settings, spec, name, variables))
+    argument, variables = parse_package_argument(package), parse_env(env)
+    description = event_loop.run_async(_describe(settings, argument, name, variables))
     if json:
         name_and_version = {"name": description.package.name, "version": description.package.version}
         print_json(encode_value({**name_and_version, "tools": description.tools}))
     elif description.tools:
         console.print_text("\n".join(_format_description(description)))
     for failure in description.failures:
-        console.print_note(_describe_failure(failure))
+        console.print_note(describe_failure(failure))
     return 1 if description.failures else 0
 
 
 async def _describe(
-    settings: Settings, spec: PackageSpec, name: str | None, env: dict[str, str]
+    settings: Settings, argument: PackageArgument, name: str | None, env: dict[str, str]
 ) -> PackageDescription:
-    async with open_app(settings) as app:
-        package = await _get_package(app, spec)
+    async with open_app(settings) as app, open_package(app, argument) as package:
         names = [name] if name is not None else _listed_tools(package) or ["default"]
         return await _describe_tools(app, package, names, env)
 
@@ -316,7 +193,7 @@ async def _describe_tools(
     exact = PackageSpec(package.name, package.version)
     for name in names:
         call = PackageToolCall(spec=exact, name=name, env=env, caller=CALLER)
-        tool, failure, _ = await app.tools.describe(call)
+        tool, failure = await app.tools.describe_package(package, call)
         if tool is not None:
             description.tools.append(tool)
         elif failure is not None:

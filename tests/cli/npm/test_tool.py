@@ -236,10 +236,12 @@ def test_weak_isolation_is_reported(tools: Registry) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Missing argument 'PACKAGE[@VERSION]'.\n"),
+        ([], "Missing argument 'PACKAGE[@VERSION]|PATH'.\n"),
         (["a"], "Missing argument 'NAME'.\n"),
         (["a", ""], "hutch: NAME: expected the name of an export\n"),
-        (["../a", "x"], "hutch: packageName: is a path, a URL or a repository; expected the name of an"),
+        (["../no-such", "x"], "hutch: ../no-such: there is no such file or folder\n"),
+        (["/etc/passwd", "x"], "hutch: /etc/passwd: expected a folder with package.json, or an archive of"),
+        (["git+ssh://b", "x"], "hutch: packageName: is a path, a URL or a repository; expected the name of"),
         (["a@file:b", "x"], "hutch: version: has ':'; URLs, repositories, files and aliases are not"),
         (["a", "x", "--params", "[1]"], "hutch: --params: expected a JSON object, got [1]\n"),
         (["a", "x", "--params", "{"], "hutch: --params: expected a JSON object: malformed JSON: "),

@@ -115,8 +115,11 @@ def test_only_installed_packages_run_offline(npm: Registry) -> None:
         (["remove", "a@npm:b"], "hutch: version: has ':'"),
         (["prune", "--days", "-1"], "hutch: --days: expected a number of at least 0, got -1.\n"),
         (["prune", "--days", "nan"], "hutch: --days: expected a number of at least 0, got nan.\n"),
-        (["describe"], "Missing argument 'PACKAGE[@VERSION]'.\n"),
-        (["describe", "/etc/passwd"], "hutch: packageName: is a path, a URL or a repository"),
+        (["describe"], "Missing argument 'PACKAGE[@VERSION]|PATH'.\n"),
+        (
+            ["describe", "/etc/passwd"],
+            "hutch: /etc/passwd: expected a folder with package.json, or an archive",
+        ),
         (["describe", "a", "b", "--env", "CLI_UNSET"], "hutch: --env: CLI_UNSET is not set in this shell"),
         (["install", "a"], "No such command 'install'.\n"),
     ],

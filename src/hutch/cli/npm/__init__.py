@@ -1,0 +1,1 @@
+"""`hutch tool` and `hutch packages`."""

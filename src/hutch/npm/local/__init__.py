@@ -1,0 +1,1 @@
+"""Packages that are not published: folders, and archives that `npm pack` makes."""
