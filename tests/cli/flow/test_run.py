@@ -81,7 +81,7 @@ def test_outputs_go_to_stdout_and_progress_to_stderr() -> None:
 
 def test_json_is_one_object_with_result_and_events() -> None:
     found = parsed(run(DONE, "--inputs", '{"x": 1}', "--json", "--run-id", "my-run"))
-    assert (found["run_id"], found["flow"], found["status"], found["error"]) == (
+    assert (found["run_id"], found["flow"], found["state"], found["error"]) == (
         "my-run",
         "demo",
         "completed",
@@ -134,7 +134,7 @@ def test_invalid_flow_is_exit_2_before_any_process_starts(broken: Any, message: 
 
 def test_invalid_flow_is_reported_as_json() -> None:
     found = parsed(run({**DONE, "version": "2.0.0"}, "--json"))
-    assert (found["exit_code"], found["status"], found["error"]["code"]) == (2, "failed", 1001)
+    assert (found["exit_code"], found["state"], found["error"]["code"]) == (2, "failed", 1001)
     assert found["error"]["data"]["details"] == {"expected": "1.0.0", "received": "2.0.0"}
 
 

@@ -117,7 +117,7 @@ def test_failed_run_is_resumed_from_the_step_that_failed(home: FlowHome, upstrea
     assert upstream.request_counts == {"/a": 1, "/b": 1, "/held": 1}
     resumed = home.run("resume", "r", "--json")
     output = json.loads(resumed.stdout)
-    assert (resumed.returncode, output["status"], output["run_id"]) == (0, "completed", "r")
+    assert (resumed.returncode, output["state"], output["run_id"]) == (0, "completed", "r")
     assert upstream.request_counts == {"/a": 1, "/b": 1, "/held": 2, "/d": 1}
     # A completed run prints its outputs again.
     again = home.run("resume", "r")

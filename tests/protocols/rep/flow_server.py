@@ -19,7 +19,7 @@ from hutch.vault.flow_keys import open_store
 from hutch.vault.vault import Vault
 
 ALL_SCOPES = ("abilities", "execbox", "mcp", "rep", "toolscript", "tpmjs")
-FINAL_STATUSES = ("completed", "failed")
+FINAL_STATES = ("completed", "failed", "cancelled")
 
 
 class FlowClient:
@@ -64,7 +64,7 @@ class FlowClient:
         events = await self.events(run_id)
         assert events[-1][1] == "end", events[-1]
         result: dict[str, Any] = await self.get_json(f"/runs/{run_id}")
-        assert result["status"] in FINAL_STATUSES
+        assert result["state"] in FINAL_STATES
         return result
 
 

@@ -38,7 +38,7 @@ async def test_flows_and_runs_are_visible_to_their_owner_only(
         ):
             assert_error(await other.post(f"/runs/{rid}{path}", body), 404, "NOT_FOUND")
         assert rid not in [each["run_id"] for each in (await other.get_json("/runs"))["runs"]]
-    assert (await ann.get_json(f"/runs/{rid}"))["status"] == "running"
+    assert (await ann.get_json(f"/runs/{rid}"))["state"] == "running"
     await ann.post(f"/runs/{rid}/cancel")
     await ann.wait_for_end(rid)
 
@@ -102,7 +102,7 @@ async def test_run_is_not_resumed_with_a_key_of_fewer_scopes(
     wide = await server.user(operator, "resuming", ("rep", "execbox", "tpmjs"))
     server.upstream.fail("/resumed", 1)
     await wide.start_run(server.steps("resumed", name="resumed"), rid)
-    assert (await wide.wait_for_end(rid))["status"] == "failed"
+    assert (await wide.wait_for_end(rid))["state"] == "failed"
     narrow = await server.user(operator, "resuming", ("rep",))
     for path, body in (("resume", None), ("retry", {"from": "resumed"})):
         message = assert_error(await narrow.post(f"/runs/{rid}/{path}", body), 403, "FORBIDDEN")["message"]
@@ -160,5 +160,5 @@ async def test_rate_limit_counts_registering_and_starting_but_not_reading(
             assert (await operator.post("/flows", WAIT)).status_code in (200, 201)
             for path in ("/flows", "/flows/short", "/runs", "/runs/r0", "/runs/r0/approvals"):
                 await ann.get_json(path)
-        assert (await ann.wait_for_end("r1"))["status"] == "completed"
+        assert (await ann.wait_for_end("r1"))["state"] == "completed"
         assert (await ann.post("/runs/r0/cancel")).status_code == 200

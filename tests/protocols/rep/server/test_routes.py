@@ -153,7 +153,7 @@ async def test_same_run_id_returns_the_same_run(
     await ann.start_run(ir, rid)
     await ann.wait_for_end(rid)
     again = await ann.post("/flows/once/runs", {"run_id": rid})
-    assert (again.status_code, again.json()["status"]) == (200, "completed")
+    assert (again.status_code, again.json()["state"]) == (200, "completed")
     assert server.upstream.request_counts["/once"] == 1
     assert_error(await ann.post("/flows/once/runs", {"run_id": rid, "inputs": {"n": 2}}), 409, "CONFLICT")
     await ann.post("/flows", WAIT)
@@ -169,7 +169,7 @@ async def test_run_without_a_body_gets_a_new_id(ann: FlowClient) -> None:
     assert one.status_code == other.status_code == 202
     assert one.json()["run_id"] != other.json()["run_id"]
     assert one.headers["location"] == f"/runs/{one.json()['run_id']}"
-    assert (await ann.wait_for_end(one.json()["run_id"]))["status"] == "completed"
+    assert (await ann.wait_for_end(one.json()["run_id"]))["state"] == "completed"
 
 
 async def test_location_of_a_run_is_a_url(ann: FlowClient, rid: str) -> None:
@@ -222,10 +222,10 @@ async def test_failed_run_reports_the_error_and_is_resumed(
     server.upstream.fail("/breaks", 1)
     await ann.start_run(server.steps("before", "breaks", "after", name="breaking"), rid)
     ended = await ann.wait_for_end(rid)
-    assert (ended["status"], ended["outcome"]) == ("failed", "step_failed")
+    assert (ended["state"], ended["outcome"]) == ("failed", "step_failed")
     assert ended["summary"]["error"]["data"]["step_id"] == "breaks"
     assert (await ann.post(f"/runs/{rid}/resume")).status_code == 202
-    assert (await ann.wait_for_end(rid))["status"] == "completed"
+    assert (await ann.wait_for_end(rid))["state"] == "completed"
     asked = server.upstream.request_counts
     assert (asked["/before"], asked["/breaks"], asked["/after"]) == (1, 2, 1)
     assert_error(await ann.post(f"/runs/{rid}/resume"), 409, "CONFLICT")
@@ -234,7 +234,7 @@ async def test_failed_run_reports_the_error_and_is_resumed(
 async def test_run_timeout_ends_the_run(ann: FlowClient, rid: str) -> None:
     await ann.start_run(LONG, rid, timeout=0.8)
     ended = await ann.wait_for_end(rid)
-    assert (ended["status"], ended["outcome"]) == ("failed", "timeout")
+    assert (ended["state"], ended["outcome"]) == ("failed", "timeout")
     assert ended["summary"]["error"]["code"] == 3001
 
 
@@ -345,8 +345,9 @@ async def test_runs_of_every_protocol_are_served(server: FlowServer, operator: F
     row = make_run(user.id, label="get_user", details='{"tool_calls":0}')
     await server.store.runs.add_many([row])
     result = await key.get_json(f"/runs/{row.run_id}")
-    assert (result["door"], result["status"], result["label"]) == ("abilities", "completed", "get_user")
-    assert [name for _, name, _ in await key.events(row.run_id)] == ["end"]
+    assert (result["door"], result["state"], result["label"]) == ("abilities", "completed", "get_user")
+    [(_, name, end)] = await key.events(row.run_id)
+    assert (name, end["state"], end["status"]) == ("end", "completed", "completed")
     assert (await key.get_json(f"/runs/{row.run_id}/approvals"))["approvals"] == []
     assert (await key.post(f"/runs/{row.run_id}/cancel")).json()["ok"] is True
     assert_error(await key.post(f"/runs/{row.run_id}/resume"), 409, "CONFLICT")

@@ -69,7 +69,7 @@ async def test_killed_server_leaves_no_process_and_the_next_resumes_without_repe
         async with server.running_server() as operator:
             ann = await server.user(operator, "ann")
             ended = await ann.wait_for_end("r")
-        assert ended["status"] == "completed"
+        assert ended["state"] == "completed"
         assert ended["summary"]["completed_steps"] == 4
         assert server.upstream.request_counts == {"/a": 1, "/b": 1, "/held": 2, "/d": 1}
 
@@ -85,7 +85,7 @@ async def test_killed_runtime_is_replaced_without_repeating_steps(
         os.kill(pid, signal.SIGKILL)
         await until_asked(server, "/held", 2)
         server.upstream.release("/held")
-        assert (await operator.wait_for_end("r"))["status"] == "completed"
+        assert (await operator.wait_for_end("r"))["state"] == "completed"
         assert "was lost" in operator.server.logged("was lost")
     assert server.upstream.request_counts == {"/a": 1, "/held": 2, "/d": 1}
 
@@ -109,8 +109,8 @@ async def test_queued_run_is_started_by_the_next_server(server: FlowServer) -> N
     server.upstream.release("/first")
     async with server.running_server(HUTCH_MAX_FLOWS="1") as operator:
         assert (
-            (await operator.wait_for_end("r1"))["status"]
-            == (await operator.wait_for_end("r2"))["status"]
+            (await operator.wait_for_end("r1"))["state"]
+            == (await operator.wait_for_end("r2"))["state"]
             == "completed"
         )
         assert (await operator.get_json("/runs/r3"))["state"] == "cancelled"
@@ -149,7 +149,7 @@ async def test_server_without_drain_time_leaves_its_runs_to_the_next(server: Flo
             assert [each for each in traces.remaining() if each.isdigit()] == []
     server.upstream.release("/held")
     async with server.running_server() as operator:
-        assert (await operator.wait_for_end("r"))["status"] == "completed"
+        assert (await operator.wait_for_end("r"))["state"] == "completed"
     assert server.upstream.request_counts == {"/a": 1, "/held": 2, "/d": 1}
 
 
@@ -166,7 +166,7 @@ async def test_second_server_on_the_same_database_takes_over(postgres: Any, tmp_
             one.server.process.wait(TIMEOUT_SECONDS)
             await until_asked(server, "/held", 2)
             server.upstream.release("/held")
-            assert (await other.wait_for_end("r"))["status"] == "completed"
+            assert (await other.wait_for_end("r"))["state"] == "completed"
         assert server.upstream.request_counts == {"/a": 1, "/held": 2, "/d": 1}
 
 

@@ -55,6 +55,11 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
 
     @property
+    def state(self) -> str:
+        """State of the run as Hutch reports it. REP's status of a cancelled run is `failed`."""
+        return "cancelled" if self.cancelled else self.status
+
+    @property
     def outputs(self) -> Any:
         return self.summary.get("outputs")
 
@@ -65,7 +70,8 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
             "run_id": self.run_id,
             "flow": self.flow,
             "runtime": {"engine": self.engine, "version": self.runtime_version},
-            "status": self.status,
+            "state": self.state,
+            "status": self.status,  # the former name, until 0.3
             "exit_code": self.exit_code,
             "cancelled": self.cancelled,
             "duration_ms": round(self.seconds * 1000),

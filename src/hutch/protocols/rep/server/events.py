@@ -108,13 +108,20 @@ async def encoded_events(
 async def _final_event(journal: JournalTable, run: FlowRunHead | RunRow) -> bytes:
     """Returns the final event: `end`, or `interrupted` if no process executes the run."""
     if isinstance(run, RunRow):
-        status = "completed" if run.outcome == "ok" else "failed"
-        return _encode("end", {"run_id": run.run_id, "status": status, "outcome": run.outcome})
+        state = "completed" if run.outcome == "ok" else "failed"
+        fields = {"run_id": run.run_id, "state": state, "status": state, "outcome": run.outcome}
+        return _encode("end", fields)
     stored = await journal.get(run.run_id)
     head = stored or run
     summary = None if stored is None or stored.summary is None else JsonText(stored.summary)
-    fields = {"run_id": head.run_id, "status": head.status, "outcome": head.outcome, "summary": summary}
-    return _encode("end" if head.is_over else "interrupted", {**fields, "state": lease.run_state(head)})
+    final_fields = {
+        "run_id": head.run_id,
+        "state": lease.run_state(head),
+        "status": head.status,  # the former name, until 0.3
+        "outcome": head.outcome,
+        "summary": summary,
+    }
+    return _encode("end" if head.is_over else "interrupted", final_fields)
 
 
 def _encode(name: str, value: dict[str, Any], number: int | None = None) -> bytes:

@@ -29,7 +29,11 @@ from hutch.settings import Settings
 _VERSION: Json = {"type": "integer", "minimum": 1}
 _OBJECT: Json = {"type": "object"}
 _TIME_OR_NULL: Json = {"type": ["string", "null"], "format": "date-time"}
-_STATUS: Json = {"enum": ["pending", "running", "completed", "failed"]}
+_FORMER_STATUS: Json = {
+    "enum": ["pending", "running", "completed", "failed"],
+    "deprecated": True,
+    "description": "Former name of `state`. Version 0.3 removes it",
+}
 _STATE: Json = {"enum": ["pending", "running", "waiting", "interrupted", "completed", "failed", "cancelled"]}
 _OUTCOME: Json = {
     "enum": ["ok", "cancelled", "timeout", "step_failed", "invalid_flow", "runtime_failed", None]
@@ -227,8 +231,8 @@ def _schemas() -> Json:
         "door": {"const": "rep"},
         "flow": TEXT,
         "version": {"type": ["integer", "null"]},
-        "status": _STATUS,
         "state": _STATE,
+        "status": _FORMER_STATUS,
         "outcome": _OUTCOME,
         "created_at": TIME,
         "started_at": _TIME_OR_NULL,
@@ -259,7 +263,8 @@ def _schemas() -> Json:
                 "door": TEXT,
                 "engine": TEXT,
                 "label": {"type": ["string", "null"]},
-                "status": {"enum": ["completed", "failed"]},
+                "state": {"enum": ["completed", "failed"]},
+                "status": _FORMER_STATUS,
                 "outcome": {"type": "string", "description": "`ok` or an error code"},
                 "started_at": TIME,
                 "duration_ms": {"type": "number", "minimum": 0},

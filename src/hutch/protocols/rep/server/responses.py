@@ -75,8 +75,8 @@ def run_head(run: FlowRunHead) -> dict[str, Any]:
         "door": "rep",
         "flow": run.flow,
         "version": run.version,
-        "status": run.status,
         "state": lease.run_state(run),
+        "status": run.status,  # the former name, until 0.3
         "outcome": run.outcome,
         "created_at": run.created_at,
         "started_at": run.started_at,
@@ -111,12 +111,14 @@ def run_detail(run: FlowRunRow, counts: StepCounts, pages: Mapping[str, Any]) ->
 
 def other_protocol_run(run: RunRow) -> dict[str, Any]:
     """Builds a run of another protocol. These runs are stored only after their end."""
+    state = "completed" if run.outcome == "ok" else "failed"
     return {
         "run_id": run.run_id,
         "door": run.protocol,
         "engine": run.engine,
         "label": run.label,
-        "status": "completed" if run.outcome == "ok" else "failed",
+        "state": state,
+        "status": state,  # the former name, until 0.3
         "outcome": run.outcome,
         "started_at": run.started_at,
         "duration_ms": run.duration_ms,
