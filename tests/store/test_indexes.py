@@ -46,7 +46,18 @@ async def test_hot_queries_scan_no_table(store_settings: Settings) -> None:
         if store_settings.database_url is None:
             explaining, table_scan = ExplainingDatabase(store, "EXPLAIN QUERY PLAN"), "SCAN "
             # Intermediate results of a search are not tables.
-            names = ("candidates", "query", "hits", "best", "top", "sized", "ranked")
+            names = (
+                "candidates",
+                "query",
+                "hits",
+                "best",
+                "top",
+                "sized",
+                "ranked",
+                "shares",
+                "ranked_shares",
+                "granted",
+            )
             intermediate = {f"SCAN {name}" for name in names}
             intermediate |= {f"SCAN {number} CONSTANT ROWS" for number in range(9)} | {"SCAN CONSTANT ROW"}
         else:
@@ -64,6 +75,7 @@ async def test_hot_queries_scan_no_table(store_settings: Settings) -> None:
             table._database = explaining  # type: ignore[assignment]
         assert await store.api_keys.by_digest("digest")
         assert await store.abilities.get("get_user", ada.id)
+        assert await store.abilities.get("other", ada.id) is None
         assert await store.abilities.existing(["get_user", "other"], ada.id)
         assert await store.credentials.for_domains(ada.id, ["api.test", "other.test"])
         assert await store.abilities.search(ada.id, "get user")
@@ -83,7 +95,7 @@ async def test_hot_queries_scan_no_table(store_settings: Settings) -> None:
             assert await store.journal.list(*owners)
         assert await store.journal.unfinished("server")
         lines = [line.strip() for plan in explaining.plans for line in plan.splitlines()]
-        assert len(explaining.plans) == 17
+        assert len(explaining.plans) == 19
         scans = [line for line in lines if table_scan in line and line not in intermediate]
         scans = [line for line in scans if not line.startswith("SCAN (subquery-")]
         assert [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,6 @@ from hutch.cli.support.console import (
     format_age_of,
     print_facts,
     print_json,
-    print_json_value,
     print_line,
     print_message,
     print_note,
@@ -33,11 +31,9 @@ from hutch.session.json_value import NotJsonSafe, decode_value, encode_value
 from hutch.settings import load_settings
 from hutch.store.models import Ability, Credential
 from hutch.store.store import Store
-from hutch.text import cut
 from hutch.vault.credentials import Secret
 
 if TYPE_CHECKING:
-    from hutch.cli.ability_import.models import ImportedAbility, ImportResult, NeededCredential
     from hutch.protocols.abilities.execute import AbilityResponse
     from hutch.settings import Settings
 
@@ -125,18 +121,19 @@ def _describe_json_error(source: str, text: str, error: NotJsonSafe) -> str:
 
 
 def list_abilities(user: str, *, as_json: bool) -> int:
-    async def load(store: Store) -> tuple[str, list[Ability]]:
+    from hutch.protocols.abilities.responses import ability_json, shared_by
+
+    async def load(store: Store) -> tuple[str, list[Ability], dict[str, str]]:
         owner = await find_user(store, user)
-        return owner.id, await store.abilities.list(owner.id, shared=True)
+        rows = await store.abilities.list(owner.id, shared=True)
+        return owner.id, rows, await shared_by(rows, owner.id, store)
 
-    owner_id, rows = with_store(load)
+    owner_id, rows, names = with_store(load)
     if as_json:
-        from hutch.protocols.abilities.responses import ability_json
-
-        print_json(encode_value([ability_json(row, owner_id) for row in rows]))
+        print_json(encode_value([ability_json(row, owner_id, names.get(row.owner_id)) for row in rows]))
     elif rows:
         headers = ("ID", "NAME", "SERVICE", "VERSION", "OWNER", "CHANGED")
-        owners = [user if row.owner_id == owner_id else "shared" for row in rows]
+        owners = [user if row.owner_id == owner_id else names.get(row.owner_id, "shared") for row in rows]
         print_table(headers, [_ability_row(row, owner) for row, owner in zip(rows, owners, strict=True)])
     else:
         print_note(f"{user} has no abilities; `hutch ability add --user {user} FILE.json` stores one")
@@ -148,16 +145,17 @@ def _ability_row(row: Ability, owner: str) -> Sequence[str]:
 
 
 def show_ability(user: str, ability_id: str, *, as_json: bool) -> int:
-    from hutch.protocols.abilities.responses import ability_json
+    from hutch.protocols.abilities.responses import ability_json, shared_by
 
-    async def load(store: Store) -> tuple[str, Ability | None]:
+    async def load(store: Store) -> dict[str, Any]:
         owner = await find_user(store, user)
-        return owner.id, await store.abilities.get(ability_id, owner.id)
+        row = await store.abilities.get(ability_id, owner.id)
+        if row is None:
+            raise _unknown_ability(user, ability_id)
+        names = await shared_by([row], owner.id, store)
+        return ability_json(row, owner.id, names.get(row.owner_id))
 
-    owner_id, row = with_store(load)
-    if row is None:
-        raise _unknown_ability(user, ability_id)
-    ability = ability_json(row, owner_id)
+    ability = with_store(load)
     if as_json:
         print_json(encode_value(ability))
     else:
@@ -182,73 +180,6 @@ def remove_ability(user: str, ability_id: str) -> int:
         raise _unknown_ability(user, ability_id)
     print_line(f"removed {ability_id}")
     return 0
-
-
-def import_curl(command: str, ability_id: str | None) -> int:
-    """Prints the definition of an ability that makes the request of a curl command."""
-    from hutch.cli.ability_import import curl
-    from hutch.cli.ability_import.models import ImportResult
-
-    imported = curl.import_curl(read_text(None) if command == "-" else command, ability_id)
-    parse_definition(imported.definition)
-    return _print_import("--curl", ImportResult([imported]))
-
-
-def import_har(file: Path) -> int:
-    """Prints the definitions of abilities that make the requests of a HAR file."""
-    from hutch.cli.ability_import import har
-
-    return _print_import("--har", har.import_har(read_text(file, max_bytes=har.MAX_HAR_BYTES)))
-
-
-def import_openapi(source: str, operations: Sequence[str], server: str | None) -> int:
-    """Prints the definitions of abilities for the operations of an OpenAPI document."""
-    from hutch.cli.ability_import import openapi
-    from hutch.cli.ability_import.openapi_document import load_document
-
-    return _print_import("--openapi", openapi.import_openapi(load_document(source), operations, server))
-
-
-def _print_import(option: str, result: ImportResult) -> int:
-    """Prints the definitions to stdout, and to stderr what they lack and which commands come next."""
-    for note in result.notes:
-        print_note(note)
-    if not result.abilities:
-        raise InvalidInput(option, "it contains nothing that can become an ability.")
-    definitions = [ability.definition for ability in result.abilities]
-    print_json_value(definitions[0] if len(definitions) == 1 else definitions, indent=2)
-    ids = [ability.ability_id for ability in result.abilities]
-    made = f"made {len(ids)} abilities: {', '.join(ids)}" if len(ids) > 1 else f"made the ability {ids[0]}"
-    print_note(cut(made, 500))
-    needed: dict[NeededCredential, list[str]] = {}
-    for ability in result.abilities:
-        for credential in ability.credentials:
-            needed.setdefault(credential, []).append(ability.ability_id)
-    for credential, users in needed.items():
-        # The names come from the document, and people paste this command into a shell.
-        command = f"hutch credential set --user NAME --kind {credential.kind} {shlex.quote(credential.key)}"
-        hint = f" (enter {credential.hint})" if credential.hint else ""
-        who = users[0] if len(users) == 1 else f"{users[0]} and {len(users) - 1} more"
-        print_note(f"{who}: needs a credential: `{command}`{hint}")
-    print_note(
-        "next: save the output as abilities.json and run `hutch ability add --user NAME abilities.json`"
-    )
-    print_note(f"then: `{_first_run(result.abilities)}`")
-    return 0
-
-
-def _first_run(abilities: Sequence[ImportedAbility]) -> str:
-    """Returns the command that runs the ability with the fewest required parameters."""
-    from hutch.cli.ability_import.models import example_params
-
-    ability = min(abilities, key=lambda each: len(each.definition["input_schema"].get("required", ())))
-    command = ["hutch", "ability", "run", "--user", "NAME", ability.ability_id]
-    if params := example_params(ability.definition):
-        command += ["--params", json.dumps(params, ensure_ascii=False)]
-    # Requests over http are refused unless the address is allowed.
-    if ability.http_address is not None:
-        command += ["--egress-allow", ability.http_address]
-    return shlex.join(command)
 
 
 # --- versions ---
@@ -313,13 +244,19 @@ def restore_version(user: str, ability_id: str, version: int) -> int:
     return 0
 
 
+async def find_own_ability(store: Store, user: str, ability_id: str) -> Ability:
+    """Returns an ability of the user. Raises InvalidInput if it belongs to somebody else, or is unknown."""
+    owner = await find_user(store, user)
+    ability = await store.abilities.get(ability_id, owner.id)
+    if ability is None or ability.owner_id != owner.id:
+        raise _unknown_ability(user, ability_id)
+    return ability
+
+
 async def _find_version(store: Store, user: str, ability_id: str, version: int | None) -> Ability:
     """Returns a version of the user's own ability, by default the newest. Raises InvalidInput."""
-    owner = await find_user(store, user)
-    newest = await store.abilities.get(ability_id, owner.id)
-    if newest is None or newest.owner_id != owner.id:
-        raise _unknown_ability(user, ability_id)
-    row = newest if version is None else await store.abilities.version(ability_id, owner.id, version)
+    newest = await find_own_ability(store, user, ability_id)
+    row = newest if version is None else await store.abilities.version(ability_id, newest.owner_id, version)
     if row is None:
         remedy = f"`hutch ability versions --user {user} {ability_id}` lists all."
         raise InvalidInput("VERSION", f"{ability_id} has no version {version}.", remedy=remedy)

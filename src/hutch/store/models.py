@@ -87,6 +87,22 @@ class Ability(msgspec.Struct, frozen=True, kw_only=True):
         return f"Ability({self.ability_id!r}, version {self.version}, owner {self.owner_id})"
 
 
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """A group of users, with whom abilities can be shared."""
+
+    id: str
+    name: str
+    created_at: str
+
+
+class AbilityShare(msgspec.Struct, frozen=True, kw_only=True):
+    """Name of a user or of a group with whom an ability is shared. The other one is None."""
+
+    user: str | None
+    group: str | None
+    created_at: str
+
+
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     """A run record. It contains no code, inputs, results or error messages."""
 

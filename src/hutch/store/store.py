@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 from hutch.errors import SettingError, VaultError
 from hutch.store.encryption import ColumnEncryption
 from hutch.store.tables.abilities import AbilityTable
+from hutch.store.tables.ability_shares import AbilityShareTable
 from hutch.store.tables.credentials import CredentialTable
 from hutch.store.tables.flows import FlowTable
+from hutch.store.tables.groups import GroupTable
 from hutch.store.tables.journal import JournalTable
 from hutch.store.tables.meta import MetaTable
 from hutch.store.tables.rate_limits import RateLimiter
@@ -50,6 +52,8 @@ class Store:
         self.api_keys = ApiKeyTable(database, self.write_behind)
         self.credentials = CredentialTable(database)
         self.abilities = AbilityTable(database)
+        self.ability_shares = AbilityShareTable(database)
+        self.groups = GroupTable(database)
         self.runs = RunTable(database)
         self.flows = FlowTable(database, encryption)
         self.journal = JournalTable(database, encryption)

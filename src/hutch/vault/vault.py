@@ -24,7 +24,14 @@ ATTEMPTS = 4
 # Number of users whose decrypted data keys are cached.
 MAX_CACHED_USERS = 1_000
 
-_USER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
+
+
+def check_name(name: str) -> None:
+    """Raises InvalidInput if this cannot be the name of a user or a group."""
+    if not _NAME.fullmatch(name):
+        rule = "1 to 64 letters, digits and any of . _ @ + -, the first a letter or digit"
+        raise InvalidInput("name", f"expected {rule}, got {name!r}.")
 
 
 class Vault:
@@ -62,12 +69,7 @@ class Vault:
 
     async def add_user(self, name: str) -> User:
         """Adds a user with a new data key. Raises InvalidInput, or AlreadyExists if the name exists."""
-        if not _USER_NAME.fullmatch(name):
-            raise InvalidInput(
-                "name",
-                f"expected 1 to 64 letters, digits and any of . _ @ + -, the first a letter or digit, "
-                f"got {name!r}.",
-            )
+        check_name(name)
         # A process with a wrong master key must not write anything.
         await self.check()
         user_id = f"user_{secrets.token_hex(8)}"

@@ -167,13 +167,22 @@ async def start_ability_server(home: Path, *arguments: str, **env: str) -> Async
 
 
 def error_message(response: httpx2.Response, status: int, code: str) -> str:
-    """Checks an error in the specification's format and returns its message."""
+    """Checks an error and returns its message. Executions have the specification's format, other routes that
+    of the other protocols.
+    """
     body = response.json()
-    assert (response.status_code, body["errorCode"]) == (status, code), body
     assert body["success"] is False
-    assert body["executedAt"].endswith("Z")
-    assert isinstance(body["error"], str)
-    return str(body["error"])
+    if response.url.path.endswith("/execute"):
+        assert (response.status_code, body["errorCode"]) == (status, code), body
+        assert body["executedAt"].endswith("Z")
+        error = {**body, "message": body["error"]}
+    else:
+        assert body.keys() == {"success", "error"}
+        error = body["error"]
+        assert (response.status_code, error["code"]) == (status, code), body
+    assert ("problems" in error) >= (code == "INVALID_REQUEST")
+    assert isinstance(error["message"], str)
+    return str(error["message"])
 
 
 def same_response(one: httpx2.Response, other: httpx2.Response) -> bool:

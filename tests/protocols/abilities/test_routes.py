@@ -109,7 +109,7 @@ async def test_invalid_ability_is_refused_with_every_problem_and_not_stored(bo: 
     for method, path in (("POST", "/my/abilities"), ("PUT", "/my/abilities/x")):
         response = await bo.call(method, path, json=wrong)
         message = error_message(response, 400, "INVALID_REQUEST")
-        problems = response.json()["problems"]
+        problems = response.json()["error"]["problems"]
         fields = [each.partition(":")[0] for each in problems]
         assert fields == ["service_name", "wrapper_code", "dynamic_header_keys[0]", "input_schema"]
         assert all(each in message for each in problems)

@@ -8,6 +8,7 @@ from hutch._version import __version__
 from hutch.cli.commands.abilities import ability
 from hutch.cli.commands.code import evaluate, runner
 from hutch.cli.commands.flows import flow, init
+from hutch.cli.commands.groups import group
 from hutch.cli.commands.npm import packages, tool
 from hutch.cli.commands.runtime import runtime
 from hutch.cli.commands.scripts import auth, execute, gateway, mcp, tools
@@ -51,7 +52,7 @@ for _command in (
     trust,
 ):
     hutch.add_command(_command)
-for _command in (user, key, credential, ability, vault, backup, restore):
+for _command in (user, group, key, credential, ability, vault, backup, restore):
     hutch.add_command(_command)
 for _command in (flow, init, runtime):
     hutch.add_command(_command)

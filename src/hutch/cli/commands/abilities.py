@@ -90,7 +90,7 @@ def import_ability(
     Parameters of the path, the query and the body become parameters of the ability. Secrets are left out: the
     command prints which credentials to set instead, and which commands to run next.
     """
-    from hutch.cli import abilities
+    from hutch.cli.ability_import import commands
 
     if sum(each is not None for each in (curl, har, openapi)) != 1:
         raise click.UsageError("Expected one of --curl, --har and --openapi.")
@@ -99,12 +99,12 @@ def import_ability(
     if openapi is None and (operations is not None or server is not None):
         raise click.UsageError("--operations and --server need --openapi.")
     if curl is not None:
-        return abilities.import_curl(curl, id)
+        return commands.import_curl(curl, id)
     if har is not None:
-        return abilities.import_har(har)
+        return commands.import_har(har)
     assert openapi is not None
     names = [name.strip() for name in (operations or "").split(",") if name.strip()]
-    return abilities.import_openapi(openapi, names, server)
+    return commands.import_openapi(openapi, names, server)
 
 
 @ability.command(
@@ -250,6 +250,57 @@ def restore_version(user: str, id: str, version: int) -> int:
     from hutch.cli.abilities import restore_version
 
     return restore_version(user, id, version)
+
+
+_with_user = click.option(
+    "--with", "users", multiple=True, metavar="USER", help="Name of a user. May be repeated."
+)
+_with_group = click.option(
+    "--with-group", "groups", multiple=True, metavar="GROUP", help="Name of a group. May be repeated."
+)
+
+
+@ability.command(
+    "share",
+    epilog="""\b
+Examples:
+  hutch ability share --user bo github_get_user --with ann --with-group support
+  hutch ability share --user bo github_get_user
+""",
+)
+@user_option
+@click.argument("id", metavar="ID")
+@_with_user
+@_with_group
+def share_ability(user: str, id: str, users: tuple[str, ...], groups: tuple[str, ...]) -> int:
+    """Share an own ability with users and groups, who run it with their own credentials.
+
+    Prints with whom it is shared; without --with and --with-group, only that. `hutch ability add --shared`
+    shares an ability with everyone instead.
+    """
+    from hutch.cli.ability_sharing import share_ability
+
+    return share_ability(user, id, users, groups)
+
+
+@ability.command(
+    "unshare",
+    epilog="""\b
+Example:
+  hutch ability unshare --user bo github_get_user --with ann
+""",
+)
+@user_option
+@click.argument("id", metavar="ID")
+@_with_user
+@_with_group
+def unshare_ability(user: str, id: str, users: tuple[str, ...], groups: tuple[str, ...]) -> int:
+    """Stop sharing an own ability with users and groups. Prints with whom it is still shared."""
+    from hutch.cli.ability_sharing import unshare_ability
+
+    if not users and not groups:
+        raise click.UsageError("Expected --with USER or --with-group GROUP.")
+    return unshare_ability(user, id, users, groups)
 
 
 @ability.command(

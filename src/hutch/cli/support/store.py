@@ -12,7 +12,7 @@ from hutch.settings import load_settings
 from hutch.vault import flow_keys
 
 if TYPE_CHECKING:
-    from hutch.store.models import User
+    from hutch.store.models import Group, User
     from hutch.store.store import Store
     from hutch.vault.vault import Vault
 
@@ -49,3 +49,11 @@ async def find_user(store: Store, name: str) -> User:
     if user is None:
         raise InvalidInput("user", f"there is no {name!r}.", remedy="`hutch user add NAME` adds one.")
     return user
+
+
+async def find_group(store: Store, name: str) -> Group:
+    """Returns the group with this name. Raises InvalidInput if there is none."""
+    group = await store.groups.by_name(name)
+    if group is None:
+        raise InvalidInput("group", f"there is no {name!r}.", remedy="`hutch group add NAME` adds one.")
+    return group

@@ -89,6 +89,8 @@ class _Call(msgspec.Struct, frozen=True, kw_only=True):
     """Arguments of one call of an ability."""
 
     user: User
+    owner_id: str
+    """Owner of the ability, who may be another user."""
     definition: AbilityDefinition
     params: dict[str, Any]
     transform_code: str | None
@@ -127,9 +129,11 @@ class AbilityExecutor:
         """
         ability_run = AbilityRun(kernel=self._kernel, owner=user.id, protocol=protocol, label=ability_id)
         try:
+            row = await self._ability(ability_id, user, version)
             call = _Call(
                 user=user,
-                definition=await self._definition(ability_id, user, version),
+                owner_id=row.owner_id,
+                definition=decode_definition(row.document),
                 params=params,
                 transform_code=transform_code,
                 ability_run=ability_run,
@@ -138,10 +142,9 @@ class AbilityExecutor:
             return await self._execute(call, run_id)
         except Exception as error:
             failure = to_api_error(error, logger)
-            kind = responses.ABILITY_ERRORS[failure.kind]
             return AbilityResponse(
-                status=kind.status,
-                body=responses.error_body(kind.code, failure.message, **failure.extra),
+                status=responses.ABILITY_ERRORS[failure.kind].status,
+                body=responses.execution_error(failure),
                 headers=dict(failure.headers or {}),
             )
 
@@ -218,14 +221,14 @@ class AbilityExecutor:
 
     # --- before the wrapper runs ---
 
-    async def _definition(self, ability_id: str, user: User, version: int | None) -> AbilityDefinition:
+    async def _ability(self, ability_id: str, user: User, version: int | None) -> Ability:
         if version is None:
             row = await self._store.abilities.get(ability_id, user.id)
         else:
             row = await self._store.abilities.version(ability_id, user.id, version)
         if row is None:
             raise responses.not_found(ability_id if version is None else f"{ability_id}, version {version}")
-        return decode_definition(row.document)
+        return row
 
     async def _check_dependencies(self, definition: AbilityDefinition, user: User) -> None:
         """Checks that all declared dependencies exist, including those declared as missing by the author."""
@@ -341,8 +344,11 @@ class AbilityExecutor:
         """
         for ability_id in call.definition.dependency_order:
             row = await self._store.abilities.get(ability_id, call.user.id)
-            login = None if row is None else decode_definition(row.document)
-            if login is None or params_error(login.input_schema, {}) is not None:
+            # An ability that somebody else shares with the user runs only if the user asks for it.
+            if row is None or not (row.shared or row.owner_id in (call.user.id, call.owner_id)):
+                continue
+            login = decode_definition(row.document)
+            if params_error(login.input_schema, {}) is not None:
                 continue
             keys = [parse_header_key(each.key, login.service_name) for each in login.produces]
             produced = [key for key in keys if _key_text(key) in wanted]
@@ -356,7 +362,12 @@ class AbilityExecutor:
                     return True
                 ability_run = msgspec.structs.replace(call.ability_run, label=ability_id)
                 login_call = msgspec.structs.replace(
-                    call, definition=login, params={}, transform_code=None, ability_run=ability_run
+                    call,
+                    owner_id=row.owner_id,
+                    definition=login,
+                    params={},
+                    transform_code=None,
+                    ability_run=ability_run,
                 )
                 try:
                     response = await self._execute_once(login_call, None)

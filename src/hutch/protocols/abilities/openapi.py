@@ -33,6 +33,7 @@ from hutch.protocols.abilities.definition import (
 )
 from hutch.protocols.abilities.requests import (
     CREDENTIAL_KEY_HEADER,
+    MAX_NAMES,
     MAX_PAGE_SIZE,
     MAX_SEARCH_RESULTS,
     MAX_STREAMED_CREDENTIALS,
@@ -74,6 +75,8 @@ def document(settings: Settings) -> Json:
         "/abilities/{id}": {"get": _show("Shows your ability, or a shared one")},
         "/my/abilities": {"get": _list(), "post": _add()},
         "/my/abilities/{id}": _own_ability(),
+        "/my/abilities/{id}/shares": _shares(),
+        "/my/groups": {"get": _groups()},
         "/my/credentials": {"get": _credentials(), "post": _store_credential()},
         "/my/credentials/stream": {"post": _store_credentials()},
         "/my/credentials/{domain}": _domain(),
@@ -150,6 +153,33 @@ def _own_ability() -> Json:
     return {"get": _show("Shows your ability"), "put": replaced, "delete": removed}
 
 
+def _shares() -> Json:
+    shares = _success({"count": COUNT, "shares": array_of("Share")})
+    shared = _operation(
+        "Shares your ability with users, and with groups that you belong to",
+        shares,
+        ("NOT_FOUND",),
+        body="NewShares",
+        parameters=[_ID],
+    )
+    removed = _operation(
+        "Stops sharing your ability with a user or a group",
+        shares,
+        ("NOT_FOUND", "INVALID_REQUEST"),
+        parameters=[_ID, query("user", TEXT), query("group", TEXT)],
+    )
+    listed = _operation("Lists with whom you share your ability", shares, ("NOT_FOUND",), parameters=[_ID])
+    return {"get": listed, "post": shared, "delete": removed}
+
+
+def _groups() -> Json:
+    group = object_of({"name": TEXT})
+    return _operation(
+        "Lists the groups that you belong to",
+        _success({"count": COUNT, "groups": {"type": "array", "items": group}}),
+    )
+
+
 def _credentials() -> Json:
     either = {
         "oneOf": [array_of("Credential"), {"type": "object", "additionalProperties": array_of("Credential")}]
@@ -218,14 +248,15 @@ def _success(required: Json, optional: Json | None = None) -> Json:
     return object_of({"success": TRUE, **required}, optional)
 
 
+_PROBLEMS: Json = {"problems": {**TEXTS, "description": "Each starts with the name of the field"}}
+
+
 def _failure(codes: Sequence[str]) -> Json:
-    required: Json = {"success": {"const": False}, "error": TEXT}
-    required |= {"errorCode": {"enum": sorted(codes)}, "executedAt": TIME}
-    return object_of(
-        required, {"problems": {**TEXTS, "description": "Each starts with the name of the field"}}
-    )
+    error = object_of({"code": {"enum": sorted(codes)}, "message": TEXT}, _PROBLEMS)
+    return object_of({"success": {"const": False}, "error": error})
 
 
+_NAMES: Json = {"type": ["array", "null"], "items": TEXT, "maxItems": MAX_NAMES}
 _SEARCH_RESULTS = _success(
     {"count": COUNT, "query": TEXT, "abilities": array_of("Ability"), "results": array_of("Ability")}
 )
@@ -253,6 +284,8 @@ def _schemas() -> Json:
         "Unexecuted": _unexecuted(),
         "NewAbility": _new_ability(),
         "Ability": _ability(),
+        "NewShares": object_of({}, {"users": _NAMES, "groups": _NAMES}, extra_fields=True),
+        "Share": object_of({"createdAt": TIME}, {"user": TEXT, "group": TEXT}),
         "NewCredential": _new_credential(),
         "NewCredentials": _new_credentials(),
         "Credential": _credential(),
@@ -301,6 +334,7 @@ def _unexecuted() -> Json:
         {
             "result": {"type": "object", "description": "As in a success, with the fields that are known"},
             "errorLine": {"type": "integer", "minimum": 1, "description": "Line of the wrapper's code"},
+            **_PROBLEMS,
             "credentialsExpired": TRUE,
             "loginAbilities": {"type": "array", "items": login},
         },
@@ -359,6 +393,7 @@ def _ability() -> Json:
         "produces": {"type": "object"},
         "version": {"type": "integer", "minimum": 1},
         "shared": FLAG,
+        "shared_by": {"type": _OR_NULL, "description": "The user who shares it with you by name"},
         "own": FLAG,
         "created_at": TIME,
         "updated_at": TIME,

@@ -39,6 +39,8 @@ class CredentialBody(NamedTuple):
 
 
 MAX_STREAMED_CREDENTIALS = 200
+MAX_NAMES = 200
+"""Maximum number of users, and of groups, in one request to share an ability."""
 
 _EXECUTE_FIELDS = ("params", "transformCode")
 
@@ -82,6 +84,33 @@ def parse_credential(body: dict[str, Any]) -> CredentialBody:
         value=body[fields[0]],
         encrypted=fields[0] == "encryptedValue",
     )
+
+
+class ShareBody(NamedTuple):
+    """Names of the users and groups with whom an ability is to be shared."""
+
+    users: list[str]
+    groups: list[str]
+
+
+def parse_share(body: dict[str, Any]) -> ShareBody:
+    """Parses the body of a request to share an ability. Raises ApiError with its problems."""
+    problems = ProblemList(_invalid_request)
+    names: dict[str, list[str]] = {"users": [], "groups": []}
+    for field in names:
+        value = body.get(field)
+        if value is None:
+            continue
+        if not isinstance(value, list) or len(value) > MAX_NAMES:
+            problems.add(field, f"expected a list of at most {MAX_NAMES} names")
+        elif others := [item for item in value if not isinstance(item, str)]:
+            problems.add(field, f"expected names, got {kind_of(others[0])}")
+        else:
+            names[field] = list(dict.fromkeys(value))
+    if not len(problems) and not any(names.values()):
+        problems.add("users", "expected the name of at least one user or group, got nothing")
+    problems.raise_if_any()
+    return ShareBody(**names)
 
 
 def _invalid_request(problems: list[Problem]) -> ApiError:

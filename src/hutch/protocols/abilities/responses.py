@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
@@ -11,8 +11,11 @@ from hutch.http.errors import ERROR_KINDS, ApiError, ErrorKind
 from hutch.protocols.abilities.definition import decode_definition
 from hutch.protocols.abilities.headers import ability_domain
 from hutch.session.json_value import encode_value
-from hutch.store.models import Ability, Credential, RunRow
+from hutch.store.models import Ability, AbilityShare, Credential, RunRow
 from hutch.text import now_rfc3339
+
+if TYPE_CHECKING:
+    from hutch.store.store import Store
 
 ABILITY_ERRORS = {
     **ERROR_KINDS,
@@ -31,16 +34,30 @@ ERROR_CODES = (
 )
 
 
-def error_body(code: str, message: str, **more: Any) -> dict[str, Any]:
-    """Builds the error body of the specification. `errorCode` is an addition that tells Hutch's errors from
-    upstream errors.
+def execution_error(error: ApiError) -> dict[str, Any]:
+    """Builds the error body that the specification fixes for executions. `errorCode` is an addition that
+    tells Hutch's errors from upstream errors.
     """
-    return {"success": False, "error": message, "errorCode": code, **more, "executedAt": now_rfc3339()}
+    code = ABILITY_ERRORS[error.kind].code
+    more = _more_fields(error)
+    return {"success": False, "error": error.message, "errorCode": code, **more, "executedAt": now_rfc3339()}
+
+
+def execution_error_response(error: ApiError) -> Response:
+    return json_response(execution_error(error), ABILITY_ERRORS[error.kind].status, error.headers)
 
 
 def error_response(error: ApiError) -> Response:
+    """Builds the error of all other routes, in the shape that most of Hutch's routes have."""
     kind = ABILITY_ERRORS[error.kind]
-    return json_response(error_body(kind.code, error.message, **error.extra), kind.status, error.headers)
+    body = {"code": kind.code, "message": error.message, **_more_fields(error)}
+    return json_response({"success": False, "error": body}, kind.status, error.headers)
+
+
+def _more_fields(error: ApiError) -> dict[str, Any]:
+    """Returns the other fields of an error. An invalid request always has `problems`."""
+    problems = {"problems": [error.message]} if error.kind == "invalid_request" else {}
+    return {**problems, **error.extra}
 
 
 def not_found(ability_id: str) -> ApiError:
@@ -61,8 +78,10 @@ def success(status: int = 200, /, **fields: Any) -> Response:
 # --- database rows as JSON ---
 
 
-def ability_json(row: Ability, user_id: str) -> dict[str, Any]:
-    """Converts an ability to JSON, without the code and the values of static headers."""
+def ability_json(row: Ability, user_id: str, owner: str | None = None) -> dict[str, Any]:
+    """Converts an ability to JSON, without the code and the values of static headers. `owner` is the name of
+    another user who shares it with this one.
+    """
     definition = decode_definition(row.document)
     fields = {
         "ability_id": definition.ability_id,
@@ -77,6 +96,7 @@ def ability_json(row: Ability, user_id: str) -> dict[str, Any]:
         "produces": {each.key: {"from": each.path, "kind": each.kind} for each in definition.produces},
         "version": row.version,
         "shared": row.shared,
+        "shared_by": owner,
         "own": row.owner_id == user_id,
         "created_at": row.created_at,
         "updated_at": row.updated_at,
@@ -116,6 +136,16 @@ def credential_json(row: Credential) -> dict[str, Any]:
     if row.state == "expired":
         result |= {"expiredAt": row.expired_at, "cause": row.cause}
     return result
+
+
+def share_json(share: AbilityShare) -> dict[str, Any]:
+    name = {"user": share.user} if share.user is not None else {"group": share.group}
+    return {**name, "createdAt": share.created_at}
+
+
+async def shared_by(rows: Iterable[Ability], user_id: str, store: Store) -> dict[str, str]:
+    """Returns the names of the owners who share abilities with this user, by their ids."""
+    return await store.users.names(row.owner_id for row in rows if row.owner_id != user_id and not row.shared)
 
 
 def run_json(row: RunRow) -> dict[str, Any]:

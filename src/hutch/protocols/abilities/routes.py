@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.responses import Response
@@ -30,6 +31,7 @@ from hutch.settings import Settings
 
 if TYPE_CHECKING:
     from hutch.protocols.abilities.execute import AbilityExecutor
+    from hutch.store.models import Ability, User
     from hutch.store.store import Store
     from hutch.vault.vault import Vault
 
@@ -51,15 +53,17 @@ PROTOCOL = "abilities"
 
 def routes(services: AbilityServices, access: AccessControl) -> list[BaseRoute]:
     handlers = AbilityHandlers(services, access)
-    route = handlers.protocol.route
+    route, execute_route = handlers.protocol.route, handlers.execute_protocol.route
     return [
         public_json_route("/abilities/openapi.json", openapi.document(services.settings), access),
         route("/abilities/search", GET=handlers.search),
         route("/public/abilities", GET=handlers.search_shared),
-        route("/abilities/{id}/execute", POST=handlers.execute),
+        execute_route("/abilities/{id}/execute", POST=handlers.execute),
         route("/abilities/{id}", GET=handlers.show),
         route("/my/abilities", GET=handlers.list_own, POST=handlers.add),
-        route("/my/abilities/{id}/execute", POST=handlers.execute),
+        execute_route("/my/abilities/{id}/execute", POST=handlers.execute),
+        route("/my/abilities/{id}/shares", GET=handlers.shares, POST=handlers.share, DELETE=handlers.unshare),
+        route("/my/groups", GET=handlers.groups),
         route("/my/abilities/{id}", GET=handlers.show_own, PUT=handlers.replace, DELETE=handlers.remove),
         route("/my/credentials", GET=handlers.credentials, POST=handlers.store_credential),
         route("/my/credentials/stream", POST=handlers.store_credentials),
@@ -90,6 +94,10 @@ class AbilityHandlers:
             convert=_own_error,
             render=lambda context, error: responses.error_response(error),
         )
+        # The specification fixes the errors of this route.
+        self.execute_protocol = replace(
+            self.protocol, render=lambda context, error: responses.execution_error_response(error)
+        )
 
     async def _count(self, context: RequestContext) -> None:
         await self._rate.check(context.identity.key, (await self._services.store()).rate_limits)
@@ -119,7 +127,7 @@ class AbilityHandlers:
         abilities = await store.abilities.search(
             context.identity.user.id, text, requests.MAX_SEARCH_RESULTS if domains else limit
         )
-        listed = [responses.ability_json(row, context.identity.user.id) for row in abilities]
+        listed = await _list_json(abilities, context.identity.user, store)
         if domains:
             listed = [ability for ability in listed if responses.is_under(ability["domain"], domains)]
         return _search_response(text, listed[:limit])
@@ -129,24 +137,28 @@ class AbilityHandlers:
         limit = query_integer(context.query, "limit", 30, requests.MAX_SEARCH_RESULTS)
         store = await self._services.store()
         abilities = await store.abilities.search(context.identity.user.id, text, limit, only_shared=True)
-        return _search_response(
-            text, [responses.ability_json(row, context.identity.user.id) for row in abilities]
-        )
+        return _search_response(text, await _list_json(abilities, context.identity.user, store))
 
     async def show(self, context: RequestContext) -> Response:
-        """Returns an ability that belongs to the user or is shared."""
+        """Returns an ability that the user can run."""
         store = await self._services.store()
         ability = await store.abilities.get(_ability_id(context), context.identity.user.id)
         if ability is None:
             raise responses.not_found(_ability_id(context))
-        return success(ability=responses.ability_json(ability, context.identity.user.id))
+        (listed,) = await _list_json([ability], context.identity.user, store)
+        return success(ability=listed)
 
     async def show_own(self, context: RequestContext) -> Response:
+        ability = await self._own_ability(context)
+        return success(ability=responses.ability_json(ability, context.identity.user.id))
+
+    async def _own_ability(self, context: RequestContext) -> Ability:
+        """Returns the ability in the path. Raises ApiError if it does not belong to the user."""
         store = await self._services.store()
         ability = await store.abilities.get(_ability_id(context), context.identity.user.id)
         if ability is None or ability.owner_id != context.identity.user.id:
             raise responses.not_found(_ability_id(context))
-        return success(ability=responses.ability_json(ability, context.identity.user.id))
+        return ability
 
     async def list_own(self, context: RequestContext) -> Response:
         limit = query_integer(context.query, "limit", requests.MAX_PAGE_SIZE, requests.MAX_PAGE_SIZE)
@@ -204,6 +216,59 @@ class AbilityHandlers:
         if not await store.abilities.remove(_ability_id(context), context.identity.user.id):
             raise responses.not_found(_ability_id(context))
         return success(ability_id=_ability_id(context), abilityId=_ability_id(context))
+
+    # --- sharing ---
+
+    async def shares(self, context: RequestContext) -> Response:
+        return await self._share_list(await self._own_ability(context))
+
+    async def share(self, context: RequestContext) -> Response:
+        """Shares an own ability with users, and with groups that the user belongs to."""
+        body = requests.parse_share(await self._body.read_object(context.request))
+        ability = await self._own_ability(context)
+        store = await self._services.store()
+        users = {name: await store.users.by_name(name) for name in body.users}
+        own_groups = {group.name: group for group in await store.groups.of_user(context.identity.user.id)}
+        problems = [f"users: there is no user {name!r}" for name, user in users.items() if user is None]
+        problems += [
+            f"groups: you are in no group {name!r}" for name in body.groups if name not in own_groups
+        ]
+        if context.identity.user.name in users:
+            problems.append("users: expected other users, got yourself")
+        if problems:
+            raise requests.invalid_request(problems)
+        await store.ability_shares.add(
+            ability.ability_id,
+            ability.owner_id,
+            [user for user in users.values() if user is not None],
+            [own_groups[name] for name in body.groups],
+        )
+        return await self._share_list(ability)
+
+    async def unshare(self, context: RequestContext) -> Response:
+        """Revokes the share with the user or the group in the query."""
+        ability = await self._own_ability(context)
+        store = await self._services.store()
+        user_name, group_name = query_text(context.query, "user"), query_text(context.query, "group")
+        if bool(user_name) == bool(group_name):
+            raise requests.invalid_request(["user: expected either user or group in the query"])
+        user = await store.users.by_name(user_name) if user_name else None
+        group = await store.groups.by_name(group_name) if group_name else None
+        users, groups = [user] if user else [], [group] if group else []
+        removed = await store.ability_shares.remove(ability.ability_id, ability.owner_id, users, groups)
+        if not removed:
+            raise ApiError("not_found", f"It is not shared with {user_name or group_name!r}")
+        return await self._share_list(ability)
+
+    async def _share_list(self, ability: Ability) -> Response:
+        store = await self._services.store()
+        shares = await store.ability_shares.list(ability.ability_id, ability.owner_id)
+        return success(count=len(shares), shares=[responses.share_json(share) for share in shares])
+
+    async def groups(self, context: RequestContext) -> Response:
+        store = await self._services.store()
+        groups = await store.groups.of_user(context.identity.user.id)
+        return success(count=len(groups), groups=[{"name": group.name} for group in groups])
 
     # --- credentials ---
 
@@ -281,6 +346,11 @@ class AbilityHandlers:
         return success(count=len(rows), runs=[responses.run_json(row) for row in rows], **more)
 
 
+async def _list_json(rows: Sequence[Ability], user: User, store: Store) -> list[dict[str, Any]]:
+    owners = await responses.shared_by(rows, user.id, store)
+    return [responses.ability_json(row, user.id, owners.get(row.owner_id)) for row in rows]
+
+
 def _search_response(text: str, abilities: list[dict[str, Any]]) -> Response:
     # The public client reads `results` of one search and `abilities` of the other.
     return success(count=len(abilities), query=text, abilities=abilities, results=abilities)
@@ -306,7 +376,9 @@ def _check_not_shared(body: Mapping[str, Any]) -> None:
     """
     if body.get("shared"):
         raise ApiError(
-            "forbidden", "shared: only the operator shares abilities, with `hutch ability add --shared`"
+            "forbidden",
+            "shared: only the operator shares abilities with everyone, with `hutch ability add --shared`;"
+            " POST /my/abilities/{id}/shares shares one with users and groups",
         )
 
 

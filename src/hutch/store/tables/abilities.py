@@ -13,6 +13,7 @@ import msgspec
 from hutch.errors import AlreadyExists
 from hutch.store.backends.base import Database, SqlStatement, Values
 from hutch.store.models import Ability
+from hutch.store.tables.ability_shares import SHARED_WITH_USER
 
 SHARED_AUDIENCE = "*"
 MAX_LISTED_ABILITIES = 100_000
@@ -38,10 +39,26 @@ _LAST_CHARACTER = "\U0010ffff"
 # Columns that a new version does not overwrite.
 _NOT_UPDATED = ("ability_id", "owner_id", "version", "created_at")
 
-# Abilities that other users share, unless the user has an ability with the same id.
+# Abilities that other users share with everyone, unless the user has an ability with the same id.
 _SHARED_BY_OTHERS = """shared AND NOT EXISTS (
     SELECT 1 FROM abilities AS own WHERE own.owner_id = :user_id AND own.ability_id = abilities.ability_id
 )"""
+# Abilities that are shared with the user by name or through a group. An own ability with the same id takes
+# precedence, then one that is shared with everyone, then the one that was shared first: nobody can replace an
+# ability that the user already runs.
+_GRANTED = f"""
+    SELECT owner_id, ability_id FROM (
+        SELECT owner_id, ability_id,
+            ROW_NUMBER() OVER (PARTITION BY ability_id ORDER BY created_at, owner_id) AS rank
+        FROM ({SHARED_WITH_USER}) AS shares
+    ) AS ranked_shares
+    WHERE rank = 1 AND NOT EXISTS (
+        SELECT 1 FROM abilities AS own
+        WHERE own.owner_id = :user_id AND own.ability_id = ranked_shares.ability_id
+    ) AND NOT EXISTS (
+        SELECT 1 FROM abilities AS other WHERE other.shared AND other.ability_id = ranked_shares.ability_id
+    )
+"""
 
 _WORD = re.compile(r"[^\W_]+")
 # Splits `getUserByID` into get, user, by and id.
@@ -91,8 +108,8 @@ class AbilityTable:
         return int(changed[0].rows[0][0])
 
     async def get(self, ability_id: str, user_id: str) -> Ability | None:
-        """Returns the user's own ability or, if there is none, a shared one. Never returns a private ability
-        of another user.
+        """Returns the user's own ability or, if there is none, one that is shared with everyone or with this
+        user. Never returns any other ability of another user.
         """
         sql = f"""
             SELECT {ABILITY_COLUMNS} FROM abilities WHERE ability_id = :ability_id AND owner_id = :user_id
@@ -101,6 +118,13 @@ class AbilityTable:
             WHERE ability_id = :ability_id AND shared AND owner_id <> :user_id
         """
         rows = await self._database.read(sql, ability_id=ability_id, user_id=user_id)
+        if not rows:
+            granted = f"""
+                SELECT {ABILITY_COLUMNS} FROM ({SHARED_WITH_USER}) AS shares JOIN abilities
+                    ON abilities.owner_id = shares.owner_id AND abilities.ability_id = shares.ability_id
+                WHERE shares.ability_id = :ability_id ORDER BY shares.created_at, shares.owner_id LIMIT 1
+            """
+            rows = await self._database.read(granted, ability_id=ability_id, user_id=user_id)
         return min(
             map(_ability_from_row, rows), key=lambda ability: ability.owner_id != user_id, default=None
         )
@@ -108,13 +132,16 @@ class AbilityTable:
     async def list(
         self, user_id: str, *, shared: bool = False, limit: int = MAX_LISTED_ABILITIES, after: str = ""
     ) -> builtins.list[Ability]:
-        """Lists the user's own abilities, ordered by id. With `shared`, includes shared abilities of other
-        users.
+        """Lists the user's own abilities, ordered by id. With `shared`, includes abilities of other users
+        that are shared with everyone or with this user.
 
         Each id occurs once, because the user's own ability hides a shared one, as in `get`. `after` is the
         last id of the previous page.
         """
-        condition = f"(owner_id = :user_id OR {_SHARED_BY_OTHERS})" if shared else "owner_id = :user_id"
+        condition = "owner_id = :user_id"
+        if shared:
+            granted = f"(abilities.owner_id, abilities.ability_id) IN ({_GRANTED})"
+            condition = f"({condition} OR {_SHARED_BY_OTHERS} OR {granted})"
         sql = f"""
             SELECT {ABILITY_COLUMNS} FROM abilities WHERE {condition} AND ability_id > :after
             ORDER BY ability_id LIMIT :limit
@@ -142,8 +169,8 @@ class AbilityTable:
     async def search(
         self, user_id: str, text: str, limit: int = 10, *, only_shared: bool = False
     ) -> builtins.list[Ability]:
-        """Finds own and shared abilities with a word that starts with one of the words in `text`. Best
-        matches come first.
+        """Finds abilities that the user can run, with a word that starts with one of the words in `text`.
+        Best matches come first. `only_shared`: only those that are shared with everyone.
         """
         query = _split_words(text)[:MAX_SEARCH_WORDS]
         if not query or limit < 1:
@@ -153,8 +180,7 @@ class AbilityTable:
         for number, word in enumerate(query):
             values[f"low{number}"] = word
             values[f"high{number}"] = word + _LAST_CHARACTER
-        audiences = ("shared",) if only_shared else ("user_id", "shared")
-        rows = await self._database.scan(_search_sql(len(query), audiences), **values)
+        rows = await self._database.scan(_search_sql(len(query), only_shared=only_shared), **values)
         return [_ability_from_row(row) for row in rows]
 
     async def remove(self, ability_id: str, owner_id: str) -> bool:
@@ -168,10 +194,12 @@ class AbilityTable:
         ids = sorted(set(ability_ids))
         if not ids:
             return set()
-        sql = """
+        sql = f"""
             SELECT ability_id FROM abilities WHERE owner_id = :user_id AND ability_id IN :wanted
             UNION
             SELECT ability_id FROM abilities WHERE shared AND ability_id IN :wanted
+            UNION
+            SELECT ability_id FROM ({SHARED_WITH_USER}) AS shares WHERE ability_id IN :wanted
         """
         return {row[0] for row in await self._database.read(sql, user_id=user_id, wanted=ids)}
 
@@ -220,14 +248,15 @@ def _word_weights(*texts: tuple[str, int]) -> dict[str, int]:
 
 
 @cache
-def _search_sql(count: int, audiences: tuple[str, ...]) -> str:
+def _search_sql(count: int, *, only_shared: bool) -> str:
     """Builds the search query.
 
     The query picks a limited number of candidates per word (highest weight first) and scores only these. So a
     word that all abilities contain costs no more than a rare word.
     """
     numbers = range(count)
-    candidates = " UNION ".join(
+    audiences = ("shared",) if only_shared else ("user_id", "shared")
+    branches = [
         f"""
             SELECT owner_id, ability_id FROM (
                 SELECT owner_id, ability_id FROM ability_words
@@ -237,7 +266,22 @@ def _search_sql(count: int, audiences: tuple[str, ...]) -> str:
         """
         for number in numbers
         for audience in audiences
-    )
+    ]
+    if not only_shared:
+        branches += [
+            f"""
+                SELECT owner_id, ability_id FROM (
+                    SELECT ability_words.owner_id, ability_words.ability_id
+                    FROM ({_GRANTED}) AS granted JOIN ability_words
+                        ON ability_words.owner_id = granted.owner_id
+                        AND ability_words.ability_id = granted.ability_id
+                    WHERE word >= :low{number} AND word < :high{number}
+                    ORDER BY word, weight DESC LIMIT {MAX_CANDIDATES}
+                ) AS top
+            """
+            for number in numbers
+        ]
+    candidates = " UNION ".join(branches)
     # An exact match counts twice as much as a prefix match.
     return f"""
         WITH query (number, low, high) AS (

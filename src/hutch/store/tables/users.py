@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -53,6 +54,14 @@ class UserTable:
         sql = f"SELECT {USER_COLUMNS} FROM users WHERE id = :id"
         rows = await self._database.read(sql, id=id)
         return _user_from_row(rows[0]) if rows else None
+
+    async def names(self, ids: Iterable[str]) -> dict[str, str]:
+        """Returns the names of users by their ids."""
+        wanted = sorted(set(ids))
+        if not wanted:
+            return {}
+        sql = "SELECT id, name FROM users WHERE id IN :wanted"
+        return dict(await self._database.read(sql, wanted=wanted))
 
     async def list(self) -> list[User]:
         sql = f"SELECT {USER_COLUMNS} FROM users ORDER BY name"
