@@ -81,7 +81,7 @@ async def test_store_error_ends_the_stream_and_is_logged(
 ) -> None:
     run = await running(store, 1)
 
-    async def fail(*_: Any) -> Any:
+    async def fail(*_: Any, **__: Any) -> Any:
         raise StoreError("the disk is full")
 
     monkeypatch.setattr(store.journal, "events", fail)
