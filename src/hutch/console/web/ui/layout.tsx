@@ -18,6 +18,7 @@ interface NavigationEntry {
 
 export const NAVIGATION: NavigationEntry[] = [
   { path: "", label: "Overview", icon: "overview", key: "o" },
+  { path: "runs", label: "Runs", icon: "runs", key: "r" },
   { path: "connect", label: "Connect", icon: "connect", key: "c" },
   { path: "system", label: "System", icon: "system", key: "s", adminOnly: true },
 ];

@@ -12,6 +12,7 @@ interface ViewModule {
 
 /** Loaders of the views by the first segment of the path. */
 const LOADERS: Record<string, () => Promise<ViewModule>> = {
+  runs: () => import("./runs.tsx"),
   connect: () => import("./connect.tsx"),
   system: () => import("./system.tsx"),
 };

@@ -1,0 +1,109 @@
+/** Runs as the server describes them: see docs/runs.md. */
+
+export interface RunError {
+  code: string;
+  name?: string;
+  message?: string;
+  line?: number | null;
+  column?: number | null;
+  stack?: string | null;
+}
+
+interface RunBase {
+  run_id: string;
+  kind: "execution" | "flow";
+  protocol: string;
+  owner: string;
+  owner_name?: string | null;
+  label?: string | null;
+  engine?: string | null;
+  status: "pending" | "running" | "completed" | "failed";
+  outcome: string | null;
+  error?: RunError | null;
+  created_at: string;
+  started_at?: string | null;
+  ended_at?: string | null;
+  duration_ms?: number | null;
+  queue_ms?: number | null;
+  install_ms?: number | null;
+  limit?: string | null;
+  log_lines?: number;
+  parent_run_id?: string | null;
+  recorded?: string;
+  flow?: string;
+}
+
+export interface RunEntry extends RunBase {
+  tool_calls?: number;
+  requests?: number;
+}
+
+export interface ToolCall {
+  provider: string;
+  tool: string;
+  label?: string | null;
+  line?: number | null;
+  start_ms?: number | null;
+  duration_ms: number | null;
+  ok: boolean | null;
+  code?: string | null;
+  input?: unknown;
+  output?: unknown;
+}
+
+export interface OutgoingRequest {
+  method?: string;
+  host: string;
+  path?: string;
+  status?: number | null;
+  start_ms?: number | null;
+  duration_ms?: number | null;
+  sent_bytes?: number;
+  received_bytes?: number;
+}
+
+export interface Wait {
+  kind: string;
+  subject?: string | null;
+  start_ms: number;
+  duration_ms: number;
+}
+
+export interface RunDetail extends RunBase {
+  code_hash?: string;
+  limits?: Record<string, number>;
+  retries?: number;
+  tool_calls?: ToolCall[];
+  tool_call_count?: number;
+  requests?: OutgoingRequest[];
+  request_count?: number;
+  waits?: Wait[];
+  logs?: { at_ms: number | null; line: string }[];
+  logs_truncated?: boolean;
+  code?: string | { $cut: number };
+  inputs?: unknown;
+  output?: unknown;
+  replay?: { same: boolean; recorded: boolean; reason: string | null };
+}
+
+export interface RunPage {
+  runs: RunEntry[];
+  next?: string;
+  is_partial?: boolean;
+  searched_to?: string;
+  counts?: Record<string, number>;
+  counts_complete?: boolean;
+}
+
+export function isActive(run: { status: string }): boolean {
+  return run.status === "running" || run.status === "pending";
+}
+
+/** The state that a badge shows: the status, or the error code of a failed run. */
+export function stateOf(run: RunBase): string {
+  return run.status === "failed" ? run.outcome ?? "failed" : run.status;
+}
+
+export function ownerOf(run: RunBase): string {
+  return run.owner_name ?? (run.owner === "local" || run.owner === "key" ? "operator" : run.owner);
+}

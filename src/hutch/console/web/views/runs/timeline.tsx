@@ -1,0 +1,130 @@
+/** The timeline of a run: a bar for each wait, tool call and outgoing request. */
+
+import { formatDuration, visible } from "../../format.ts";
+import type { RunDetail } from "./model.ts";
+
+export interface Span {
+  id: string;
+  kind: "queue" | "install" | "start" | "run" | "call" | "request" | "approval";
+  label: string;
+  /** Milliseconds since the guest started. */
+  start: number;
+  duration: number;
+  ok: boolean;
+  active?: boolean;
+  line?: number | null;
+  /** What the right panel shows. */
+  detail: unknown;
+}
+
+const WAITS: Record<string, { kind: Span["kind"]; label: string }> = {
+  queue: { kind: "queue", label: "Waited for a runner" },
+  install: { kind: "install", label: "Installed the package" },
+  start: { kind: "start", label: "Started a runner" },
+  approval: { kind: "approval", label: "Waited for approval" },
+};
+
+/** Returns the spans of a run in the order in which they began. The first one is the run itself. */
+export function spansOf(run: RunDetail, nowMs: number): Span[] {
+  const elapsed = run.duration_ms ?? Math.max(0, nowMs - Date.parse(run.started_at ?? run.created_at));
+  const whole: Span = {
+    id: "run",
+    kind: "run",
+    label: "Ran",
+    start: 0,
+    duration: elapsed,
+    ok: run.status !== "failed",
+    active: run.status === "running",
+    line: run.error?.line,
+    detail: undefined,
+  };
+  const waits = (run.waits ?? []).map((wait, index): Span => ({
+    id: `wait-${index}`,
+    kind: WAITS[wait.kind]?.kind ?? "queue",
+    label: [WAITS[wait.kind]?.label ?? wait.kind, wait.subject].filter(Boolean).join(": "),
+    start: wait.start_ms,
+    duration: wait.duration_ms,
+    ok: true,
+    detail: wait,
+  }));
+  const calls = (run.tool_calls ?? []).map((call, index): Span => ({
+    id: `call-${index}`,
+    kind: "call",
+    label: call.label ??
+      (call.provider && call.provider !== "tools" ? `${call.provider}.${call.tool}` : call.tool),
+    start: call.start_ms ?? 0,
+    duration: call.duration_ms ?? Math.max(0, elapsed - (call.start_ms ?? 0)),
+    ok: call.ok !== false,
+    active: call.duration_ms === null,
+    line: call.line,
+    detail: call,
+  }));
+  const requests = (run.requests ?? []).map((request, index): Span => ({
+    id: `request-${index}`,
+    kind: "request",
+    label: [request.method, request.host + (request.path ?? ""), request.status].filter(Boolean).join(" "),
+    start: request.start_ms ?? 0,
+    duration: request.duration_ms ?? 0,
+    ok: !request.status || request.status < 400,
+    detail: request,
+  }));
+  const rest = [...waits, ...calls, ...requests].sort((left, right) => left.start - right.start);
+  return [...rest.filter((span) => span.start < 0), whole, ...rest.filter((span) => span.start >= 0)];
+}
+
+const MAX_SPANS = 500;
+
+export function Timeline({ spans, selected, onSelect }: {
+  spans: Span[];
+  selected?: string;
+  onSelect: (span: Span) => void;
+}) {
+  const begin = Math.min(0, ...spans.map((span) => span.start));
+  const end = Math.max(begin + 0.001, ...spans.map((span) => span.start + span.duration));
+  const percent = (ms: number) => (ms - begin) / (end - begin) * 100;
+  const onKeyDown = (event: KeyboardEvent) => {
+    const step = event.key === "ArrowDown" ? 1 : event.key === "ArrowUp" ? -1 : 0;
+    if (!step) return;
+    event.preventDefault();
+    const next = spans[spans.findIndex((span) => span.id === selected) + step];
+    if (!next) return;
+    onSelect(next);
+    document.getElementById(`span-${next.id}`)?.focus();
+  };
+  return (
+    <div class="timeline" onKeyDown={onKeyDown}>
+      <div class="timeline-scale" aria-hidden="true">
+        {[0, 0.25, 0.5, 0.75, 1].map((part) => (
+          <span key={part}>{formatScale(begin + (end - begin) * part)}</span>
+        ))}
+      </div>
+      {spans.slice(0, MAX_SPANS).map((span) => (
+        <button
+          type="button"
+          key={span.id}
+          id={`span-${span.id}`}
+          class={span.id === selected ? "span span-selected" : "span"}
+          aria-pressed={span.id === selected}
+          onClick={() => onSelect(span)}
+        >
+          <span class="span-label" title={visible(span.label)}>
+            {visible(span.label)}
+            {span.line ? <span class="span-line">:{span.line}</span> : null}
+          </span>
+          <span class="span-track">
+            <span
+              class={`bar bar-${span.ok ? span.kind : "bad"}${span.active ? " bar-active" : ""}`}
+              style={{ left: `${percent(span.start)}%`, width: `${span.duration / (end - begin) * 100}%` }}
+            />
+          </span>
+          <span class="span-duration">{formatDuration(span.duration)}</span>
+        </button>
+      ))}
+      {spans.length > MAX_SPANS && <p class="quiet">{spans.length - MAX_SPANS} more are not shown.</p>}
+    </div>
+  );
+}
+
+function formatScale(ms: number): string {
+  return ms === 0 ? "0" : ms < 0 ? `−${formatDuration(-ms)}` : formatDuration(ms);
+}
