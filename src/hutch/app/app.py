@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from hutch.npm.packages import PackageManager
     from hutch.protocols.mcp.http import McpEndpoint
     from hutch.protocols.rep.server.supervisor import FlowSupervisor
+    from hutch.protocols.toolscript.checker.diagnostics import ScriptProblem
     from hutch.protocols.toolscript.execute import ScriptRunner
     from hutch.protocols.toolscript.gateway.gateway import Gateway
     from hutch.protocols.toolscript.gateway.local import LocalGateway
@@ -214,7 +215,9 @@ class App:
 
         self._mcp = McpEndpoint(self, access, services=self.storage)
         self._sampling = asyncio.create_task(self.load_history.sample_forever())
-        shown = console.ConsoleServices(self.settings, setting_sources or {}, self.verdict, self.load_history)
+        shown = console.ConsoleServices(
+            self.settings, setting_sources or {}, self.verdict, self.load_history, self._check_code
+        )
         web = Starlette(
             routes=[
                 *health.routes(self, access),
@@ -234,6 +237,10 @@ class App:
         web.router.default = responses.not_found_app
         web.router.redirect_slashes = False
         return Cors(web)
+
+    async def _check_code(self, code: str) -> list[ScriptProblem]:
+        declarations = await self.script_gateway.declarations()
+        return await self.scripts.checker.check(code, declarations, strict=self.settings.script_strict)
 
     async def drain(self, seconds: float) -> None:
         """Waits for running flows. Flows that do not finish are resumed at the next start."""

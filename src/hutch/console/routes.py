@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,8 @@ from hutch.settings import SECRETS, Settings
 
 logger = logging.getLogger("hutch.console")
 
-_MAX_BODY_BYTES = 64 * 1024
+_MAX_BODY_BYTES = 512 * 1024
+_MAX_PROBLEMS = 50
 _BODY_SECONDS = 10.0
 
 
@@ -40,6 +41,8 @@ class ConsoleServices:
     """Where each setting was set. Settings with their default values are missing."""
     verdict: SelfTestResult
     load: LoadHistory
+    check_code: Callable[[str], Awaitable[Sequence[Any]]]
+    """Checks the types of a script against the tools of the MCP servers. Returns its problems."""
 
 
 def routes(services: ConsoleServices, access: AccessControl) -> list[BaseRoute]:
@@ -61,6 +64,7 @@ def routes(services: ConsoleServices, access: AccessControl) -> list[BaseRoute]:
         protocol.route("/console/links", POST=handlers.create_link),
         protocol.route("/console/overview", GET=handlers.overview),
         protocol.route("/console/overview/events", GET=handlers.overview_events),
+        protocol.route("/console/check", POST=handlers.check),
         protocol.route("/console/system", GET=handlers.system),
     ]
 
@@ -152,6 +156,15 @@ class ConsoleHandlers:
             except TimeoutError:
                 continue
             yield encode_event("sample", msgspec.json.encode([load.samples[-1], load.totals()]))
+
+    async def check(self, context: RequestContext) -> Response:
+        """Returns the problems of `{"code"}` for the editor."""
+        body = await self._bodies.read_object(context.request)
+        code = body.get("code")
+        if not isinstance(code, str):
+            raise ApiError("invalid_request", "`code`: expected a string. Send the code to check.")
+        problems = await self._services.check_code(code)
+        return JSONResponse({"problems": msgspec.to_builtins(problems[:_MAX_PROBLEMS])})
 
     async def system(self, context: RequestContext) -> Response:
         _require_operator(context.caller)

@@ -4,6 +4,7 @@ import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { offline, session, signOut } from "../api.ts";
 import { location } from "../router.ts";
+import { pending, usePendingApprovals } from "../views/approvals.tsx";
 import { Button, Dialog } from "./basics.tsx";
 import { Icon, type IconName } from "./icons.tsx";
 
@@ -19,6 +20,8 @@ interface NavigationEntry {
 export const NAVIGATION: NavigationEntry[] = [
   { path: "", label: "Overview", icon: "overview", key: "o" },
   { path: "runs", label: "Runs", icon: "runs", key: "r" },
+  { path: "playground", label: "Playground", icon: "playground", key: "p" },
+  { path: "approvals", label: "Approvals", icon: "approvals", key: "a", adminOnly: true },
   { path: "connect", label: "Connect", icon: "connect", key: "c" },
   { path: "system", label: "System", icon: "system", key: "s", adminOnly: true },
 ];
@@ -78,6 +81,7 @@ export function Layout({ children }: { children: ComponentChildren }) {
   const [theme, nextTheme] = useTheme();
   const [help, setHelp] = useState(false);
   useKeyboard(() => setHelp(true));
+  usePendingApprovals();
   const current = location.value.path[0] ?? "";
   const entries = visibleEntries();
   useEffect(() => {
@@ -103,6 +107,9 @@ export function Layout({ children }: { children: ComponentChildren }) {
               >
                 <Icon name={entry.icon} />
                 <span>{entry.label}</span>
+                {entry.path === "approvals" && pending.value?.length
+                  ? <span class="nav-count">{pending.value.length}</span>
+                  : null}
               </a>
             </li>
           ))}

@@ -13,6 +13,8 @@ interface ViewModule {
 /** Loaders of the views by the first segment of the path. */
 const LOADERS: Record<string, () => Promise<ViewModule>> = {
   runs: () => import("./runs.tsx"),
+  playground: () => import("./playground.tsx"),
+  approvals: () => import("./approvals.tsx"),
   connect: () => import("./connect.tsx"),
   system: () => import("./system.tsx"),
 };

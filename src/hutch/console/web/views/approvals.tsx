@@ -1,0 +1,111 @@
+/** Tool calls that wait for a person's decision. */
+
+import { signal } from "@preact/signals";
+import { useEffect, useState } from "preact/hooks";
+import { ApiError, get, post, session, subscribe } from "../api.ts";
+import { visible } from "../format.ts";
+import { link, location } from "../router.ts";
+import { Age, Button, Card, Empty, ErrorNote, Json, Page } from "../ui/basics.tsx";
+
+export interface Approval {
+  id: string;
+  server: string;
+  tool: string;
+  run: string | null;
+  askedAt: string;
+  seconds: number | null;
+  arguments: unknown;
+  argumentsBegin?: string;
+}
+
+/** The calls that wait now. Undefined until they are known. */
+export const pending = signal<Approval[] | undefined>(undefined);
+
+function reload(): Promise<void> {
+  return get<Approval[] | { approvals: Approval[] }>("/approvals").then((answer) => {
+    pending.value = Array.isArray(answer) ? answer : answer.approvals;
+  }, () => undefined);
+}
+
+/** Keeps `pending` up to date. Only the operator may decide. */
+export function usePendingApprovals(): void {
+  const isOperator = session.value?.signedIn && session.value.role === "admin";
+  useEffect(() => {
+    if (!isOperator) return;
+    reload();
+    return subscribe("/approvals/events", () => reload());
+  }, [isOperator]);
+}
+
+export default function Approvals() {
+  const id = location.value.path[1];
+  const approvals = pending.value;
+  if (!approvals) return null;
+  const shown = id ? approvals.filter((approval) => approval.id === id) : approvals;
+  return (
+    <Page title="Approvals">
+      {id && !shown.length && (
+        <Empty title="This call is no longer waiting">
+          <p>Somebody decided on it, it waited too long, or its run has ended.</p>
+          <a href="#/approvals">Calls that wait now</a>
+        </Empty>
+      )}
+      {!id && !shown.length && (
+        <Empty title="No call waits for a decision">
+          <p>
+            Calls of tools with the rule <code>ask</code> in the setting <code>approvals</code> wait here.
+          </p>
+        </Empty>
+      )}
+      {shown.map((approval) => <ApprovalCard key={approval.id} approval={approval} />)}
+    </Page>
+  );
+}
+
+/** The calls of one run that wait, to be decided beside its output. */
+export function PendingApprovals({ run }: { run?: string }) {
+  const shown = (pending.value ?? []).filter((approval) => run !== undefined && approval.run === run);
+  return <>{shown.map((approval) => <ApprovalCard key={approval.id} approval={approval} />)}</>;
+}
+
+function ApprovalCard({ approval }: { approval: Approval }) {
+  const [reason, setReason] = useState("");
+  const [error, setError] = useState<unknown>();
+  const decide = async (decision: "allow" | "deny") => {
+    try {
+      await post(`/approvals/${encodeURIComponent(approval.id)}`, { decision, reason: reason || undefined });
+    } catch (error) {
+      const isGone = error instanceof ApiError && (error.status === 404 || error.status === 409);
+      setError(isGone ? new Error("This call is no longer waiting. Your decision had no effect.") : error);
+    }
+    await reload();
+  };
+  const title = (
+    <>
+      <code>{visible(`${approval.server}.${approval.tool}`)}</code> <span class="quiet">asks to run</span>
+    </>
+  );
+  return (
+    <Card class="approval" title={title} actions={<Age time={approval.askedAt} />}>
+      {error !== undefined && <ErrorNote error={error} />}
+      {approval.argumentsBegin === undefined
+        ? <Json value={approval.arguments} />
+        : <pre class="code" tabIndex={0}>{visible(approval.argumentsBegin)}…</pre>}
+      <p class="quiet">
+        Your decision is for exactly these arguments.{" "}
+        {approval.run && <a href={link(["runs", approval.run.replace(/^remote:/, "")])}>Show the run</a>}
+      </p>
+      <div class="actions">
+        <Button kind="primary" onClick={() => decide("allow")}>Allow</Button>
+        <Button kind="danger" onClick={() => decide("deny")}>Deny</Button>
+        <input
+          class="approval-reason"
+          aria-label="Reason for denying"
+          placeholder="Reason, if you deny"
+          value={reason}
+          onInput={(event) => setReason(event.currentTarget.value)}
+        />
+      </div>
+    </Card>
+  );
+}

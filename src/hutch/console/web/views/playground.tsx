@@ -1,0 +1,223 @@
+/** Playground: write code, run it, see logs, tool calls and the result as they come. */
+
+import { useEffect, useState } from "preact/hooks";
+import { get } from "../api.ts";
+import { formatDuration, visible } from "../format.ts";
+import { link, location } from "../router.ts";
+import { Badge, Button, Card, Empty, ErrorNote, Field, Json, Page } from "../ui/basics.tsx";
+import { useData } from "../ui/load.ts";
+import { Split } from "../ui/split.tsx";
+import { PendingApprovals } from "./approvals.tsx";
+import { Editor, type ToolName } from "./playground/editor.tsx";
+import { cancel, progress, run, type RunProgress } from "./playground/run.ts";
+import type { RunDetail } from "./runs/model.ts";
+
+const EXAMPLE = `// Ctrl+Enter runs this. The value that is returned is the result.
+const squares = [1, 2, 3].map((n) => n * n);
+console.log("squares", squares);
+return { sum: squares.reduce((a, b) => a + b, 0) };
+`;
+const STORED = "playground";
+
+interface Draft {
+  code: string;
+  inputs: string;
+  engine: string;
+  timeout: string;
+}
+
+function storedDraft(): Draft {
+  const empty = { code: EXAMPLE, inputs: "", engine: "quickjs", timeout: "" };
+  try {
+    return { ...empty, ...JSON.parse(localStorage.getItem(STORED) ?? "{}") };
+  } catch {
+    return empty;
+  }
+}
+
+/** The draft survives a reload and an expired session. */
+function useDraft() {
+  const [draft, setDraft] = useState(storedDraft);
+  useEffect(() => localStorage.setItem(STORED, JSON.stringify(draft)), [draft]);
+  const change = (changes: Partial<Draft>) => setDraft((old) => ({ ...old, ...changes }));
+  return { draft, change };
+}
+
+export default function Playground() {
+  const { draft, change } = useDraft();
+  const [problem, setProblem] = useState("");
+  const tools = useData<ToolName[]>("/tools");
+  const source = location.value.query.get("run");
+  useEffect(() => {
+    if (!source) return;
+    get<RunDetail>(`/runs/${encodeURIComponent(source)}`).then((recorded) => {
+      if (typeof recorded.code !== "string") return;
+      const inputs = recorded.inputs === undefined || recorded.inputs === null
+        ? ""
+        : JSON.stringify(recorded.inputs, null, 2);
+      change({ code: recorded.code, inputs, engine: recorded.engine === "deno" ? "deno" : "quickjs" });
+    }, (error) => setProblem(String(error.message)));
+  }, [source]);
+  const start = () => {
+    let inputs: unknown;
+    try {
+      inputs = draft.inputs.trim() ? JSON.parse(draft.inputs) : undefined;
+    } catch (error) {
+      setProblem(`Inputs: expected JSON. ${(error as Error).message}`);
+      return;
+    }
+    const seconds = Number(draft.timeout);
+    if (draft.timeout && !(seconds > 0)) {
+      setProblem(`Time limit: expected seconds, got "${draft.timeout}".`);
+      return;
+    }
+    setProblem("");
+    const limits = seconds > 0 ? { timeout_ms: seconds * 1_000 } : undefined;
+    run({ code: draft.code, engine: draft.engine, inputs, limits, label: "playground" });
+  };
+  const running = progress.value?.state === "running";
+  const actions = (
+    <>
+      <select
+        aria-label="Engine"
+        value={draft.engine}
+        onChange={(event) => change({ engine: event.currentTarget.value })}
+      >
+        <option value="quickjs">quickjs</option>
+        <option value="deno">deno</option>
+      </select>
+      {running && <Button kind="danger" onClick={cancel}>Stop</Button>}
+      <Button kind="primary" onClick={start} title="Ctrl+Enter">{running ? "Run again" : "Run"}</Button>
+    </>
+  );
+  return (
+    <Page wide title="Playground" actions={actions}>
+      {problem && <ErrorNote error={problem} />}
+      <Split
+        left={
+          <div class="stack">
+            <Card>
+              <Editor
+                code={draft.code}
+                onChange={(code) => change({ code })}
+                onRun={start}
+                tools={tools.data ?? []}
+                checks
+              />
+            </Card>
+            <Card>
+              <div class="playground-options">
+                <Field label="Inputs (JSON)" hint="An object; its fields are variables of the code.">
+                  <textarea
+                    rows={3}
+                    spellcheck={false}
+                    value={draft.inputs}
+                    placeholder='{"name": "Bo"}'
+                    onInput={(event) => change({ inputs: event.currentTarget.value })}
+                  />
+                </Field>
+                <Field label="Time limit (seconds)" hint="Empty for the server's default.">
+                  <input
+                    inputMode="decimal"
+                    value={draft.timeout}
+                    onInput={(event) => change({ timeout: event.currentTarget.value })}
+                  />
+                </Field>
+              </div>
+            </Card>
+          </div>
+        }
+        right={<Output progress={progress.value} />}
+      />
+    </Page>
+  );
+}
+
+function Output({ progress }: { progress?: RunProgress }) {
+  if (!progress) {
+    return (
+      <Card title="Output">
+        <Empty title="Nothing has run yet">
+          <p>
+            <kbd>Ctrl</kbd> <kbd>Enter</kbd> runs the code.
+          </p>
+        </Empty>
+      </Card>
+    );
+  }
+  const { state, result, error, logs, calls, runId } = progress;
+  return (
+    <div class="stack">
+      <PendingApprovals run={runId} />
+      <Card
+        title="Output"
+        actions={
+          <>
+            {runId && <a href={link(["runs", runId])}>Timeline</a>}
+            <Badge state={state === "running" ? "running" : result?.ok ? "completed" : "failed"}>
+              {state === "running" ? "running" : result?.ok ? "ok" : result?.error?.code ?? "not run"}
+            </Badge>
+          </>
+        }
+      >
+        {error !== undefined && <ErrorNote error={error} />}
+        {result && !result.ok && <Failure error={result.error} />}
+        {result?.ok && (
+          <>
+            <Json value={result.result} />
+            <p class="quiet">{formatDuration(result.duration_ms)}</p>
+          </>
+        )}
+      </Card>
+      {calls.length > 0 && (
+        <Card title={`Tool calls (${calls.length})`}>
+          <ul class="call-list">
+            {calls.map((call) => (
+              <li key={call.call}>
+                <details>
+                  <summary>
+                    <Badge state={call.ok === undefined ? "running" : call.ok ? "ok" : "failed"} />
+                    <code>{visible([call.provider, call.tool].filter(Boolean).join("."))}</code>
+                    {call.line ? <span class="quiet">line {call.line}</span> : null}
+                    <span class="quiet call-time">
+                      {call.ok === undefined ? "…" : formatDuration(call.duration_ms)}
+                    </span>
+                  </summary>
+                  {call.input !== undefined && <Json value={call.input} />}
+                  {call.output !== undefined && <Json value={call.output} />}
+                </details>
+              </li>
+            ))}
+          </ul>
+        </Card>
+      )}
+      {logs.length > 0 && (
+        <Card title={`Log (${logs.length})`}>
+          <div class="logs" tabIndex={0} role="log" aria-label="Log">
+            {logs.map((line, index) => <div key={index} class="log">{visible(line)}</div>)}
+          </div>
+        </Card>
+      )}
+    </div>
+  );
+}
+
+function Failure(
+  { error }: { error: { code: string; message: string; line?: number | null; stack?: string | null } },
+) {
+  return (
+    <div class="failure" role="alert">
+      <p>
+        <strong>{error.code}</strong>
+        {error.line ? <span class="quiet">, line {error.line}</span> : null}
+      </p>
+      <pre>{visible(error.message)}</pre>
+      {error.stack && (
+        <details>
+          <summary>Stack</summary>
+          <pre>{visible(error.stack)}</pre>
+        </details>
+      )}
+    </div>
+  );
+}
