@@ -21,6 +21,7 @@ export const NAVIGATION: NavigationEntry[] = [
   { path: "", label: "Overview", icon: "overview", key: "o" },
   { path: "runs", label: "Runs", icon: "runs", key: "r" },
   { path: "playground", label: "Playground", icon: "playground", key: "p" },
+  { path: "tools", label: "Tools", icon: "tools", key: "t", adminOnly: true },
   { path: "approvals", label: "Approvals", icon: "approvals", key: "a", adminOnly: true },
   { path: "connect", label: "Connect", icon: "connect", key: "c" },
   { path: "system", label: "System", icon: "system", key: "s", adminOnly: true },

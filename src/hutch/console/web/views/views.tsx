@@ -14,6 +14,7 @@ interface ViewModule {
 const LOADERS: Record<string, () => Promise<ViewModule>> = {
   runs: () => import("./runs.tsx"),
   playground: () => import("./playground.tsx"),
+  tools: () => import("./tools.tsx"),
   approvals: () => import("./approvals.tsx"),
   connect: () => import("./connect.tsx"),
   system: () => import("./system.tsx"),
