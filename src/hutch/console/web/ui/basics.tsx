@@ -45,6 +45,7 @@ type Tone = "ok" | "bad" | "wait" | "run" | "quiet";
 const TONES: Record<string, Tone> = {
   ok: "ok",
   success: "ok",
+  succeeded: "ok",
   completed: "ok",
   connected: "ok",
   ready: "ok",

@@ -22,6 +22,7 @@ export const NAVIGATION: NavigationEntry[] = [
   { path: "runs", label: "Runs", icon: "runs", key: "r" },
   { path: "playground", label: "Playground", icon: "playground", key: "p" },
   { path: "tools", label: "Tools", icon: "tools", key: "t", adminOnly: true },
+  { path: "flows", label: "Flows", icon: "flows", key: "f" },
   { path: "approvals", label: "Approvals", icon: "approvals", key: "a", adminOnly: true },
   { path: "connect", label: "Connect", icon: "connect", key: "c" },
   { path: "system", label: "System", icon: "system", key: "s", adminOnly: true },

@@ -15,6 +15,7 @@ const LOADERS: Record<string, () => Promise<ViewModule>> = {
   runs: () => import("./runs.tsx"),
   playground: () => import("./playground.tsx"),
   tools: () => import("./tools.tsx"),
+  flows: () => import("./flows.tsx"),
   approvals: () => import("./approvals.tsx"),
   connect: () => import("./connect.tsx"),
   system: () => import("./system.tsx"),
