@@ -216,7 +216,12 @@ class App:
         self._mcp = McpEndpoint(self, access, services=self.storage)
         self._sampling = asyncio.create_task(self.load_history.sample_forever())
         shown = console.ConsoleServices(
-            self.settings, setting_sources or {}, self.verdict, self.load_history, self._check_code
+            settings=self.settings,
+            setting_sources=setting_sources or {},
+            verdict=self.verdict,
+            load=self.load_history,
+            storage=self.storage,
+            check_code=self._check_code,
         )
         web = Starlette(
             routes=[

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -15,9 +15,11 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from hutch._version import __version__
+from hutch.console import accounts
+from hutch.console.accounts import AccountStorage
 from hutch.console.assets import asset_response, page_response
 from hutch.console.load_history import LoadHistory
-from hutch.http.auth import AccessControl, Caller
+from hutch.http.auth import AccessControl
 from hutch.http.endpoint import HttpProtocol, RequestContext
 from hutch.http.errors import ERROR_KINDS, ApiError, Refusal
 from hutch.http.requests import JsonBodyReader
@@ -41,13 +43,16 @@ class ConsoleServices:
     """Where each setting was set. Settings with their default values are missing."""
     verdict: SelfTestResult
     load: LoadHistory
+    storage: AccountStorage
     check_code: Callable[[str], Awaitable[Sequence[Any]]]
     """Checks the types of a script against the tools of the MCP servers. Returns its problems."""
 
 
 def routes(services: ConsoleServices, access: AccessControl) -> list[BaseRoute]:
-    handlers = ConsoleHandlers(services, access)
+    bodies = JsonBodyReader(_MAX_BODY_BYTES, _BODY_SECONDS)
+    handlers = ConsoleHandlers(services, access, bodies)
     protocol = HttpProtocol(name=None, access=access, render=_render, logger=logger)
+    operator = replace(protocol, check=_require_operator)
 
     async def page(request: Request) -> Response:
         return access.deny(request, public=True) or page_response(request)
@@ -62,18 +67,19 @@ def routes(services: ConsoleServices, access: AccessControl) -> list[BaseRoute]:
         Route("/console/session", handlers.sign_in, methods=["POST"]),
         Route("/console/session", handlers.sign_out, methods=["DELETE"]),
         protocol.route("/console/links", POST=handlers.create_link),
-        protocol.route("/console/overview", GET=handlers.overview),
-        protocol.route("/console/overview/events", GET=handlers.overview_events),
+        operator.route("/console/overview", GET=handlers.overview),
+        operator.route("/console/overview/events", GET=handlers.overview_events),
         protocol.route("/console/check", POST=handlers.check),
-        protocol.route("/console/system", GET=handlers.system),
+        operator.route("/console/system", GET=handlers.system),
+        *accounts.routes(services.storage, operator, bodies),
     ]
 
 
 class ConsoleHandlers:
-    def __init__(self, services: ConsoleServices, access: AccessControl) -> None:
+    def __init__(self, services: ConsoleServices, access: AccessControl, bodies: JsonBodyReader) -> None:
         self._services = services
         self._access = access
-        self._bodies = JsonBodyReader(_MAX_BODY_BYTES, _BODY_SECONDS)
+        self._bodies = bodies
 
     async def session(self, request: Request) -> Response:
         """Says who the browser is, for the page to choose what it shows. Answers everyone."""
@@ -138,12 +144,10 @@ class ConsoleHandlers:
         return JSONResponse({"path": f"/#/sign-in/{self._access.browsers.create_link(token)}"})
 
     async def overview(self, context: RequestContext) -> Response:
-        _require_operator(context.caller)
         load = self._services.load
         return JSONResponse({"samples": msgspec.to_builtins(list(load.samples)), **load.totals()})
 
     async def overview_events(self, context: RequestContext) -> ASGIApp:
-        _require_operator(context.caller)
         return event_stream(self._samples())
 
     async def _samples(self) -> AsyncIterator[bytes]:
@@ -167,7 +171,6 @@ class ConsoleHandlers:
         return JSONResponse({"problems": msgspec.to_builtins(problems[:_MAX_PROBLEMS])})
 
     async def system(self, context: RequestContext) -> Response:
-        _require_operator(context.caller)
         services = self._services
         defaults = Settings()
         return JSONResponse(
@@ -194,8 +197,8 @@ def _shown(settings: Settings, name: str) -> Any:
     return "***" if name in SECRETS and value else msgspec.to_builtins(value)
 
 
-def _require_operator(caller: Caller) -> None:
-    if caller.identity is not None:
+async def _require_operator(context: RequestContext) -> None:
+    if context.caller.identity is not None:
         raise ApiError("forbidden", "Only the operator may see this. Sign in with the operator's key.")
 
 

@@ -24,6 +24,7 @@ export const NAVIGATION: NavigationEntry[] = [
   { path: "tools", label: "Tools", icon: "tools", key: "t", adminOnly: true },
   { path: "flows", label: "Flows", icon: "flows", key: "f" },
   { path: "approvals", label: "Approvals", icon: "approvals", key: "a", adminOnly: true },
+  { path: "access", label: "Access", icon: "access", key: "u", adminOnly: true },
   { path: "connect", label: "Connect", icon: "connect", key: "c" },
   { path: "system", label: "System", icon: "system", key: "s", adminOnly: true },
 ];

@@ -17,6 +17,7 @@ const LOADERS: Record<string, () => Promise<ViewModule>> = {
   tools: () => import("./tools.tsx"),
   flows: () => import("./flows.tsx"),
   approvals: () => import("./approvals.tsx"),
+  access: () => import("./access.tsx"),
   connect: () => import("./connect.tsx"),
   system: () => import("./system.tsx"),
 };
