@@ -118,8 +118,9 @@ def test_change_needs_the_csrf_token(browser: httpx2.Client) -> None:
 
 
 def test_printed_link_signs_in_once(guarded: ServeProcess, browser: httpx2.Client) -> None:
-    link = browser.post("/console/links", headers={"Authorization": f"Bearer {KEY}".encode()}).json()
-    token = link["path"].rpartition("/")[2]
+    printed = hutch("console", guarded.url, env={"HUTCH_API_KEY": KEY})
+    assert printed.stdout.startswith(f"{guarded.url}/#/sign-in/")
+    token = printed.stdout.strip().rpartition("/")[2]
     assert browser.post("/console/session", json={"link": token}).status_code == 204
     assert browser.get("/console/session").json()["role"] == "admin"
     again = httpx2.post(guarded.url + "/console/session", json={"link": token})
@@ -165,3 +166,12 @@ def test_overview_is_streamed(open_server: ServeProcess) -> None:
     with httpx2.stream("GET", open_server.url + "/console/overview/events", timeout=30) as response:
         line = next(line for line in response.iter_lines() if line.startswith("data: "))
     assert '"in_flight":' in line
+
+
+def test_console_command_explains_a_wrong_key_and_a_missing_server(guarded: ServeProcess) -> None:
+    refused = hutch("console", guarded.url, env={"HUTCH_API_KEY": "wrong"})
+    assert refused.returncode == 1
+    assert "Set HUTCH_API_KEY" in refused.stderr
+    missing = hutch("console", "http://127.0.0.1:1")
+    assert missing.returncode == 1
+    assert "hutch serve" in missing.stderr

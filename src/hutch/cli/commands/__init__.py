@@ -12,7 +12,7 @@ from hutch.cli.commands.groups import group
 from hutch.cli.commands.npm import packages, tool
 from hutch.cli.commands.runtime import runtime
 from hutch.cli.commands.scripts import auth, execute, gateway, mcp, tools
-from hutch.cli.commands.server import check, config, doctor, serve
+from hutch.cli.commands.server import check, config, console, doctor, serve
 from hutch.cli.commands.trust import trust
 from hutch.cli.commands.vault import backup, credential, key, restore, user, vault
 
@@ -46,6 +46,7 @@ for _command in (
     auth,
     mcp,
     serve,
+    console,
     check,
     doctor,
     config,

@@ -1,4 +1,4 @@
-"""Command line of `hutch serve`, `hutch check`, `hutch doctor` and `hutch config`."""
+"""Command line of `hutch serve`, `hutch console`, `hutch check`, `hutch doctor` and `hutch config`."""
 
 from __future__ import annotations
 
@@ -54,6 +54,26 @@ def serve(
         "mcp_config": config or None,
     }
     return serve(flags)
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  hutch console --open
+  HUTCH_API_KEY=secret hutch console https://hutch.example.com
+""",
+)
+@click.argument("url", required=False)
+@click.option("--open", "browser", is_flag=True, help="Open the link in a browser.")
+def console(url: str | None, browser: bool) -> int:
+    """Print a link to the web console of a running server.
+
+    URL is the server's address, by default the one in the settings. If the server needs a key, the link signs
+    one browser in with yours.
+    """
+    from hutch.cli.console import open_console
+
+    return open_console(url, browser=browser)
 
 
 @click.command(
