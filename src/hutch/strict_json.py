@@ -25,7 +25,7 @@ def parse_json(text: str | bytes) -> Any:
     number out of range. Raises RecursionError if it is nested too deeply.
     """
     decoded = text if isinstance(text, str) else text.decode()
-    return json.loads(decoded, parse_constant=_refuse_constant, parse_float=_finite_float)
+    return json.loads(decoded, parse_constant=_refuse_constant, parse_float=finite_float)
 
 
 def find_excess(text: bytes, max_depth: int, max_values: int) -> Literal["depth", "values"] | None:
@@ -41,7 +41,7 @@ def find_excess(text: bytes, max_depth: int, max_values: int) -> Literal["depth"
         if opened <= max_depth and (len(text) <= max_values or opened + text.count(b",") <= max_values):
             return None
     depth = values = is_inside = 0
-    for part in _slices(text):
+    for part in slices(text, _SLICE):
         if b"\\" in part:
             part = part.replace(b"\\\\", b"").replace(b'\\"', b"")
         # Now each quote starts or ends a string. Two adjacent quotes change nothing.
@@ -96,13 +96,13 @@ _SLICE = 1024 * 1024
 _CHUNK = 64
 
 
-def _slices(text: bytes) -> Iterator[bytes]:
+def slices(text: bytes, size: int) -> Iterator[bytes]:
     """Yields a JSON text in slices that do not split escapes."""
     start = 0
     while start < len(text):
-        part = text[start : start + _SLICE]
+        part = text[start : start + size]
         if part.endswith(b"\\") and (len(part) - len(part.rstrip(b"\\"))) % 2:
-            part = text[start : start + _SLICE + 1]
+            part = text[start : start + size + 1]
         yield part
         start += len(part)
 
@@ -125,7 +125,8 @@ def _refuse_constant(text: str) -> None:
     raise ValueError(f"{text} is not JSON")
 
 
-def _finite_float(text: str) -> float:
+def finite_float(text: str) -> float:
+    """Raises ValueError if the number is out of range."""
     number = float(text)
     if not math.isfinite(number):
         raise ValueError("a number is out of range")

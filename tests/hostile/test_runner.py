@@ -459,3 +459,19 @@ async def test_missing_command_is_named(tmp_path: Path) -> None:
     async with hutch.Hutch(runner=[str(tmp_path / "nothing")]) as sandbox:
         with pytest.raises(hutch.HutchError, match="nothing"):
             await sandbox.run("x")
+
+
+@repeat_on_stall
+async def test_large_result_of_slow_numbers_does_not_block_the_host(with_runner: WithRunner) -> None:
+    """Decoded at once, these numbers take 10 us each. The runner ends before they are decoded."""
+    sandbox = with_runner(
+        """
+        send(type="started", id=id)
+        done(id, result=[1e300] * 100_000)
+        sys.exit(0)
+        """
+    )
+    async with LoopStalls() as stalls:
+        result = await sandbox.run("x", timeout_ms=60_000)
+    assert result.result == [1e300] * 100_000
+    stalls.assert_short()

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hutch.http.errors import ApiError
-from hutch.session.json_value import MAX_DEPTH, NotJsonSafe, decode_value, kind_of
-from hutch.strict_json import find_duplicate_key, find_excess
+from hutch.session.json_value import NotJsonSafe, kind_of
+from hutch.session.large_json import LARGE_TEXT_BYTES, DuplicateKey, decode_large_value
+from hutch.strict_json import find_duplicate_key
 from hutch.text import printable
 
 if TYPE_CHECKING:
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 # Header with the id of the run whose script makes the request. The process that runs the script sets it. It
 # is trusted because the same request carries the operator's key.
 RUN_HEADER = "x-hutch-run"
-# Parsing a larger body blocks the event loop noticeably. So only one such body is parsed at a time, and other
-# tasks may run before the next.
-LARGE_BODY_BYTES = 256 * 1024
 MAX_TEXT_CHARS = 1_000
 # More than in messages of guests: a table of 100 000 rows is a reasonable parameter of a tool.
 MAX_BODY_VALUES = 1_000_000
@@ -56,9 +54,11 @@ class JsonBodyReader:
             if optional:
                 return {}
             raise ApiError("invalid_request", "body: expected a JSON object, got nothing")
-        if find_excess(body, MAX_DEPTH, self._max_values) == "values":
-            raise ApiError("invalid_request", f"body: has more than {self._max_values} values")
-        return _as_object(await self._decode(body))
+        if len(body) <= LARGE_TEXT_BYTES:
+            return _as_object(await _decode(body, self._max_values))
+        # One large body at a time, because a decoded body takes several times its size.
+        async with self._large_body:
+            return _as_object(await _decode(body, self._max_values))
 
     async def read_text(self, request: Request, max_bytes: int) -> str:
         """Returns a body in UTF-8 that is not JSON. The caller checks its content type. Raises like
@@ -86,14 +86,6 @@ class JsonBodyReader:
             message = f"body: did not arrive within {self._seconds:g} s"
             raise ApiError("invalid_request", message) from None
         return b"".join(parts)
-
-    async def _decode(self, body: bytes) -> Any:
-        if len(body) < LARGE_BODY_BYTES:
-            return await _decode(body)
-        async with self._large_body:
-            value = await _decode(body)
-            await asyncio.sleep(0)
-        return value
 
 
 def check_headers(header: Callable[[str], str | None], max_bytes: int) -> None:
@@ -126,18 +118,22 @@ def check_size(size: int, max_bytes: int) -> None:
 
 async def parse_optional_object(body: bytes) -> dict[str, Any]:
     """Decodes a body that the caller has read. An empty body is an empty object. Raises ApiError."""
-    return _as_object(await _decode(body)) if body.strip() else {}
+    return _as_object(await _decode(body, MAX_BODY_VALUES)) if body.strip() else {}
 
 
-async def _decode(body: bytes) -> Any:
+async def _decode(body: bytes, max_values: int) -> Any:
     """Decodes a JSON body. An object may not have a key twice, because other parsers may use another of the
     values.
     """
+    value = None
     try:
-        value = decode_value(body, MAX_BODY_VALUES)
+        value = await decode_large_value(body, max_values)
+        may_lack_keys = len(body) <= LARGE_TEXT_BYTES and not _has_all_keys(value, body)
+    except DuplicateKey:
+        may_lack_keys = True
     except NotJsonSafe as error:
         raise ApiError("invalid_request", f"body: {error}") from None
-    if not _has_all_keys(value, body):
+    if may_lack_keys:
         # In a thread, because this takes about a second for ten megabytes.
         key = await asyncio.to_thread(find_duplicate_key, body)
         if key is not None:

@@ -19,7 +19,8 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from hutch.errors import ToolError, wire_code
-from hutch.session.json_value import NotJsonSafe, decode_value, encode_value, has_line_breaks
+from hutch.session.json_value import NotJsonSafe, decode_value, encode_value
+from hutch.session.large_json import LARGE_TEXT_BYTES, decode_large_value
 from hutch.session.messages import (
     Cancel,
     Done,
@@ -176,6 +177,7 @@ class Session:
         self._timer: asyncio.TimerHandle | None = None
         self._pauses, self._paused_seconds, self._paused_since = 0, 0.0, 0.0
         self._cancelling = self._deferred = False
+        self._decoding: asyncio.Task[None] | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._call_ids: set[str] = set()
         self.calls: list[CallRecord] = []
@@ -187,6 +189,11 @@ class Session:
     @property
     def started(self) -> bool:
         return self._started_at is not None
+
+    @property
+    def _has_ended(self) -> bool:
+        """True if the session has a result, or decodes a large one. Nothing else can end it then."""
+        return self.result is not None or self._decoding is not None
 
     @property
     def may_send_more(self) -> bool:
@@ -228,7 +235,7 @@ class Session:
     def receive(self, message: RunnerMessage) -> bool:
         """Handles a message. Returns True if the message was expected."""
         self.done_received = self.done_received or (isinstance(message, Done) and message.id == self.id)
-        if self.result is not None:
+        if self._has_ended:
             return False
         if isinstance(message, ToolCall):
             return self._tool_call(message)
@@ -271,7 +278,7 @@ class Session:
         """Asks the runner to stop, and cancels running tools. The session ends after the grace period at the
         latest.
         """
-        if self._cancelling or self.result is not None:
+        if self._cancelling or self._has_ended:
             return
         self._cancelling = True
         self._cancel_tools()
@@ -282,7 +289,7 @@ class Session:
 
     def mark_lost(self, reason: str) -> None:
         """Ends the session because the channel closed, or the runner failed, before `done`."""
-        if self.result is not None:
+        if self._has_ended:
             return
         if self._cancelling:
             self._give_up()
@@ -292,12 +299,12 @@ class Session:
 
     def fail(self, error: WireError) -> None:
         """Ends the session with an error that the host itself detected, such as the memory limit."""
-        if self.result is None:
+        if not self._has_ended:
             self._settle(TIMED_OUT if self._cancelling else error)
 
     def succeed(self, result: Any) -> None:
         """Ends the session with a result that the host itself detected, such as a program's exit code."""
-        if self.result is None:
+        if not self._has_ended:
             if self._cancelling:
                 self._settle(TIMED_OUT)
             else:
@@ -400,7 +407,7 @@ class Session:
 
     async def _invoke(self, call: ToolCall, provider: Provider) -> bytes:
         try:
-            value = decode_value(bytes(call.input))
+            value = await decode_large_value(bytes(call.input))
         except NotJsonSafe as error:
             self._count_invalid_input(len(bytes(call.input)))
             raise ToolError(f"The input is not JSON: {error}", "serialization_error") from None
@@ -461,32 +468,48 @@ class Session:
     # --- the end ---
 
     def _done(self, done: Done) -> None:
-        logs, clipped = clip_logs(done.logs, self.limits)
-        duration_ms = min(max(0.0, done.duration_ms), self._elapsed_ms())
-        value: Any = None
-        json: bytes | None = None
-        error: WireError | None = TIMED_OUT
-        if not self._cancelling and done.ok:
-            value, json, error = self._check_result(done.result)
-        elif not self._cancelling:
+        if self._cancelling:
+            self._settle_done(done, TIMED_OUT)
+        elif not done.ok:
             assert done.error is not UNSET
-            error = self._judge(done.error)
-        truncated = clipped or done.logs_truncated is True
-        self._settle(error, value=value, json=json, logs=logs, truncated=truncated, duration_ms=duration_ms)
+            self._settle_done(done, self._judge(done.error))
+        else:
+            self._check_result(done, b"" if done.result is UNSET else bytes(done.result))
 
-    def _check_result(self, result: Raw | msgspec.UnsetType) -> tuple[Any, bytes | None, WireError | None]:
-        """Returns the value and its JSON text, or an error."""
-        raw = b"" if result is UNSET else bytes(result)
+    def _check_result(self, done: Done, raw: bytes) -> None:
         if len(raw) > self.limits.max_result_bytes:
             message = f"The result has {len(raw)} bytes of JSON; the limit is {self.limits.max_result_bytes}"
-            return None, None, WireError(code="result_too_large", message=message)
+            self._settle_done(done, WireError(code="result_too_large", message=message))
+        elif len(raw) > LARGE_TEXT_BYTES:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._decoding = self._loop.create_task(self._settle_large(done, raw))
+        else:
+            try:
+                value = decode_value(raw) if raw else None
+            except NotJsonSafe as error:
+                self._settle_done(done, _not_json(error))
+            else:
+                self._settle_done(done, None, value, raw)
+
+    async def _settle_large(self, done: Done, raw: bytes) -> None:
         try:
-            value = decode_value(raw) if raw else None
+            value = await decode_large_value(raw)
         except NotJsonSafe as error:
-            message = f"The result is not JSON: {error}"
-            return None, None, WireError(code="serialization_error", message=message)
-        # The text becomes part of other lines, so it must not contain line breaks.
-        return value, (encode_value(value) if has_line_breaks(raw) else raw) or None, None
+            self._settle_done(done, _not_json(error))
+        else:
+            self._settle_done(done, None, value, raw)
+
+    def _settle_done(
+        self, done: Done, error: WireError | None, value: Any = None, json: bytes | None = None
+    ) -> None:
+        logs, clipped = clip_logs(done.logs, self.limits)
+        truncated = clipped or done.logs_truncated is True
+        duration_ms = min(max(0.0, done.duration_ms), self._elapsed_ms())
+        # The text becomes part of other lines, so it must not contain line breaks. Valid JSON has them only
+        # between values.
+        json = json.replace(b"\n", b" ").replace(b"\r", b" ") if json else None
+        self._settle(error, value=value, json=json, logs=logs, truncated=truncated, duration_ms=duration_ms)
 
     def _judge(self, error: WireError) -> WireError:
         """Returns the error with a code that the host accepts. A code that the host cannot confirm becomes
@@ -622,6 +645,10 @@ class _CallReports:
         self._session.report_progress(call.call_id, lambda: json)
         if call.stream is True:
             self._session.send_item(call.call_id, json)
+
+
+def _not_json(error: NotJsonSafe) -> WireError:
+    return WireError(code="serialization_error", message=f"The result is not JSON: {error}")
 
 
 def clip_logs(lines: list[str], limits: Limits) -> tuple[list[str], bool]:

@@ -11,16 +11,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
+from itertools import islice
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
 from hutch.session.tools.names import is_identifier
-from hutch.strict_json import MAX_VALUES, find_excess, is_too_deep
+from hutch.strict_json import MAX_VALUES, find_excess, finite_float, is_too_deep
 
 MAX_DEPTH = 128
 SHORT_TEXT_BYTES = 1024 * 1024
@@ -56,18 +58,40 @@ def decode_value(raw: bytes | memoryview, max_values: int = MAX_VALUES) -> Any:
     """
     line = raw if isinstance(raw, bytes) else bytes(raw)
     check_bounds(line, max_values)
+    return decode_bounded(line)
+
+
+def decode_bounded(line: bytes) -> Any:
+    """Parses a JSON text whose depth and number of values were checked. Raises NotJsonSafe."""
+    decoder = _exponent_decoder if _has_many_exponents(line) else _decoder
     try:
-        return msgspec.json.decode(line)
+        return decoder.decode(line)
     except (ValueError, RecursionError):
         if line.count(b"\\u") > MAX_VALUES or find_excess(line, MAX_DEPTH, MAX_VALUES) is not None:
             reason = f"has lone surrogates and more than {MAX_VALUES} values or escapes, or is malformed JSON"
             raise NotJsonSafe(f"$ {reason}") from None
     try:
         # Lone surrogates are the only valid JSON that msgspec refuses. So it checks the text without them.
-        msgspec.json.decode(mask_surrogates(line))
+        decoder.decode(mask_surrogates(line))
         return json.loads(line.decode())
     except (ValueError, RecursionError) as error:
         raise NotJsonSafe(f"malformed JSON: {_one_line(error)}") from None
+
+
+_decoder = msgspec.json.Decoder()
+# msgspec 0.22 takes 7 to 13 us for a number like 1e300 or 5e-324, Python's `float` 0.6 us. For other numbers
+# msgspec is faster: 0.05 us.
+_exponent_decoder = msgspec.json.Decoder(float_hook=finite_float)
+_EXPONENT = re.compile(rb"(?<=[0-9])[eE][+-]?[0-9]{2}")
+_MANY_EXPONENTS = 200
+
+
+def _has_many_exponents(text: bytes) -> bool:
+    return (
+        len(text) > 5 * _MANY_EXPONENTS
+        and text.count(b"e") + text.count(b"E") > _MANY_EXPONENTS
+        and sum(1 for _ in islice(_EXPONENT.finditer(text), _MANY_EXPONENTS + 1)) > _MANY_EXPONENTS
+    )
 
 
 def check_bounds(text: bytes, max_values: int = MAX_VALUES) -> None:

@@ -16,7 +16,8 @@ from hutch.errors import ExecutionError, HutchError
 from hutch.protocols.abilities.definition import AbilityDefinition
 from hutch.protocols.abilities.fetch_tools import FetchTools
 from hutch.protocols.abilities.sandbox_run import AbilityRun
-from hutch.session.json_value import NotJsonSafe, decode_value, encode_value
+from hutch.session.json_value import NotJsonSafe, encode_value
+from hutch.session.large_json import decode_large_value
 from hutch.session.messages import Job
 from hutch.session.run import RunHandle, new_run_id
 
@@ -199,7 +200,7 @@ async def _decode_result(value: Any, fetch_tools: FetchTools) -> WrapperResponse
     except FetchError as error:
         code = _FETCH_CODES.get(error.kind, "UPSTREAM_ERROR")
         return WrapperFailure(code=code, message=error.message)
-    body = _decode_body(result.status, result.headers, data)
+    body = await _decode_body(result.status, result.headers, data)
     return WrapperResponse(status=result.status, reason=result.status_text, headers=result.headers, body=body)
 
 
@@ -237,7 +238,7 @@ def _transform_message(error: ExecutionError, timeout_ms: float) -> str:
 # --- response body ---
 
 
-def _decode_body(status: int, headers: Sequence[tuple[str, str]], data: bytes | str) -> Any:
+async def _decode_body(status: int, headers: Sequence[tuple[str, str]], data: bytes | str) -> Any:
     """Decodes the body as JSON if it is declared and valid, otherwise as text. Returns None if there is no
     body.
     """
@@ -248,7 +249,7 @@ def _decode_body(status: int, headers: Sequence[tuple[str, str]], data: bytes | 
         text = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
         text = text.removeprefix(codecs.BOM_UTF8).strip()
         try:
-            return decode_value(text) if text else None
+            return await decode_large_value(text) if text else None
         except NotJsonSafe:
             pass
     return data if isinstance(data, str) else data.decode("utf-8-sig", "replace")

@@ -34,7 +34,8 @@ from hutch.protocols.toolscript.execute import TIMEOUT_EXIT_CODE, ScriptRequest,
 from hutch.protocols.toolscript.gateway.catalog import Catalog, CatalogEntry
 from hutch.protocols.toolscript.gateway.gateway import CompletedCall, Gateway
 from hutch.sandbox.runner.profile import profile_for
-from hutch.session.json_value import NotJsonSafe, decode_value, encode_value
+from hutch.session.json_value import NotJsonSafe, encode_value
+from hutch.session.large_json import decode_large_value
 from hutch.session.run import Result, RunHandle, new_run_id
 from hutch.session.tools.names import is_identifier, safe_name
 from hutch.session.tools.provider import Provider
@@ -143,7 +144,7 @@ class CodeRunner:
             result = await self._hutch.scripts.run(request, self._hutch.script_gateway)
         for stream in ("stdout", "stderr"):
             output[stream].add(b"", final=True)
-        return _script_report(result, run, output["stderr"])
+        return await _script_report(result, run, output["stderr"])
 
     # --- JavaScript ---
 
@@ -186,9 +187,9 @@ def _common_fields(run: ClientRun, duration_ms: float) -> dict[str, Any]:
     }
 
 
-def _script_report(result: ScriptResult, run: ClientRun, stderr: CapturedOutput) -> RunReport:
+async def _script_report(result: ScriptResult, run: ClientRun, stderr: CapturedOutput) -> RunReport:
     try:
-        value = None if result.value_json is None else decode_value(result.value_json.encode())
+        value = None if result.value_json is None else await decode_large_value(result.value_json.encode())
     except (NotJsonSafe, UnicodeEncodeError):
         value = result.value_json
     error = None

@@ -13,7 +13,8 @@ from msgspec import UNSET, UnsetType
 from hutch.egress.client.models import FetchError, FetchLimits, FetchRequest, Injection
 from hutch.egress.policy import EgressPolicy, fetch_policy
 from hutch.protocols.rep.kinds.registry import Call, Kind, StepFailed
-from hutch.session.json_value import NotJsonSafe, decode_value, encode_value
+from hutch.session.json_value import NotJsonSafe, encode_value
+from hutch.session.large_json import decode_large_value
 
 if TYPE_CHECKING:
     from hutch.egress.addresses import Url
@@ -134,16 +135,16 @@ async def _read_response(reply: FetchResponse) -> dict[str, Any]:
     headers: dict[str, str] = {}
     for name, value in reply.headers:
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
-    body = _decode_body(b"".join(parts), headers.get("content-type", ""))
+    body = await _decode_body(b"".join(parts), headers.get("content-type", ""))
     return {"status": reply.status, "url": reply.url, "headers": headers, **body}
 
 
-def _decode_body(data: bytes, content_type: str) -> dict[str, Any]:
+async def _decode_body(data: bytes, content_type: str) -> dict[str, Any]:
     """Decodes the body as JSON if it is declared and valid, otherwise as text, otherwise as Base64."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind == "application/json" or kind.endswith("+json"):
         try:
-            return {"body": decode_value(data)}
+            return {"body": await decode_large_value(data)}
         except NotJsonSafe:
             pass
     try:

@@ -14,7 +14,7 @@ from hutch.protocols.rep.kinds.tool_approval import approve_through_step
 from hutch.protocols.toolscript.checker.checker import Script
 from hutch.protocols.toolscript.checker.diagnostics import InvalidScript
 from hutch.protocols.toolscript.execute import ScriptRequest, ScriptResult, ScriptRunner
-from hutch.session.json_value import decode_value
+from hutch.session.large_json import decode_large_value
 
 _MAX_LINE_CHARS = 8_192
 
@@ -79,7 +79,7 @@ async def _run(call: Call) -> Any:
         raise StepFailed(refused.message, retriable=False, details={"problems": problems}) from None
     for stream in streams.values():
         stream.add(b"", final=True)
-    return _result(outcome)
+    return await _result(outcome)
 
 
 async def _script(params: ScriptParams, call: Call, scripts: ScriptRunner) -> Script:
@@ -91,11 +91,11 @@ async def _script(params: ScriptParams, call: Call, scripts: ScriptRunner) -> Sc
     return await scripts.checker.read(folder / params.file)
 
 
-def _result(outcome: ScriptResult) -> Any:
+async def _result(outcome: ScriptResult) -> Any:
     if outcome.exit_code != 0:
         message = outcome.message or f"The script ended with exit code {outcome.exit_code}."
         raise StepFailed(message, details={"exit_code": outcome.exit_code, "run_id": outcome.run_id})
-    return None if outcome.value_json is None else decode_value(outcome.value_json.encode())
+    return None if outcome.value_json is None else await decode_large_value(outcome.value_json.encode())
 
 
 RUN = Kind("toolscript.run", _run, params=ScriptParams)

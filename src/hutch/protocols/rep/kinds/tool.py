@@ -9,7 +9,7 @@ import msgspec
 from hutch.npm.package_spec import parse_spec, parse_spec_argument
 from hutch.protocols.rep.kinds.registry import Call, Kind, StepFailed
 from hutch.protocols.tpmjs.models import PackageToolCall, ToolFailure
-from hutch.session.json_value import decode_value
+from hutch.session.large_json import decode_large_value
 
 _RETRIABLE = frozenset({"execution_error", "timeout", "internal"})
 
@@ -48,7 +48,7 @@ async def _execute(call: Call) -> Any:
     outcome = await services.tools().execute(tool_call, _LogConsole(call))
     if outcome.failure is not None:
         raise _failure(outcome.failure)
-    return None if outcome.output_json is None else decode_value(outcome.output_json)
+    return None if outcome.output_json is None else await decode_large_value(outcome.output_json)
 
 
 def _failure(failure: ToolFailure) -> StepFailed:

@@ -1,0 +1,193 @@
+"""Decodes large JSON texts in pieces, between which other tasks run.
+
+msgspec decodes a text in one call and holds Python's lock meanwhile. tests/session/test_large_json.py has
+texts of 1 to 10 MB that stall the event loop for 0.1 to 2.5 s that way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Generator
+from typing import Any
+
+from hutch.session.json_value import MAX_DEPTH, SHORT_TEXT_BYTES, NotJsonSafe, decode_bounded, decode_value
+from hutch.strict_json import MAX_VALUES, slices
+
+LARGE_TEXT_BYTES = 64 * 1024
+"""Longer texts are decoded in pieces."""
+_PIECE_BYTES = 32 * 1024
+_MAX_SECONDS = 0.005
+_NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+_SPACE = b" \t\r\n"
+
+
+class DuplicateKey(NotJsonSafe):
+    """An object has a key twice."""
+
+
+async def decode_large_value(text: bytes, max_values: int | None = None) -> Any:
+    """Like `decode_value`, but other tasks run meanwhile. A string is decoded in one piece. `max_values`
+    limits the values of texts longer than LARGE_TEXT_BYTES; others cannot have many.
+
+    Raises DuplicateKey if the text is longer than LARGE_TEXT_BYTES and an object has a key twice.
+    """
+    if len(text) <= LARGE_TEXT_BYTES:
+        return decode_value(text)
+    if max_values is None:
+        max_values = MAX_VALUES if len(text) > SHORT_TEXT_BYTES else SHORT_TEXT_BYTES
+    decoding = _decode_pieces(text, max_values)
+    began = time.perf_counter()
+    while True:
+        try:
+            next(decoding)
+        except StopIteration as end:
+            return end.value
+        if time.perf_counter() - began > _MAX_SECONDS:
+            await asyncio.sleep(0)
+            began = time.perf_counter()
+
+
+def _decode_pieces(text: bytes, max_values: int) -> Generator[None, None, Any]:
+    """Splits the text at commas. Opening and closing the arrays and objects around a piece makes it a JSON
+    text. Its values are then added to those of the pieces before it.
+    """
+    tree = _Tree()
+    piece = _Piece()
+    start = offset = values = is_inside = 0
+    for part in slices(text, _PIECE_BYTES):
+        masked = part.replace(b"\\\\", b"__").replace(b'\\"', b"__") if b"\\" in part else part
+        # Now each quote starts or ends a string.
+        pieces = masked.split(b'"')
+        at = _last_comma(pieces, is_inside)
+        if at is None:
+            piece.scan(b"".join(pieces[is_inside::2]))
+        else:
+            number, comma = at
+            before, after = pieces[number][:comma], pieces[number][comma + 1 :]
+            piece.scan(b"".join([*pieces[is_inside:number:2], before]))
+            end = offset + sum(map(len, pieces[:number])) + number + comma
+            tree.add(text[start:end], piece)
+            start = end + 1
+            values += 1 + piece.values
+            piece = _Piece(piece.stack)
+            piece.scan(b"".join([after, *pieces[number + 2 :: 2]]))
+        if values + piece.values > max_values:
+            raise NotJsonSafe(f"$ has more than {max_values} values")
+        is_inside ^= (len(pieces) - 1) & 1
+        offset += len(part)
+        yield
+    tree.add(text[start:], piece, is_last=True)
+    return tree.root
+
+
+def _last_comma(pieces: list[bytes], is_inside: int) -> tuple[int, int] | None:
+    """Returns the piece outside of strings that has the last comma, and the comma's position in it."""
+    last = len(pieces) - 1
+    for number in range(last - (last + is_inside) % 2, -1, -2):
+        comma = pieces[number].rfind(b",")
+        if comma >= 0:
+            return number, comma
+    return None
+
+
+class _Piece:
+    """Structure of a part of the text."""
+
+    def __init__(self, stack: bytes | bytearray = b"") -> None:
+        self.before = bytes(stack)
+        """Brackets that are open at the start."""
+        self.stack = bytearray(stack)
+        """Brackets that are open at the end."""
+        self.lowest = len(stack)
+        """Number of brackets that are open all the time."""
+        self.keys = self.values = 0
+
+    def scan(self, outside: bytes) -> None:
+        """Reads the characters outside of strings. Raises NotJsonSafe if they nest too deeply."""
+        brackets = outside.translate(None, _NOT_BRACKETS)
+        stack, lowest = self.stack, self.lowest
+        for bracket in brackets:
+            if bracket in b"[{":
+                stack.append(bracket)
+                if len(stack) > MAX_DEPTH:
+                    raise NotJsonSafe(f"$ is nested deeper than {MAX_DEPTH} levels")
+            elif stack:
+                stack.pop()
+                lowest = min(lowest, len(stack))
+            else:
+                raise NotJsonSafe("malformed JSON: a bracket closes nothing")
+        self.lowest = lowest
+        self.keys += outside.count(b":")
+        self.values += outside.count(b",") + brackets.count(b"[") + brackets.count(b"{")
+
+
+class _Tree:
+    """The values that were decoded so far."""
+
+    def __init__(self) -> None:
+        self.root: Any = None
+        self._open: list[Any] = []
+        """The arrays and objects that the next piece continues."""
+        # Key of the value that a piece continues. It is random, so that no text contains it.
+        self._key = secrets.token_hex(16)
+
+    def add(self, text: bytes, piece: _Piece, *, is_last: bool = False) -> None:
+        """Decodes a piece and adds its values. Raises NotJsonSafe."""
+        inner = text.strip(_SPACE)
+        # Without the comma that precedes or follows it, such a piece would be valid.
+        if not inner or (self._open and inner[0] in b"]}") or (not is_last and inner[-1] in b"[{"):
+            raise NotJsonSafe("malformed JSON: a comma has no value beside it")
+        if not is_last and not piece.stack:
+            raise NotJsonSafe("malformed JSON: the text continues after its value")
+        closing = b"" if is_last else bytes(piece.stack[::-1]).translate(_CLOSING)
+        value = decode_bounded(self._opening(piece.before) + text + closing)
+        # The opening brackets have a key for each object that is continued, except the innermost one.
+        keys = piece.keys + piece.before[:-1].count(b"{")
+        if keys > 1 and _count_keys(value) != keys:
+            raise DuplicateKey("$ has an object with a key that occurs twice")
+        if self._open:
+            self._merge(value)
+        else:
+            self.root = value
+        del self._open[piece.lowest :]
+        for _ in range(piece.lowest, len(piece.stack)):
+            self._open.append(_last_child(self._open[-1]) if self._open else self.root)
+
+    def _opening(self, stack: bytes) -> bytes:
+        with_key = b'{"%s":' % self._key.encode()
+        return b"".join(with_key if bracket in b"{" else b"[" for bracket in stack[:-1]) + stack[-1:]
+
+    def _merge(self, value: Any) -> None:
+        for level, target in enumerate(self._open):
+            is_innermost = level == len(self._open) - 1
+            if isinstance(target, list):
+                target.extend(value if is_innermost else value[1:])
+                value = None if is_innermost else value[0]
+            else:
+                continued = None if is_innermost else value.pop(self._key)
+                size = len(target) + len(value)
+                target.update(value)
+                if len(target) != size:
+                    raise DuplicateKey("$ has an object with a key that occurs twice")
+                value = continued
+
+
+_CLOSING = bytes.maketrans(b"[{", b"]}")
+
+
+def _last_child(container: Any) -> Any:
+    return container[-1] if isinstance(container, list) else next(reversed(container.values()))
+
+
+def _count_keys(value: Any) -> int:
+    count, rest = 0, [value]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, dict):
+            count += len(value)
+            rest.extend(value.values())
+        elif isinstance(value, list):
+            rest.extend(value)
+    return count

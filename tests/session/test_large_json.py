@@ -1,0 +1,126 @@
+"""Texts decoded in pieces give the same values and the same refusals as texts decoded at once."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from tests.support.stalls import LoopStalls, repeat_on_stall
+
+from hutch.session import large_json
+from hutch.session.json_value import NotJsonSafe, decode_value
+from hutch.session.large_json import DuplicateKey, decode_large_value
+from hutch.strict_json import find_duplicate_key
+
+MILLION = 1_000_000
+
+
+@pytest.fixture(params=[1, 3, 17])
+def _small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large_json, "LARGE_TEXT_BYTES", 0)
+    monkeypatch.setattr(large_json, "_PIECE_BYTES", request.param)
+
+
+def random_value(rng: random.Random, depth: int = 0) -> Any:
+    kind = rng.random()
+    if depth > 4 or kind < 0.3:
+        return rng.choice([1, -2.5, 1e300, "", 'a"b\\', "é,[{:", "\\\\", True, None, "\ud800", 10**20])
+    if kind < 0.65:
+        return [random_value(rng, depth + 1) for _ in range(rng.randrange(5))]
+    keys = [f"{number}{rng.choice(',:[é')}" for number in range(rng.randrange(5))]
+    return {key: random_value(rng, depth + 1) for key in keys}
+
+
+@pytest.mark.usefixtures("_small_pieces")
+async def test_pieces_decode_like_the_whole_text() -> None:
+    rng = random.Random(1)
+    for number in range(300):
+        value = random_value(rng)
+        text = json.dumps(value, indent=number % 3 or None).encode()
+        assert await decode_large_value(text) == value
+        # A change of one character.
+        at = rng.randrange(len(text))
+        changed = text[:at] + rng.choice([b"", b",", b"]", b"}", b'"', b"\\", b"[", b":"]) + text[at + 1 :]
+        assert await _outcome(changed) == _expected(changed), changed
+
+
+async def _outcome(text: bytes) -> str:
+    try:
+        return json.dumps(await decode_large_value(text))
+    except DuplicateKey:
+        return "duplicate key"
+    except NotJsonSafe:
+        return "malformed"
+
+
+def _expected(text: bytes) -> str:
+    try:
+        value = decode_value(text)
+    except NotJsonSafe:
+        return "malformed"
+    return json.dumps(value) if find_duplicate_key(text) is None else "duplicate key"
+
+
+@pytest.mark.usefixtures("_small_pieces")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[1,]",
+        "[,1]",
+        "[1,,2]",
+        "[ ,1]",
+        "[1],[2]",
+        "[1],",
+        '{"a":1,}',
+        '{"a":[1,2},3]',
+        "[1,2",
+        "[1,2]]",
+        '[1,"a]',
+        "1,2",
+        '{"a":1,"b":[2,{"c":3}]',
+        "[[1,2],3}",
+        "[1e999,1]",
+        "",
+    ],
+)
+async def test_malformed_text_is_refused(text: str) -> None:
+    with pytest.raises(NotJsonSafe):
+        await decode_large_value(text.encode())
+
+
+@pytest.mark.usefixtures("_small_pieces")
+@pytest.mark.parametrize(
+    "text", ['{"a":1,"b":2,"a":3}', '[{"a":[1,2],"a":{}}]', '{"a":{"b":[1,2],"\\u0062":1}}']
+)
+async def test_key_that_occurs_twice_is_refused(text: str) -> None:
+    with pytest.raises(DuplicateKey):
+        await decode_large_value(text.encode())
+
+
+async def test_depth_and_number_of_values_are_limited() -> None:
+    with pytest.raises(NotJsonSafe, match="nested deeper than 128 levels"):
+        await decode_large_value(b"[" * 129 + b"1," * 40_000 + b"1" + b"]" * 129)
+    with pytest.raises(NotJsonSafe, match="has more than 50000 values"):
+        await decode_large_value(b"[" + b"1," * 60_000 + b"1]", 50_000)
+
+
+# Decoded at once, each of these stalls the event loop for 0.1 to 2.5 s.
+SLOW = {
+    "exponents": b"[" + b"1e300," * 250_000 + b"1]",
+    "digits": b"[" + b"1.2345678901234567e-300," * 40_000 + b"1]",
+    "keys": b"{" + b",".join(b'"k%d":1' % number for number in range(200_000)) + b"}",
+    "objects": b"[" + b'{"a":1},' * 250_000 + b"1]",
+    "arrays": b"[" + b"[]," * 300_000 + b"1]",
+    "depth": b"[" + (b"[" * 120 + b"]" * 120 + b",") * 3_000 + b"1]",
+}
+
+
+@pytest.mark.parametrize("text", SLOW.values(), ids=SLOW)
+@repeat_on_stall
+async def test_slow_text_does_not_block_the_event_loop(text: bytes) -> None:
+    async with LoopStalls() as stalls:
+        value = await decode_large_value(text, MILLION)
+    assert len(value) > 1_000
+    stalls.assert_short()
