@@ -181,7 +181,8 @@ async def test_lower_time_limit_of_the_server_is_a_timeout() -> None:
         async with hutch.connect(short_limit_server.execbox) as h:
             r = await h.run("for (;;);", timeout_ms=60_000)
             assert r.error is not None
-            assert (r.error.code, r.error.message) == ("timeout", "Execution timed out")
+            assert r.error.code == "timeout"
+            assert r.error.message.startswith("Execution timed out after ")
 
 
 async def test_guest_cannot_claim_a_timeout(remote: Remote) -> None:

@@ -99,7 +99,8 @@ def test_code_that_looks_like_an_option_goes_after_two_dashes() -> None:
 def test_timeout_is_in_seconds() -> None:
     done = hutch("eval", "--timeout", "0.2", "console.log('on'); for (;;);")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "on\nhutch: timeout: Execution timed out; --timeout SECONDS allows up to 300\n"
+    message = "Execution timed out after 200 ms, near line 1; --timeout SECONDS allows up to 300"
+    assert done.stderr == f"on\nhutch: timeout: {message}\n"
 
 
 def test_memory_is_in_megabytes() -> None:
@@ -111,7 +112,7 @@ def test_memory_is_in_megabytes() -> None:
 
 def test_defaults_come_from_the_settings() -> None:
     done = hutch("eval", "for (;;);", env={"HUTCH_TIMEOUT_MS": "150"})
-    assert done.stderr.startswith("hutch: timeout: Execution timed out; ")
+    assert done.stderr.startswith("hutch: timeout: Execution timed out after 150 ms")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 from tests.conftest import Run
 from tests.support.processes import TIMEOUT_SECONDS
 
+import hutch
 from hutch.errors import HutchError
 
 # Each guest first calls `tools.ready()` and then enters a state that it does not leave by itself.
@@ -71,7 +72,8 @@ async def test_timeout_ends_the_execution_in_every_state(run: Run, state: str) -
     result = await run(f"await tools.ready();\n{state}", tools=tools.all(), timeout_ms=150)
     elapsed = time.monotonic() - started
     assert result.error is not None
-    assert (result.error.code, result.error.message) == ("timeout", "Execution timed out")
+    assert result.error.code == "timeout"
+    assert result.error.message.startswith("Execution timed out after 150 ms")
     assert result.duration_ms >= 149
     assert 0.149 <= elapsed < 3
 
@@ -181,7 +183,49 @@ LATE_ENDS = {
 async def test_late_end_is_a_timeout_even_if_the_guest_caught_the_interruption(run: Run, code: str) -> None:
     result = await run(code, tools=[echo], timeout_ms=300)
     assert result.error is not None
-    assert (result.error.code, result.error.message) == ("timeout", "Execution timed out")
+    assert result.error.code == "timeout"
+    assert result.error.message.startswith("Execution timed out after 300 ms")
+
+
+async def test_timeout_names_the_tools_that_the_guest_waited_for(run: Run) -> None:
+    hang = Tools().all()[1]
+    many = [hutch.tool(hang, name=f"hang{number}") for number in range(5)]
+    one = await run("await tools.hang0()", tools=many, timeout_ms=300)
+    assert one.error is not None
+    assert one.error.message == "Execution timed out after 300 ms, waiting for tools.hang0"
+    every = await run("await Promise.all(Object.values(tools).map((f) => f()))", tools=many, timeout_ms=1_500)
+    assert every.error is not None
+    assert every.error.message == (
+        "Execution timed out after 1.5 s, waiting for tools.hang0, tools.hang1, tools.hang2 and 2 other tools"
+    )
+
+
+@pytest.mark.parametrize("engine", ["quickjs"])
+@pytest.mark.parametrize("others", [0, 3])
+async def test_timeout_of_a_busy_guest_says_where_it_was(run: Run, others: int) -> None:
+    code = "function busy() {\n  for (;;) Math.sqrt(2)\n}\n\nbusy()"
+    async with asyncio.TaskGroup() as group:
+        for _ in range(others):
+            group.create_task(run("for (;;);", timeout_ms=600))
+        result = await run(code, timeout_ms=300)
+    assert result.error is not None
+    assert result.error.message in [f"Execution timed out after 300 ms, near line {line}" for line in (1, 2)]
+    assert result.stack is not None
+    assert [frame.partition(" (")[0] for frame in result.stack.split("\n")] == [
+        "at busy",
+        "at line 5, column 1",
+    ]
+
+
+@pytest.mark.parametrize("engine", ["quickjs"])
+async def test_guest_cannot_run_code_when_its_stack_is_read_after_the_timeout(run: Run) -> None:
+    code = """Object.defineProperty(Error.prototype, "stack", { get() { for (;;); } });
+        Error.prepareStackTrace = () => ({ toString() { for (;;); } });
+        for (;;);"""
+    result = await run(code, timeout_ms=200)
+    assert result.error is not None
+    assert result.error.message == "Execution timed out after 200 ms"
+    assert (await run("1")).result == 1
 
 
 @pytest.mark.parametrize("engine", ["quickjs"])

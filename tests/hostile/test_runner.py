@@ -334,7 +334,7 @@ async def test_runner_that_ignores_cancel_times_out_and_is_replaced(with_runner:
     )
     result = await sandbox.run("hang", timeout_ms=100)
     assert result.error is not None
-    assert (result.error.code, result.error.message) == ("timeout", "Execution timed out")
+    assert (result.error.code, result.error.message) == ("timeout", "Execution timed out after 100 ms")
     assert (await sandbox.run("next")).result == "next"
 
 

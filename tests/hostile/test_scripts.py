@@ -233,7 +233,7 @@ async def test_catastrophic_regular_expression_ends(scripts: ScriptEnvironment) 
 )
 async def test_endless_script_exits_with_124(scripts: ScriptEnvironment, code: str) -> None:
     result = await scripts.run(code, check=False, timeout_ms=300)
-    assert (result.exit_code, result.message) == (124, "The script did not finish in time")
+    assert (result.exit_code, result.message) == (124, "The script did not finish within 300 ms")
 
 
 # --- the gateway ---

@@ -256,7 +256,7 @@ async def test_silent_runner_is_cancelled_after_the_timeout_and_unresponsive_aft
     result = await result_of(session)
     assert session.unresponsive
     assert result.error is not None
-    assert (result.error.code, result.error.message) == ("timeout", "Execution timed out")
+    assert (result.error.code, result.error.message) == ("timeout", "Execution timed out after 20 ms")
 
 
 async def test_runner_that_sends_nothing_is_lost_before_the_execution_has_begun() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -63,6 +63,8 @@ MAX_NAME_CHARS = 1_024
 MAX_RUN_ID_CHARS = 128
 MAX_SHOWN_NAME_CHARS = 100
 MAX_REMEMBERED_ERRORS = 1_000
+# Maximum number of tools that the message of a timeout names.
+MAX_NAMED_TOOLS = 3
 
 TIMED_OUT = WireError(code="timeout", message="Execution timed out")
 
@@ -178,7 +180,8 @@ class Session:
         self._pauses, self._paused_seconds, self._paused_since = 0, 0.0, 0.0
         self._cancelling = self._deferred = False
         self._decoding: asyncio.Task[None] | None = None
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._timeout = TIMED_OUT
+        self._tasks: dict[str, tuple[asyncio.Task[None], ToolCall]] = {}
         self._call_ids: set[str] = set()
         self.calls: list[CallRecord] = []
         """Records of ended tool calls, at most MAX_RECORDED_CALLS."""
@@ -300,19 +303,19 @@ class Session:
     def fail(self, error: WireError) -> None:
         """Ends the session with an error that the host itself detected, such as the memory limit."""
         if not self._has_ended:
-            self._settle(TIMED_OUT if self._cancelling else error)
+            self._settle(self._timeout if self._cancelling else error)
 
     def succeed(self, result: Any) -> None:
         """Ends the session with a result that the host itself detected, such as a program's exit code."""
         if not self._has_ended:
             if self._cancelling:
-                self._settle(TIMED_OUT)
+                self._settle(self._timeout)
             else:
                 self._settle(None, value=result, json=encode_value(result))
 
     def _give_up(self) -> None:
         self.unresponsive = True
-        self._settle(TIMED_OUT)
+        self._settle(self._timeout)
 
     # --- tool calls ---
 
@@ -340,7 +343,7 @@ class Session:
             task = self._loop.create_task(self._dispatch(call, provider))
             # With an eager task factory, the task may already be done.
             if not task.done():
-                self._tasks[call.call_id] = task
+                self._tasks[call.call_id] = task, call
         return True
 
     def _refuse(self, call: ToolCall, message: str, code: str = wire_code("call_limit")) -> None:
@@ -446,7 +449,7 @@ class Session:
     def _cancel_tools(self) -> None:
         if self._cancelled is not None:
             self._cancelled.set()
-        for task in self._tasks.values():
+        for task, _ in self._tasks.values():
             task.cancel()
 
     def report_progress(self, call_id: str, value: Callable[[], bytes]) -> None:
@@ -469,7 +472,7 @@ class Session:
 
     def _done(self, done: Done) -> None:
         if self._cancelling:
-            self._settle_done(done, TIMED_OUT)
+            self._settle_done(done, self._timeout)
         elif not done.ok:
             assert done.error is not UNSET
             self._settle_done(done, self._judge(done.error))
@@ -530,7 +533,7 @@ class Session:
         if error.code in self._codes:
             return error
         if error.code == "timeout" and self._elapsed_ms() + 1 >= self.limits.timeout_ms:
-            return TIMED_OUT
+            return self._timeout_error(error)
         return msgspec.structs.replace(error, code="runtime_error")
 
     def _settle(
@@ -608,7 +611,19 @@ class Session:
         elif self._started_at is None and self._start_seconds:
             self._fail_start()
         else:
+            self._timeout = self._timeout_error()
             self.cancel()
+
+    def _timeout_error(self, reported: WireError | None = None) -> WireError:
+        """Returns the error of an execution that reached its time limit. It says where the guest was: in the
+        line that the runner reported, or in tool calls.
+        """
+        line = None if reported is None else reported.line
+        tools = [_shown_name(call) for _, call in self._tasks.values()] if line is None else []
+        message = timeout_message(f"{TIMED_OUT.message} after", self.limits.timeout_ms, tools)
+        if line is not None:
+            message += f", near line {line}"
+        return WireError(code="timeout", message=message, stack=None if reported is None else reported.stack)
 
     def _fail_start(self) -> None:
         """Ends the session because the runner did not start the execution. The session is marked as lost only
@@ -649,6 +664,16 @@ class _CallReports:
 
 def _not_json(error: NotJsonSafe) -> WireError:
     return WireError(code="serialization_error", message=f"The result is not JSON: {error}")
+
+
+def timeout_message(text: str, milliseconds: float, tools: Iterable[str]) -> str:
+    """Appends the time limit to a text, and the tools that the guest waited for."""
+    limit = f"{milliseconds:g} ms" if milliseconds < 1000 else f"{milliseconds / 1000:g} s"
+    names = list(dict.fromkeys(tools))
+    others = f" and {len(names) - MAX_NAMED_TOOLS} other tools" if len(names) > MAX_NAMED_TOOLS else ""
+    return f"{text} {limit}" + (
+        f", waiting for {', '.join(names[:MAX_NAMED_TOOLS])}{others}" if names else ""
+    )
 
 
 def clip_logs(lines: list[str], limits: Limits) -> tuple[list[str], bool]:

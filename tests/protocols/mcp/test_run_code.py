@@ -149,6 +149,19 @@ async def test_script_can_set_its_exit_code(client: Client) -> None:
 async def test_timeout_ends_the_run(client: Client, language: str) -> None:
     found = await run_structured(client, "for (;;) {}", language, timeout_seconds=0.3)
     assert found["error"]["code"] == "timeout"
+    assert "300 ms" in found["error"]["message"]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+async def test_timeout_names_the_tool_that_the_code_waited_for(
+    harness: McpHarness, client: Client, language: str
+) -> None:
+    async def hang(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    harness.upstream.functions["list_issues"] = hang
+    found = await run_structured(client, "await tools.github.listIssues()", language, timeout_seconds=0.5)
+    assert found["error"]["message"].endswith(" 500 ms, waiting for tools.github.listIssues")
     assert found["exitCode"] in (124, None)
 
 

@@ -29,8 +29,8 @@ import { type HostFunctions, type Image, Vm, VmError } from "./vm.ts";
 const DEFAULT_MAX_RESULT = 8 * 1024 * 1024;
 /** For each prelude, the letters of the host functions that it uses and the names of its own functions. */
 export const PRELUDES = {
-  plain: { functions: "cltkruedoxps", entries: ["run", "settle", "item", "fire"] },
-  web: { functions: "cltkruedoxpsh", entries: ["run", "settle", "item", "fire", "job"] },
+  plain: { functions: "cltkruedoxps", entries: ["run", "settle", "item", "fire", "stack"] },
+  web: { functions: "cltkruedoxpsh", entries: ["run", "settle", "item", "fire", "stack", "job"] },
 };
 /** A VM that grew by more is dropped instead of reset, to return its memory to the system. */
 const MAX_REUSABLE_GROWTH = 8 * 1024 * 1024;
@@ -40,6 +40,7 @@ const COLLECT_AFTER_BYTES = 128 * 1024 * 1024;
 /** Error codes that a guest may report itself, besides those of errors that the host sent to it. */
 const GUEST_CODES = new Set(["runtime_error", "serialization_error", "result_too_large"]);
 const MAX_MESSAGE = 8_000;
+const TIMED_OUT = { code: "timeout", message: "Execution timed out" };
 /** Input bytes of all open calls of one execution. */
 const MAX_OPEN_BYTES = 32 * 1024 * 1024;
 const COMPILER_HINT = "the deno engine compiles namespaces and decorators";
@@ -234,10 +235,11 @@ export class Runner {
     run.busy = true;
     let isIntact = true;
     try {
-      while (run.queue.length > 0 && !run.over) {
+      while (run.queue.length > 0 && !run.over && !run.cancelled) {
         const [entry, args] = run.queue.shift()!;
         if (!await run.vm.call(run.vm.image.entry[entry], args(), run.isOverdue)) this.#stopped(run);
       }
+      if (run.cancelled) this.#timeOut(run);
       // QuickJS may lack the memory to report that it is out of memory.
       if (!run.over && run.vm.faults > 0 && run.calls.size + run.timers.size === 0) this.#exhausted(run);
     } catch (error) {
@@ -252,7 +254,7 @@ export class Runner {
   /** Handles an exception that guest code could not catch. */
   #stopped(run: Run): void {
     if (run.over) return;
-    if (run.isOverdue(performance.now())) this.#timeOut(run);
+    if (run.isOverdue(performance.now())) this.#timeOut(run, interruptedAt(run));
     else if (run.vm.faults > 0) this.#exhausted(run);
     else this.#fail(run, { code: "runtime_error", message: "QuickJS stopped the execution" });
   }
@@ -309,8 +311,9 @@ export class Runner {
     this.#finish(run, false, undefined, { code: "memory_limit", message });
   }
 
-  #timeOut(run: Run): void {
-    this.#finish(run, false, undefined, { code: "timeout", message: "Execution timed out" });
+  #timeOut(run: Run, stack = ""): void {
+    const at = run.program.locateStack(stack), frames = run.program.describeStack(stack);
+    this.#finish(run, false, undefined, { ...TIMED_OUT, ...at, stack: frames });
   }
 
   #finish(run: Run, ok: boolean, result?: string, error?: Failure): void {
@@ -360,18 +363,18 @@ export class Runner {
     if (next < Infinity) this.#setAlarm(next);
   }
 
-  /** Ends an execution by timeout or `cancel`. A suspended guest stops at its next interrupt. */
+  /** Ends an execution by timeout or `cancel`. A suspended guest is interrupted, which shows where it was. */
   #stop(run: Run): void {
     run.cancelled = true;
-    this.#timeOut(run);
+    if (run.busy) run.vm.wake();
+    else this.#timeOut(run);
   }
 
   #cancel(id: string): void {
     const run = this.#runs.get(id);
     if (run) return this.#stop(run);
     // The host has not processed the execution's `done` yet: without a reply it would kill the runner.
-    const error = { code: "timeout", message: "Execution timed out" };
-    this.#sendDone(id, { ok: false, error }, performance.now());
+    this.#sendDone(id, { ok: false, error: TIMED_OUT }, performance.now());
   }
 
   #toolCall(run: Run, number: number, tool: number, input: string, stack?: string): void {
@@ -488,6 +491,15 @@ function unknownTool({ code, providers }: Execute, line = 0): string | undefined
       if (Object.hasOwn(tools, tool)) continue;
       return `${name}.${tool} is not a function; ${availableTools(name, Object.keys(tools))}`;
     }
+  }
+}
+
+/** Returns the stack of an interrupted guest; empty if the guest caught the interruption. */
+function interruptedAt({ vm, program }: Run): string {
+  try {
+    return program.cleanStack(vm.stackOfException());
+  } catch {
+    return "";
   }
 }
 

@@ -35,6 +35,7 @@ interface Exports {
   qjs_set_interrupt_handler(on: number): void;
   qjs_set_max_stack_size(bytes: number): void;
   qjs_eval(code: number, length: number, file: number, flags: number): number;
+  qjs_call(fn: number, self: number, argc: number, argv: number): number;
   qjs_is_exception(box: number): number;
   qjs_get_exception(): number;
   qjs_get_global(): number;
@@ -51,6 +52,7 @@ interface Exports {
   qjs_free_cstring(text: number): void;
   qjs_free_value(box: number): void;
   qjs_is_undefined(box: number): number;
+  qjs_is_string(box: number): number;
   qjs_is_proxy(box: number): number;
   qjs_get_context_ptr(): number;
   wasm_malloc(bytes: number): number;
@@ -80,9 +82,10 @@ let isTurnScheduled = false;
  * the timer for the next one starts when the slice is over: if each VM had its own timer, several busy guests
  * would keep the runner from reading messages for a second.
  */
-function nextTurn(): Promise<number> {
+function nextTurn(onSuspend: (resume: (value: number) => void) => void): Promise<number> {
   return new Promise((resolve) => {
     suspended.push(resolve);
+    onSuspend(resolve);
     scheduleTurn();
   });
 }
@@ -95,7 +98,7 @@ function scheduleTurn(): void {
 
 function takeTurn(): void {
   isTurnScheduled = false;
-  suspended.shift()!(0);
+  suspended.shift()?.(0);
   // The VM runs when this function has returned, and may end instead of being suspended again.
   setTimeout(scheduleTurn, 0);
 }
@@ -111,6 +114,8 @@ export class Vm {
   #sliceEnd = 0;
   /** The guest's time is up. Built-ins with callbacks can turn that into an error that the guest catches. */
   #stopped = false;
+  /** Continues the guest if it is suspended. */
+  #resume: (value: number) => void = () => {};
 
   constructor(module: WebAssembly.Module, image: Image, functions: HostFunctions) {
     this.#image = image;
@@ -356,10 +361,22 @@ export class Vm {
     const now = performance.now();
     if (this.#stopped || this.faults > MAX_FAULTS || this.#isOverdue(now)) return this.#stop();
     if (now < this.#sliceEnd) return 0;
-    return nextTurn().then(() => {
+    return nextTurn((resume) => this.#resume = resume).then(() => {
       this.renewSlice();
       return this.#isOverdue(performance.now()) ? this.#stop() : 0;
     });
+  }
+
+  /** Continues a suspended guest now instead of at its turn, so that it notices that its time is up. */
+  wake(): void {
+    const index = suspended.indexOf(this.#resume);
+    if (index >= 0) suspended.splice(index, 1)[0](0);
+  }
+
+  /** Returns the stack of the exception that ended a call, or an empty text. Runs no code of the guest. */
+  stackOfException(): string {
+    const e = this.#exports, stack = e.qjs_call(this.#image.entry.stack, this.exception(), 0, 0);
+    return e.qjs_is_string(stack) ? this.toText(stack) : "";
   }
 
   #stop(): number {

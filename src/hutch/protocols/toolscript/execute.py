@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from hutch.protocols.toolscript.jail_server.http1 import JailRequest, JailRespon
 from hutch.sandbox import temp_dirs
 from hutch.sandbox.jail.jail import Isolation, Mount
 from hutch.sandbox.runner.profile import Profile
+from hutch.session.host import Limits, timeout_message
 from hutch.session.run import CallLog, OnOutput, Result, RunHandle, new_run_id
 
 GATEWAY_VARIABLE = "TOOLSCRIPT_GATEWAY_URL"
@@ -50,6 +52,9 @@ class ScriptGateway(Protocol):
 
     def record_calls(self, run_id: str) -> AbstractContextManager[CallLog]:
         """Records the tool calls of a run that pass through this process."""
+
+    def open_calls(self, run_id: str) -> list[str]:
+        """Returns the names of the tools that a run is waiting for, as far as this process knows."""
 
 
 class ScriptRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +120,8 @@ class ScriptRunner:
                 label=script.name,
             )
             run = _ScriptRun(run_id, on_output=request.on_output, call_log=calls)
-            return _script_result(await self._kernel.run(execution, run))
+            result = await self._kernel.run(execution, run)
+            return _script_result(result, execution.limits, gateway.open_calls(run_id))
 
     async def warm(self, gateway: ScriptGateway, *, cwd: str = "/") -> None:
         """Starts a process for the next script in advance."""
@@ -185,7 +191,7 @@ class _ScriptRun(RunHandle):
         return None if _exit_code(value) == 0 else "script_failed"
 
 
-def _script_result(result: Result) -> ScriptResult:
+def _script_result(result: Result, limits: Limits, open_calls: Sequence[str]) -> ScriptResult:
     common: dict[str, Any] = {"run_id": result.run_id, "duration_ms": result.duration_ms}
     error = result.error
     if error is None:
@@ -196,7 +202,6 @@ def _script_result(result: Result) -> ScriptResult:
             **common,
         )
     if error.code == "timeout":
-        return ScriptResult(
-            exit_code=TIMEOUT_EXIT_CODE, message="The script did not finish in time", **common
-        )
+        message = timeout_message("The script did not finish within", limits.timeout_ms, open_calls)
+        return ScriptResult(exit_code=TIMEOUT_EXIT_CODE, message=message, **common)
     return ScriptResult(exit_code=FAILURE_EXIT_CODE, message=error.message, **common)

@@ -5,7 +5,6 @@
  * that affects only its own run, because the runner checks everything that leaves the VM.
  */
 
-import "./stack.ts";
 import "./console.ts";
 import "./crypto.ts";
 import "./text.ts";
@@ -23,6 +22,7 @@ import {
   settle as settleCall,
 } from "../../tools.ts";
 import { defineGlobal } from "./define.ts";
+import { rawStack } from "./stack.ts";
 import { fail, isProxy, succeed, toolCall } from "./host.ts";
 
 const { parse, stringify } = JSON;
@@ -64,4 +64,4 @@ defineGlobal("queueMicrotask", (callback: () => void) => {
   if (typeof callback !== "function") throw new TypeError("queueMicrotask: expected a function");
   Promise.resolve().then(callback);
 });
-(globalThis as any).__hutch_entry = { run, settle, item: addItem, fire };
+(globalThis as any).__hutch_entry = { run, settle, item: addItem, fire, stack: rawStack };

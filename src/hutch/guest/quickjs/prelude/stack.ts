@@ -15,6 +15,9 @@ function clean(stack: unknown): unknown {
   return typeof stack === "string" && stack ? cleanStack(apply(slice, stack, [0, MAX_CHARS])) : stack;
 }
 
+/** Reads the stack of an error, whatever the guest has done to its class. */
+export const rawStack = get!;
+
 // Cleaned when it is read: most errors are caught, and nobody reads their stack.
 defineProperty(Error.prototype, "stack", {
   get: setName("get stack", function (this: unknown) {

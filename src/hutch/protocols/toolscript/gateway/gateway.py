@@ -96,6 +96,7 @@ class Gateway:
         self.approvals = approvals or Approvals(ApprovalPolicy())
         self.on_call: list[Callable[[CompletedCall], None]] = []
         """Callbacks for every finished call of a known tool."""
+        self._open_calls: dict[object, tuple[str | None, str]] = {}
         self._tools = tools
         self._snapshot: _CatalogSnapshot | None = None
         self._loading: asyncio.Task[_CatalogSnapshot] | None = None
@@ -203,9 +204,11 @@ class Gateway:
 
         `run` is the id of the calling run. Waiting for an approval does not count towards `timeout`.
         """
-        if (await self.catalog()).by_original_name(server, tool) is None:
+        entry = (await self.catalog()).by_original_name(server, tool)
+        if entry is None:
             raise await self._unknown_tool(f"{server}__{tool}")
-        started, ok = time.monotonic(), False
+        started, ok, key = time.monotonic(), False, object()
+        self._open_calls[key] = run, f"tools.{entry.namespace}.{entry.member}"
         try:
             await self.approvals.check(server, tool, arguments, run)
             value = await self._tools.call(
@@ -214,8 +217,13 @@ class Gateway:
             ok = True
             return value
         finally:
+            del self._open_calls[key]
             for callback in list(self.on_call):
                 callback(CompletedCall(run, server, tool, ok, time.monotonic() - started))
+
+    def open_calls(self, run: str) -> list[str]:
+        """Returns the names of the tools that a run is waiting for."""
+        return list(dict.fromkeys(name for owner, name in self._open_calls.values() if owner == run))
 
     async def call_by_name(self, qualified: str, arguments: dict[str, Any], *, run: str | None = None) -> Any:
         """Calls a tool by its qualified name `server__tool`."""

@@ -47,6 +47,9 @@ class LocalGateway:
         finally:
             self._gateway.on_call.remove(note)
 
+    def open_calls(self, run_id: str) -> list[str]:
+        return self._gateway.open_calls(run_id)
+
     async def handle(self, run_id: str | None, request: JailRequest, response: JailResponse) -> None:
         try:
             reply = await self._reply(run_id or None, request)
