@@ -260,3 +260,48 @@ def test_versions_are_listed_compared_run_and_restored(bo: str) -> None:
     assert hutch(*run).stdout == '"one"\n'
     assert "no differences" in hutch("ability", "diff", "--user", bo, ID, "1", "3").stdout
     assert hutch("ability", "restore", "--user", bo, ID, "9").returncode == 2
+
+
+def test_missing_credential_is_named_in_a_command(bo: str) -> None:
+    key = "127.0.0.1::X-`id`"
+    assert add(bo, ability(dynamic_header_keys=[key], input_schema=None))[0] == 0
+    done = hutch("ability", "run", "--user", bo, ID)
+    assert f"`hutch credential set --user {bo} '{key}'` stores it" in done.stderr
+    assert "--kind cookie, auth_token, query or body" in done.stderr
+    full = json.loads(hutch("ability", "run", "--user", bo, ID, "--json").stdout)
+    assert full["missingCredentials"] == [key]
+
+
+def test_missing_code_names_the_option_for_a_file(bo: str) -> None:
+    code, _, stderr = add(bo, {"ability_id": "x", "service_name": "y"})
+    assert code == 2
+    assert "--code FILE.js" in stderr
+
+
+def test_show_prints_each_field_once(bo: str) -> None:
+    add(bo, ability())
+    names = [line.split()[0] for line in hutch("ability", "show", "--user", bo, ID).stdout.splitlines()]
+    assert "ability_id" in names
+    assert not [name for name in names if not name.islower()]
+
+
+def test_login_obtains_the_credential_and_is_traced(bo: str, upstream: FakeApi) -> None:
+    wrapper = f"export const wrapper = () => fetch('{upstream.url}/users/elonmusk')"
+    login = ability(
+        ability_id="log_in",
+        wrapper_code=wrapper,
+        dynamic_header_keys=[],
+        requires_dynamic_headers=False,
+        input_schema=None,
+        produces={"127.0.0.1::X-Name": "body.name"},
+    )
+    fields = {"dynamic_header_keys": ["127.0.0.1::X-Name"], "dependency_order": ["log_in"]}
+    add(bo, login)
+    _, _, stderr = add(bo, ability(wrapper_code=wrapper, input_schema=None, **fields))
+    assert "log_in obtains 127.0.0.1::X-Name when it is needed" in stderr
+    assert "credential set" not in stderr
+    allowed = ("--egress-allow", f"127.0.0.1:{upstream.port}")
+    traced = hutch("ability", "run", "--user", bo, ID, "--trace", *allowed)
+    assert traced.returncode == 0, traced.stderr
+    assert traced.stderr.count(" /users/elonmusk 200 ") == 2
+    assert upstream.seen[-1]["x-name"] == "Elon Musk"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,38 +48,69 @@ def add_abilities(user: str, file: Path | None, *, code: Path | None, shared: bo
             print_note(problem)
         return 2
 
-    async def put(store: Store) -> tuple[list[int], list[Credential]]:
+    async def put(store: Store) -> tuple[list[int], list[Credential], dict[str, str]]:
         owner = await find_user(store, user)
         rows = [definition_row(definition, owner.id, shared=shared) for definition in definitions]
-        return [await store.abilities.put(row) for row in rows], await store.credentials.list(owner.id)
+        versions = [await store.abilities.put(row) for row in rows]
+        credentials = await store.credentials.list(owner.id)
+        return versions, credentials, await _produced_keys(store, owner.id, definitions)
 
-    versions, credentials = with_store(put)
+    versions, credentials, produced = with_store(put)
+    needs_credentials = False
     for definition, version in zip(definitions, versions, strict=True):
         print_line(definition.ability_id)
         print_note(
             f"stored {definition.ability_id} for {user}, version {version}{', shared' if shared else ''}"
         )
-        for note in _missing_credentials(definition, credentials, user):
+        for note in _missing_credentials(definition, credentials, user, produced):
+            needs_credentials = needs_credentials or "credential set" in note
             print_note(note)
         if definition.produces:
             keys = ", ".join(produced.key for produced in definition.produces)
             print_note(f"its runs store credentials of the user who runs it: {keys}")
+    if needs_credentials:
+        print_note(_KIND_NOTE)
     return 0
 
 
-_SET_COMMAND = "`hutch credential set --user {user} {name}`"
+_KIND_NOTE = "a credential that is not a header needs --kind cookie, auth_token, query or body"
+
+
+def _set_command(user: str, key: str) -> str:
+    # The author of the ability chose the key, and people paste this command into a shell.
+    return f"`hutch credential set --user {shlex.quote(user)} {shlex.quote(key)}`"
 
 
 def _missing_credentials(
-    definition: AbilityDefinition, credentials: Sequence[Credential], user: str
+    definition: AbilityDefinition, credentials: Sequence[Credential], user: str, produced: Mapping[str, str]
 ) -> Iterator[str]:
-    """Yields instructions for the credentials that the user still has to add before the ability can run."""
+    """Yields instructions for the credentials that the user still has to add before the ability can run.
+
+    `produced` are the credentials that logins obtain, with the ids of the logins.
+    """
     required = required_keys(definition)
     for key in resolve_credentials(required, [Secret(row, "") for row in credentials]).missing:
+        text = f"{key.host}::{key.name}"
         if key.host is None:
             yield f"{key.text} has no host: write HOST::{key.name}, or a host as service_name"
+        elif login := produced.get(text.lower()):
+            yield f"{login} obtains {text} when it is needed"
         else:
-            yield f"it needs a credential: {_SET_COMMAND.format(user=user, name=f'{key.host}::{key.name}')}"
+            yield f"it needs a credential: {_set_command(user, text)}"
+
+
+async def _produced_keys(
+    store: Store, owner_id: str, definitions: Sequence[AbilityDefinition]
+) -> dict[str, str]:
+    """Returns the credentials that the logins among the dependencies obtain, with the ids of the logins."""
+    produced: dict[str, str] = {}
+    for ability_id in dict.fromkeys(
+        each for definition in definitions for each in definition.dependency_order
+    ):
+        row = await store.abilities.get(ability_id, owner_id)
+        for each in decode_definition(row.document).produces if row is not None else ():
+            produced[each.key.lower()] = ability_id
+    return produced
 
 
 def _read_definitions(file: Path | None, code: Path | None) -> list[AbilityDefinition]:
@@ -102,6 +134,8 @@ def _read_definitions(file: Path | None, code: Path | None) -> list[AbilityDefin
             definitions.append(parse_definition(item, max_code_bytes=max_code_bytes))
         except InvalidAbility as error:
             problems += [f"[{index}].{problem}" if is_list else problem for problem in error.problems]
+            if isinstance(item, dict) and item.get("wrapper_code") is None and not is_list:
+                problems.append("the code may also be in a file: --code FILE.js")
     if problems:
         raise InvalidAbility([f"{source}: {problem}" for problem in problems])
     return definitions
@@ -160,7 +194,12 @@ def show_ability(user: str, ability_id: str, *, as_json: bool) -> int:
         print_json(encode_value(ability))
     else:
         print_facts(
-            [(name, _format_value(value)) for name, value in ability.items() if value not in (None, [], "")]
+            [
+                (name, _format_value(value))
+                for name, value in ability.items()
+                # Names in camel case repeat other fields, for the public client.
+                if name.islower() and value not in (None, [], {}, "")
+            ]
         )
     return 0
 
@@ -322,7 +361,7 @@ def run_ability(
     else:
         line = f"line {body['errorLine']}: " if "errorLine" in body else ""
         print_note(f"{body['errorCode']}: {line}{body['error']}")
-        if (remedy := _remedy(user, body["errorCode"], body["error"])) is not None:
+        for remedy in _remedies(user, body):
             print_note(remedy)
         if "body" in result:
             print_note(f"response body: {encode_value(result['body']).decode()[:_MAX_BODY_CHARS]}")
@@ -332,16 +371,18 @@ def run_ability(
 _MAX_BODY_CHARS = 2_000
 
 
-def _remedy(user: str, code: str, error: str) -> str | None:
-    """Returns a command that helps after this error, or None."""
-    match code:
+def _remedies(user: str, body: Mapping[str, Any]) -> Iterator[str]:
+    """Yields commands that help after an error."""
+    match body["errorCode"]:
         case "NOT_FOUND":
-            return f"`hutch ability list --user {user}` lists all"
+            yield f"`hutch ability list --user {user}` lists all"
         case "MISSING_CREDENTIALS":
-            return f"{_SET_COMMAND.format(user=user, name='DOMAIN::NAME')} stores one"
-        case "EGRESS_REFUSED" if "egress_allow" in error:
-            return "--egress-allow HOST:PORT allows it for this run"
-    return None
+            for key in body["missingCredentials"]:
+                if "::" in key:
+                    yield f"{_set_command(user, key)} stores it"
+            yield _KIND_NOTE
+        case "EGRESS_REFUSED" if "egress_allow" in body["error"]:
+            yield "--egress-allow HOST:PORT allows it for this run"
 
 
 async def _run(

@@ -339,3 +339,24 @@ async def test_openapi_document_is_public_and_names_every_route(ability_server: 
                 method.upper(), path.replace("{id}", "x").replace("{domain}", "x.com")
             )
             assert answer.status_code == (200 if path.endswith("openapi.json") else 401), path
+
+
+async def test_all_routes_but_execute_have_the_same_error(ability_server: AbilityServer) -> None:
+    described = (await ability_server.call("GET", "/abilities/openapi.json")).json()["paths"]
+    shapes = {}
+    for path, methods in described.items():
+        for method in methods:
+            response = await ability_server.call(method, path.replace("{", "").replace("}", ""))
+            if path != "/abilities/openapi.json":
+                assert response.status_code == 401
+                shapes[f"{method} {path}"] = response.json()
+    for path in ("/my/unknown", "/abilities/a/b"):
+        shapes[path] = (await ability_server.call("GET", path)).json()
+    executions = ["post /abilities/{id}/execute", "post /my/abilities/{id}/execute"]
+    for path in executions:
+        fields = shapes.pop(path)
+        assert fields.keys() == {"success", "error", "errorCode", "executedAt"}
+        assert isinstance(fields["error"], str)
+    assert len(shapes) > 15
+    for fields in shapes.values():
+        assert (fields.keys(), fields["error"].keys()) == ({"success", "error"}, {"code", "message"})

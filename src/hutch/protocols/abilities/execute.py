@@ -81,7 +81,9 @@ class MissingCredentials(ApiError):
     """The user has no credentials for some header keys."""
 
     def __init__(self, resolved: ResolvedHeaders, locked: Sequence[Secret]) -> None:
-        super().__init__("missing_credentials", _missing_credentials(resolved, locked))
+        keys = [f"{key.host}::{key.name}" if key.host else key.text for key in resolved.missing]
+        message = _missing_credentials(resolved, locked)
+        super().__init__("missing_credentials", message, missingCredentials=keys)
         self.wanted = tuple(_key_text(key) for key in resolved.missing)
 
 
@@ -153,15 +155,21 @@ class AbilityExecutor:
         new one.
         """
         started = now_rfc3339()
+        response: AbilityResponse | None = None
         try:
             response = await self._execute_once(call, run_id)
+            wanted = response.wanted
+            login_log = await self._log_in(call, wanted, started) if wanted else None
         except MissingCredentials as error:
-            if await self._log_in(call, error.wanted, started):
-                return await self._execute_once(call, None)
-            raise
-        if response.wanted and await self._log_in(call, response.wanted, started):
-            return await self._execute_once(call, None)
-        return response
+            login_log = await self._log_in(call, error.wanted, started)
+            if login_log is None:
+                raise
+        if login_log is None:
+            assert response is not None
+            return response
+        again = await self._execute_once(call, None)
+        first_log = response.request_log if response is not None else []
+        return msgspec.structs.replace(again, request_log=[*first_log, *login_log, *again.request_log])
 
     async def _execute_once(self, call: _Call, run_id: str | None) -> AbilityResponse:
         user, definition, params = call.user, call.definition, call.params
@@ -337,8 +345,9 @@ class AbilityExecutor:
         builder.about["storedCredentials"] = stored
         return await builder.redact(mask_body(definition.produces, response.body))
 
-    async def _log_in(self, call: _Call, wanted: Sequence[str], started: str) -> bool:
-        """Executes the dependency that produces one of the wanted credentials. Returns True if it is stored.
+    async def _log_in(self, call: _Call, wanted: Sequence[str], started: str) -> list[RequestLogEntry] | None:
+        """Executes the dependency that produces one of the wanted credentials. Returns its requests, or None
+        if the credential was not stored.
 
         The login gets no parameters. If another call has logged in since `started`, nothing is executed.
         """
@@ -359,7 +368,7 @@ class AbilityExecutor:
                 stored = await self._store.credentials.for_domains(call.user.id, credential_domains(produced))
                 names = {key.name.lower() for key in produced}
                 if any(row.key.lower() in names and row.updated_at > started for row in stored):
-                    return True
+                    return []
                 ability_run = msgspec.structs.replace(call.ability_run, label=ability_id)
                 login_call = msgspec.structs.replace(
                     call,
@@ -373,9 +382,9 @@ class AbilityExecutor:
                     response = await self._execute_once(login_call, None)
                 except ApiError as error:
                     logger.info("the login %s failed: %s", ability_id, error.kind)
-                    return False
-                return response.body.get("success") is True
-        return False
+                    return None
+                return response.request_log if response.body.get("success") is True else None
+        return None
 
     async def _logins(self, definition: AbilityDefinition, user: User) -> list[Ability]:
         text = f"login {definition.service_name}"
