@@ -105,6 +105,19 @@ export const twice = {
     assert done.stderr.endswith("hutch: TOOL_EXECUTION_ERROR: negative (at src/index.ts:6:22)\n")
 
 
+def test_health_check_is_described(folder: Path) -> None:
+    declared = {"testParams": {"name": "x"}, "cleanup": [{"tool": "fail"}]}
+    tools: list[dict[str, Any]] = [{"name": "greet", "healthCheck": declared}]
+    write_package(folder / "my-tool", {**MANIFEST, "tpmjs": {"tools": tools}}, {})
+    done = hutch("packages", "describe", "./my-tool", "--json", cwd=folder)
+    assert json.loads(done.stdout)["tools"][0]["healthCheck"] == declared
+    tools[0]["healthCheck"] = {"cleanup": 1}
+    write_package(folder / "my-tool", {**MANIFEST, "tpmjs": {"tools": tools}}, {})
+    done = hutch("packages", "describe", "./my-tool", cwd=folder)
+    problem = "package.json: healthCheck of greet: Expected `array`, got `int` - at `$.cleanup`"
+    assert (done.returncode, done.stderr) == (0, f"hutch: warning: {problem}\n")
+
+
 ADVICE = (
     "imports zod, which is not installed. "
     "Add zod to `dependencies` in package.json; `devDependencies` are not installed."

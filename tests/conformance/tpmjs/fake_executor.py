@@ -83,6 +83,7 @@ class FakeExecutor:
         self.max_body = 200_000
         self.max_running = 1_000
         self.running = 0
+        self.health_check: Any = {"testParams": {"template": "at {{timestamp}}"}}
         self.fault: Fault = lambda request, reply: None
         self.requests: list[ReceivedRequest] = []
         self.errors: list[Exception] = []
@@ -177,7 +178,13 @@ class FakeExecutor:
         if not reply.body["success"]:
             return reply
         if request.path != "/execute-tool":
-            tool = {"name": TOOL, "description": "Renders.", "inputSchema": {"type": "object"}}
+            tool: dict[str, Any] = {
+                "name": TOOL,
+                "description": "Renders.",
+                "inputSchema": {"type": "object"},
+            }
+            if self.health_check is not None:
+                tool["healthCheck"] = self.health_check
             return FakeReply(200, {"success": True, "tool": tool})
         if request.headers.get("accept") == "text/event-stream":
             events = f"event: log\ndata: on\n\nevent: result\ndata: {json.dumps(reply.body)}\n\n"

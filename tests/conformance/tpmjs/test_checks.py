@@ -28,8 +28,13 @@ async def test_check_passes_on_compliant_executor(executor: FakeExecutor, name: 
 
 
 RESULT = b'event: result\ndata: {"success": true, "output": 1}\n\n'
+BAD_HEALTH_CHECK = {"name": "x", "description": "", "inputSchema": {}, "healthCheck": {"cleanup": [{}]}}
 BROKEN: list[tuple[str, Fault]] = [
     ("GET /health returns 200", at("GET /health", http=503)),
+    (
+        "1.1: the health check that the tool declares",
+        at("POST /load-and-describe", tool=BAD_HEALTH_CHECK),
+    ),
     ("GET /health includes protocolVersion", at("GET /health", protocolVersion=...)),
     ("GET /health includes protocolVersion", at("GET /health", protocolVersion=1.0)),
     ("GET /health includes implementationVersion", at("GET /health", implementationVersion=...)),

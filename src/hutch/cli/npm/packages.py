@@ -24,6 +24,7 @@ from hutch.cli.support.project import current_folder, load_project_settings
 from hutch.errors import HutchError, PackageNotFound, SettingError
 from hutch.npm.package_spec import PackageSpec, parse_spec_argument
 from hutch.npm.packages import Package, PackageInfo, PackageManager, PruneResult
+from hutch.protocols.tpmjs.health_check import HealthCheck, listed_tools
 from hutch.protocols.tpmjs.models import PackageToolCall, ToolDescription, ToolFailure
 from hutch.session.json_value import encode_value
 from hutch.settings import MIB, Settings, load_settings
@@ -32,10 +33,6 @@ if TYPE_CHECKING:
     from hutch.app.app import App
 
 T = TypeVar("T")
-
-# Larger package.json files are ignored.
-_MAX_MANIFEST_BYTES = 1024 * 1024
-_MAX_TOOLS = 256
 
 
 def list_packages(*, json: bool) -> int:
@@ -173,6 +170,9 @@ def describe_package(package: str, name: str | None, *, env: Sequence[str], json
         print_json(encode_value({**name_and_version, "tools": description.tools}))
     elif description.tools:
         console.print_text("\n".join(_format_description(description)))
+    for tool in description.tools:
+        for warning in tool.warnings or []:
+            console.print_note(f"warning: {warning}")
     for failure in description.failures:
         console.print_note(describe_failure(failure))
     return 1 if description.failures else 0
@@ -182,7 +182,7 @@ async def _describe(
     settings: Settings, argument: PackageArgument, name: str | None, env: dict[str, str]
 ) -> PackageDescription:
     async with open_app(settings) as app, open_package(app, argument) as package:
-        names = [name] if name is not None else _listed_tools(package) or ["default"]
+        names = [name] if name is not None else [*listed_tools(package)] or ["default"]
         return await _describe_tools(app, package, names, env)
 
 
@@ -201,27 +201,24 @@ async def _describe_tools(
     return description
 
 
-def _listed_tools(package: Package) -> list[str]:
-    """Returns the tool names in the `tpmjs` field of package.json. Tools with these names may not exist."""
-    try:
-        with (package.tree / "node_modules" / package.name / "package.json").open("rb") as file:
-            manifest = msgspec.json.decode(file.read(_MAX_MANIFEST_BYTES), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError, RecursionError):
-        return []
-    field = manifest.get("tpmjs")
-    tools = field.get("tools") if isinstance(field, dict) else None
-    entries = tools if isinstance(tools, list) else []
-    names = [entry.get("name") for entry in entries if isinstance(entry, dict)]
-    return [*dict.fromkeys(name for name in names if isinstance(name, str) and name)][:_MAX_TOOLS]
-
-
 def _format_description(description: PackageDescription) -> list[str]:
     lines = [f"{description.package.name}@{description.package.version}"]
     for tool in description.tools:
         lines += ["", tool.name]
         lines += [f"  {line}" for line in tool.description.splitlines()]
         lines += _format_parameters(tool.input_schema)
+        lines += _format_health_check(tool.health_check)
     return lines
+
+
+def _format_health_check(check: HealthCheck | msgspec.UnsetType) -> list[str]:
+    if isinstance(check, msgspec.UnsetType):
+        return []
+    if check.skip_execution:
+        return ["  health check: imports the tool and does not call it"]
+    params = "minimal parameters" if check.test_params is None else encode_value(check.test_params).decode()
+    cleanup = f", then {', '.join(step.tool for step in check.cleanup)}" if check.cleanup else ""
+    return [f"  health check: calls the tool with {params}{cleanup}"]
 
 
 def _format_parameters(schema: dict[str, Any]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hutch.conformance.outcome import Check, CheckFailed, NotSupported
+from hutch.conformance.tpmjs.health_check import run_health_check
 from hutch.conformance.tpmjs.response import ExecutorResponse, JsonObject, expect_duration, show, text
 from hutch.conformance.tpmjs.target import UNKNOWN, ExecutorTarget
 
@@ -44,12 +45,22 @@ async def _unknown_version(target: ExecutorTarget) -> None:
 
 async def _describe(target: ExecutorTarget) -> None:
     await target.require_success()
+    await _description(target)
+
+
+async def _description(target: ExecutorTarget) -> JsonObject:
     body = target.tool.request(params=None)
     response = await target.execute(body, "/load-and-describe", headers=_HEADER)
     if response.status in (404, 405):
         raise NotSupported
     response.expect(200)
-    expect_description(response)
+    return expect_description(response)
+
+
+async def _health_check(target: ExecutorTarget) -> str:
+    """Does not need a successful valid request, whose parameters may not suit the tool."""
+    described = await _description(target)
+    return await run_health_check(target, described["tool"], _HEADER)
 
 
 def expect_description(response: ExecutorResponse) -> JsonObject:
@@ -104,5 +115,6 @@ CHECKS: tuple[Check[ExecutorTarget], ...] = (
     Check("1.1: a failed execution", _failure),
     Check("1.1: a refused request", _refusal),
     Check("1.1: POST /load-and-describe", _describe),
+    Check("1.1: the health check that the tool declares", _health_check),
     Check("An unknown protocol version is answered as 1.0", _unknown_version),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -16,6 +17,7 @@ from hutch.kernel.kernel import Kernel
 from hutch.npm.packages import Package, PackageManager
 from hutch.protocols.tpmjs import params
 from hutch.protocols.tpmjs.code_cache import CodeCache
+from hutch.protocols.tpmjs.health_check import read_health_check
 from hutch.protocols.tpmjs.models import (
     EventSink,
     FailureCode,
@@ -114,9 +116,16 @@ class ToolExecutor:
         if run.output_json is None:
             return None, failure
         try:
-            return msgspec.json.decode(run.output_json, type=ToolDescription), None
+            described = msgspec.json.decode(run.output_json, type=ToolDescription)
         except (msgspec.DecodeError, RecursionError):
             return None, ToolFailure("schema_unavailable", "The tool's description has an unknown format")
+        check, problem = await asyncio.to_thread(read_health_check, package, call.name)
+        # The guest must not add these fields itself.
+        return msgspec.structs.replace(
+            described,
+            health_check=msgspec.UNSET if check is None else check,
+            warnings=msgspec.UNSET if problem is None else [problem],
+        ), None
 
     async def _run(
         self,

@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from hutch.npm.package_spec import PackageSpec
+from hutch.protocols.tpmjs.health_check import HealthCheck
 
 FailureCode = Literal[
     "package_not_found",
@@ -72,6 +73,9 @@ class ToolDescription(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
     name: str
     description: str = ""
     input_schema: dict[str, Any]
+    health_check: HealthCheck | msgspec.UnsetType = msgspec.UNSET
+    warnings: list[str] | msgspec.UnsetType = msgspec.UNSET
+    """What is wrong with the health check that package.json declares."""
 
 
 class EventSink(Protocol):

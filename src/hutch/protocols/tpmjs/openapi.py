@@ -203,7 +203,10 @@ def _plain_failure(code: str) -> Json:
 
 
 def _schemas(settings: Settings) -> Json:
-    tool = object_of({"name": TEXT, "description": TEXT, "inputSchema": {"type": "object"}})
+    tool = object_of(
+        {"name": TEXT, "description": TEXT, "inputSchema": {"type": "object"}},
+        {"healthCheck": {"type": "object"}, "warnings": {"type": "array", "items": TEXT}},
+    )
     executed = object_of(
         {"success": {"const": True}, "output": {"description": "Any JSON"}, "executionTimeMs": COUNT},
         _RUN_FIELDS,
