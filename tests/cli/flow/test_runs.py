@@ -193,7 +193,7 @@ def test_run_is_cancelled_from_another_process(home: FlowHome, upstream: Countin
     assert [each["state"] for each in home.listed()] == ["cancelled"]
     again = home.run("cancel", "r")
     assert again.returncode != 0
-    assert "no process executes 'r': it is cancelled" in again.stderr
+    assert "run: 'r' has ended: it is cancelled." in again.stderr
 
 
 @pytest.mark.parametrize(("command", "state"), [("approve", "completed"), ("deny", "failed")])

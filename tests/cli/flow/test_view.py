@@ -133,3 +133,14 @@ def test_many_items_are_added_in_time() -> None:
         table.apply_event(step_event(f"a/{index}", "started", kind="wait"))
     assert time.process_time() - began < 5
     assert [step.id for step in table.steps][9_999:] == ["a/9998", "a/9999", "b", "c"]
+
+
+def test_row_of_a_for_each_counts_its_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    view = LiveView(FLOW, io.StringIO())
+    view.handle_event(step_event("a", "started", kind="for_each"))
+    view.handle_event({"type": "items", "step_id": "a", "count": 30, "max_parallel": 4})
+    for state in ("started", "succeeded"):
+        view.handle_event(step_event("a/0", state, kind="wait"))
+    view.handle_event(step_event("a/1", "started", kind="wait"))
+    assert view.render()[0].endswith("1/30 items")

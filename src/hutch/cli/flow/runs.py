@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hutch.cli.flow.view import one_line
+from hutch.cli.flow.view import items_text, one_line
 from hutch.cli.support.console import format_age_of, print_json, print_line, print_note, print_table
 from hutch.cli.support.store import find_user, with_store
 from hutch.errors import InvalidInput
@@ -180,6 +180,8 @@ def _event_text(event: dict[str, Any]) -> str:
             return (
                 f"{text}: {error['message']}" if isinstance(error, dict) else f"{text} ({event.get('kind')})"
             )
+        case "items":
+            return items_text(event)
         case "approval":
             return f"waits for approval: {event.get('message')}"
         case "approved":
@@ -239,6 +241,8 @@ async def _find_run(store: Store, run_id: str) -> FlowRunRow:
 async def _find_held_run(store: Store, run_id: str) -> FlowRunHead:
     """Returns a run that a process executes, because only that process reads requests."""
     run = await _find_run(store, run_id)
+    if run.is_over:
+        raise InvalidInput("run", f"{run_id!r} has ended: it is {lease.run_state(run)}.")
     if not lease.is_held(run):
         message = f"no process executes {run_id!r}: it is {lease.run_state(run)}."
         raise InvalidInput("run", message, remedy="If a server waits to resume it, ask that server.")

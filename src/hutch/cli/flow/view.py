@@ -94,6 +94,8 @@ class FlowView:
             self.print_message(f"{step_id}: {text}" if isinstance(step_id, str) else text)
         elif event["type"] == "approval" and isinstance(step_id, str):
             self.on_approval(step_id, text)
+        elif event["type"] == "items" and isinstance(step_id, str):
+            self.items_known(step_id, event)
 
     def handle_stderr(self, data: bytes) -> None:
         """Prints the runtime's stderr line by line, up to `MAX_STDERR_BYTES`."""
@@ -144,6 +146,9 @@ class FlowView:
     def step_changed(self, step: StepProgress) -> None:
         """Shows the new state of a step."""
 
+    def items_known(self, step_id: str, event: dict[str, Any]) -> None:
+        """Shows how many items a `for_each` has."""
+
     def tick(self) -> None:
         """Updates the displayed times."""
 
@@ -181,6 +186,12 @@ def _problems(data: dict[str, Any]) -> list[Problem]:
     ]
 
 
+def items_text(event: dict[str, Any]) -> str:
+    """Describes the event `items` of a `for_each`."""
+    count = event.get("count")
+    return f"{count} item{'' if count == 1 else 's'}, at most {event.get('max_parallel')} at a time"
+
+
 class LineView(FlowView):
     """Prints a line for each change. With `quiet`, prints only the runtime's stderr."""
 
@@ -195,6 +206,9 @@ class LineView(FlowView):
         attempt = f", attempt {step.attempt + 1}" if step.state == "running" and step.attempt else ""
         state = "started" if step.state == "running" else step.state
         self.print_message(f"{step.id} {state}{attempt}{duration}")
+
+    def items_known(self, step_id: str, event: dict[str, Any]) -> None:
+        self.print_message(f"{step_id}: {items_text(event)}")
 
     def print_message(self, text: str) -> None:
         if not self._quiet:
@@ -217,6 +231,9 @@ class LiveView(FlowView):
 
     def step_changed(self, step: StepProgress) -> None:
         self._draw()
+
+    def items_known(self, step_id: str, event: dict[str, Any]) -> None:
+        self.table.set_item_count(step_id, event.get("count"))
 
     def tick(self) -> None:
         self._draw()
@@ -269,7 +286,10 @@ class LiveView(FlowView):
         if step.is_restored:
             duration = f"{'earlier':>10}"
         attempt = f"  attempt {step.attempt + 1}" if step.attempt else ""
-        text = f"{one_line(step.id).ljust(width)}  {one_line(step.kind).ljust(16)}{duration}{attempt}"
+        items = ""
+        if step.item_count is not None:
+            items = f"  {sum(each.state == 'succeeded' for each in step.inner)}/{step.item_count} items"
+        text = f"{one_line(step.id).ljust(width)}  {one_line(step.kind).ljust(16)}{duration}{attempt}{items}"
         line = f"{self._symbols[step.state]} {text}"[: columns - 1].rstrip()
         return f"\x1b[{_COLOR_CODES[step.state]}m{line}\x1b[0m" if self._has_colors else line
 
@@ -321,6 +341,8 @@ class StepProgress:
         """True if the step had finished before the run was resumed."""
         self.inner: list[StepProgress] = []
         """Steps of the subflow, or items, of this step."""
+        self.item_count: int | None = None
+        """Number of items of a `for_each`, when it is known."""
         self._started_at = 0.0
         self._duration = 0.0
 
@@ -394,6 +416,11 @@ class StepTable:
             case _:
                 return None
         return step
+
+    def set_item_count(self, step_id: str, count: object) -> None:
+        step = self._by_id.get(step_id)
+        if step is not None and isinstance(count, int):
+            step.item_count = count
 
     def _add_inner_step(self, step_id: str, event: dict[str, Any]) -> StepProgress | None:
         parent = self._by_id.get(step_id.rpartition("/")[0])

@@ -202,7 +202,7 @@ class JournalTable:
         reset = """
             UPDATE flow_runs SET
                 status = 'pending', outcome = NULL, summary = NULL, ended_at = NULL, holder = '', claims = 0,
-                claimed_steps = 0, origin = :origin
+                claimed_steps = 0, started_at = NULL, origin = :origin
             WHERE run_id = :run_id AND status = :status AND holder = :holder
         """
         is_reset = "EXISTS (SELECT 1 FROM flow_runs WHERE run_id = :run_id AND status = 'pending')"

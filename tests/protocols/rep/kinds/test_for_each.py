@@ -30,6 +30,8 @@ async def test_outputs_are_the_list_of_the_items_outputs_in_order() -> None:
     ended = await FlowHarness().run(ir, inputs)
     # A value that looks like a reference stays as it is.
     assert ended.outputs == {"each": [[0, "a", "s"], [1, "$input.shop", "s"]]}
+    [items] = [event for event in ended.events if event["type"] == "items"]
+    assert (items["step_id"], items["count"], items["max_parallel"]) == ("each", 2, 4)
     assert (await FlowHarness().run(each([]))).outputs == {"each": []}
 
 

@@ -21,7 +21,7 @@ async def _run(call: Call) -> list[Any]:
     call.context.quota.use_steps(count)
     if (exceeded := call.context.quota.exceeded_message) is not None:
         raise StepFailed(exceeded, retriable=False)
-    call.log("info", f"{count} item{'' if count == 1 else 's'}, at most {params.max_parallel} at a time")
+    call.emit("items", count=count, max_parallel=params.max_parallel)
     summary = await call.run.run_items(call.node, params.items, params.max_parallel, call.step_id)
     if summary.error is None:
         outputs: list[Any] = summary.outputs

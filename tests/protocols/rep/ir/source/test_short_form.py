@@ -312,3 +312,10 @@ steps:
         'steps[0].for_each: inputs_schema has no input "lst"; did you mean list? (line 6, step a)',
         'steps[0].with.x: $step.nope: there is no step "nope" (line 8, step a)',
     ]
+
+
+def test_flow_without_a_file_needs_a_name() -> None:
+    with pytest.raises(InvalidFlow, match="name: is missing; expected a name of letters"):
+        FlowSource({"steps": [{"run": "echo"}]}).parse()
+    with pytest.raises(InvalidFlow, match='name: expected a name of letters.* got "my flow"'):
+        FlowSource({"steps": [{"run": "echo"}]}, "", "my flow.yaml").parse()

@@ -219,8 +219,12 @@ class _Compiler:
     def _name(self) -> str:
         name = self._document.get("name", self._default_name)
         if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > MAX_ID_CHARS:
-            got = describe_value(name) if name else "nothing"
-            self._add(("name",), f"expected a name of letters, digits, _, . and -, got {got}")
+            expected = "a name of letters, digits, _, . and -"
+            if "name" not in self._document and not name:
+                reason = "because no file gives the flow a name"
+                self._add(("name",), f"is missing; expected {expected}, {reason}")
+            else:
+                self._add(("name",), f"expected {expected}, got {describe_value(name)}")
             return ""
         return name
 
