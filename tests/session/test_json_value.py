@@ -233,9 +233,7 @@ def test_punctuation_in_strings_does_not_count_as_values() -> None:
     assert decode_value(encode_value([text])) == [text]
 
 
-@pytest.mark.parametrize(
-    "value", [[0] * 249_999, [{}] * 124_999, {f"k{n}": "\ud800" for n in range(249_999)}]
-)
+@pytest.mark.parametrize("value", [[0] * 249_999, [{}] * 124_999, ["\ud800"] * 249_999])
 def test_text_with_the_maximum_number_of_values_is_decoded(value: Any) -> None:
     assert decode_value(encode_value(value)) == value
 

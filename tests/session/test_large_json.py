@@ -124,3 +124,10 @@ async def test_slow_text_does_not_block_the_event_loop(text: bytes) -> None:
         value = await decode_large_value(text, MILLION)
     assert len(value) > 1_000
     stalls.assert_short()
+
+
+async def test_long_string_with_a_lone_surrogate_is_refused() -> None:
+    text = b'["\\ud800' + b"x" * 5_000_000 + b'"]'
+    with pytest.raises(NotJsonSafe, match="has lone surrogates and more than"):
+        await decode_large_value(text)
+    assert await decode_large_value(text[:1_000_000] + b'"]') == ["\ud800" + "x" * 999_992]
