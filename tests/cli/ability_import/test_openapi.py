@@ -147,6 +147,19 @@ def test_json_document_and_type_3_1_are_accepted(tmp_path: Path) -> None:
         import_openapi(load_document(str(file)))
 
 
+def test_relative_server_is_resolved_against_the_address_of_the_document() -> None:
+    root = {"openapi": "3.0.0", "servers": [{"url": "../v3/"}], "paths": {"/a": {"get": {}}}}
+    result = import_openapi(OpenApiDocument(root, "https://api.example.com/docs/openapi.json"))
+    assert 'new URL("https://api.example.com/v3" + "/a")' in result.abilities[0].definition["wrapper_code"]
+
+
+def test_document_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    for source in ("http://127.0.0.1:1/openapi.json", str(tmp_path / "missing.json"), str(tmp_path)):
+        with pytest.raises(InvalidInput, match="cannot be") as caught:
+            load_document(source)
+        assert source in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("document", "message"),
     [

@@ -175,3 +175,15 @@ async def test_shared_abilities_are_listed_after_own_ones(bo: UserClient) -> Non
         found = [each.title for each in (await client.list_tools()).tools if each.name == name]
         assert found == ["Ann's own"]
     await bo.ability_server.store.abilities.remove(name, bo.user.id)
+
+
+async def test_ability_shared_with_a_user_is_a_tool_until_it_is_revoked(bo: UserClient) -> None:
+    ann = await bo.ability_server.user(f"ann-with-{bo.user.name}")
+    shares = bo.ability_server.store.ability_shares
+    await add_ability(bo, ability_id="for_ann")
+    async with connected(bo.ability_server, ann.secret) as client:
+        await shares.add("for_ann", bo.user.id, [ann.user], [])
+        assert [each.name for each in (await client.list_tools()).tools] == ["for_ann"]
+        await shares.remove("for_ann", bo.user.id, [ann.user], [])
+        with pytest.raises(MCPError, match="There is no tool"):
+            await client.call_tool("for_ann", {"username": "elonmusk"})
