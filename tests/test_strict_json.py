@@ -127,10 +127,10 @@ TEN_MB = 10_000_000
     ],
 )
 def test_ten_hostile_megabytes_are_checked_in_linear_time(line: bytes) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     is_too_deep(line, 128)
     find_excess(line, 128, 250_000)
-    assert time.perf_counter() - started < 10  # under a second when the machine is idle
+    assert time.process_time() - started < 10  # under a second when the machine is idle
 
 
 @pytest.mark.parametrize(
@@ -156,6 +156,6 @@ def test_duplicate_key_is_found(text: bytes, key: str | None) -> None:
     ids=["escapes", "string", "objects", "punctuation"],
 )
 def test_duplicate_key_is_searched_in_linear_time(text: bytes) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     assert find_duplicate_key(text) is None
-    assert time.perf_counter() - started < 10  # about half a second when the machine is idle
+    assert time.process_time() - started < 10  # about half a second when the machine is idle

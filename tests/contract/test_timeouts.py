@@ -75,7 +75,7 @@ async def test_timeout_ends_the_execution_in_every_state(run: Run, state: str) -
     assert result.error.code == "timeout"
     assert result.error.message.startswith("Execution timed out after 150 ms")
     assert result.duration_ms >= 149
-    assert 0.149 <= elapsed < 3
+    assert 0.149 <= elapsed < 15
 
 
 @pytest.mark.parametrize("state", STATES.values(), ids=STATES.keys())
@@ -88,7 +88,7 @@ async def test_cancelling_the_call_ends_the_execution_in_every_state(run: Run, s
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 15
     calls = tools.calls
     # The sandbox still runs code, and the tools of the cancelled execution are no longer called.
     assert (await run("1 + 1")).result == 2

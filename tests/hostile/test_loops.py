@@ -94,7 +94,7 @@ async def test_uninterruptible_native_call_times_out(run: Run, code: str) -> Non
     result = await run(code, timeout_ms=250)
     assert result.error is not None
     assert result.error.code in ("timeout", "runtime_error")
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 15
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ async def test_worst_case_of_the_parser_times_out(run: Run) -> None:
     result = await run("const a: x = " + "f<" * 5_000 + "1", timeout_ms=300)
     assert result.error is not None
     assert result.error.code in ("timeout", "runtime_error")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15
     assert (await run("1")).result == 1
 
 

@@ -97,11 +97,11 @@ def test_ambiguous_request_is_rejected(lines: list[str], status: int) -> None:
 
 
 def test_malicious_head_is_parsed_quickly() -> None:
-    began = time.monotonic()
+    began = time.process_time()
     for filler in (" ", "\t ", "a", ":", ","):
         with pytest.raises(BadMessage):
             read_request(head("GET http://a/ HTTP/1.1", "X:" + filler * 30_000 + "\0"))
-    assert time.monotonic() - began < 1
+    assert time.process_time() - began < 1
 
 
 def fed(body: BodyFraming, data: bytes, size: int) -> tuple[bytes, bool]:

@@ -130,7 +130,7 @@ async def test_no_schema_blocks_the_server(eve: UserClient, name: str) -> None:
         assert "params" in error_message(answer, 400, "INVALID_REQUEST")
     else:
         assert "input_schema" in error_message(added, 400, "INVALID_REQUEST")
-    assert time.monotonic() - initialized < 3
+    assert time.monotonic() - initialized < 15
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ async def test_no_body_blocks_the_server(bo: UserClient, body: bytes) -> None:
         "POST", f"/abilities/{ID}/execute", content=body, headers={"Content-Type": "application/json"}
     )
     assert answer.status_code in (400, 404)
-    assert time.monotonic() - initialized < 3
+    assert time.monotonic() - initialized < 15
 
 
 async def test_lists_use_limited_memory(eve: UserClient) -> None:

@@ -61,9 +61,9 @@ def test_generated_names_do_not_collide_with_literal_ones() -> None:
 
 
 def test_many_equal_names_are_numbered_in_linear_time() -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     assert len(safe_names(["x"] * 50_000)) == 50_000
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
 
 
 @pytest.mark.parametrize("name", ["tools", "_", "$", "a1", "constructor", "async", "__proto__"])

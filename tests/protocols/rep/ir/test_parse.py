@@ -411,10 +411,10 @@ def test_large_flow_with_many_references_is_parsed_in_time() -> None:
         step(name, with_={"first": "$step.n0", "last": f"$step.n{max(0, number - 1)}"} if number else {})
         for number, name in enumerate(ids)
     ]
-    started = time.monotonic()
+    started = time.process_time()
     flow = parse_flow(document(steps, chain(*ids)))
     assert flow.order() == ids
-    assert time.monotonic() - started < 20
+    assert time.process_time() - started < 20
 
 
 # --- fuzzing ---
