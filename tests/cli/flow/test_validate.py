@@ -286,6 +286,19 @@ steps:
     assert warning.endswith("(line 7, step a)")
 
 
+def test_item_outside_of_for_each_causes_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "flow.yaml").write_text("""
+steps:
+  - {id: a, run: http.get, for_each: [1], with: {url: "http://localhost/${item}"}}
+  - {id: b, run: http.get, with: {url: "http://localhost/${item}", headers: {x: $index}}}
+""")
+    done = hutch("flow", "validate", "flow.yaml", cwd=tmp_path)
+    assert done.returncode == 0
+    url, header = done.stderr.splitlines()
+    assert "steps[1].with.url: ${item} stays as it is; it is replaced only in a step with for_each" in url
+    assert "steps[1].with.headers.x: $index stays as it is" in header
+
+
 def test_misspelled_key_of_flow_ir_causes_a_warning(tmp_path: Path) -> None:
     flow = document([{**step("a", "wait", {"seconds": 0}), "retries": {}, "x-note": 1}])
     done = hutch("flow", "validate", write(tmp_path, flow), cwd=tmp_path)

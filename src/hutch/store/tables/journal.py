@@ -378,6 +378,11 @@ class JournalTable:
         """
         return StepCounts(*(await self._database.scan(sql, run_id=run_id))[0])
 
+    async def count_results(self, run_id: str) -> int:
+        """Counts the results of all steps, including those of subflows and items."""
+        sql = "SELECT COUNT(*) FROM flow_journal WHERE run_id = :run_id AND step IS NOT NULL"
+        return int((await self._database.scan(sql, run_id=run_id))[0][0])
+
     async def last_number(self, run_id: str) -> int:
         """Returns the highest number of an entry, or 0 if there is none."""
         sql = "SELECT COALESCE(MAX(number), 0) FROM flow_journal WHERE run_id = :run_id"

@@ -317,6 +317,32 @@ async def test_run_fails_after_too_many_lost_runtimes(harness: SupervisorHarness
     assert "lost 5 times without progress" in summary["error"]["message"]
 
 
+async def test_finished_items_are_progress_of_a_run_that_loses_its_runtimes(
+    harness: SupervisorHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost_counts: list[int] = []
+    done = asyncio.Event()
+
+    async def lose_after_an_item(
+        self: FlowSupervisor, run_id: str, supervised: SupervisedRun, lost: int
+    ) -> bool:
+        lost_counts.append(lost)
+        number = len(lost_counts)
+        if number == 1:
+            assert await harness.store.journal.claim(await harness.head(), lease.this_holder(), now())
+        entry = JournalEntry(number, "{}", f"each/{number}", "succeeded")
+        assert await harness.store.journal.write(run_id, lease.this_holder(), [entry])
+        if number == 4:
+            done.set()
+        return number < 4
+
+    monkeypatch.setattr(FlowSupervisor, "_run_once", lose_after_an_item)
+    await harness.start_run(flow([node("w", "wait", seconds=0)]))
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        await done.wait()
+    assert lost_counts == [0, 1, 1, 1]
+
+
 async def test_lost_runtimes_are_counted_across_servers(
     harness: SupervisorHarness,
 ) -> None:

@@ -290,7 +290,7 @@ class FlowSupervisor:
             async with self._slots_of(supervised.owner), self._slots:
                 lost, steps = 0, -1
                 while await self._run_once(run_id, supervised, lost):
-                    before, steps = steps, await self._count_steps(run_id)
+                    before, steps = steps, await (await self.store()).journal.count_results(run_id)
                     lost = lost + 1 if steps == before else 1
                     await asyncio.sleep(RESTART_SECONDS * 2 ** (lost - 1))
         except VaultError as error:
@@ -313,9 +313,6 @@ class FlowSupervisor:
             run = await (await self.store()).journal.head(run_id)
             if run is not None and not run.is_over:
                 await self._finish(run, error)
-
-    async def _count_steps(self, run_id: str) -> int:
-        return sum(await (await self.store()).journal.step_counts(run_id))
 
     async def _run_once(self, run_id: str, supervised: SupervisedRun, lost: int) -> bool:
         """Runs a flow on one runtime. Returns True if another runtime has to continue the run.

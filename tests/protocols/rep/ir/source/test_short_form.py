@@ -317,5 +317,5 @@ steps:
 def test_flow_without_a_file_needs_a_name() -> None:
     with pytest.raises(InvalidFlow, match="name: is missing; expected a name of letters"):
         FlowSource({"steps": [{"run": "echo"}]}).parse()
-    with pytest.raises(InvalidFlow, match='name: expected a name of letters.* got "my flow"'):
+    with pytest.raises(InvalidFlow, match=r'name: expected a name of letters.* got "my flow"'):
         FlowSource({"steps": [{"run": "echo"}]}, "", "my flow.yaml").parse()
