@@ -31,7 +31,7 @@ install: .venv/.compiled $(BUNDLE) .venv/.jail ## create .venv with all dependen
 serve: install ## run the server, with options in ARGS
 	@exec .venv/bin/hutch serve $(ARGS)
 
-test: install .venv/.postgres .venv/.curl style ## lint, type checks, Python tests and guest tests
+test: install .venv/.postgres .venv/.curl .venv/.chromium style ## lint, type checks, Python tests and guest tests
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going pytest checks
 
 # One process more than cores, at most 8: tests often wait, but those with timing need some idle capacity.
@@ -148,7 +148,14 @@ $(BUNDLE): .venv/.installed $(BUNDLE_SOURCES)
 	@command -v curl >/dev/null || { echo "the tests need curl, which could not be installed: run 'apt install curl'" >&2; exit 1; }
 	@touch $@
 
-# Installs a package if that needs no password; otherwise does nothing.
+# The tests of the web console use a real browser.
+.venv/.chromium: .venv/.made
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { $(call apt,chromium fonts-dejavu-core); }
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { echo "the tests need Chromium," \
+		"which could not be installed: run 'apt install chromium'" >&2; exit 1; }
+	@touch $@
+
+# Installs packages if that needs no password; otherwise does nothing.
 define apt
 if command -v apt-get >/dev/null \
 		&& { [ "$$(id -u)" = 0 ] && as= || { sudo -n true 2>/dev/null && as='sudo -n'; }; }; then \

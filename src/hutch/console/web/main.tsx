@@ -1,11 +1,18 @@
 /** The web console: signs in, then shows the view that the URL names. */
 
+import { effect, signal } from "@preact/signals";
 import { render } from "preact";
 import { loadSession, offline, session, signIn } from "./api.ts";
 import { location } from "./router.ts";
 import { Layout } from "./ui/layout.tsx";
 import { SignIn } from "./ui/sign_in.tsx";
 import { View } from "./views/views.tsx";
+
+// A view stays as it is when the session ends, so that nothing that was typed there is lost.
+const wasSignedIn = signal(false);
+effect(() => {
+  if (session.value?.signedIn) wasSignedIn.value = true;
+});
 
 function App() {
   const current = session.value;
@@ -14,9 +21,7 @@ function App() {
   }
   return (
     <>
-      <Layout>
-        <View />
-      </Layout>
+      <Layout>{wasSignedIn.value && <View />}</Layout>
       {!current.signedIn && <SignIn reason={current.reason} />}
     </>
   );

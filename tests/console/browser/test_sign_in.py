@@ -1,0 +1,53 @@
+"""Signing in with a link or a key, and what happens when a session ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx2
+import pytest
+from playwright.sync_api import expect
+from tests.console.browser.conftest import OpenPage
+from tests.support.processes import ServeProcess, running_server
+
+KEY = "operators-key"
+HEADERS = {"Authorization": f"Bearer {KEY}"}
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    home = str(tmp_path_factory.mktemp("home"))
+    with running_server(HUTCH_API_KEY=KEY, HUTCH_HOME=home) as running:
+        yield running
+
+
+def test_link_signs_in_and_leaves_no_trace_in_the_address(guarded: ServeProcess, open_page: OpenPage) -> None:
+    path = httpx2.post(guarded.url + "/console/links", headers=HEADERS).json()["path"]
+    page = open_page(guarded.url + path)
+    expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
+    assert "sign-in" not in page.url
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_role("form", name="Sign in")).to_be_visible()
+
+
+def test_wrong_key_is_explained_and_the_right_one_works(guarded: ServeProcess, open_page: OpenPage) -> None:
+    page = open_page(guarded.url)
+    page.get_by_label("API key").fill("wrong")
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("alert")).to_be_visible()
+    page.get_by_label("API key").fill(KEY)
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("form", name="Sign in")).to_have_count(0)
+    expect(page.get_by_text("Executions, last minute")).to_be_visible()
+
+
+def test_user_sees_no_operators_views(guarded: ServeProcess, open_page: OpenPage) -> None:
+    httpx2.post(guarded.url + "/console/users", json={"name": "bo"}, headers=HEADERS)
+    key = httpx2.post(guarded.url + "/console/users/bo/keys", json={}, headers=HEADERS).json()["secret"]
+    page = open_page(guarded.url)
+    page.get_by_label("API key").fill(key)
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_text("Welcome, bo")).to_be_visible()
+    expect(page.get_by_role("link", name="Runs", exact=True)).to_be_visible()
+    for view in ("System", "Access", "Approvals"):
+        expect(page.get_by_role("link", name=view, exact=True)).to_have_count(0)

@@ -1,0 +1,119 @@
+"""Every view opens, fits a phone, and has no serious problem for assistive technology."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import httpx2
+import pytest
+from playwright.sync_api import Browser, Page, expect
+from tests.console.browser.conftest import OpenPage
+from tests.support.processes import ServeProcess
+
+VIEWS = {
+    "": "Overview",
+    "runs": "Runs",
+    "playground": "Playground",
+    "tools": "Tools",
+    "flows": "Flows",
+    "approvals": "Approvals",
+    "access": "Access",
+    "connect": "Connect",
+    "system": "System",
+}
+FLOW = """\
+name: greet
+inputs: {name: string}
+steps:
+  - {id: shout, run: code.run, with: {code: "return input.toUpperCase()", input: $input.name}}
+outputs: {greeting: "Hello, ${step.shout}!"}
+"""
+
+
+@pytest.fixture(scope="module")
+def filled(server: ServeProcess) -> ServeProcess:
+    """The server after some work."""
+    httpx2.post(server.url + "/flows", content=FLOW, headers={"Content-Type": "application/yaml"})
+    httpx2.post(server.url + "/console/users", json={"name": "ann"})
+    httpx2.post(server.url + "/console/users/ann/keys", json={"name": "laptop"})
+    for code in ("return 1 + 1", "throw new Error('it broke')"):
+        httpx2.post(server.url + "/run", json={"code": code, "label": "example"}, timeout=60)
+    return server
+
+
+@pytest.mark.parametrize(("path", "title"), VIEWS.items())
+def test_view_opens(filled: ServeProcess, open_page: OpenPage, path: str, title: str) -> None:
+    page = open_page(f"{filled.url}/#/{path}")
+    expect(page.get_by_role("heading", level=1)).to_have_text(title)
+    expect(page.get_by_role("link", name=title, exact=True)).to_have_attribute("aria-current", "page")
+
+
+def test_every_view_fits_a_phone(filled: ServeProcess, browser: Browser) -> None:
+    context = browser.new_context(viewport={"width": 390, "height": 800})
+    page = context.new_page()
+    for path, title in VIEWS.items():
+        page.goto(f"{filled.url}/#/{path}")
+        expect(page.get_by_role("heading", level=1)).to_have_text(title)
+        width = page.evaluate("document.documentElement.scrollWidth")
+        assert width <= 390, title
+    context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_view_has_a_serious_problem_for_assistive_technology(
+    filled: ServeProcess, browser: Browser, axe: str, scheme: str
+) -> None:
+    context = browser.new_context(color_scheme=scheme)  # type: ignore[arg-type]
+    page = context.new_page()
+    found = []
+    for path, title in VIEWS.items():
+        page.goto(f"{filled.url}/#/{path}")
+        expect(page.get_by_role("heading", level=1)).to_have_text(title)
+        found += [f"{title}: {problem}" for problem in serious_problems(page, axe)]
+    assert found == []
+    context.close()
+
+
+def serious_problems(page: Page, axe: str) -> Iterator[str]:
+    page.evaluate(axe)
+    result = page.evaluate("axe.run()")
+    for violation in result["violations"]:
+        if violation["impact"] in ("serious", "critical"):
+            places = [node["html"][:160] for node in violation["nodes"][:3]]
+            yield f"{violation['id']}: {violation['help']} {places}"
+
+
+def test_unknown_view_leads_back(server: ServeProcess, open_page: OpenPage) -> None:
+    page = open_page(f"{server.url}/#/nowhere")
+    page.get_by_role("link", name="Go to the overview").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
+
+
+def test_views_open_with_the_keyboard(server: ServeProcess, open_page: OpenPage) -> None:
+    page = open_page(server.url)
+    expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
+    page.keyboard.press("g")
+    page.keyboard.press("s")
+    expect(page.get_by_role("heading", level=1)).to_have_text("System")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_contain_text("Keyboard shortcuts")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+def test_theme_is_remembered(server: ServeProcess, open_page: OpenPage) -> None:
+    page = open_page(server.url)
+    page.get_by_role("button", name="System colours").click()
+    page.get_by_role("button", name="Light", exact=True).click()
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+    page.reload()
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+
+
+def test_reloaded_view_has_the_same_filters(server: ServeProcess, open_page: OpenPage) -> None:
+    page = open_page(f"{server.url}/#/runs?status=failed&text=nothing-like-this")
+    expect(page.get_by_role("button", name=re.compile("^Failed"))).to_have_attribute("aria-pressed", "true")
+    page.reload()
+    expect(page.get_by_role("searchbox")).to_have_value("nothing-like-this")
+    expect(page.get_by_text("No run matches these filters")).to_be_visible()
