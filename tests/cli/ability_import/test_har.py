@@ -161,6 +161,17 @@ def test_imported_ability_runs(echo_api: EchoApi, tmp_path: Path) -> None:
     assert len(echo_api.seen) == before + 2
 
 
+def test_long_values_are_searched_in_linear_time() -> None:
+    long = entry("https://a.example/x", "POST", body={"text": "a" * 2_000_000, "deep": []})
+    deep = entry("https://a.example/y", "POST")
+    deep["request"]["postData"] = {
+        "mimeType": "application/json",
+        "text": '{"a":' + "[" * 5_000 + "]" * 5_000 + "}",
+    }
+    result = import_entries(long, deep, entry("https://a.example/z"))
+    assert "a_example_get_z" in [ability.ability_id for ability in result.abilities]
+
+
 def test_command_takes_exactly_one_source() -> None:
     assert hutch("ability", "import").returncode == 2
     assert hutch("ability", "import", "--curl", "-", "--har", "x").returncode == 2

@@ -350,3 +350,20 @@ def test_too_many_operations_ask_for_a_choice() -> None:
         import_openapi(document)
     chosen = import_openapi(document, ["op3", "GET /p4"])
     assert [ability.ability_id for ability in chosen.abilities] == ["op3", "op4"]
+
+
+def test_server_variables_that_multiply_are_refused() -> None:
+    variables = {f"v{number}": {"default": f"{{v{number + 1}}}" * 300} for number in range(50)}
+    result = import_one({}, servers=[{"url": "https://a.example/" + "{v0}" * 300, "variables": variables}])
+    assert result.notes == ["left out GET /x: the URL of its server is too long"]
+
+
+@pytest.mark.parametrize("text", ['"\\ud800"', "99999999999999999999999999"])
+def test_values_that_cannot_be_encoded_do_no_harm(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "api.yaml"
+    file.write_text(
+        "openapi: 3.0.0\nservers: [{url: 'https://a.example'}]\npaths: {/x: {get: {summary: "
+        f"{text}, parameters: [{{name: a, in: query, schema: {{default: {text}}}}}]}}}}}}\n"
+    )
+    done = hutch("ability", "import", "--openapi", str(file))
+    assert (done.returncode, json.loads(done.stdout)["ability_id"]) == (0, "get_x"), done.stderr

@@ -13,11 +13,13 @@ import msgspec
 from hutch.errors import InvalidInput
 from hutch.protocols.abilities.definition import id_error
 from hutch.session.json_value import NotJsonSafe, decode_value
+from hutch.session.schema.validate import well_formed_value
 
 MAX_ABILITIES = 500
 """Maximum number of abilities that one import makes."""
 _MAX_ID_CHARS = 100
 _MAX_VALUES = 2_000_000
+_SURROGATE = re.compile(r"\\[uU]0*[dD][89a-fA-F]")
 
 
 class NeededCredential(msgspec.Struct, frozen=True):
@@ -71,9 +73,16 @@ def decode_json(option: str, text: str) -> Any:
     """Decodes a document. Raises InvalidInput."""
     try:
         # Documents of large APIs have more values than requests may have.
-        return decode_value(text.encode(), _MAX_VALUES)
+        return without_surrogates(decode_value(text.encode(), _MAX_VALUES), text)
     except (NotJsonSafe, UnicodeEncodeError) as error:
         raise InvalidInput(option, f"expected JSON: {error}.") from None
+
+
+def without_surrogates(value: Any, text: str) -> Any:
+    """Replaces lone surrogates, which cannot be encoded in UTF-8. `text` is the document, which can contain
+    them only as escapes.
+    """
+    return well_formed_value(value) if _SURROGATE.search(text) else value
 
 
 _EXAMPLES: dict[str, Any] = {

@@ -35,6 +35,7 @@ _OPTION = "--openapi"
 _METHODS = ("get", "put", "post", "delete", "patch", "head", "options")
 _MAX_PARAMETERS = 100
 _MAX_SCHEMA_CHARS = 100_000
+_MAX_URL_CHARS = 2_000
 _MAX_DESCRIPTION_CHARS = 2_000
 _TEMPLATE = re.compile(r"\{([^{}]*)\}")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}\Z")
@@ -116,7 +117,7 @@ def _operations(document: OpenApiDocument) -> Iterator[_Operation]:
 
 
 def _choose(found: Sequence[_Operation], names: Sequence[str]) -> list[_Operation]:
-    chosen: list[_Operation] = []
+    chosen: dict[str, _Operation] = {}
     for name in names:
         matching = [each for each in found if each.is_named(name)]
         if not matching:
@@ -125,8 +126,8 @@ def _choose(found: Sequence[_Operation], names: Sequence[str]) -> list[_Operatio
             raise InvalidInput(
                 "--operations", f"the document has no operation {cut(name, 80)!r}.", remedy=hint
             )
-        chosen += [each for each in matching if each not in chosen]
-    return chosen
+        chosen |= {each.label: each for each in matching}
+    return list(chosen.values())
 
 
 class _OperationImporter:
@@ -206,11 +207,15 @@ class _OperationImporter:
         places = (self._operation.operation, self._operation.item, self._document.root)
         servers = next((each["servers"] for each in places if each.get("servers")), None)
         server = servers[0] if isinstance(servers, list) and isinstance(servers[0], dict) else {"url": "/"}
-        url = _text(server, "url")
+        url = _text(server, "url")[:_MAX_URL_CHARS]
         variables = server.get("variables")
         for name, variable in (variables if isinstance(variables, dict) else {}).items():
             if isinstance(variable, dict):
-                url = url.replace(f"{{{name}}}", str(variable.get("default", "")))
+                default = variable.get("default")
+                text = str(default) if isinstance(default, str | int | float) else ""
+                url = url.replace(f"{{{name}}}", text[:_MAX_URL_CHARS])
+            if len(url) > _MAX_URL_CHARS:
+                raise UnsupportedOperation("the URL of its server is too long")
         if "://" not in url:
             if self._document.url is None:
                 raise InvalidInput(
@@ -314,9 +319,11 @@ class _OperationImporter:
             schema["required"] = self._required
         if definitions := self._schemas.definitions():
             schema["$defs"] = definitions
-        problem = schema_error(schema)
-        if problem is None and len(msgspec.json.encode(schema)) > _MAX_SCHEMA_CHARS:
-            problem = "it is too large"
+        try:
+            is_large = len(msgspec.json.encode(schema)) > _MAX_SCHEMA_CHARS
+            problem = "it is too large" if is_large else schema_error(schema)
+        except OverflowError:
+            problem = "it has numbers of more than 64 bits"
         if problem is None:
             return schema
         self.notes.append(f"its parameters are not checked against its schema: {cut(problem, 200)}")

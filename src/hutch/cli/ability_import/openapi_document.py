@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from hutch.cli.ability_import.models import decode_json
+from hutch.cli.ability_import.models import decode_json, without_surrogates
 from hutch.errors import InvalidInput
 from hutch.text import cut
 
@@ -91,7 +91,7 @@ def _decode_yaml(text: str) -> Any:
         size = MAX_YAML_BYTES // 1024**2
         raise InvalidInput(_OPTION, f"expected YAML of at most {size} MiB. Convert the document to JSON.")
     try:
-        return decode_yaml(text)
+        return without_surrogates(decode_yaml(text), text)
     except InvalidYaml as error:
         raise InvalidInput(_OPTION, f"expected JSON or YAML: {error}.") from None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -13,13 +12,16 @@ import msgspec
 from hutch.cli.ability_import.models import ImportedAbility, NeededCredential, http_address, js, make_id
 from hutch.cli.ability_import.wrapper_code import PATH_SEGMENT
 from hutch.errors import InvalidInput
+from hutch.session.json_value import NotJsonSafe, decode_value
 
 SECRET_NAME = re.compile(
     r"auth|cookie|token|secret|passw|pwd|api[-_]?key|apikey|access[-_]?key|session|signature|csrf|xsrf"
     r"|credential|^(?:key|sig|code|pin|otp)$",
     re.I,
 )
-_TOKEN = re.compile(r"(?=[^\s]*[0-9])(?=[^\s]*[A-Za-z])[A-Za-z0-9+/_=.~-]{20,}|\b(?:Bearer|Basic) +\S", re.I)
+_AUTHORIZATION = re.compile(r"\b(?:Bearer|Basic) +\S", re.I)
+_TOKEN = re.compile(r"[A-Za-z0-9+/_=.~-]{20,}")
+_DIGIT, _LETTER = re.compile("[0-9]"), re.compile("[A-Za-z]")
 _IGNORED_HEADERS = frozenset(("host", "content-length", "connection", "accept-encoding"))
 _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
 _HOST = re.compile(r"[A-Za-z0-9_.-]+\Z|[0-9A-Fa-f:]+\Z")
@@ -191,8 +193,8 @@ class RequestImporter:
         if given.startswith(FORM):
             return self._pairs(data, "body")
         try:
-            value = json.loads(data)
-        except (ValueError, RecursionError):
+            value = decode_value(data.encode())
+        except (NotJsonSafe, UnicodeEncodeError):
             value = None
         if not isinstance(value, dict):
             raise InvalidInput(self._option, "expected a body that is a JSON object or a form.")
@@ -202,7 +204,13 @@ class RequestImporter:
 
 def looks_secret(value: object) -> bool:
     """Returns True for texts that look like a token: long, without spaces, with letters and digits."""
-    return isinstance(value, str) and _TOKEN.search(value) is not None
+    if not isinstance(value, str):
+        return False
+    # Word by word, and one condition after the other: this takes linear time for any text.
+    words = (word for word in value.split() if _TOKEN.search(word))
+    return _AUTHORIZATION.search(value) is not None or any(
+        _DIGIT.search(word) and _LETTER.search(word) for word in words
+    )
 
 
 def _merge(one: dict[str, _Sample], other: dict[str, _Sample]) -> dict[str, _Sample]:
