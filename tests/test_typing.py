@@ -32,6 +32,12 @@ async def main() -> None:
         r = await h.run("1", tools=[add, named], engine="deno", timeout_ms=4, inputs={"a": 1}, on_log=print)
         reveal_type(r.raise_for_error().calls[0].tool)
         await h.run("1", engine="dneo")  # wrong
+        run = await h.start("1", mcp={"a": {"command": "x"}}, check=True, tools=[add])
+        await h.start("1", timeout=4)  # wrong
+        async for event in run:
+            if isinstance(event, hutch.ToolCallStarted):
+                reveal_type(event.tool)
+            event.outcome  # wrong
         await h.run("1", timeout=4)  # wrong
         h.as_tool([add], timeout=4)  # wrong
     hutch.run_sync("1", engine="quickjs", timeout_ms=4, tools=add, inputs={"a": 1}, owner="me")
@@ -64,4 +70,9 @@ def test_mypy_finds_exactly_the_wrong_calls(messages: list[tuple[int, str]]) -> 
 
 def test_mypy_knows_the_types_of_tools_and_results(messages: list[tuple[int, str]]) -> None:
     revealed = [text for _, text in messages if "Revealed type" in text]
-    assert [re.findall(r'"(?:builtins\.)?(\w+)"', text) for text in revealed] == [["int"], ["str"], ["str"]]
+    assert [re.findall(r'"(?:builtins\.)?(\w+)"', text) for text in revealed] == [
+        ["int"],
+        ["str"],
+        ["str"],
+        ["str"],
+    ]

@@ -7,7 +7,8 @@ import atexit
 import os
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack, overload
 
@@ -28,6 +29,7 @@ from hutch.settings import load_settings
 
 if TYPE_CHECKING:
     from hutch.client import Remote
+    from hutch.protocols.toolscript.providers import McpConfigurations
     from hutch.settings import Settings
     from hutch.settings.overrides import SettingOverrides
 
@@ -35,11 +37,15 @@ _ToolLike = Provider | Tool | Callable[..., Any]
 Tools = _ToolLike | Iterable[_ToolLike] | Mapping[str, _ToolLike | Iterable[_ToolLike]] | None
 
 Engine = Literal["quickjs", "deno"]
+McpConfig = str | Path | Mapping[str, Any]
+"""Path of a configuration file of MCP servers, or its content."""
 
 
 class _CommonOptions(TypedDict, total=False):
     inputs: Mapping[str, Any] | None
     engine: Engine | None
+    mcp: McpConfig | None
+    check: bool
     timeout_ms: float | None
     memory_limit_bytes: int | None
     max_log_lines: int | None
@@ -192,6 +198,8 @@ class Hutch:
         """Ends all runner processes and removes all temporary files."""
         self._closed = True
         close, self._close, self._kernel = self._close, None, None
+        if "_mcp_configurations" in self.__dict__:
+            await self._mcp_configurations.close()
         if close is not None:
             await close()
 
@@ -204,6 +212,8 @@ class Hutch:
         on_log: Callable[[str], object] | None = None,
         engine: Engine | None = None,
         owner: str = "default",
+        mcp: McpConfig | None = None,
+        check: bool = False,
         timeout_ms: float | None = None,
         memory_limit_bytes: int | None = None,
         max_log_lines: int | None = None,
@@ -213,7 +223,9 @@ class Hutch:
 
         `inputs` are variables of the guest. `on_log` is called with each log line as it comes, and may be
         async; if it raises, the execution is stopped, and `run` raises the exception. `engine` defaults to
-        `quickjs`. With an external `runner`, the runner chooses the default.
+        `quickjs`. With an external `runner`, the runner chooses the default. `mcp` is a configuration of MCP
+        servers, a file or a dict, whose tools the guest calls as `tools.<server>.<tool>`. With `check`, the
+        code is TypeScript that is checked against the declarations of all tools before it runs.
 
         Raises HutchError if the execution could not be started: Busy, InvalidExecution, InvalidTool,
         SandboxUnavailable. Cancelling the call stops the guest and its tools.
@@ -224,6 +236,8 @@ class Hutch:
             inputs=inputs,
             engine=engine,
             owner=owner,
+            mcp=mcp,
+            check=check,
             timeout_ms=timeout_ms,
             memory_limit_bytes=memory_limit_bytes,
             max_log_lines=max_log_lines,
@@ -256,6 +270,8 @@ class Hutch:
         inputs: Mapping[str, Any] | None = None,
         engine: Engine | None = None,
         owner: str = "default",
+        mcp: McpConfig | None = None,
+        check: bool = False,
         timeout_ms: float | None = None,
         memory_limit_bytes: int | None = None,
         max_log_lines: int | None = None,
@@ -280,14 +296,23 @@ class Hutch:
         if self._runner is not None:
             profile, limits = EXTERNAL, msgspec.structs.replace(limits, engine=engine)
         providers = providers_of(tools)
+        if mcp is not None:
+            providers += await self._mcp_configurations.providers(mcp)
         return kernel, Execution(
             code=code,
             profile=profile,
             limits=limits,
             providers=providers,
             inputs=encode_inputs(inputs, providers),
+            check=check,
             owner=owner,
         )
+
+    @cached_property
+    def _mcp_configurations(self) -> McpConfigurations:
+        from hutch.protocols.toolscript.providers import McpConfigurations
+
+        return McpConfigurations(self.settings)
 
     @overload
     def as_tool(

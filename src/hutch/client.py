@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 from urllib.parse import urlsplit, urlunsplit
@@ -27,7 +27,8 @@ from hutch.session.tools.provider import Provider, check_providers
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
 
-    from hutch.api import Engine, RemoteOptions, RemoteStartOptions, Tools
+    from hutch.api import Engine, McpConfig, RemoteOptions, RemoteStartOptions, Tools
+    from hutch.protocols.toolscript.providers import McpConfigurations
 
 EXECBOX_PATH = "/execbox"
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
@@ -68,21 +69,25 @@ class Remote:
         inputs: Mapping[str, Any] | None = None,
         on_log: Callable[[str], object] | None = None,
         engine: Engine | None = None,
+        mcp: McpConfig | None = None,
+        check: bool = False,
         timeout_ms: float | None = None,
         memory_limit_bytes: int | None = None,
         max_log_lines: int | None = None,
         max_log_chars: int | None = None,
     ) -> Result:
         """Runs guest code on the server; see `Hutch.run`. The server determines the owner and the maximum of
-        each limit.
+        each limit, and checks types. MCP servers run here.
 
         Raises SandboxUnavailable if the server cannot be reached.
         """
-        execution = self._execution(
+        execution = await self._execution(
             code,
             tools=tools,
             inputs=inputs,
             engine=engine,
+            mcp=mcp,
+            check=check,
             timeout_ms=timeout_ms,
             memory_limit_bytes=memory_limit_bytes,
             max_log_lines=max_log_lines,
@@ -95,15 +100,17 @@ class Remote:
     async def start(self, code: str, **options: Unpack[RemoteStartOptions]) -> Run:
         """Starts guest code on the server without waiting for its result; see `Hutch.start`."""
         # The server chooses the id.
-        return Run(partial(self._execute, self._execution(code, **options)), RunHandle(id=""))
+        return Run(partial(self._execute, await self._execution(code, **options)), RunHandle(id=""))
 
-    def _execution(
+    async def _execution(
         self,
         code: str,
         *,
         tools: Tools = None,
         inputs: Mapping[str, Any] | None = None,
         engine: Engine | None = None,
+        mcp: McpConfig | None = None,
+        check: bool = False,
         timeout_ms: float | None = None,
         memory_limit_bytes: int | None = None,
         max_log_lines: int | None = None,
@@ -114,6 +121,8 @@ class Remote:
 
         check_code(code)
         providers = providers_of(tools)
+        if mcp is not None:
+            providers += await self._mcp_configurations.providers(mcp)
         check_providers(providers)
         encoded = encode_inputs(inputs, providers)
         _check_size(code, providers, encoded)
@@ -127,10 +136,18 @@ class Remote:
                 max_log_lines=int(_limit("max_log_lines", max_log_lines)),
                 max_log_chars=int(_limit("max_log_chars", max_log_chars)),
                 engine=profile.engine,
+                check=check,
             ),
             providers=providers,
             inputs=encoded,
         )
+
+    @cached_property
+    def _mcp_configurations(self) -> McpConfigurations:
+        from hutch.protocols.toolscript.providers import McpConfigurations
+        from hutch.settings import load_settings
+
+        return McpConfigurations(load_settings())
 
     async def _execute(self, execution: Execution, run: RunHandle) -> Result:
         if run.listeners:
@@ -173,6 +190,8 @@ class Remote:
         self._closed = True
         multiplexer, channel, reader = self._multiplexer, self._channel, self._reader
         self._multiplexer = self._channel = self._reader = None
+        if "_mcp_configurations" in self.__dict__:
+            await self._mcp_configurations.close()
         if multiplexer is None or channel is None or reader is None:
             return
         for session in list(multiplexer.sessions.values()):

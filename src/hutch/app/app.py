@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from hutch.console.load_history import LoadHistory
+    from hutch.errors import ExecutionError
     from hutch.http.auth import AccessControl
+    from hutch.kernel.execution import Execution
     from hutch.mcp_client.servers import McpServers
     from hutch.npm.packages import PackageManager
     from hutch.protocols.mcp.http import McpEndpoint
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from hutch.protocols.toolscript.gateway.gateway import Gateway
     from hutch.protocols.toolscript.gateway.local import LocalGateway
     from hutch.protocols.tpmjs.execute import ToolExecutor
+    from hutch.session.tools.provider import Provider
     from hutch.settings.config_text import ConfigText
 
 logger = logging.getLogger("hutch")
@@ -69,6 +72,7 @@ class App:
         self.pool = Pool(settings, self._launcher.launch)
         self._recorder = RunRecorder(self.counters, lambda: self.storage.run_sink)
         self.kernel = Kernel(settings, self.pool, self._recorder)
+        self.kernel.check_code = self._check_execution
         self.storage = Storage(settings, self.kernel)
 
     @classmethod
@@ -173,6 +177,17 @@ class App:
 
         return ScriptRunner(self.kernel, Checker(self.settings, self.jail), self.verdict.isolation)
 
+    async def _mcp_tools(self) -> list[Provider]:
+        """Returns the tools of all MCP servers that are configured."""
+        from hutch.protocols.toolscript.providers import tool_providers
+
+        return tool_providers(await self.gateway.catalog(), self.gateway)
+
+    async def _check_execution(self, execution: Execution) -> ExecutionError | None:
+        from hutch.protocols.toolscript.code_check import check_code
+
+        return await check_code(self.scripts.checker, execution, strict=self.settings.script_strict)
+
     @cached_property
     def flows(self) -> FlowSupervisor:
         """Runs flows started over HTTP."""
@@ -227,7 +242,7 @@ class App:
             routes=[
                 *health.routes(self, access),
                 *console.routes(shown, access),
-                *execbox.routes(self.kernel, access),
+                *execbox.routes(self.kernel, access, self._mcp_tools),
                 *toolscript.routes(self.gateway, access, self.settings),
                 *self._mcp.routes(),
                 *abilities.routes(self.storage, access),

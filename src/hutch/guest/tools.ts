@@ -172,7 +172,7 @@ export function defineProviders(providers: ProviderTools, emit: Emit, options: C
   const parents: Record<string, object> = create(null);
   for (let i = 0; i < providers.length; i++) {
     const [name, tools, streaming = []] = providers[i];
-    const namespace = create(null);
+    const namespace = parents[name] ?? create(null);
     for (let j = 0; j < tools.length; j++) {
       const streams = apply(includes, streaming, [tools[j]]) as boolean;
       const value = createToolFunction(`${name}.${tools[j]}`, count++, emit, options, streams);
@@ -180,7 +180,7 @@ export function defineProviders(providers: ProviderTools, emit: Emit, options: C
     }
     const dot = apply(indexOf, name, ["."]), parent = dot < 0 ? "" : apply(slice, name, [0, dot]);
     if (parent && !(parent in parents)) defineGlobal(parent, parents[parent] = create(null));
-    if (!parent) defineGlobal(name, namespace);
+    if (!parent) defineGlobal(name, parents[name] = namespace);
     else {defineProperty(parents[parent], apply(slice, name, [dot + 1]), {
         value: namespace,
         enumerable: true,

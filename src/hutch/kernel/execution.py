@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
+from hutch.errors import ExecutionError
 from hutch.sandbox.runner.profile import Profile
 from hutch.session.host import Limits
 from hutch.session.messages import Job
@@ -29,6 +30,8 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     providers: Sequence[Provider] = ()
     inputs: bytes | None = None
     """JSON text of an object whose properties are variables of the guest; see `session.inputs`."""
+    check: bool = False
+    """True to type-check the code before it runs; see `Kernel.check_code`."""
     owner: str = "default"
     protocol: str = "python"
     label: str | None = None
@@ -40,3 +43,6 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
 
 Recorder = Callable[[Execution, RunHandle, Result], None]
 """Function that receives each run when it has ended."""
+
+CheckCode = Callable[[Execution], Awaitable[ExecutionError | None]]
+"""Function that returns the error of an execution whose code has type errors."""

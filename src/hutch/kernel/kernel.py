@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from hutch.errors import HutchError, InvalidExecution
-from hutch.kernel.execution import Execution, Recorder
+from hutch.kernel.execution import CheckCode, Execution, Recorder
 from hutch.kernel.precompile import Precompiler
 from hutch.sandbox.pool.lease import Lease
 from hutch.sandbox.pool.pool import Pool
@@ -41,6 +41,8 @@ class Kernel:
         """Runs in progress by id, including those that wait for a runner."""
         self.on_begin: list[Callable[[Execution, RunHandle], None]] = []
         """Called with each run before it is queued, for example to add a listener."""
+        self.check_code: CheckCode | None = None
+        """Type-checks code. None if there is no compiler, as with an external runner."""
         self._leases = 0
         self._max_polling = min(settings.quickjs_processes, cores())
         self._default_limits = self._limits({}, clamp=True)
@@ -118,6 +120,10 @@ class Kernel:
             self.pool.prestart(profile)
 
     async def _run(self, execution: Execution, run: RunHandle) -> Result:
+        if execution.check and self.check_code is not None:
+            error = await self.check_code(execution)
+            if error is not None:
+                return Result(ok=False, error=error, run_id=run.id)
         if execution.profile.engine_spec.accepts_precompiled:
             prepared = await self.precompiler.prepare(execution.owner, execution.code, run.id)
             if isinstance(prepared, Result):
@@ -199,6 +205,8 @@ class Kernel:
                 f"have {len(execution.inputs)} bytes of JSON; the limit is {self.settings.max_result_bytes}"
                 " (setting max_result_bytes)",
             )
+        if execution.check and self.check_code is None:
+            raise InvalidExecution("check", "expected Hutch's own sandbox, which has a compiler")
         check_providers(execution.providers)
 
 

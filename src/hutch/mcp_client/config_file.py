@@ -61,10 +61,12 @@ def load_config(
     environ: Mapping[str, str] | None = None,
     *,
     project: ConfigText | None = None,
+    sources: Sequence[ConfigText] | None = None,
 ) -> McpConfig:
     """Loads configuration files. A server in a later file replaces a server with the same name.
 
     Without `paths`, loads ~/.toolscript.json, if it exists, and `project`, the trusted file of a project.
+    `sources` are files that were read already, and the only ones to load.
     `environ` provides the values for `${NAME}`. Raises ConfigError with file, line and key. Logs a warning
     for unknown keys.
     """
@@ -72,10 +74,12 @@ def load_config(
     servers: dict[str, ServerConfig] = {}
     files: list[str] = []
     warnings: list[str] = []
-    if paths is None:
+    if sources is not None:
+        pass
+    elif paths is None:
         sources = [source for source in (_user_source(environ), project) if source is not None]
     else:
-        sources = [_named_source(Path(path).expanduser()) for path in paths]
+        sources = [read_source(Path(path).expanduser()) for path in paths]
     for source in sources:
         reader = ConfigFile(source, environ)
         servers.update(reader.servers())
@@ -97,7 +101,8 @@ def _user_source(environ: Mapping[str, str]) -> ConfigText | None:
     return None if path is None else read_config_text(path)
 
 
-def _named_source(path: Path) -> ConfigText:
+def read_source(path: Path) -> ConfigText:
+    """Reads a file. Raises ConfigError if there is none."""
     source = read_config_text(path, regular=False)
     if source is None:
         raise ConfigError(str(path), None, "", "there is no such file.")

@@ -90,6 +90,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Milliseconds that the runner may take to answer a cancel with the logs."""
     engine: str | None = None
     """Engine to use, for runners that have several engines."""
+    check: bool = False
+    """Whether a remote server type-checks the code first."""
 
     def options(self, *, is_observed: bool = False, send_run_id: bool = False) -> Options:
         return Options(
@@ -102,6 +104,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             stream_logs=is_observed or UNSET,
             send_run_id=send_run_id or UNSET,
             send_call_lines=is_observed or UNSET,
+            check=self.check or UNSET,
         )
 
 

@@ -33,7 +33,7 @@ TOO_DEEP = "a message is nested too deeply"
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Limits that the runner enforces. The last five fields are extensions of Hutch. Other runners ignore
+    """Limits that the runner enforces. The last six fields are extensions of Hutch. Other runners ignore
     them.
     """
 
@@ -49,6 +49,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """True to get the id of the run in `started`."""
     send_call_lines: bool | UnsetType = UNSET
     """True to get the source line of each call in `tool_call`."""
+    check: bool | UnsetType = UNSET
+    """True to type-check the code before it runs."""
 
 
 class WireError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

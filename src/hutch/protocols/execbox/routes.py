@@ -13,15 +13,17 @@ from hutch.http.auth import AccessControl, Caller
 from hutch.http.errors import SHUTTING_DOWN, Refusal
 from hutch.http.responses import error_response
 from hutch.kernel.kernel import Kernel
+from hutch.protocols.execbox import http_run
+from hutch.protocols.execbox.http_run import PROTOCOL, ProvideTools
 from hutch.protocols.execbox.serve import serve
 from hutch.session.channels.websocket import WebSocketChannel
 from hutch.session.runner import PendingBytes
 
-PROTOCOL = "execbox"
 PATH = "/execbox"
 
 
-def routes(kernel: Kernel, access: AccessControl) -> list[BaseRoute]:
+def routes(kernel: Kernel, access: AccessControl, mcp_tools: ProvideTools) -> list[BaseRoute]:
+    """`mcp_tools` provides the tools of the server's MCP servers to `POST /run`."""
     pending = PendingBytes(kernel.settings.max_pending_bytes)
 
     async def execbox(socket: WebSocket) -> None:
@@ -58,7 +60,11 @@ def routes(kernel: Kernel, access: AccessControl) -> list[BaseRoute]:
             426, f"This is a WebSocket endpoint; connect to {url}", {"Upgrade": "websocket"}
         )
 
-    return [WebSocketRoute(PATH, execbox), Route(PATH, upgrade_required)]
+    return [
+        WebSocketRoute(PATH, execbox),
+        Route(PATH, upgrade_required),
+        *http_run.routes(kernel, access, pending, mcp_tools),
+    ]
 
 
 def _channel(socket: WebSocket) -> WebSocketChannel:

@@ -52,6 +52,7 @@ def serve(
             limits=limits,
             providers=request.providers,
             inputs=request.inputs,
+            check=options.check is True,
             owner=owner,
             protocol="execbox",
         )

@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator
-from functools import partial
-from itertools import groupby
 from typing import Any, TypedDict
 
 import msgspec
 from mcp.types import CallToolResult
 
-from hutch.errors import InvalidExecution, ToolError, UpstreamError
+from hutch.errors import InvalidExecution
 from hutch.kernel.execution import Execution
 from hutch.protocols.mcp.arguments import RunCode
 from hutch.protocols.mcp.interfaces import McpServices
@@ -31,15 +29,12 @@ from hutch.protocols.mcp.results import (
 from hutch.protocols.toolscript.checker.checker import Script
 from hutch.protocols.toolscript.checker.diagnostics import InvalidScript
 from hutch.protocols.toolscript.execute import TIMEOUT_EXIT_CODE, ScriptRequest, ScriptResult
-from hutch.protocols.toolscript.gateway.catalog import Catalog, CatalogEntry
-from hutch.protocols.toolscript.gateway.gateway import CompletedCall, Gateway
+from hutch.protocols.toolscript.gateway.gateway import CompletedCall
+from hutch.protocols.toolscript.providers import tool_providers
 from hutch.sandbox.runner.profile import profile_for
-from hutch.session.json_value import NotJsonSafe, encode_value
+from hutch.session.json_value import NotJsonSafe
 from hutch.session.large_json import decode_large_value
 from hutch.session.run import Result, RunHandle, new_run_id
-from hutch.session.tools.names import is_identifier, safe_name
-from hutch.session.tools.provider import Provider
-from hutch.session.tools.tool import Tool, ToolContext
 from hutch.settings import Settings
 
 
@@ -238,50 +233,3 @@ def _javascript_report(result: Result, run: ClientRun) -> RunReport:
         truncated=result.logs_truncated,
         **_common_fields(run, result.duration_ms),
     )
-
-
-# --- providers for JavaScript ---
-
-
-def tool_providers(catalog: Catalog, gateway: Gateway) -> list[Provider]:
-    """Builds a provider per MCP server, with the names that toolscripts use. Calls go through the gateway and
-    its approval policy.
-    """
-
-    async def call(entry: CatalogEntry, value: Any, context: ToolContext) -> bytes:
-        return await _call_tool(gateway, entry, value, context.run_id)
-
-    providers: dict[str, Provider] = {}
-    for _, entries in groupby(catalog, lambda entry: entry.server):
-        tools: dict[str, Tool] = {}
-        namespace = ""
-        for entry in entries:
-            namespace = entry.namespace
-            name = entry.member if is_identifier(entry.member) else safe_name(entry.member)
-            tools[_free_name(name, tools)] = Tool(
-                entry.tool, partial(call, entry), description=entry.description
-            )
-        name = namespace if is_identifier(namespace) else safe_name(namespace)
-        name = _free_name(name, providers)
-        providers[name] = Provider(name, tools, parent="tools")
-    return list(providers.values())
-
-
-async def _call_tool(gateway: Gateway, entry: CatalogEntry, value: Any, run: str) -> bytes:
-    arguments = {} if value is None else value
-    if not isinstance(arguments, dict):
-        kind = "a list" if isinstance(arguments, list) else type(arguments).__name__
-        raise ToolError(f"Expected an object of arguments, got {kind}", "validation_error")
-    try:
-        return encode_value(await gateway.call(entry.server, entry.tool, arguments, run=run))
-    except UpstreamError as error:
-        code = "validation_error" if error.kind == "invalid_arguments" else "tool_error"
-        raise ToolError(error.message, code) from error
-    except NotJsonSafe as error:
-        raise ToolError(f"The result of {entry.qualified} cannot be passed on: {error}") from None
-
-
-def _free_name(name: str, taken: dict[str, Any]) -> str:
-    while name in taken:
-        name += "_"
-    return name

@@ -28,8 +28,8 @@ class Provider:
     def __init__(
         self, name: str, tools: Mapping[str, Tool], types: str | None = None, *, parent: str | None = None
     ) -> None:
-        """With `parent`, the namespace is a member of the global with that name: `parent.name`. Only Hutch's
-        own runners support this.
+        """With `parent`, the namespace is a member of the global with that name: `parent.name`. Only Hutch
+        supports this.
         """
         check_namespace(name if parent is None else parent)
         self.name = name if parent is None else f"{parent}.{name}"
@@ -61,7 +61,8 @@ class Provider:
             )
             for safe, entry in entries.items()
         }
-        return cls(manifest["name"], tools, manifest["types"])
+        parent, dot, name = manifest["name"].rpartition(".")
+        return cls(name, tools, manifest["types"], parent=parent if dot else None)
 
     def original_name(self, safe_name: str) -> str:
         """Returns the original name of a tool, or `safe_name` if the tool is unknown."""
@@ -165,6 +166,12 @@ def check_providers(providers: Iterable[Provider]) -> dict[str, Provider]:
                 f"Two providers are called {provider.name}.", remedy="Give each provider its own name."
             )
         by_name[provider.name] = provider
+    for name in by_name:
+        parent, dot, member = name.rpartition(".")
+        if dot and parent in by_name and member in by_name[parent].tools:
+            raise InvalidTool(
+                f"{name} is a tool and the namespace of an MCP server.", remedy="Rename one of them."
+            )
     return by_name
 
 
@@ -184,8 +191,9 @@ def _as_tool_error(error: BaseException) -> ToolError:
 def _check_manifest(manifest: Any) -> Mapping[str, Any]:
     if not isinstance(manifest, Mapping):
         raise InvalidTool(f"Provider manifest: expected an object, got {type(manifest).__name__}.")
-    name = _text(manifest, "name", "manifest")
-    check_namespace(name)
+    parent, dot, name = _text(manifest, "name", "manifest").rpartition(".")
+    # A member of another namespace may be a reserved word.
+    check_namespace(parent if dot and is_identifier(name) else name)
     _text(manifest, "types", "manifest")
     entries = manifest.get("tools")
     if not isinstance(entries, Mapping):

@@ -1,0 +1,237 @@
+"""`POST /run`: runs code over plain HTTP, with its events as server-sent events on request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+import anyio
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
+
+from hutch.errors import InvalidExecution
+from hutch.http.auth import AccessControl
+from hutch.http.endpoint import HttpProtocol, RequestContext, public_json_route
+from hutch.http.errors import ERROR_KINDS, ApiError
+from hutch.http.lifecycle import cancel_on_disconnect
+from hutch.http.requests import JsonBodyReader
+from hutch.http.sse import EventBuffer, encode_event, event_stream
+from hutch.kernel.execution import Execution
+from hutch.kernel.kernel import Kernel
+from hutch.problems import Problem, ProblemList, describe_value
+from hutch.protocols.execbox import openapi
+from hutch.sandbox.runner.profile import profile_for
+from hutch.session.host import Limits
+from hutch.session.inputs import encode_inputs
+from hutch.session.json_value import encode_value
+from hutch.session.messages import WireError
+from hutch.session.run import Result, RunEvent, RunHandle, event_json
+from hutch.session.runner import PendingBytes
+from hutch.session.tools.provider import Provider
+from hutch.text import cut, did_you_mean
+
+PROTOCOL = "execbox"
+MCP_SCOPE = "mcp"
+PATH = "/run"
+RUN_ID_HEADER = "X-Run-Id"
+MAX_LABEL_CHARS = 200
+
+ProvideTools = Callable[[], Awaitable[Sequence[Provider]]]
+"""Returns the tools of the server's MCP servers."""
+
+
+class RunLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    timeout_ms: float | None = None
+    memory_limit_bytes: float | None = None
+    max_log_lines: float | None = None
+    max_log_chars: float | None = None
+
+
+class RunBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    code: str
+    inputs: dict[str, Any] | None = None
+    engine: Literal["quickjs", "deno"] | None = None
+    limits: RunLimits = RunLimits()
+    check: bool = False
+    label: Annotated[str, msgspec.Meta(max_length=MAX_LABEL_CHARS)] | None = None
+
+
+def routes(
+    kernel: Kernel, access: AccessControl, pending: PendingBytes, mcp_tools: ProvideTools
+) -> list[BaseRoute]:
+    handler = RunHandler(kernel, access, pending, mcp_tools)
+    return [
+        handler.protocol.route(PATH, POST=handler.run),
+        public_json_route("/execbox/openapi.json", openapi.document(kernel.settings), access),
+    ]
+
+
+class RunHandler:
+    def __init__(
+        self, kernel: Kernel, access: AccessControl, pending: PendingBytes, mcp_tools: ProvideTools
+    ) -> None:
+        settings = kernel.settings
+        self._kernel = kernel
+        self._access = access
+        self._pending = pending
+        self._mcp_tools = mcp_tools
+        self._body = JsonBodyReader(settings.max_body_bytes, settings.request_seconds)
+        self.protocol = HttpProtocol(
+            name=PROTOCOL, access=access, logger=logging.getLogger("hutch.execbox"), render=_render
+        )
+
+    async def run(self, context: RequestContext) -> ASGIApp:
+        body = parse_body(await self._body.read_object(context.request))
+        run = RunHandle()
+        headers = {RUN_ID_HEADER: run.id}
+        if _wants_events(context.request):
+            # Errors before the run starts get their own status, because the stream has not begun yet.
+            execution = await self._execution(context, body)
+            stream = event_stream(self._events(execution, run))
+            stream.headers.update(headers)
+            return stream
+        result = await cancel_on_disconnect(
+            context.request.receive, self._execute(context, body, run), self._access
+        )
+        return Response(result_json(result), headers=headers, media_type="application/json")
+
+    async def _execute(self, context: RequestContext, body: RunBody, run: RunHandle) -> Result:
+        return await self._run(await self._execution(context, body), run)
+
+    async def _run(self, execution: Execution, run: RunHandle) -> Result:
+        size = len(execution.code) + len(execution.inputs or b"")
+        self._pending.reserve(execution.owner, size)
+        try:
+            return await self._kernel.run(execution, run)
+        finally:
+            self._pending.release(execution.owner, size)
+
+    async def _execution(self, context: RequestContext, body: RunBody) -> Execution:
+        """Raises InvalidExecution."""
+        providers = await self._mcp_tools() if context.caller.may(MCP_SCOPE) else ()
+        return Execution(
+            code=body.code,
+            profile=profile_for(body.engine or "quickjs"),
+            limits=self._limits(body.limits),
+            providers=providers,
+            inputs=encode_inputs(body.inputs, providers),
+            check=body.check,
+            owner=context.owner,
+            protocol=PROTOCOL,
+            label=body.label,
+        )
+
+    def _limits(self, requested: RunLimits) -> Limits:
+        try:
+            return self._kernel.limits(msgspec.structs.asdict(requested))
+        except InvalidExecution as error:
+            raise InvalidExecution(f"limits.{error.field}", error.detail) from None
+
+    async def _events(self, execution: Execution, run: RunHandle) -> AsyncIterator[bytes]:
+        """Yields the events of a run. The last event is the result, or the error that kept the run from
+        starting.
+        """
+        buffer = EventBuffer()
+
+        def add(event: RunEvent) -> None:
+            name: Any = event.__struct_config__.tag
+            buffer.add(encode_event(name, event_json(event, run.id, values=False)))
+
+        run.listeners.append(add)
+        running = asyncio.create_task(cancel_on_disconnect(None, self._run(execution, run), self._access))
+        running.add_done_callback(lambda _: buffer.end())
+        try:
+            while (chunk := await buffer.next()) is not None:
+                yield chunk
+            try:
+                last = encode_event("result", result_json(await running))
+            except Exception as error:
+                last = encode_event("error", _error_json(self.protocol.to_api_error(error)))
+            yield last
+        finally:
+            running.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait((running,))
+
+
+def parse_body(body: dict[str, Any]) -> RunBody:
+    """Raises ApiError with all problems."""
+    problems = ProblemList(_invalid_request)
+    problems.extend(_field_problems(RunBody, body, ""))
+    if isinstance(limits := body.get("limits"), dict):
+        problems.extend(_field_problems(RunLimits, limits, "limits."))
+    problems.raise_if_any()
+    try:
+        return msgspec.convert(body, RunBody)
+    except msgspec.ValidationError as error:
+        raise ApiError("invalid_request", str(error)) from None
+
+
+def _field_problems(kind: type[msgspec.Struct], values: dict[str, Any], path: str) -> Iterator[Problem]:
+    fields = {field.name: field for field in msgspec.structs.fields(kind)}
+    for name in values:
+        if name not in fields:
+            similar = did_you_mean(name, fields)
+            hint = f"did you mean {similar}?" if similar else f"expected one of {', '.join(fields)}"
+            yield Problem(f"{path}{cut(name, MAX_LABEL_CHARS)}", f"unknown field; {hint}")
+    for name, field in fields.items():
+        if field.required and name not in values:
+            yield Problem(f"{path}{name}", f"expected {_EXPECTED[name]}, got nothing")
+        elif name in values and name in _EXPECTED:
+            try:
+                msgspec.convert(values[name], field.type)
+            except msgspec.ValidationError:
+                yield Problem(
+                    f"{path}{name}", f"expected {_EXPECTED[name]}, got {describe_value(values[name])}"
+                )
+
+
+_EXPECTED = {
+    "code": "a string",
+    "inputs": "an object",
+    "engine": "quickjs or deno",
+    "check": "true or false",
+    "label": f"a string of at most {MAX_LABEL_CHARS} characters",
+    **dict.fromkeys(RunLimits.__struct_fields__, "a number"),
+}
+
+
+def _invalid_request(problems: list[Problem]) -> ApiError:
+    return ApiError("invalid_request", "; ".join(map(str, problems)))
+
+
+def result_json(result: Result) -> bytes:
+    body: dict[str, Any] = {"ok": result.ok, "run_id": result.run_id}
+    if result.error is not None:
+        body["error"] = msgspec.to_builtins(WireError.of(result.error))
+    body |= {
+        "logs": result.logs,
+        "logs_truncated": result.logs_truncated,
+        "duration_ms": result.duration_ms,
+        "calls": msgspec.to_builtins(result.calls),
+    }
+    json = encode_value(body)
+    if result.ok:
+        # Encoding a large result again would block the event loop.
+        json = json[:-1] + b',"result":' + (result.result_json or b"null") + b"}"
+    return json
+
+
+def _wants_events(request: Request) -> bool:
+    return "text/event-stream" in request.headers.get("accept", "").lower()
+
+
+def _error_json(error: ApiError) -> bytes:
+    return encode_value(
+        {"success": False, "error": {"code": ERROR_KINDS[error.kind].code, "message": error.message}}
+    )
+
+
+def _render(context: RequestContext, error: ApiError) -> Response:
+    status = ERROR_KINDS[error.kind].status
+    return Response(_error_json(error), status, error.headers, "application/json")

@@ -1,0 +1,96 @@
+"""OpenAPI document of `POST /run` (`/execbox/openapi.json`)."""
+
+from __future__ import annotations
+
+from hutch.errors import wire_code
+from hutch.http.errors import ERROR_KINDS
+from hutch.http.openapi import (
+    COUNT,
+    FLAG,
+    TEXT,
+    TEXTS,
+    Json,
+    OperationBuilder,
+    header,
+    object_of,
+    openapi_document,
+    ref,
+    this_document,
+)
+from hutch.settings import Settings
+
+_ALWAYS = ("UNAUTHORIZED", "FORBIDDEN", "METHOD_NOT_ALLOWED", "INTERNAL_ERROR", "BUSY", "UNAVAILABLE")
+_DESCRIPTION = """\
+Runs JavaScript or TypeScript in the sandbox. If the code fails, that is a result with `ok: false` and the
+status 200. With `Accept: text/event-stream`, the response is a stream of the run's events; its last event is
+`result`, with the same body, or `error`."""
+_ERROR_CODES = (
+    "timeout",
+    "memory_limit",
+    "validation_error",
+    "tool_error",
+    "runtime_error",
+    "serialization_error",
+    "internal_error",
+)
+
+
+def document(settings: Settings) -> Json:
+    number = {"type": "number", "exclusiveMinimum": 0}
+    limits = {
+        "timeout_ms": {**number, "maximum": settings.max_timeout_ms, "default": settings.timeout_ms},
+        "memory_limit_bytes": {
+            **number,
+            "maximum": settings.max_memory_limit_bytes,
+            "default": settings.memory_limit_bytes,
+        },
+        "max_log_lines": {**COUNT, "maximum": settings.max_log_lines_ceiling},
+        "max_log_chars": {**COUNT, "maximum": settings.max_log_chars_ceiling},
+    }
+    error = object_of(
+        {"code": {"enum": sorted(map(wire_code, _ERROR_CODES))}, "message": TEXT},
+        {"name": TEXT, "line": COUNT, "column": COUNT, "stack": TEXT},
+        extra_fields=True,
+    )
+    call = object_of({"provider": TEXT, "tool": TEXT, "ok": FLAG, "duration_ms": {"type": "number"}})
+    schemas = {
+        "Run": object_of(
+            {"code": TEXT},
+            {
+                "inputs": {"type": "object", "description": "Variables of the code"},
+                "engine": {"enum": ["quickjs", "deno"], "default": "quickjs"},
+                "limits": object_of({}, limits),
+                "check": {**FLAG, "description": "Whether to check the types first", "default": False},
+                "label": {**TEXT, "maxLength": 200},
+            },
+        ),
+        "Result": object_of(
+            {
+                "ok": FLAG,
+                "run_id": TEXT,
+                "logs": TEXTS,
+                "logs_truncated": FLAG,
+                "duration_ms": {"type": "number"},
+                "calls": {"type": "array", "items": call},
+            },
+            {"result": {}, "error": error},
+        ),
+    }
+    operation = OperationBuilder(ERROR_KINDS, _ALWAYS, _failure)
+    run = operation(
+        "Runs code",
+        ref("Result"),
+        body="Run",
+        parameters=[
+            header("Accept", {"enum": ["application/json", "text/event-stream"]}, "Whether to stream events")
+        ],
+    )
+    run["responses"]["200"]["headers"] = {"X-Run-Id": {"schema": TEXT}}
+    run["responses"]["200"]["content"]["text/event-stream"] = {"schema": TEXT}
+    paths = {"/run": {"post": run}, "/execbox/openapi.json": this_document()}
+    return openapi_document("Hutch: running code", _DESCRIPTION, paths, {"schemas": schemas})
+
+
+def _failure(codes: list[str]) -> Json:
+    error = object_of({"code": {"enum": codes}, "message": TEXT})
+    return object_of({"success": {"const": False}, "error": error})

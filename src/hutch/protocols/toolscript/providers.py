@@ -1,0 +1,147 @@
+"""Providers of the tools of MCP servers, for code that is not a toolscript."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from hutch.errors import InvalidExecution, ToolError, UpstreamError
+from hutch.protocols.toolscript.gateway.approvals import ApprovalPolicy, Approvals
+from hutch.protocols.toolscript.gateway.catalog import Catalog, CatalogEntry
+from hutch.protocols.toolscript.gateway.gateway import Gateway
+from hutch.session.json_value import NotJsonSafe, encode_value
+from hutch.session.tools.names import is_identifier, safe_name
+from hutch.session.tools.provider import Provider
+from hutch.session.tools.tool import Tool, ToolContext
+
+if TYPE_CHECKING:
+    from hutch.mcp_client.servers import McpServers
+    from hutch.settings import Settings
+    from hutch.settings.config_text import ConfigText
+
+# Namespace of the tools of MCP servers, with one member for each server.
+PARENT = "tools"
+MAX_CONFIGURATIONS = 16
+
+
+def tool_providers(catalog: Catalog, gateway: Gateway) -> list[Provider]:
+    """Returns a provider per MCP server, with the names that toolscripts use. Calls go through the gateway,
+    to which the catalog belongs, and its approval policy.
+    """
+    providers = _providers.get(catalog)
+    if providers is None:
+        providers = _providers[catalog] = _build_providers(catalog, gateway)
+    return [*providers]
+
+
+# Building the providers of hundreds of tools takes longer than most executions.
+_providers: WeakKeyDictionary[Catalog, list[Provider]] = WeakKeyDictionary()
+
+
+def _build_providers(catalog: Catalog, gateway: Gateway) -> list[Provider]:
+
+    async def call(entry: CatalogEntry, value: Any, context: ToolContext) -> bytes:
+        return await _call_tool(gateway, entry, value, context.run_id)
+
+    providers: dict[str, Provider] = {}
+    for _, entries in groupby(catalog, lambda entry: entry.server):
+        tools: dict[str, Tool] = {}
+        namespace = ""
+        for entry in entries:
+            namespace = entry.namespace
+            name = entry.member if is_identifier(entry.member) else safe_name(entry.member)
+            tools[_free_name(name, tools)] = Tool(
+                entry.tool,
+                partial(call, entry),
+                description=entry.description,
+                input_schema=entry.input_schema,
+                output_schema=entry.output_schema,
+            )
+        name = namespace if is_identifier(namespace) else safe_name(namespace)
+        name = _free_name(name, providers)
+        providers[name] = Provider(name, tools, parent=PARENT)
+    return list(providers.values())
+
+
+async def _call_tool(gateway: Gateway, entry: CatalogEntry, value: Any, run: str) -> bytes:
+    arguments = {} if value is None else value
+    if not isinstance(arguments, dict):
+        kind = "a list" if isinstance(arguments, list) else type(arguments).__name__
+        raise ToolError(f"Expected an object of arguments, got {kind}", "validation_error")
+    try:
+        return encode_value(await gateway.call(entry.server, entry.tool, arguments, run=run))
+    except UpstreamError as error:
+        code = "validation_error" if error.kind == "invalid_arguments" else "tool_error"
+        raise ToolError(error.message, code) from error
+    except NotJsonSafe as error:
+        raise ToolError(f"The result of {entry.qualified} cannot be passed on: {error}") from None
+
+
+def _free_name(name: str, taken: dict[str, Any]) -> str:
+    while name in taken:
+        name += "_"
+    return name
+
+
+class McpConfigurations:
+    """MCP servers of the configurations that were used so far. They stay connected until `close`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._opened: dict[bytes, tuple[McpServers, Gateway]] = {}
+
+    async def providers(self, mcp: str | Path | Mapping[str, Any]) -> list[Provider]:
+        """Connects to the servers of a configuration, a file or its content, and returns their tools. Servers
+        that cannot be reached are left out, with a warning in the log.
+
+        Raises ConfigError if the configuration is invalid.
+        """
+        source = _config_text(mcp)
+        key = bytes(source.path) + b"\0" + source.data
+        if key not in self._opened:
+            if len(self._opened) >= MAX_CONFIGURATIONS:
+                raise InvalidExecution(
+                    "mcp",
+                    f"expected at most {MAX_CONFIGURATIONS} different configurations for one Hutch, got more",
+                )
+            self._opened[key] = self._open(source)
+        _, gateway = self._opened[key]
+        return tool_providers(await gateway.catalog(), gateway)
+
+    def _open(self, source: ConfigText) -> tuple[McpServers, Gateway]:
+        from hutch.mcp_client.config_file import load_config
+        from hutch.mcp_client.servers import McpServers
+        from hutch.vault.tokens import Tokens
+
+        settings = self._settings
+        tokens = Tokens.at(settings.home_path, os.environ)
+        servers = McpServers(load_config(sources=[source]), settings, tokens=tokens)
+        return servers, Gateway(servers, Approvals(ApprovalPolicy(settings.approvals)))
+
+    async def close(self) -> None:
+        opened, self._opened = self._opened, {}
+        for servers, _ in opened.values():
+            await servers.close()
+
+
+def _config_text(mcp: str | Path | Mapping[str, Any]) -> ConfigText:
+    from hutch.mcp_client.config_file import SERVERS_KEY, read_source
+    from hutch.settings.config_text import ConfigText
+
+    if isinstance(mcp, str | Path):
+        return read_source(Path(mcp).expanduser())
+    if not isinstance(mcp, Mapping):
+        raise InvalidExecution("mcp", f"expected a path or a dict, got {type(mcp).__name__}")
+    document = mcp if SERVERS_KEY in mcp else {SERVERS_KEY: mcp}
+    try:
+        data = json.dumps(document, indent=2, default=dict).encode()
+    except (TypeError, ValueError) as error:
+        raise InvalidExecution("mcp", f"expected JSON values: {error}") from None
+    # Programs start in the current directory unless their entry has a `cwd`.
+    return ConfigText(Path.cwd() / "mcp", data)
