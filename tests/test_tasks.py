@@ -1,12 +1,13 @@
-"""Work that is awaited to its end even if the caller is cancelled."""
+"""Work that is awaited to its end even if the caller is cancelled, and work that starts at once."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 
 import pytest
 
-from hutch.tasks import finish
+from hutch.tasks import finish, start_now
 
 
 async def test_result_and_error_are_passed_on() -> None:
@@ -45,3 +46,12 @@ async def test_cancelled_work_cancels_its_caller() -> None:
     work.cancel()
     with pytest.raises(asyncio.CancelledError):
         await caller
+
+
+async def test_work_that_never_suspends_ends_at_once_where_python_can() -> None:
+    async def work() -> int:
+        return 1
+
+    task = start_now(work(), asyncio.get_running_loop())
+    assert task.done() is (sys.version_info >= (3, 12))
+    assert await task == 1

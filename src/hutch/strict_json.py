@@ -36,6 +36,8 @@ def find_excess(text: bytes, max_depth: int, max_values: int) -> Literal["depth"
     client or an upstream controls is checked by this before it is decoded. In malformed text, only the part
     before the error is counted correctly.
     """
+    if len(text) <= max_depth and len(text) <= max_values:
+        return None
     if len(text) <= _SLICE:
         opened = text.count(b"[") + text.count(b"{")
         if opened <= max_depth and (len(text) <= max_values or opened + text.count(b",") <= max_values):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+import sys
+from collections.abc import Awaitable, Coroutine
 from time import perf_counter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 SLICE_SECONDS = 0.005
 
@@ -35,3 +36,14 @@ async def finish(work: Awaitable[T]) -> T:
     except asyncio.CancelledError:
         await asyncio.wait((task,))
         raise
+
+
+def start_now(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> asyncio.Task[T]:
+    """Runs `work` up to its first suspension and returns its task, which may be done. `loop` must be running.
+
+    This saves an iteration of the event loop, about a quarter of the host's part of a short tool call. Python
+    3.11 cannot do it: there the task starts in the next iteration.
+    """
+    if sys.version_info >= (3, 12):
+        return asyncio.Task(work, loop=loop, eager_start=True)
+    return loop.create_task(work)

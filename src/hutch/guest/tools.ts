@@ -208,7 +208,7 @@ export function settle(id: number, ok: boolean, text: string): void {
   if (!call) return;
   delete pending[id];
   outstanding--;
-  (apply(shift, backlog, []) as (() => void) | undefined)?.();
+  if (backlog.length > 0) (apply(shift, backlog, []) as () => void)();
   if (ok) return call.resolve(call.stream ? call.stream.items : parse(text));
   const { code, message } = parse(text);
   call.reject(trustedError(code, message, call.error));

@@ -49,6 +49,7 @@ from hutch.session.run import (
 )
 from hutch.session.tools.provider import MAX_MESSAGE_CHARS, Provider
 from hutch.session.tools.tool import ToolContext
+from hutch.tasks import start_now
 from hutch.text import cut
 
 BACKSTOP_SECONDS = 0.1
@@ -343,8 +344,7 @@ class Session:
         else:
             self._open_bytes += size
             self._call_ids.add(call.call_id)
-            task = self._loop.create_task(self._dispatch(call, provider))
-            # With an eager task factory, the task may already be done.
+            task = start_now(self._dispatch(call, provider), self._loop)
             if not task.done():
                 self._tasks[call.call_id] = task, call
         return True
