@@ -8,6 +8,7 @@ import msgspec
 
 from hutch.errors import InvalidExecution
 from hutch.session.json_value import NotJsonSafe, decode_value, encode_value
+from hutch.session.large_json import LARGE_TEXT_BYTES, decode_large_value
 from hutch.session.tools.names import is_bindable
 from hutch.session.tools.provider import Provider
 
@@ -20,6 +21,27 @@ def encode_inputs(inputs: object, providers: Iterable[Provider] = ()) -> bytes |
     """
     if inputs is None:
         return None
+    named = _check_names(inputs, providers)
+    try:
+        return _with_plain_letters(encode_value(dict(named))) if named else None
+    except NotJsonSafe as error:
+        raise InvalidExecution("inputs", f"expected JSON-safe values: {error}") from None
+
+
+async def decode_inputs(text: bytes, providers: Iterable[Provider]) -> bytes | None:
+    """Checks inputs that a client sent as JSON text. Returns them on one line. Raises InvalidExecution."""
+    try:
+        inputs = await decode_large_value(text)
+    except NotJsonSafe as error:
+        raise InvalidExecution("inputs", str(error)) from None
+    if len(text) <= LARGE_TEXT_BYTES:
+        return encode_inputs(inputs, providers)
+    # Encoding it again would stall the event loop. Valid JSON has line breaks only between values.
+    _check_names(inputs, providers)
+    return text.replace(b"\n", b" ").replace(b"\r", b" ")
+
+
+def _check_names(inputs: object, providers: Iterable[Provider]) -> Mapping[str, object]:
     if not isinstance(inputs, Mapping):
         raise InvalidExecution("inputs", f"expected names with values, got {type(inputs).__name__}")
     namespaces = {provider.name.partition(".")[0] for provider in providers}
@@ -30,19 +52,7 @@ def encode_inputs(inputs: object, providers: Iterable[Provider] = ()) -> bytes |
             )
         if name in namespaces:
             raise InvalidExecution("inputs", f"{_shown(name)} is the name of a provider; rename one of them")
-    try:
-        return _with_plain_letters(encode_value(dict(inputs))) if inputs else None
-    except NotJsonSafe as error:
-        raise InvalidExecution("inputs", f"expected JSON-safe values: {error}") from None
-
-
-def decode_inputs(text: bytes, providers: Iterable[Provider]) -> bytes | None:
-    """Checks inputs that a client sent as JSON text. Returns them on one line. Raises InvalidExecution."""
-    try:
-        inputs = decode_value(text)
-    except NotJsonSafe as error:
-        raise InvalidExecution("inputs", str(error)) from None
-    return encode_inputs(inputs, providers)
+    return inputs
 
 
 def _with_plain_letters(text: bytes) -> bytes:

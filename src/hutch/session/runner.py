@@ -213,7 +213,7 @@ class ChannelServer:
             providers = [self._provider(message.id, manifest) for manifest in message.providers]
             inputs = None
             if message.inputs is not UNSET:
-                inputs = decode_inputs(bytes(message.inputs), providers)
+                inputs = await decode_inputs(bytes(message.inputs), providers)
             run = self._runs[message.id] = self._run_handle(message)
             result = await self._run(ExecutionRequest(message.code, message.options, providers, inputs, run))
             await self._channel.writable()

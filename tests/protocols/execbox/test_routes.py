@@ -281,6 +281,22 @@ async def test_message_with_very_many_tools_does_not_block_the_server(server: Se
                 assert "providers" in done["error"]["message"]
 
 
+@repeat_on_stall
+async def test_large_inputs_do_not_block_the_server(server: ServeProcess) -> None:
+    """Decoded and encoded at once, these numbers stall the event loop for 0.2 s."""
+    message = {
+        **execute("large", "return numbers.length", timeoutMs=60_000),
+        "inputs": {"numbers": [1e300] * 100_000},
+    }
+    text = json.dumps(message)
+    async with connect_execbox(server.execbox) as client:
+        with ServerStalls(server.process.pid, server.url) as stalls:
+            await client.send(text)
+            done = await client.done("large")
+    assert done["result"] == 100_000
+    stalls.assert_short()
+
+
 async def test_bytes_of_waiting_executions_are_limited() -> None:
     """A second connection of the same client has no further bytes."""
     limits = {"HUTCH_MAX_PROCESSES": "1", "HUTCH_QUICKJS_VMS": "1", "HUTCH_MAX_PENDING_BYTES": "10000000"}
