@@ -358,3 +358,10 @@ async def test_static_imports_of_node_modules_work_in_deno(run: Run) -> None:
     result = await run(code)
     assert result.error is None
     assert result.result == ["b", "a/b", "/a"]
+
+
+@pytest.mark.parametrize("code", ["def f(x):\n    return x\nf(1)", "x = 5\nprint(x)"])
+async def test_python_is_refused_with_the_languages_that_run(run: Run, code: str) -> None:
+    error = (await run(code)).error
+    assert error is not None
+    assert error.message.endswith("; this looks like Python; code has to be JavaScript or TypeScript")

@@ -110,6 +110,15 @@ async def test_type_error_is_reported_and_nothing_runs(harness: McpHarness, clie
     assert harness.upstream.calls == []
 
 
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("code", ["def f(x):\n    return x\nf(1)", "x = 5\nprint(x)"])
+async def test_python_is_refused_with_the_languages_that_run(
+    client: Client, language: str, code: str
+) -> None:
+    text = text_of(await run(client, code, language))
+    assert text.count("this looks like Python; code has to be JavaScript or TypeScript") == 1
+
+
 async def test_check_can_be_disabled(harness: McpHarness, client: Client) -> None:
     code = f'{IMPORT}return await tools.github.createIssue({{ titel: "x" }});'
     assert (await run_structured(client, code))["error"]["code"] == "invalid_script"

@@ -17,6 +17,7 @@ import msgspec
 from hutch.errors import PackageNotFound
 from hutch.protocols.toolscript.checker.deno import DenoBackend
 from hutch.protocols.toolscript.checker.diagnostics import (
+    MAX_SHOWN,
     InvalidScript,
     ScriptProblem,
     cannot_check,
@@ -34,6 +35,7 @@ from hutch.protocols.toolscript.checker.source_text import Outline, SourceText
 from hutch.protocols.toolscript.checker.toolchain import COMPILER_VERSION, OnMessage, Toolchain
 from hutch.protocols.toolscript.checker.tsc import TscPool, TscUnavailable
 from hutch.sandbox.jail.jail import Jail
+from hutch.session.language import python_hint
 from hutch.settings import Settings
 
 logger = logging.getLogger("hutch.toolscript")
@@ -120,6 +122,14 @@ class Checker:
         if cached is not None:
             self._prepared.move_to_end(key)
             return cached
+        try:
+            prepared = await self._prepare(script, declarations, strict)
+        except InvalidScript as error:
+            raise _explain_language(script, error) from None
+        self._cache(key, prepared, len(script.text))
+        return prepared
+
+    async def _prepare(self, script: Script, declarations: str | None, strict: bool) -> PreparedScript:
         prepared = PreparedScript(script.text)
         if may_return(script.text):
             outlines = await self.outlines({script.name: script.text})
@@ -128,7 +138,6 @@ class Checker:
             problems = await self._check(script, prepared, declarations, strict)
             if problems:
                 raise InvalidScript(problems)
-        self._cache(key, prepared, len(script.text))
         return prepared
 
     async def check(
@@ -238,6 +247,15 @@ class Checker:
 
 def _cache_key(script: Script, declarations: str | None, strict: bool) -> bytes:
     return hashlib.sha256(msgspec.msgpack.encode((script, declarations, strict))).digest()
+
+
+def _explain_language(script: Script, error: InvalidScript) -> InvalidScript:
+    """Says so if a script is Python: the compiler's other problems with it are of no use."""
+    for problem in error.problems[:MAX_SHOWN]:
+        if hint := python_hint(script.text, problem.message):
+            message = f"{problem.message.rstrip('.')}; {hint}."
+            return InvalidScript([msgspec.structs.replace(problem, message=message)])
+    return error
 
 
 def _at_original_position(problem: ScriptProblem, prepared: PreparedScript) -> ScriptProblem:
