@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -319,3 +321,9 @@ def test_flow_without_a_file_needs_a_name() -> None:
         FlowSource({"steps": [{"run": "echo"}]}).parse()
     with pytest.raises(InvalidFlow, match=r'name: expected a name of letters.* got "my flow"'):
         FlowSource({"steps": [{"run": "echo"}]}, "", "my flow.yaml").parse()
+
+
+def test_flows_in_the_documentation_are_valid() -> None:
+    page = (Path(__file__).parents[5] / "docs/rep.md").read_text()
+    flows = [text for text in re.findall(r"```yaml\n(.*?)```", page, re.S) if "steps:" in text]
+    assert [read(text).name for text in flows] == ["greet", "restock", "notify"]
