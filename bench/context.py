@@ -1,4 +1,5 @@
-"""Tokens of MCP tools in a model's context: each server listed by itself, and all of them through Hutch.
+"""Tokens that a model reads: MCP tools in its context, each server listed by itself and all of them through
+Hutch, and the answers of Hutch's tools.
 
 Counts with the public o200k tokenizer. Models count differently, but the ratio is much the same.
 """
@@ -23,6 +24,20 @@ SERVERS = {
     "memory": ["npm:@modelcontextprotocol/server-memory@2026.8.31"],
     "thinking": ["npm:@modelcontextprotocol/server-sequential-thinking@2026.8.31"],
 }
+_LIST = "return (await tools.files.listDirectory({ path: '/tmp' })).content.length"
+# Calls whose answers are counted.
+ANSWERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "search_tools, 5 results": ("search_tools", {"query": "read a file", "limit": 5}),
+    "search_tools, the same with scores": (
+        "search_tools",
+        {"query": "read a file", "limit": 5, "scores": True},
+    ),
+    "describe_tools, all tools": ("describe_tools", {}),
+    "describe_tools, one tool": ("describe_tools", {"names": ["tools.files.editFile"]}),
+    "run_code, one call": ("run_code", {"code": _LIST}),
+    "run_code, the same as JSON": ("run_code", {"code": _LIST, "format": "json"}),
+    "run_code, wrong argument": ("run_code", {"code": "await tools.files.listDirectory({ pth: '.' })"}),
+}
 _TOKENIZER = """
 import { encode } from "npm:gpt-tokenizer@4.0.0/encoding/o200k_base";
 const texts = JSON.parse(new TextDecoder().decode(await new Response(Deno.stdin.readable).bytes()));
@@ -38,7 +53,9 @@ async def context(scale: Scale) -> list[Row]:
         await asyncio.to_thread(config.write_text, json.dumps({"mcpServers": entries}))
         hutch = [str(Path(sys.executable).with_name("hutch")), "mcp", "--config", str(config)]
         through, _ = await _visible_text(hutch[0], hutch[1:])
+        answers = await _answers(hutch[0], hutch[1:])
     *counts, ours = await _count_tokens([*(text for text, _ in direct), through])
+    sizes = await _count_tokens(answers)
     tools = sum(count for _, count in direct)
     return [
         Row(
@@ -48,7 +65,11 @@ async def context(scale: Scale) -> list[Row]:
             target="≤ a fifth of the baseline",
             met=ours * 5 <= sum(counts),
             data={"tools": tools, "tokens": ours, "baseline_tokens": sum(counts)},
-        )
+        ),
+        *(
+            Row(what=f"MCP: answer of {what}", measured=f"{number(size)} tokens", data={"tokens": size})
+            for what, size in zip(ANSWERS, sizes, strict=True)
+        ),
     ]
 
 
@@ -71,6 +92,22 @@ async def _visible_text(command: str, arguments: list[str]) -> tuple[str, int]:
         for tool in tools
     ]
     return (started.instructions or "") + json.dumps(shown, ensure_ascii=False), len(tools)
+
+
+async def _answers(command: str, arguments: list[str]) -> list[str]:
+    from mcp import ClientSession, StdioServerParameters
+    from mcp.client.stdio import stdio_client
+
+    server = StdioServerParameters(command=command, args=arguments, env=environment())
+    texts = []
+    async with stdio_client(server) as (read, write), ClientSession(read, write) as session:
+        await session.initialize()
+        for tool, values in ANSWERS.values():
+            answer = await session.call_tool(tool, values)
+            blocks = [block.text for block in answer.content if block.type == "text"]
+            structured = answer.structured_content
+            texts.append("".join(blocks) + ("" if structured is None else json.dumps(structured)))
+    return texts
 
 
 async def _count_tokens(texts: list[str]) -> list[int]:
