@@ -359,7 +359,7 @@ async def test_cancelled_run_is_recorded(caplog: pytest.LogCaptureFixture) -> No
         with pytest.raises(asyncio.CancelledError):
             await task
     [fields] = [vars(record)["fields"] for record in caplog.records if record.name == "hutch.runs"]
-    assert (fields["owner"], fields["protocol"], fields["outcome"]) == ("other", "python", "timeout")
+    assert (fields["owner"], fields["protocol"], fields["outcome"]) == ("other", "python", "cancelled")
 
 
 # --- lifecycle ---

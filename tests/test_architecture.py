@@ -52,6 +52,7 @@ PROTOCOL_IMPORTS: dict[str, set[str]] = {
     "execbox": set(),
     "mcp": {"abilities", "toolscript"},
     "rep": {"abilities", "toolscript", "tpmjs"},
+    "runs": set(),
     "toolscript": set(),
     "tpmjs": set(),
 }

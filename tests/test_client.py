@@ -210,7 +210,7 @@ async def test_cancelling_the_call_stops_the_tool_and_the_guest() -> None:
             with pytest.raises(asyncio.CancelledError):
                 await task
             await cancelled.wait()
-            await asyncio.to_thread(server.logged, '"outcome": "timeout"')
+            await asyncio.to_thread(server.logged, '"outcome": "cancelled"')
             assert (await h.run("1")).result == 1
 
 

@@ -123,6 +123,8 @@ def test_execbox_lists_every_limit_with_its_default_and_maximum() -> None:
         "max_fetch_redirects",
         "max_fetch_requests",
         "max_ability_chars",
+        "max_runs_bytes",
+        "max_record_bytes",
         "max_mcp_sessions",
         "max_mcp_sessions_per_user",
     }

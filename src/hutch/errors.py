@@ -257,6 +257,10 @@ class StoreError(HutchError):
     code = "store_error"
 
 
+class SearchTimeout(StoreError):
+    """The search took too long. Use narrower filters, or a shorter time."""
+
+
 class AlreadyExists(HutchError):
     """An entry with that name already exists."""
 

@@ -13,6 +13,7 @@ from hutch.api import Hutch
 from hutch.errors import SettingError
 from hutch.settings import DEFAULT_PORT, MIB, PROJECT_SETTINGS, Settings, as_environ, load_settings
 from hutch.settings.config_text import ConfigText
+from hutch.settings.model import RecordLevel
 from hutch.settings.overrides import SettingOverrides
 
 
@@ -27,7 +28,11 @@ def test_keyword_arguments_of_hutch_have_the_types_of_the_settings() -> None:
     """If it fails, a setting was added or changed: change `SettingOverrides` in the same way."""
     declared, expected = get_type_hints(SettingOverrides), get_type_hints(Settings)
     assert declared.keys() == expected.keys()
-    wider = {tuple[str, ...]: Sequence[str], dict[str, str]: Mapping[str, str]}
+    wider = {
+        tuple[str, ...]: Sequence[str],
+        dict[str, str]: Mapping[str, str],
+        dict[str, RecordLevel]: Mapping[str, RecordLevel],
+    }
     assert declared == {name: wider.get(hint, hint) for name, hint in expected.items()}
 
 

@@ -30,7 +30,7 @@ def make_ability(owner: User, ability_id: str = "get_user", **more: Any) -> Abil
 
 
 def make_run(owner: str = "ada", **more: Any) -> RunRow:
-    values = {"run_id": new_id(), "protocol": "abilities", "engine": "quickjs", "started_at": now()}
+    values = {"run_id": new_id(), "protocol": "abilities", "engine": "quickjs", "created_at": now()}
     return RunRow(owner=owner, **{**values, "duration_ms": 1.5, "outcome": "ok", **more})
 
 

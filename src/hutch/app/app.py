@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from hutch.app.jail_uplinks import JailUplinks
 from hutch.app.storage import Storage
+from hutch.kernel.content import RecordLevels
 from hutch.kernel.kernel import Kernel
 from hutch.kernel.metrics import RunCounters
 from hutch.kernel.records import RunRecorder
@@ -70,9 +71,11 @@ class App:
         self._uplinks = JailUplinks()
         self._launcher = Launcher(settings, jail, self._uplinks.open)
         self.pool = Pool(settings, self._launcher.launch)
-        self._recorder = RunRecorder(self.counters, lambda: self.storage.run_sink)
+        levels = RecordLevels(settings.record, settings.record_protocols, settings.max_record_bytes)
+        self._recorder = RunRecorder(self.counters, lambda: self.storage.run_sink, levels)
         self.kernel = Kernel(settings, self.pool, self._recorder)
         self.kernel.check_code = self._check_execution
+        self.kernel.on_begin.append(self._recorder.begin)
         self.storage = Storage(settings, self.kernel)
 
     @classmethod
@@ -223,6 +226,7 @@ class App:
         from hutch.protocols.execbox import routes as execbox
         from hutch.protocols.mcp.http import McpEndpoint
         from hutch.protocols.rep.server import routes as rep
+        from hutch.protocols.runs import routes as runs
         from hutch.protocols.toolscript.gateway import routes as toolscript
         from hutch.protocols.tpmjs import routes as tpmjs
 
@@ -238,6 +242,7 @@ class App:
             storage=self.storage,
             check_code=self._check_code,
         )
+        flow_handlers = rep.FlowHandlers(self.flows, access)
         web = Starlette(
             routes=[
                 *health.routes(self, access),
@@ -246,7 +251,8 @@ class App:
                 *toolscript.routes(self.gateway, access, self.settings),
                 *self._mcp.routes(),
                 *abilities.routes(self.storage, access),
-                *rep.routes(self.flows, access),
+                *rep.routes(flow_handlers, access),
+                *runs.routes(self.kernel, self.storage.store, flow_handlers, self._gateway_tools, access),
                 *tpmjs.routes(self.tools, access, self.settings, self.verdict, self.verdict.deno),
             ],
             exception_handlers={
@@ -261,6 +267,11 @@ class App:
     async def _check_code(self, code: str) -> list[ScriptProblem]:
         declarations = await self.script_gateway.declarations()
         return await self.scripts.checker.check(code, declarations, strict=self.settings.script_strict)
+
+    async def _gateway_tools(self) -> list[Provider]:
+        from hutch.protocols.toolscript.providers import tool_providers
+
+        return tool_providers(await self.gateway.catalog(), self.gateway)
 
     async def drain(self, seconds: float) -> None:
         """Waits for running flows. Flows that do not finish are resumed at the next start."""

@@ -27,8 +27,20 @@ logger = logging.getLogger("hutch")
 
 _PRUNE_SECONDS = 3_600.0
 _DAY_SECONDS = 86_400.0
+MAX_TARGETS = 50
+"""Maximum number of tools, and of hosts, by which the list of runs finds a run."""
 # Fields of a run record that have their own column. All other fields are stored in `details`.
-_RUN_COLUMNS = ("run_id", "owner", "door", "engine", "label", "started_at", "duration_ms", "outcome")
+_RUN_COLUMNS = (
+    "run_id",
+    "owner",
+    "protocol",
+    "engine",
+    "label",
+    "created_at",
+    "duration_ms",
+    "outcome",
+    "parent_run_id",
+)
 
 
 class Storage:
@@ -60,7 +72,7 @@ class Storage:
 
         if await master_key_check.has_encrypted_data(store):
             await self.vault()
-        if self.settings.keep_runs_days:
+        if self.settings.keep_runs_days or self.settings.max_runs_bytes:
             self._pruning = asyncio.create_task(self._prune(store))
 
     async def store(self) -> Store:
@@ -105,13 +117,20 @@ class Storage:
 
     def _queue_run(self, record: RunRecord) -> None:
         assert self._store is not None
-        from hutch.store.models import RunRow
+        from hutch.store.models import NewRun, RunRow
 
         fields = record_fields(record)
-        fields["door"] = fields.pop("protocol")
         columns = {name: fields.pop(name, None) for name in _RUN_COLUMNS}
-        columns["details"] = msgspec.json.encode(fields).decode()
-        self._store.write_behind.add_run(msgspec.convert(columns, RunRow))
+        row = RunRow(
+            **columns,
+            details=msgspec.json.encode(fields).decode(),
+            recorded=record.recorded,
+            error_message=record.error_message,
+        )
+        tools = dict.fromkeys(f"{call.provider}.{call.tool}" for call in record.calls)
+        hosts = dict.fromkeys(request.host for request in record.requests)
+        run = NewRun(row, record.content, tuple(tools)[:MAX_TARGETS], tuple(hosts)[:MAX_TARGETS])
+        self._store.write_behind.add_run(run)
 
     async def close(self) -> None:
         """Writes the queued run records and closes the store. Must be called after all runs have ended."""
@@ -157,8 +176,11 @@ class Storage:
         while True:
             older = models.now(plus_seconds=-_DAY_SECONDS * self.settings.keep_runs_days)
             try:
-                await store.runs.prune(older)
-                await store.journal.prune(older)
+                if self.settings.keep_runs_days:
+                    await store.runs.prune(older)
+                    await store.journal.prune(older)
+                if self.settings.max_runs_bytes:
+                    await store.runs.prune_to(self.settings.max_runs_bytes)
             except HutchError as error:
                 logger.warning("cannot delete old runs: %s", error)
             await asyncio.sleep(_PRUNE_SECONDS)

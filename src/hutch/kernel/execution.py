@@ -19,6 +19,14 @@ INTERNAL_PROTOCOL = "internal"
 """
 
 
+class Source(msgspec.Struct, frozen=True):
+    """Code and inputs as the caller wrote them."""
+
+    code: str | None = None
+    inputs: bytes | None = None
+    """JSON text."""
+
+
 class Execution(msgspec.Struct, frozen=True, kw_only=True):
     code: str
     job: Job | None = None
@@ -35,6 +43,10 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     owner: str = "default"
     protocol: str = "python"
     label: str | None = None
+    parent_run_id: str | None = None
+    """Run that this one belongs to, such as a flow run."""
+    source: Source | None = None
+    """What a record shows instead of `code` and `inputs`, if these are the protocol's own format."""
 
     @property
     def is_internal(self) -> bool:

@@ -15,8 +15,8 @@ from hutch.kernel.precompile import Precompiler
 from hutch.sandbox.pool.lease import Lease
 from hutch.sandbox.pool.pool import Pool
 from hutch.sandbox.runner.profile import Profile
-from hutch.session.host import Limits, Session
-from hutch.session.run import Result, RunHandle, RunQueued
+from hutch.session.host import TIMED_OUT, Limits, Session
+from hutch.session.run import Result, RunHandle, RunQueued, Wait
 from hutch.session.tools.provider import check_providers
 from hutch.settings import Settings, cores
 
@@ -44,6 +44,8 @@ class Kernel:
         self.check_code: CheckCode | None = None
         """Type-checks code. None if there is no compiler, as with an external runner."""
         self._leases = 0
+        self._pauses: dict[str, list[float]] = {}
+        """Starts of the current waits for approvals, by run id."""
         self._max_polling = min(settings.quickjs_processes, cores())
         self._default_limits = self._limits({}, clamp=True)
         self.precompiler = Precompiler(pool, record, owners_share=settings.owners_share)
@@ -94,6 +96,7 @@ class Kernel:
             raise
         finally:
             del self.active[run.id]
+            self._pauses.pop(run.id, None)
         self._record_end(execution, run, result)
         return result
 
@@ -151,6 +154,10 @@ class Kernel:
 
     async def _attempt(self, execution: Execution, run: RunHandle) -> Result:
         async with self.pool.lease(execution.profile, execution.owner) as runner:
+            if run.clock.leased is None:
+                run.clock.leased = run.clock.now()
+            if run.is_cancelled:
+                return Result(ok=False, error=TIMED_OUT.to_exception(), run_id=run.id)
             self._leases += 1
             try:
                 return await runner.run(
@@ -163,6 +170,7 @@ class Kernel:
                     may_poll=self._may_poll,
                 )
             except asyncio.CancelledError:
+                run.is_cancelled = True
                 if run.session is not None and run.session.result is not None:
                     self._record_end(execution, run, run.session.result)
                 raise
@@ -181,10 +189,16 @@ class Kernel:
         """Pauses the time limit of a run until `resume_timeout`. Does nothing if the run has ended."""
         if (session := self._session(run_id)) is not None:
             session.pause_timeout()
+            self._pauses.setdefault(run_id, []).append(self.active[run_id][1].clock.now())
 
     def resume_timeout(self, run_id: str) -> None:
         if (session := self._session(run_id)) is not None:
             session.resume_timeout()
+            run = self.active[run_id][1]
+            if starts := self._pauses.get(run_id):
+                started, now = starts.pop(0), run.clock.now()
+                start_ms = round((started - (run.clock.started or 0.0)) * 1000, 3)
+                run.waits = [*run.waits, Wait("approval", start_ms, round((now - started) * 1000, 3))]
 
     def _session(self, run_id: str) -> Session | None:
         found = self.active.get(run_id)

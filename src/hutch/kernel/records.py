@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -9,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from hutch.kernel.content import RecordLevels, error_text, run_content
 from hutch.kernel.execution import Execution
 from hutch.session.host import Limits
-from hutch.session.run import CallRecord, Result, RunHandle
-from hutch.text import format_rfc3339
+from hutch.session.run import CallRecord, Result, RunHandle, Wait
+from hutch.session.timeline import RunTimeline
+from hutch.settings.model import RecordLevel
+from hutch.text import cut, format_rfc3339
 
 if TYPE_CHECKING:
     from hutch.kernel.metrics import RunCounters
@@ -20,12 +24,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger("hutch.runs")
 
 _DEFAULT_LIMITS = msgspec.to_builtins(Limits())
+MAX_LABEL_CHARS = 200
+# Limits by the code of the error with which they end a run.
+_LIMITS_BY_CODE = {
+    "timeout": "timeout_ms",
+    "memory_limit": "memory_limit_bytes",
+    "result_too_large": "max_result_bytes",
+    "call_limit": "max_calls",
+}
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Record of one run: owner, engine, start, duration, outcome.
+    """Record of one run: owner, engine, times, outcome.
 
-    It never contains code, inputs or results, and no error messages of guests, because these may quote them.
+    Only `error_message` and `content` may contain code, inputs, results or messages of guests. They are
+    stored encrypted and never logged.
     """
 
     run_id: str
@@ -33,15 +46,27 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     owner: str
     engine: str
     label: str | None = None
-    started_at: str
+    parent_run_id: str | None = None
+    code_hash: str | None = None
+    """SHA-256 of the guest's code. None for tools of npm packages, whose label names the package."""
+    created_at: str
+    started_at: str | None = None
+    """Time at which the guest began to run; None if it never did."""
+    ended_at: str
+    queue_ms: float = 0.0
+    """Time that the run waited for a runner."""
+    install_ms: float = 0.0
     duration_ms: float
     outcome: str
     """`ok` or the error code."""
     line: int | None = None
     """Line of the guest code that failed."""
+    limit: str | None = None
+    """Name of the limit that ended the run."""
     reason: str | None = None
     """Reason for the loss of the runner; None if it was not lost."""
     limits: Limits
+    retries: int = 0
     log_lines: int
     logs_truncated: bool
     tool_calls: int
@@ -51,28 +76,44 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Number of calls that are counted in `tool_calls` and are not in `calls`."""
     requests: list[Any] = []
     """Outgoing requests: hosts and sizes, never contents."""
+    waits: list[Wait] = []
+    recorded: RecordLevel = "metadata"
+    error_message: str | None = None
+    content: str | None = None
+    """JSON text of a `RunContent`."""
 
     @classmethod
     def of(cls, execution: Execution, run: RunHandle, result: Result) -> RunRecord:
+        """Returns the record without its message and content."""
         error = result.error
+        clock = run.clock
         return cls(
             run_id=run.id,
             protocol=execution.protocol,
             owner=execution.owner,
             engine=execution.profile.engine,
-            label=execution.label,
-            started_at=format_rfc3339(datetime.fromtimestamp(run.started_at, UTC)),
+            label=None if execution.label is None else cut(execution.label, MAX_LABEL_CHARS),
+            parent_run_id=execution.parent_run_id,
+            code_hash=_code_hash(execution),
+            created_at=_timestamp(run.started_at),
+            started_at=None if clock.started is None else _timestamp(run.started_at + clock.started),
+            ended_at=_timestamp(run.started_at + (clock.ended or 0.0)),
+            queue_ms=round((clock.leased or 0.0) * 1000, 3),
+            install_ms=run.install_ms,
             duration_ms=result.duration_ms,
             outcome=run.outcome,
             line=error.line if error else None,
+            limit=_LIMITS_BY_CODE.get(run.outcome),
             reason=error.message if error and run.lost_runner else None,
             limits=execution.limits,
+            retries=run.retries,
             log_lines=len(result.logs),
             logs_truncated=result.logs_truncated,
             tool_calls=run.call_count,
             calls=run.calls,
             calls_left_out=run.call_count - len(run.calls),
             requests=list(run.requests),
+            waits=run.waits,
         )
 
 
@@ -84,13 +125,24 @@ class RunRecorder:
     """Counts each run at its end, logs its record and passes it to the store."""
 
     def __init__(
-        self, counters: RunCounters | None = None, find_sink: Callable[[], RunSink | None] = lambda: None
+        self,
+        counters: RunCounters | None = None,
+        find_sink: Callable[[], RunSink | None] = lambda: None,
+        levels: RecordLevels | None = None,
     ) -> None:
         """`find_sink` returns None while records are not stored."""
         self._counters = counters
         self._find_sink = find_sink
+        self._levels = levels or RecordLevels()
         self.on_end: list[Callable[[RunHandle], None]] = []
         """Called with each run at its end."""
+
+    def begin(self, execution: Execution, run: RunHandle) -> None:
+        """Collects the events of a run that is recorded in full."""
+        is_full = self._levels.of(execution.protocol, run.record_level) == "full"
+        if is_full and not execution.is_internal and self._find_sink() is not None:
+            run.timeline = RunTimeline(run, self._levels.max_bytes // 2)
+            run.listeners.append(run.timeline)
 
     def __call__(self, execution: Execution, run: RunHandle, result: Result) -> None:
         if self._counters is not None:
@@ -98,7 +150,7 @@ class RunRecorder:
         for listener in self.on_end:
             listener(run)
         sink = None if execution.is_internal else self._find_sink()
-        level = _level(execution)
+        level = _log_level(execution)
         is_logged = logger.isEnabledFor(level)
         if not is_logged and sink is None:
             return
@@ -116,16 +168,41 @@ class RunRecorder:
                 extra={"event": "run", "fields": record_fields(record)},
             )
         if sink is not None:
-            sink(record)
+            sink(self._with_content(record, execution, run, result))
+
+    def _with_content(
+        self, record: RunRecord, execution: Execution, run: RunHandle, result: Result
+    ) -> RunRecord:
+        level = self._levels.of(execution.protocol, run.record_level)
+        if level == "metadata" or (level == "errors" and run.outcome == "ok"):
+            return msgspec.structs.replace(record, recorded=level)
+        return msgspec.structs.replace(
+            record,
+            recorded=level,
+            error_message=error_text(run, result),
+            content=run_content(execution, run, result, level, self._levels.max_bytes),
+        )
 
 
-def _level(execution: Execution) -> int:
+def _code_hash(execution: Execution) -> str | None:
+    source = execution.source
+    code = execution.code if source is None else source.code
+    return None if code is None else hashlib.sha256(code.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _timestamp(seconds: float) -> str:
+    return format_rfc3339(datetime.fromtimestamp(seconds, UTC))
+
+
+def _log_level(execution: Execution) -> int:
     return logging.DEBUG if execution.is_internal else logging.INFO
 
 
 def record_fields(record: RunRecord) -> dict[str, Any]:
-    """Returns the fields of a record, without limits that have their default value."""
+    """Returns the fields of a record that may be logged, without limits that have their default value."""
     fields: dict[str, Any] = msgspec.to_builtins(record)
+    for name in ("error_message", "content", "recorded"):
+        fields.pop(name, None)
     # Omit `engine` from the limits: it is only for external runners, and the record has its own field.
     defaults = {**_DEFAULT_LIMITS, "engine": fields["limits"]["engine"]}
     fields["limits"] = {name: value for name, value in fields["limits"].items() if value != defaults[name]}

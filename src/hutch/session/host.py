@@ -360,7 +360,7 @@ class Session:
     async def _dispatch(self, call: ToolCall, provider: Provider) -> None:
         began = monotonic()
         ok = False
-        result, code = b"", ""
+        result, code, message = b"", "", ""
         if self._listeners:
             self._emit(
                 ToolCallStarted(
@@ -384,8 +384,8 @@ class Session:
             ok = True
             self._reply(tool_result_line(call.call_id, b"null" if call.stream is True else result))
         except ToolError as error:
-            code = error.tool_code
-            self._reply_error(call.call_id, code, error.message)
+            code, message = error.tool_code, error.message
+            self._reply_error(call.call_id, code, message)
         except asyncio.CancelledError:
             code = "tool_error"
             # The reply is sent only if the tool itself raised CancelledError. If the session was cancelled,
@@ -399,7 +399,9 @@ class Session:
             self._open_bytes -= memoryview(call.input).nbytes
             elapsed = monotonic() - began
             if len(self.calls) < MAX_RECORDED_CALLS:
-                self.calls.append(CallRecord.of(call.provider_name, call.safe_tool_name, ok, elapsed))
+                start_ms = round((began - (self._started_at or self._sent_at)) * 1000, 3)
+                names = call.provider_name, call.safe_tool_name
+                self.calls.append(CallRecord.of(*names, ok, elapsed, start_ms=start_ms, code=code or None))
             # Calls that are cancelled at the end of the run end after its last event.
             if self._listeners and self.result is None:
                 self._emit(
@@ -408,6 +410,7 @@ class Session:
                         ok=ok,
                         duration_ms=round(elapsed * 1000, 3),
                         code=code or UNSET,
+                        message=message or UNSET,
                         output_json=Raw(result) if ok else UNSET,
                     )
                 )

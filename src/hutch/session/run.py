@@ -17,6 +17,7 @@ from hutch.text import cut, format_rfc3339
 
 if TYPE_CHECKING:
     from hutch.session.host import Session
+    from hutch.session.timeline import RunTimeline
 
 # Limits of the calls in a run record, which is stored and logged.
 MAX_RECORDED_CALLS = 200
@@ -51,19 +52,69 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         return self
 
 
-class CallRecord(msgspec.Struct, frozen=True):
+class CallRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """One tool call of a run."""
 
     provider: str
     tool: str
     ok: bool
     duration_ms: float
+    start_ms: float | None = None
+    """Start of the call in milliseconds since the guest began to run; None if not known."""
+    line: int | None = None
+    """Line of the guest's source that made the call; None if not known."""
+    code: str | None = None
+    """Code of the error that the guest got."""
 
     @classmethod
-    def of(cls, provider: str, tool: str, ok: bool, seconds: float) -> CallRecord:
+    def of(
+        cls,
+        provider: str,
+        tool: str,
+        ok: bool,
+        seconds: float,
+        *,
+        start_ms: float | None = None,
+        line: int | None = None,
+        code: str | None = None,
+    ) -> CallRecord:
         """Returns the record of a call. Long names are truncated."""
         names = cut(provider, MAX_RECORDED_CHARS), cut(tool, MAX_RECORDED_CHARS)
-        return cls(*names, ok, round(seconds * 1000, 3))
+        return cls(*names, ok, round(seconds * 1000, 3), start_ms, line, code)
+
+
+class Wait(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Time that a run spent waiting."""
+
+    kind: Literal["queue", "install", "start", "approval"]
+    start_ms: float
+    """Start in milliseconds since the guest began to run; negative for waits before that."""
+    duration_ms: float
+    subject: str | None = None
+    """What was waited for, such as the tool whose call needs an approval."""
+
+
+class RunClock:
+    """Times of a run, in seconds since it was created. They come from a monotonic clock, so that a jump of
+    the system's clock does not change durations.
+    """
+
+    __slots__ = ("_begun", "ended", "leased", "started")
+
+    def __init__(self) -> None:
+        self._begun = time.monotonic()
+        self.leased: float | None = None
+        """When the run got its first runner."""
+        self.started: float | None = None
+        """When the guest began to run."""
+        self.ended: float | None = None
+
+    def now(self) -> float:
+        return time.monotonic() - self._begun
+
+    def since_start_ms(self) -> float:
+        """Returns the milliseconds since the guest began to run."""
+        return round((self.now() - (self.started or 0.0)) * 1000, 3)
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -118,6 +169,8 @@ class ToolCallEnded(_Event, frozen=True, tag="tool_call_ended"):
     duration_ms: float
     code: str | UnsetType = UNSET
     """Code of the error that the guest gets."""
+    message: str | UnsetType = UNSET
+    """Message of that error."""
     output_json: Raw | UnsetType = msgspec.field(name="output", default=UNSET)
 
     @property
@@ -153,7 +206,7 @@ def event_json(event: RunEvent, run_id: str, *, values: bool) -> bytes:
     encoded_names = zip(event.__struct_fields__, event.__struct_encode_fields__, strict=True)
     for name, encoded in encoded_names:
         value = getattr(event, name)
-        is_value = name in ("input_json", "output_json")
+        is_value = name in ("input_json", "output_json", "message")
         if value is None or value is UNSET or name == "result" or (is_value and not values):
             continue
         fields[encoded] = format_rfc3339(datetime.fromtimestamp(value, UTC)) if name == "at" else value
@@ -213,8 +266,28 @@ class RunHandle(msgspec.Struct, eq=False):
     retries: int = 0
     """Number of retries on another runner, because the earlier runners were lost."""
     has_started: bool = False
+    is_cancelled: bool = False
+    """True if someone stopped the run, or its caller has gone."""
     outcome: str = ""
     """`ok` or the error code. Empty until the run has ended."""
+    clock: RunClock = msgspec.field(default_factory=RunClock)
+    install_ms: float = 0.0
+    """Time that the installation of the run's package took, before the run was created."""
+    waits: list[Wait] = []
+    record_level: str | None = None
+    """Level with which the run is recorded. None for the level of the settings."""
+    timeline: RunTimeline | None = None
+    """Collects log lines and tool calls if the run is recorded in full."""
+    redact: Callable[[str], str] | None = None
+    """Replaces the run's secrets in text that is recorded."""
+
+    @property
+    def failure_message(self) -> str | None:
+        """Message of a failure that the result reports; see `failure_code`."""
+        return None
+
+    def redacted(self, text: str) -> str:
+        return text if self.redact is None else self.redact(text)
 
     def failure_code(self, value: Any) -> str | None:
         """Returns the error code if the result reports a failure, otherwise None. Called once per run."""
@@ -229,21 +302,31 @@ class RunHandle(msgspec.Struct, eq=False):
         if self.has_started:
             return
         self.has_started = True
+        self.clock.started = self.clock.now()
         if self.on_started is not None:
             self.on_started()
         if self.listeners:
             self.emit(RunStarted(run_id=self.id if self.session is None else self.session.run_id))
 
     def stop(self) -> bool:
-        """Stops the guest. The run still gets a result with its logs. Returns False if no guest runs yet."""
+        """Stops the guest. The run still gets a result with its logs, and its outcome is `cancelled`. Returns
+        False if no guest runs yet; then the run ends when it gets a runner.
+        """
+        self.is_cancelled = True
         if self.session is None:
             return False
         self.session.cancel()
         return True
 
+    def outcome_of(self, result: Result) -> str:
+        """Returns `ok` or the error code."""
+        if result.error is None:
+            return self.failure_code(result.result) or "ok"
+        return "cancelled" if self.is_cancelled else result.error.code
+
     def end(self, result: Result) -> None:
-        error = result.error
-        self.outcome = (self.failure_code(result.result) or "ok") if error is None else error.code
+        self.clock.ended = self.clock.now()
+        self.outcome = self.outcome_of(result)
         if self.listeners:
             # A process that was killed may have logged lines that it could not send.
             sent = 0 if self.session is None else self.session.log_lines
@@ -253,6 +336,7 @@ class RunHandle(msgspec.Struct, eq=False):
 
     def fail(self, code: str) -> None:
         """Ends the run without a result, because it could not be started or its caller has gone."""
+        self.clock.ended = self.clock.now()
         self.outcome = code
         if self.listeners:
             self.emit(RunEnded(outcome=code))

@@ -17,6 +17,8 @@ Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0)]
 
+RecordLevel = Literal["metadata", "errors", "full"]
+
 SECRETS = ("api_key", "database_url", "proxy_url")
 """Settings whose values are never shown."""
 
@@ -193,6 +195,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Maximum requests to the abilities API per minute for each user's key; 0 means no limit."""
     keep_runs_days: Count = 30
     """Days for which run records are kept; 0 means forever."""
+    max_runs_bytes: Count = 4096 * MIB
+    """Maximum size of all run records together. Beyond this, the oldest are deleted; 0 means no limit."""
+    record: RecordLevel = "errors"
+    """What is recorded of a run: `metadata`, also messages, code and last log lines of failed runs
+    (`errors`), or everything (`full`).
+    """
+    record_protocols: dict[str, RecordLevel] = {}
+    """Values of `record` for single protocols."""
+    max_record_bytes: Positive = 256 * 1024
+    """Maximum size of the content of one run record. Longer values are left out."""
 
     # Toolscripts.
     mcp_config: tuple[str, ...] = ()

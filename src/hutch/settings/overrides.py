@@ -86,6 +86,10 @@ class SettingOverrides(TypedDict, total=False):
     ability_expire_on: str
     ability_rate_limit: int
     keep_runs_days: int
+    max_runs_bytes: int
+    record: Literal["metadata", "errors", "full"]
+    record_protocols: Mapping[str, Literal["metadata", "errors", "full"]]
+    max_record_bytes: int
     mcp_config: Sequence[str]
     mcp_eager: bool
     mcp_pass_through: bool

@@ -38,6 +38,8 @@ TABLES = (
     "group_members",
     "ability_shares",
     "runs",
+    "run_contents",
+    "run_targets",
     "flows",
     "flow_versions",
     "flow_runs",

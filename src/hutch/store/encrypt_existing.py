@@ -49,7 +49,9 @@ ENCRYPTED_COLUMNS = (
 async def data_key_ids(database: Database) -> set[str]:
     """Returns the ids of all data keys that encrypt a row. Reads every row. Raises StoreError."""
     ids: set[str] = set()
-    for table, name in [*(column[:2] for column in ENCRYPTED_COLUMNS), ("flow_journal", "body")]:
+    # These tables were always encrypted, or are encrypted in another way below.
+    others = [("flow_journal", "body"), ("runs", "error_message"), ("run_contents", "content")]
+    for table, name in [*(column[:2] for column in ENCRYPTED_COLUMNS), *others]:
         # The format of the ciphertext is `hutch1.<key id>.…`.
         sql = f"SELECT DISTINCT substr({name}, 8, 12) FROM {table} WHERE {name} IS NOT NULL"
         ids |= {row[0] for row in await database.scan(sql)}

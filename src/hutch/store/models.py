@@ -104,20 +104,45 @@ class AbilityShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A run record. It contains no code, inputs, results or error messages."""
+    """A run record without its content."""
 
     run_id: str
     owner: str
-    protocol: str = msgspec.field(name="door")
-    """Protocol of the run. The column is named `door`."""
+    protocol: str
     engine: str
     label: str | None = None
-    started_at: str
+    created_at: str
     duration_ms: float
     outcome: str
     """`ok`, or the error code."""
     details: str = "{}"
     """Other fields of the record as JSON text: limits, calls and requests."""
+    parent_run_id: str | None = None
+    """Run that started this one: a flow run, or the run that was replayed."""
+    recorded: str = "metadata"
+    """Level of the setting `record` with which the run was recorded."""
+    error_message: str | None = None
+    """Start of the error message. Encrypted in the database."""
+
+    def __repr__(self) -> str:
+        return f"RunRow({self.run_id!r}, {self.protocol}, {self.outcome}, owner {self.owner})"
+
+
+class NewRun(msgspec.Struct, frozen=True):
+    """A run record that is not stored yet, with its content and what lists are filtered by."""
+
+    row: RunRow
+    content: str | None = None
+    """Code, inputs, output, logs and so on as JSON text. Encrypted in the database."""
+    tools: tuple[str, ...] = ()
+    """Tools that the run called, as `provider.tool`."""
+    hosts: tuple[str, ...] = ()
+    """Hosts that the run reached."""
+
+    @property
+    def size(self) -> int:
+        row = self.row
+        return 200 + len(row.details) + len(row.error_message or "") + len(self.content or "")
 
 
 class FlowHead(msgspec.Struct, frozen=True, kw_only=True):

@@ -46,7 +46,8 @@ class Store:
         self._database = database
         self._load_cipher = load_cipher
         encryption = ColumnEncryption(self._cipher)
-        self.write_behind = WriteBehindQueue(database)
+        self.runs = RunTable(database, encryption)
+        self.write_behind = WriteBehindQueue(database, self.runs)
         self.meta = MetaTable(database)
         self.users = UserTable(database)
         self.api_keys = ApiKeyTable(database, self.write_behind)
@@ -54,7 +55,6 @@ class Store:
         self.abilities = AbilityTable(database)
         self.ability_shares = AbilityShareTable(database)
         self.groups = GroupTable(database)
-        self.runs = RunTable(database)
         self.flows = FlowTable(database, encryption)
         self.journal = JournalTable(database, encryption)
         self.rate_limits = RateLimiter(database if shares_rate_limits else None)

@@ -8,10 +8,11 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
+from typing import NamedTuple
 
 from hutch.errors import HutchError, UnstorableValue
 from hutch.store.backends.base import Database
-from hutch.store.models import RunRow
+from hutch.store.models import NewRun, RunRow
 from hutch.store.tables.runs import RunTable
 
 logger = logging.getLogger("hutch.store")
@@ -21,17 +22,37 @@ BATCH_SECONDS = 0.25
 RETRY_SECONDS = 5.0
 MAX_BATCH = 1_000
 MAX_QUEUED_RUNS = 50_000
-"""Maximum number of rows in the queue while the database is unavailable. Beyond this, the oldest rows are
-dropped.
-"""
+MAX_QUEUED_BYTES = 64 * 1024 * 1024
+"""Maximum size of the queue while the database is unavailable. Beyond this, the oldest rows are dropped."""
+
+
+class QueueState(NamedTuple):
+    """State of the queue, for the health of the server."""
+
+    waiting: int
+    dropped: int
+    """Number of records that were lost because the queue was full, since the database last worked."""
+    failure: str | None
+    """Why records cannot be written at the moment; None if they can."""
 
 
 class WriteBehindQueue:
     """Queue of run records and uses of API keys. They are written in the background and on close."""
 
-    def __init__(self, database: Database, *, max_queued: int = MAX_QUEUED_RUNS) -> None:
+    def __init__(
+        self,
+        database: Database,
+        runs: RunTable,
+        *,
+        max_queued: int = MAX_QUEUED_RUNS,
+        max_bytes: int = MAX_QUEUED_BYTES,
+    ) -> None:
         self._database = database
-        self._runs: deque[RunRow] = deque()
+        self._table = runs
+        self._runs: deque[NewRun] = deque()
+        self._bytes = 0
+        self._max_bytes = max_bytes
+        self._failure: str | None = None
         self._key_uses: dict[str, str] = {}
         self._max_queued = max_queued
         self._dropped = 0
@@ -39,13 +60,22 @@ class WriteBehindQueue:
         self._writing = asyncio.Lock()
         self._task = asyncio.create_task(self._write_loop(), name="hutch store: write-behind")
 
-    def add_run(self, row: RunRow) -> None:
+    @property
+    def state(self) -> QueueState:
+        return QueueState(len(self._runs), self._dropped, self._failure)
+
+    def add_run(self, run: NewRun | RunRow) -> None:
         """Queues a run record. Never waits and never fails."""
-        if len(self._runs) >= self._max_queued:
-            self._runs.popleft()
+        run = NewRun(run) if isinstance(run, RunRow) else run
+        self._runs.append(run)
+        self._bytes += run.size
+        while len(self._runs) > self._max_queued or (self._bytes > self._max_bytes and len(self._runs) > 1):
+            self._pop()
             self._dropped += 1
-        self._runs.append(row)
         self._wake.set()
+
+    def _pop(self) -> None:
+        self._bytes -= self._runs.popleft().size
 
     def add_key_use(self, id: str, at: str) -> None:
         self._key_uses[id] = at
@@ -57,10 +87,10 @@ class WriteBehindQueue:
             while self._runs:
                 batch = [self._runs[number] for number in range(min(len(self._runs), MAX_BATCH))]
                 await self._write_runs(batch)
-                written = {row.run_id for row in batch}
+                written = {id(run) for run in batch}
                 # The oldest rows may have been dropped meanwhile.
-                while self._runs and self._runs[0].run_id in written:
-                    self._runs.popleft()
+                while self._runs and id(self._runs[0]) in written:
+                    self._pop()
             if self._key_uses:
                 uses, self._key_uses = self._key_uses, {}
                 try:
@@ -91,27 +121,26 @@ class WriteBehindQueue:
                 if not failing:
                     unexpected = None if isinstance(error, HutchError) else error
                     logger.error("run records cannot be written for now: %s", error, exc_info=unexpected)
-                failing = True
+                failing, self._failure = True, str(error)
                 self._wake.set()
             else:
                 if failing:
                     logger.warning("run records can be written again; %d were dropped", self._dropped)
                     self._dropped = 0
-                failing = False
+                failing, self._failure = False, None
 
-    async def _write_runs(self, batch: list[RunRow]) -> None:
+    async def _write_runs(self, batch: list[NewRun]) -> None:
         """Writes records. A record that the database refuses is dropped, because it would be refused again
         and all later records would wait for it.
         """
-        table = RunTable(self._database)
         try:
-            await table.add_many(batch)
+            await self._table.add_new(batch)
         except UnstorableValue:
-            for row in batch:
+            for run in batch:
                 try:
-                    await table.add_many([row])
+                    await self._table.add_new([run])
                 except UnstorableValue as error:
-                    logger.error("the record of run %r cannot be stored: %s", row.run_id[:100], error)
+                    logger.error("the record of run %r cannot be stored: %s", run.row.run_id[:100], error)
 
     async def _write_key_uses(self, uses: dict[str, str]) -> None:
         sql = """

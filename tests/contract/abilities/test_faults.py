@@ -469,6 +469,6 @@ async def test_cancelled_caller_cancels_the_run(harness: AbilityHarness) -> None
     with pytest.raises(asyncio.CancelledError):
         await running
     (record,) = harness.records
-    assert record.outcome == "timeout"
+    assert record.outcome == "cancelled"
     (hop,) = record.requests
     assert (hop.status, hop.error) == (None, "closed")

@@ -235,7 +235,7 @@ async def test_disconnect_stops_the_execution(tool_server: ToolServer, sync: Syn
     assert runners(tool_server.pid)
     calling.cancel()
     await asyncio.gather(calling, return_exceptions=True)
-    assert json.loads(await recorded(tool_server, package))["outcome"] == "timeout"
+    assert json.loads(await recorded(tool_server, package))["outcome"] == "cancelled"
     await asyncio.to_thread(wait_until, lambda: not runners(tool_server.pid))
 
 
@@ -247,7 +247,7 @@ async def test_disconnect_of_a_stream_stops_the_execution(tool_server: ToolServe
     assert await anext(stream) == ("partial", {"value": 1})
     assert runners(tool_server.pid)
     await stream.aclose()
-    assert json.loads(await recorded(tool_server, package))["outcome"] == "timeout"
+    assert json.loads(await recorded(tool_server, package))["outcome"] == "cancelled"
     await asyncio.to_thread(wait_until, lambda: not runners(tool_server.pid))
 
 

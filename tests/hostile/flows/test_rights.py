@@ -101,7 +101,7 @@ async def test_other_users_runs_and_flows_are_invisible(eve: FlowClient, bo: Flo
     for method in ("GET", "DELETE"):
         assert_error(await eve.call(method, f"/flows/f-{rid}"), 404, "NOT_FOUND")
     assert_error(await eve.post(f"/flows/f-{rid}/runs", {}), 404, "NOT_FOUND")
-    assert (await eve.get_json("/runs")) == {"runs": []}
+    assert (await eve.get_json("/runs"))["runs"] == []
     assert (await eve.get_json("/flows")) == {"flows": []}
     # A name in a step refers to her own flows, and she has none.
     why = await run_attempts(eve, f"{rid}-eve", [node("f", "flow.run", flow=f"f-{rid}", inputs={})])
@@ -122,11 +122,11 @@ async def test_duplicate_run_id_reveals_and_hides_nothing(
     # A flow run with the same id must not hide another owner's run of another protocol.
     owner = await server.store.users.by_name(f"bo-{rid}")
     assert owner is not None
-    other = make_run(run_id=f"{rid}-execbox", owner=owner.id, protocol="execbox")
+    other = make_run(run_id=f"{rid}-execbox", owner=owner.id, protocol="cli")
     await server.store.runs.add_many([other])
     await eve.start_run(short, other.run_id)
     assert (await eve.wait_for_end(other.run_id))["flow"] == "short"
-    assert (await bo.get_json(f"/runs/{other.run_id}"))["door"] == "execbox"
+    assert (await bo.get_json(f"/runs/{other.run_id}"))["protocol"] == "cli"
 
 
 async def test_names_cannot_inject_sql(eve: FlowClient, bo: FlowClient, rid: str) -> None:
@@ -145,10 +145,11 @@ async def test_names_cannot_inject_sql(eve: FlowClient, bo: FlowClient, rid: str
         assert (await eve.get(f"/runs/{quote(each)}")).status_code == 404
     await eve.start_run(short, odd[0])
     assert (await eve.wait_for_end(quote(odd[0])))["run_id"] == odd[0]
-    assert {
-        run["run_id"]
-        for run in (await eve.get_json(f"/runs?before={quote(chr(0x10FFF0))}_x' OR 1=1--"))["runs"]
-    } <= set(odd)
+    for name in ("label", "text", "tool", "host", "owner", "code", "engine", "parent", "not_label"):
+        for value in ("' OR 1=1--", "%", ":owner", "x') OR ('1'='1"):
+            found = (await eve.get_json(f"/runs?{name}={quote(value)}"))["runs"]
+            assert {run["run_id"] for run in found} <= set(odd)
+    assert_error(await eve.get(f"/runs?cursor={quote(chr(39))} OR 1=1--"), 400, "INVALID_REQUEST")
     assert (await eve.get_json(f"/flows?after={quote(chr(39))} OR 1=1--"))["flows"] in (
         [],
         [(await eve.get_json("/flows"))["flows"][0]],

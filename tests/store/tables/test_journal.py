@@ -246,7 +246,7 @@ async def test_old_runs_are_pruned_in_batches(store: Store, monkeypatch: pytest.
             run.run_id, "me", [JournalEntry(each, "{}") for each in range(1, lines + 1)]
         )
         await store.journal.finish(run, record(run), "{}", long_ago)
-    await store.runs.add_many([make_run(started_at=long_ago) for _ in range(25)])
+    await store.runs.add_many([make_run(created_at=long_ago) for _ in range(25)])
     write = store._database.write
     sizes = list[int]()
 

@@ -6,11 +6,14 @@ import pytest
 from tests.store.factories import add_user, make_key, make_run, make_user
 from tests.support.processes import TIMEOUT_SECONDS
 
-from hutch.errors import StoreError
+from hutch.errors import StoreError, VaultError
 from hutch.settings import Settings
 from hutch.store import write_behind
-from hutch.store.models import now
+from hutch.store.backends.base import SqlBatch, SqlStatement
+from hutch.store.models import NewRun, now
 from hutch.store.store import Store
+from hutch.store.tables import runs
+from hutch.store.tables.runs import RunTable
 
 
 async def test_run_round_trip(store: Store) -> None:
@@ -22,18 +25,18 @@ async def test_run_round_trip(store: Store) -> None:
 
 async def test_runs_of_an_owner_are_listed_newest_first_in_pages(store: Store) -> None:
     moment = now()
-    runs = [make_run(run_id=f"r{number}", started_at=moment) for number in range(3)]
-    runs += [make_run(run_id="new", started_at=now(plus_seconds=1))]
+    runs = [make_run(run_id=f"r{number}", created_at=moment) for number in range(3)]
+    runs += [make_run(run_id="new", created_at=now(plus_seconds=1))]
     await store.runs.add_many([*runs, make_run("bob")])
     assert [each.run_id for each in await store.runs.list("ada")] == ["new", "r2", "r1", "r0"]
     first = await store.runs.list("ada", 2)
     last = first[-1]
-    rest = await store.runs.list("ada", 2, before=(last.started_at, last.run_id))
+    rest = await store.runs.list("ada", 2, before=(last.created_at, last.run_id))
     assert [each.run_id for each in [*first, *rest]] == ["new", "r2", "r1", "r0"]
 
 
 async def test_old_runs_are_pruned(store: Store) -> None:
-    old, new = make_run(started_at=now(plus_seconds=-100)), make_run()
+    old, new = make_run(created_at=now(plus_seconds=-100)), make_run()
     await store.runs.add_many([old, new])
     assert await store.runs.prune(now(plus_seconds=-50)) == 1
     assert await store.runs.list("ada") == [new]
@@ -60,7 +63,7 @@ async def test_runs_are_written_in_the_background(store: Store, monkeypatch: pyt
 
 
 async def test_queued_rows_are_written_when_the_store_is_closed(store_settings: Settings) -> None:
-    runs = [make_run(started_at=now(plus_seconds=number)) for number in range(2_500)]
+    runs = [make_run(created_at=now(plus_seconds=number)) for number in range(2_500)]
     async with await Store.open(store_settings) as store:
         user = await add_user(store)
         key = make_key(user)
@@ -80,14 +83,15 @@ async def test_runs_stay_queued_while_the_database_fails_and_the_oldest_are_drop
     class Failing:
         broken = True
 
-        async def write_many(self, *arguments: object) -> int:
+        async def write_batches(self, *batches: SqlBatch) -> None:
             if self.broken:
                 raise StoreError("It is gone.")
-            return await store._database.write_many(*arguments)  # type: ignore[arg-type]
+            await store._database.write_batches(*batches)
 
     database = Failing()
-    queue = write_behind.WriteBehindQueue(database, max_queued=3)  # type: ignore[arg-type]
-    runs = [make_run(run_id=f"r{number}", started_at=now(plus_seconds=number)) for number in range(5)]
+    table = RunTable(database, store.runs._encryption)  # type: ignore[arg-type]
+    queue = write_behind.WriteBehindQueue(database, table, max_queued=3)  # type: ignore[arg-type]
+    runs = [make_run(run_id=f"r{number}", created_at=now(plus_seconds=number)) for number in range(5)]
     for run in runs:
         queue.add_run(run)
     with pytest.raises(StoreError, match="gone"):
@@ -118,3 +122,67 @@ async def test_use_of_a_removed_key_is_ignored(store: Store) -> None:
     await store.write_behind.flush()
     assert await store.runs.get(run.run_id) == run
     assert make_user().id not in {user.id for user in await store.users.list()}
+
+
+async def test_message_and_content_are_encrypted_and_go_with_the_run(store: Store) -> None:
+    run = make_run(outcome="runtime_error", error_message="no such issue", recorded="full")
+    old = now(plus_seconds=-100)
+    await store.runs.add_new([NewRun(run, '{"code":"1"}', ("gh.get",), ("api.test",))])
+    await store.runs.add_new([NewRun(make_run(run_id="old", created_at=old), '{"code":"2"}', ("gh.get",))])
+    assert await store.runs.get(run.run_id) == run
+    assert await store.runs.content(run.run_id) == '{"code":"1"}'
+    assert await store.runs.content("unknown") is None
+    stored = await store._database.read(
+        "SELECT error_message, content FROM runs JOIN run_contents USING (run_id)"
+    )
+    assert not [text for row in stored for text in row if text and ("issue" in text or "code" in text)]
+    assert await store.runs.prune(now(plus_seconds=-50)) == 1
+    left = await store._database.read("SELECT run_id FROM run_contents UNION SELECT run_id FROM run_targets")
+    assert left == [(run.run_id,)]
+
+
+async def test_content_moved_to_another_run_cannot_be_read(store: Store) -> None:
+    await store.runs.add_new([NewRun(make_run(run_id=name), f'"{name}"') for name in ("one", "two")])
+    sql = "UPDATE run_contents SET content = (SELECT content FROM run_contents WHERE run_id = 'one')"
+    await store._database.write(SqlStatement(sql, {}))
+    assert await store.runs.content("one") == '"one"'
+    with pytest.raises(VaultError):
+        await store.runs.content("two")
+
+
+async def test_oldest_runs_are_deleted_to_hold_the_size_limit(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "MAX_DELETED", 1)
+    await store.runs.add_new(
+        [
+            NewRun(make_run(run_id=f"r{number}", created_at=now(plus_seconds=number)), "x" * 10_000)
+            for number in range(5)
+        ]
+    )
+    assert await store.runs.prune_to(1_000_000) == 0
+    assert await store.runs.prune_to(35_000) == 3
+    assert [run.run_id for run in await store.runs.list("ada")] == ["r4", "r3"]
+
+
+async def test_records_without_a_master_key_have_no_content(
+    store_settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with await Store.open(store_settings) as store:
+        run = make_run(error_message="secret", recorded="errors")
+        await store.runs.add_new([NewRun(run, "{}")])
+        found = await store.runs.get(run.run_id)
+        assert found is not None
+        assert (found.error_message, found.recorded) == (None, "metadata")
+        assert await store.runs.content(run.run_id) is None
+    assert "not recorded" in caplog.text
+
+
+async def test_queue_is_bounded_by_bytes_and_says_what_it_lost(store: Store) -> None:
+    queue = write_behind.WriteBehindQueue(store._database, store.runs, max_bytes=25_000)
+    for number in range(4):
+        queue.add_run(NewRun(make_run(run_id=f"r{number}"), "x" * 10_000))
+    assert (queue.state.waiting, queue.state.dropped) == (2, 2)
+    await queue.close()
+    assert {run.run_id for run in await store.runs.list("ada")} == {"r2", "r3"}
+    assert queue.state.waiting == 0

@@ -153,7 +153,7 @@ def run_json(row: RunRow) -> dict[str, Any]:
         "runId": row.run_id,
         "door": row.protocol,
         "label": row.label,
-        "startedAt": row.started_at,
+        "startedAt": row.created_at,
         "durationMs": row.duration_ms,
         "outcome": row.outcome,
     }

@@ -342,7 +342,7 @@ class AbilityHandlers:
         started, _, run_id = query_text(context.query, "before").partition("_")
         store = await self._services.store()
         rows = await store.runs.list(context.identity.user.id, limit, (started, run_id) if run_id else None)
-        more = {"next": f"{rows[-1].started_at}_{rows[-1].run_id}"} if len(rows) == limit else {}
+        more = {"next": f"{rows[-1].created_at}_{rows[-1].run_id}"} if len(rows) == limit else {}
         return success(count=len(rows), runs=[responses.run_json(row) for row in rows], **more)
 
 

@@ -25,6 +25,13 @@ class SqlStatement(NamedTuple):
     parameters: Parameters
 
 
+class SqlBatch(NamedTuple):
+    """One statement for many rows."""
+
+    sql: str
+    rows: Sequence[Parameters]
+
+
 class WriteResult(NamedTuple):
     """Rows that a statement returned, and the number of rows that it changed."""
 
@@ -68,11 +75,17 @@ class Database(Protocol):
     async def scan(self, sql: str, **parameters: Any) -> list[Values]:
         """Reads many rows, or searches without an index."""
 
+    async def search(self, sql: str, max_seconds: float, **parameters: Any) -> list[Values]:
+        """Reads like `scan`. Raises SearchTimeout after `max_seconds`."""
+
     async def write(self, *statements: SqlStatement) -> list[WriteResult]:
         """Executes all statements or none of them. They are durable when the method returns."""
 
     async def write_many(self, sql: str, rows: Sequence[Parameters]) -> int:
         """Executes one statement for many rows. Returns how many rows changed."""
+
+    async def write_batches(self, *batches: SqlBatch) -> None:
+        """Executes all batches in one transaction."""
 
     async def schema_version(self) -> int:
         """Returns the number of the last migration that was applied."""

@@ -13,12 +13,13 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 
-from hutch.errors import SettingError, StoreError
+from hutch.errors import SearchTimeout, SettingError, StoreError
 from hutch.store.backends import migrate
 from hutch.store.backends.base import (
     EXPORT_ROWS,
     OnRows,
     Parameters,
+    SqlBatch,
     SqlStatement,
     TableRows,
     Values,
@@ -78,6 +79,18 @@ class PostgresDatabase:
 
     scan = read
 
+    async def search(self, sql: str, max_seconds: float, **parameters: Any) -> list[Values]:
+        sql, values = expand_lists(sql, nullify_unstorable(parameters))
+        async with self._connection() as connection:
+            try:
+                async with connection.transaction():
+                    await connection.execute(
+                        f"SET LOCAL statement_timeout = {int(max_seconds * 1000)}".encode()
+                    )
+                    return await (await connection.execute(to_psycopg(sql), values)).fetchall()
+            except psycopg.errors.QueryCanceled:
+                raise SearchTimeout from None
+
     async def write(self, *statements: SqlStatement) -> list[WriteResult]:
         bound = [expand_lists(sql, check_storable(parameters)) for sql, parameters in statements]
         async with self._connection() as connection:
@@ -91,6 +104,12 @@ class PostgresDatabase:
         async with self._connection() as connection, connection.transaction(), connection.cursor() as cursor:
             await cursor.executemany(to_psycopg(sql), checked)
             return cursor.rowcount
+
+    async def write_batches(self, *batches: SqlBatch) -> None:
+        checked = [(sql, [check_storable(row) for row in rows]) for sql, rows in batches if rows]
+        async with self._connection() as connection, connection.transaction(), connection.cursor() as cursor:
+            for sql, rows in checked:
+                await cursor.executemany(to_psycopg(sql), rows)
 
     async def schema_version(self) -> int:
         return int((await self.read(migrate.SELECT_LATEST))[0][0])

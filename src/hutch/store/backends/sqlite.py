@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hutch import errors
-from hutch.errors import StoreError
+from hutch.errors import SearchTimeout, StoreError
 from hutch.store.backends import migrate
 from hutch.store.backends.base import (
     EXPORT_ROWS,
     OnRows,
     Parameters,
+    SqlBatch,
     SqlStatement,
     TableRows,
     Values,
@@ -33,6 +34,8 @@ FILE = "hutch.db"
 MIN_SQLITE_VERSION = (3, 35, 0)  # first version with RETURNING
 LOCK_SECONDS = 5.0
 """Timeout for the write lock if another process holds it."""
+PROGRESS_STEPS = 10_000
+"""Number of steps of SQLite's machine between two checks of the time limit, less than a millisecond."""
 
 T = TypeVar("T")
 
@@ -89,6 +92,24 @@ class SqliteDatabase:
 
         return await self._run_in(self._reader_thread, work)
 
+    async def search(self, sql: str, max_seconds: float, **parameters: Any) -> list[Values]:
+        self._check_file()
+        bound = expand_lists(sql, nullify_unstorable(parameters))
+
+        def work() -> list[Values]:
+            deadline = time.monotonic() + max_seconds
+            self._reader.set_progress_handler(lambda: time.monotonic() > deadline, PROGRESS_STEPS)
+            try:
+                return self._reader.execute(*bound).fetchall()
+            except sqlite3.OperationalError as error:
+                if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT:
+                    raise SearchTimeout from None
+                raise
+            finally:
+                self._reader.set_progress_handler(None, 0)
+
+        return await self._run_in(self._reader_thread, work)
+
     async def write(self, *statements: SqlStatement) -> list[WriteResult]:
         self._check_file()
         bound = [expand_lists(sql, check_storable(parameters)) for sql, parameters in statements]
@@ -106,6 +127,16 @@ class SqliteDatabase:
             return self._writer.executemany(sql, checked).rowcount
 
         return await self._run_in(self._writer_thread, lambda: self._transaction(work))
+
+    async def write_batches(self, *batches: SqlBatch) -> None:
+        self._check_file()
+        checked = [(sql, [check_storable(row) for row in rows]) for sql, rows in batches if rows]
+
+        def work() -> None:
+            for sql, rows in checked:
+                self._writer.executemany(sql, rows)
+
+        await self._run_in(self._writer_thread, lambda: self._transaction(work))
 
     async def schema_version(self) -> int:
         return int((await self.read(migrate.SELECT_LATEST))[0][0])

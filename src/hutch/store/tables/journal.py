@@ -140,6 +140,14 @@ class JournalTable:
         heads.sort(key=lambda run: (run.created_at, run.run_id), reverse=True)
         return heads[:limit]
 
+    async def open_runs(self) -> builtins.list[FlowRunHead]:
+        """Lists the newest unfinished runs of all owners, at most MAX_LISTED."""
+        sql = f"""
+            SELECT {HEAD_COLUMNS} FROM flow_runs WHERE ended_at IS NULL
+            ORDER BY created_at DESC LIMIT {MAX_LISTED}
+        """
+        return [_run_head_from_row(row) for row in await self._database.scan(sql)]
+
     async def unfinished(self, origin: str) -> builtins.list[FlowRunHead]:
         """Lists unfinished runs with this origin, oldest first."""
         sql = f"""
@@ -244,7 +252,7 @@ class JournalTable:
             FROM flow_runs WHERE run_id = :run_id AND ended_at = :at AND summary = :summary
             ON CONFLICT (run_id) DO UPDATE SET
                 duration_ms = excluded.duration_ms, outcome = excluded.outcome, details = excluded.details
-            WHERE runs.door = excluded.door
+            WHERE runs.protocol = excluded.protocol
         """
         encrypted = await self._encryption.encrypt(summary, *run_context("summary", run.run_id, run.owner))
         ended = {"run_id": run.run_id, "summary": encrypted, "at": at}

@@ -72,11 +72,11 @@ async def test_journal_contains_results_events_and_the_end(runner: JournalHarnes
     assert json.loads(found.options) == {"concurrency": 2, "user": None}
     record = await store.runs.get("r")
     assert record is not None
-    assert (record.protocol, record.label, record.outcome, record.started_at) == (
+    assert (record.protocol, record.label, record.outcome, record.created_at) == (
         "rep",
         "tested",
         "ok",
-        found.started_at,
+        found.created_at,
     )
     assert json.loads(record.details)["failed_steps"] == 1
 

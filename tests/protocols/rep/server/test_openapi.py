@@ -11,7 +11,7 @@ from tests.protocols.rep.server.helpers import WAIT, assert_error, wait_for_appr
 from tests.support.flows import flow, node
 
 from hutch.protocols.rep.server import openapi
-from hutch.protocols.rep.server.routes import routes
+from hutch.protocols.rep.server.routes import FlowHandlers, routes
 from hutch.settings import Settings
 
 
@@ -34,7 +34,12 @@ async def test_responses_match_the_openapi_document(ann: FlowClient, operator: F
     document = await public.get_json("/flows/openapi.json")
     assert document == openapi.document(Settings())
 
-    def check(path: str, method: str, response: httpx2.Response) -> None:
+    of_runs = await public.get_json("/runs/openapi.json")
+
+    def check_run(path: str, method: str, response: httpx2.Response) -> None:
+        check(path, method, response, of_runs)
+
+    def check(path: str, method: str, response: httpx2.Response, document: dict[str, Any] = document) -> None:
         content = document["paths"][path][method]["responses"][str(response.status_code)]["content"]
         schema = {**content["application/json"]["schema"], "components": document["components"]}
         jsonschema_rs.validator_for(schema).validate(response.json())
@@ -50,20 +55,20 @@ async def test_responses_match_the_openapi_document(ann: FlowClient, operator: F
     check(
         "/flows/{name}/runs", "post", await ann.post("/flows/short/runs", {"run_id": rid, "inputs": {"a": 1}})
     )
-    check("/runs/{id}", "get", await ann.get(f"/runs/{rid}"))
+    check_run("/runs/{id}", "get", await ann.get(f"/runs/{rid}"))
     await ann.wait_for_end(rid)
-    check("/runs/{id}", "get", await ann.get(f"/runs/{rid}"))
-    check("/runs", "get", await ann.get("/runs"))
-    check("/runs/{id}/cancel", "post", await ann.post(f"/runs/{rid}/cancel"))
+    check_run("/runs/{id}", "get", await ann.get(f"/runs/{rid}"))
+    check_run("/runs", "get", await ann.get("/runs"))
+    check_run("/runs/{id}/cancel", "post", await ann.post(f"/runs/{rid}/cancel"))
     check("/runs/{id}/resume", "post", await ann.post(f"/runs/{rid}/resume"))
     await ann.start_run(flow([node("ask", "approve", message="?")], name="asks"), f"{rid}-ask")
     await wait_for_approvals(ann, f"{rid}-ask")
     check("/runs/{id}/approvals", "get", await ann.get(f"/runs/{rid}-ask/approvals"))
-    check("/runs/{id}", "get", await ann.get(f"/runs/{rid}-ask"))
+    check_run("/runs/{id}", "get", await ann.get(f"/runs/{rid}-ask"))
     response = await ann.post(f"/runs/{rid}-ask/approvals/ask", {"approved": False})
     check("/runs/{id}/approvals/{step_id}", "post", response)
     await ann.wait_for_end(f"{rid}-ask")
-    check("/runs/{id}", "get", await ann.get(f"/runs/{rid}-ask"))
+    check_run("/runs/{id}", "get", await ann.get(f"/runs/{rid}-ask"))
     check("/flows/{name}", "delete", await ann.call("DELETE", "/flows/short"))
 
 
@@ -78,7 +83,8 @@ def test_document_contains_every_route() -> None:
         raise AssertionError
 
     served = set()
-    for each in routes(FlowSupervisor(settings, no_store), AccessControl(settings)):
+    access = AccessControl(settings)
+    for each in routes(FlowHandlers(FlowSupervisor(settings, no_store), access), access):
         path = each.path.replace(":path", "")  # type: ignore[attr-defined]
         app = each.app  # type: ignore[attr-defined]
         methods = app.methods if isinstance(app, Endpoint) else {"GET"}

@@ -15,7 +15,7 @@ from hutch.settings import Settings
 # --- owners ---
 
 
-async def test_flows_and_runs_are_visible_to_their_owner_only(
+async def test_flows_are_visible_to_their_owner_and_runs_also_to_the_operator(
     ann: FlowClient, bo: FlowClient, operator: FlowClient, rid: str
 ) -> None:
     ask = flow([node("ask", "approve", message="Really?")], name="asking")
@@ -26,20 +26,22 @@ async def test_flows_and_runs_are_visible_to_their_owner_only(
         assert_error(await other.get("/flows/asking"), 404, "NOT_FOUND")
         assert_error(await other.post("/flows/asking/runs"), 404, "NOT_FOUND")
         assert_error(await other.call("DELETE", "/flows/asking"), 404, "NOT_FOUND")
-        unknown = assert_error(await other.get("/runs/unknown"), 404, "NOT_FOUND")["message"]
-        for path in ("", "/events", "/approvals"):
-            foreign = assert_error(await other.get(f"/runs/{rid}{path}"), 404, "NOT_FOUND")["message"]
-            assert foreign.replace(rid, "unknown") == unknown
-        for path, body in (
-            ("/cancel", None),
-            ("/resume", None),
-            ("/retry", {"from": "ask"}),
-            ("/approvals/ask", decision),
-        ):
-            assert_error(await other.post(f"/runs/{rid}{path}", body), 404, "NOT_FOUND")
-        assert rid not in [each["run_id"] for each in (await other.get_json("/runs"))["runs"]]
-    assert (await ann.get_json(f"/runs/{rid}"))["state"] == "running"
-    await ann.post(f"/runs/{rid}/cancel")
+    unknown = assert_error(await bo.get("/runs/unknown"), 404, "NOT_FOUND")["message"]
+    for path in ("", "/events", "/approvals"):
+        foreign = assert_error(await bo.get(f"/runs/{rid}{path}"), 404, "NOT_FOUND")["message"]
+        assert foreign.replace(rid, "unknown") == unknown
+    for path, body in (
+        ("/cancel", None),
+        ("/resume", None),
+        ("/retry", {"from": "ask"}),
+        ("/approvals/ask", decision),
+    ):
+        assert_error(await bo.post(f"/runs/{rid}{path}", body), 404, "NOT_FOUND")
+    assert rid not in [each["run_id"] for each in (await bo.get_json("/runs"))["runs"]]
+    assert (await ann.get_json(f"/runs/{rid}"))["status"] == "running"
+    assert rid in [each["run_id"] for each in (await operator.get_json("/runs?status=running"))["runs"]]
+    assert (await operator.get_json(f"/runs/{rid}/approvals"))["approvals_total"] == 1
+    await operator.post(f"/runs/{rid}/cancel")
     await ann.wait_for_end(rid)
 
 

@@ -345,9 +345,9 @@ async def test_runs_of_every_protocol_are_served(server: FlowServer, operator: F
     row = make_run(user.id, label="get_user", details='{"tool_calls":0}')
     await server.store.runs.add_many([row])
     result = await key.get_json(f"/runs/{row.run_id}")
-    assert (result["door"], result["state"], result["label"]) == ("abilities", "completed", "get_user")
-    [(_, name, end)] = await key.events(row.run_id)
-    assert (name, end["state"], end["status"]) == ("end", "completed", "completed")
+    assert (result["protocol"], result["status"], result["label"]) == ("abilities", "completed", "get_user")
+    *_, (_, name, end) = await key.events(row.run_id)
+    assert (name, end["status"]) == ("end", "completed")
     assert (await key.get_json(f"/runs/{row.run_id}/approvals"))["approvals"] == []
     assert (await key.post(f"/runs/{row.run_id}/cancel")).json()["ok"] is True
     assert_error(await key.post(f"/runs/{row.run_id}/resume"), 409, "CONFLICT")

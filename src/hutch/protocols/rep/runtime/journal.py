@@ -404,7 +404,8 @@ def _failure_outcome(error: dict[str, Any]) -> str:
 
 def run_record(run: FlowRunHead, summary: RunSummary, at: str) -> RunRow:
     """Builds the record of a finished run, which contains neither inputs nor outputs."""
-    counts = {name: getattr(summary, name) for name in _COUNT_FIELDS}
+    details: dict[str, Any] = {name: getattr(summary, name) for name in _COUNT_FIELDS}
+    details |= {"version": run.version, "started_at": run.started_at, "ended_at": at}
     started_at = run.started_at or run.created_at
     return RunRow(
         run_id=run.run_id,
@@ -412,10 +413,10 @@ def run_record(run: FlowRunHead, summary: RunSummary, at: str) -> RunRow:
         protocol=PROTOCOL,
         engine=ENGINE_NAME,
         label=run.flow,
-        started_at=started_at,
+        created_at=run.created_at,
         duration_ms=max(0.0, _epoch_seconds(at) - _epoch_seconds(started_at)) * 1000,
         outcome=_outcome_of(summary),
-        details=msgspec.json.encode(counts).decode(),
+        details=msgspec.json.encode(details).decode(),
     )
 
 

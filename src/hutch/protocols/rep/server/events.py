@@ -14,7 +14,7 @@ from hutch.http.sse import encode_event
 from hutch.protocols.rep.runtime import lease
 from hutch.protocols.rep.server.responses import JsonText, encode_json
 from hutch.protocols.rep.server.supervisor import ORIGIN
-from hutch.store.models import FlowRunHead, RunRow
+from hutch.store.models import FlowRunHead
 
 if TYPE_CHECKING:
     from hutch.http.auth import AccessControl
@@ -82,7 +82,7 @@ _RETRY_HINT = b"retry: 1000\n\n"
 
 
 async def encoded_events(
-    journal: JournalTable, run: FlowRunHead | RunRow, after: int, access: AccessControl
+    journal: JournalTable, run: FlowRunHead, after: int, access: AccessControl
 ) -> AsyncIterator[bytes]:
     """Yields the events of a run after event number `after` as server-sent events, and then the final event.
 
@@ -91,26 +91,21 @@ async def encoded_events(
     """
     yield _RETRY_HINT
     try:
-        if isinstance(run, FlowRunHead):
-            keep_waiting = run.origin == ORIGIN
-            batches = _iter_batches(journal, run.run_id, after=after, keep_waiting=keep_waiting)
-            async with aclosing(batches):
-                async for batch in batches:
-                    if batch:
-                        yield b"".join(_encode(event["type"], event, number) for number, event in batch)
-                    if access.drain_expired.is_set() or (access.is_draining and not batch):
-                        return
+        keep_waiting = run.origin == ORIGIN
+        batches = _iter_batches(journal, run.run_id, after=after, keep_waiting=keep_waiting)
+        async with aclosing(batches):
+            async for batch in batches:
+                if batch:
+                    yield b"".join(_encode(event["type"], event, number) for number, event in batch)
+                if access.drain_expired.is_set() or (access.is_draining and not batch):
+                    return
         yield await _final_event(journal, run)
     except HutchError as error:
         logger.error("events of run %s cannot be read: %s", run.run_id, error)
 
 
-async def _final_event(journal: JournalTable, run: FlowRunHead | RunRow) -> bytes:
+async def _final_event(journal: JournalTable, run: FlowRunHead) -> bytes:
     """Returns the final event: `end`, or `interrupted` if no process executes the run."""
-    if isinstance(run, RunRow):
-        state = "completed" if run.outcome == "ok" else "failed"
-        fields = {"run_id": run.run_id, "state": state, "status": state, "outcome": run.outcome}
-        return _encode("end", fields)
     stored = await journal.get(run.run_id)
     head = stored or run
     summary = None if stored is None or stored.summary is None else JsonText(stored.summary)

@@ -12,7 +12,6 @@ from hutch.http.openapi import (
     Json,
     OperationBuilder,
     array_of,
-    header,
     object_of,
     openapi_document,
     path_param,
@@ -53,11 +52,7 @@ def document(settings: Settings) -> Json:
         "/flows": {"get": _flows(), "post": _register()},
         "/flows/{name}": {"get": _flow(), "delete": _remove()},
         "/flows/{name}/runs": {"post": _start_run()},
-        "/runs": {"get": _runs()},
-        "/runs/{id}": {"get": _run()},
         "/runs/{id}/steps": {"get": _steps()},
-        "/runs/{id}/events": {"get": _events()},
-        "/runs/{id}/cancel": {"post": _run_action("Cancels a run. Does nothing after its end")},
         "/runs/{id}/resume": {"post": _resume()},
         "/runs/{id}/retry": {"post": _retry()},
         "/runs/{id}/approvals": {"get": _approvals()},
@@ -126,24 +121,6 @@ def _start_run() -> Json:
     return operation
 
 
-def _runs() -> Json:
-    return _operation(
-        "Lists the caller's flow runs, newest first",
-        object_of({"runs": array_of("FlowRun")}, {"next": NEXT_PAGE}),
-        ("INVALID_REQUEST",),
-        parameters=[query("limit", up_to(MAX_PAGE_SIZE)), query("before", TEXT)],
-    )
-
-
-def _run() -> Json:
-    return _operation(
-        "Shows a run of any protocol",
-        {"oneOf": [ref("WholeFlowRun"), ref("OtherRun")]},
-        ("NOT_FOUND",),
-        parameters=[_ID],
-    )
-
-
 def _steps() -> Json:
     return _operation(
         "Lists the finished steps with bounded, redacted copies of their inputs and outputs",
@@ -151,18 +128,6 @@ def _steps() -> Json:
         ("INVALID_REQUEST", "NOT_FOUND", "CONFLICT"),
         parameters=[_ID, query("limit", up_to(MAX_PAGE_SIZE)), query("offset", COUNT)],
     )
-
-
-def _events() -> Json:
-    last = header("Last-Event-ID", COUNT, "Number of the last event that was received")
-    operation = _operation(
-        "Streams the events of a run, and finally `end` or `interrupted`",
-        TEXT,
-        ("INVALID_REQUEST", "NOT_FOUND"),
-        parameters=[_ID, last, query("after", COUNT)],
-    )
-    operation["responses"]["200"]["content"] = {"text/event-stream": {"schema": TEXT}}
-    return operation
 
 
 def _run_action(summary: str, failures: Sequence[str] = (), status: int = 200) -> Json:
@@ -245,32 +210,22 @@ def _schemas() -> Json:
         "WholeFlow": object_of({**flow, "document": ref("FlowIR")}),
         "NewRun": _new_run(),
         "FlowRun": object_of(run),
-        "WholeFlowRun": object_of(
-            {
-                **run,
-                "inputs": _OBJECT,
-                "summary": ref("Summary"),
-                "steps": {**array_of("Step"), "description": "First page of the finished steps"},
-                "steps_total": COUNT,
-                "approvals": {**array_of("Approval"), "description": "First page"},
-                "approvals_total": COUNT,
-            }
-        ),
+        "WholeFlowRun": {
+            **object_of(
+                {
+                    **run,
+                    "inputs": _OBJECT,
+                    "summary": ref("Summary"),
+                    "steps": {**array_of("Step"), "description": "First page of the finished steps"},
+                    "steps_total": COUNT,
+                    "approvals": {**array_of("Approval"), "description": "First page"},
+                    "approvals_total": COUNT,
+                },
+                extra_fields=True,
+            ),
+            "description": "A run as GET /runs/{id} shows it; see /runs/openapi.json for its other fields",
+        },
         "Summary": _summary(),
-        "OtherRun": object_of(
-            {
-                "run_id": TEXT,
-                "door": TEXT,
-                "engine": TEXT,
-                "label": {"type": ["string", "null"]},
-                "state": {"enum": ["completed", "failed"]},
-                "status": _FORMER_STATUS,
-                "outcome": {"type": "string", "description": "`ok` or an error code"},
-                "started_at": TIME,
-                "duration_ms": {"type": "number", "minimum": 0},
-                "details": _OBJECT,
-            }
-        ),
         "Step": object_of(
             {
                 "step_id": TEXT,

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from hutch.http.errors import ERROR_KINDS, ApiError
 from hutch.protocols.rep.ir.flow import count_steps
 from hutch.protocols.rep.runtime import lease
-from hutch.store.models import FlowHead, FlowRow, FlowRunHead, FlowRunRow, RunRow
+from hutch.store.models import FlowHead, FlowRow, FlowRunHead, FlowRunRow
 from hutch.store.tables.journal import JournalEntry, StepCounts
 
 FLOW_ERRORS = {**ERROR_KINDS, "unavailable": ERROR_KINDS["busy"]}
@@ -107,20 +107,3 @@ def run_detail(run: FlowRunRow, counts: StepCounts, pages: Mapping[str, Any]) ->
             "total_steps": count_steps(run.document),
         }
     return {**run_head(run), "inputs": JsonText(run.inputs), "summary": summary, **pages}
-
-
-def other_protocol_run(run: RunRow) -> dict[str, Any]:
-    """Builds a run of another protocol. These runs are stored only after their end."""
-    state = "completed" if run.outcome == "ok" else "failed"
-    return {
-        "run_id": run.run_id,
-        "door": run.protocol,
-        "engine": run.engine,
-        "label": run.label,
-        "state": state,
-        "status": state,  # the former name, until 0.3
-        "outcome": run.outcome,
-        "started_at": run.started_at,
-        "duration_ms": run.duration_ms,
-        "details": json.loads(run.details),
-    }

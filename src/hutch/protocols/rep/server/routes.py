@@ -31,6 +31,7 @@ from hutch.protocols.rep.ir.json_bounds import MAX_VALUES
 from hutch.protocols.rep.ir.parse import parse_flow
 from hutch.protocols.rep.ir.problems import InvalidFlow
 from hutch.protocols.rep.ir.source.read import FlowSource
+from hutch.protocols.rep.runtime import lease
 from hutch.protocols.rep.runtime.context import ApprovalDecision
 from hutch.protocols.rep.runtime.journal import OPERATOR_OWNERS, to_json
 from hutch.protocols.rep.server import openapi, permissions, requests, responses
@@ -61,19 +62,15 @@ DEFAULT_APPROVALS = 100
 _NO_APPROVALS: dict[str, Any] = {"approvals": [], "approvals_total": 0}
 
 
-def routes(flows: FlowSupervisor, access: AccessControl) -> list[BaseRoute]:
-    handlers = FlowHandlers(flows, access)
+def routes(handlers: FlowHandlers, access: AccessControl) -> list[BaseRoute]:
+    """Returns the routes of flows. `protocols.runs` has the routes that flow runs share with other runs."""
     route = handlers.protocol.route
     return [
-        public_json_route(f"/flows/{OPENAPI_NAME}", openapi.document(flows.settings), access),
+        public_json_route(f"/flows/{OPENAPI_NAME}", openapi.document(handlers.settings), access),
         route("/flows", GET=handlers.flows, POST=handlers.register),
         route("/flows/{name}", GET=handlers.flow, DELETE=handlers.remove),
         route("/flows/{name}/runs", POST=handlers.start_run),
-        route("/runs", GET=handlers.runs),
-        route("/runs/{id}", GET=handlers.run),
         route("/runs/{id}/steps", GET=handlers.steps),
-        route("/runs/{id}/events", GET=handlers.events),
-        route("/runs/{id}/cancel", POST=handlers.cancel),
         route("/runs/{id}/resume", POST=handlers.resume),
         route("/runs/{id}/retry", POST=handlers.retry),
         route("/runs/{id}/approvals", GET=handlers.approvals),
@@ -85,6 +82,7 @@ class FlowHandlers:
     """Request handlers, one per route."""
 
     def __init__(self, flows: FlowSupervisor, access: AccessControl) -> None:
+        self.settings = flows.settings
         self._access = access
         self._flows = flows
         self._rate = KeyRateLimit.for_flows(flows.settings.flow_rate_limit)
@@ -227,26 +225,21 @@ class FlowHandlers:
             responses.run_head(run), 202 if run is row else 200, {"Location": f"/runs/{quote(run.run_id)}"}
         )
 
-    async def runs(self, context: RequestContext) -> Response:
-        limit = query_integer(context.query, "limit", 100, requests.MAX_PAGE_SIZE)
-        created, _, run_id = query_text(context.query, "before").partition("_")
-        before = (created, run_id) if run_id else None
-        store = await self._flows.store()
-        heads = await store.journal.list(*sorted(_owners(context)), limit=limit, before=before)
-        more = {"next": f"{heads[-1].created_at}_{heads[-1].run_id}"} if len(heads) == limit else {}
-        return json_response(
-            {"runs": [{**responses.run_head(run), **self._state(run)} for run in heads], **more}
-        )
+    def state(self, run: FlowRunHead) -> str:
+        """Returns `waiting` for a run that was stopped until an approval. Its stored state would be
+        `interrupted`.
+        """
+        is_waiting = self._flows.is_parked(run.run_id) and not run.is_over
+        return "waiting" if is_waiting else lease.run_state(run)
 
-    async def run(self, context: RequestContext) -> Response:
-        run = await self._any_run(context)
-        if isinstance(run, RunRow):
-            return json_response(responses.other_protocol_run(run))
+    async def detail(self, run: FlowRunHead, common: dict[str, Any]) -> Response:
+        """Responds with a run. `common` are the fields that the runs of all protocols have."""
         detail = await self._load_run(run)
         store = await self._flows.store()
         counts = await store.journal.step_counts(run.run_id)
         pages = {**await self._steps_page(run.run_id), **await self._approvals_page(detail)}
-        return json_response({**responses.run_detail(detail, counts, pages), **self._state(detail)})
+        own = responses.run_detail(detail, counts, pages)
+        return json_response({**common, **own, "state": self.state(detail)})
 
     async def steps(self, context: RequestContext) -> Response:
         """Lists the finished steps of a run with their inputs and outputs."""
@@ -262,14 +255,7 @@ class FlowHandlers:
         total = len(records) if is_complete else await journal.count_records(run_id)
         return {"steps": [responses.step_record(entry) for entry in records], "steps_total": total}
 
-    def _state(self, run: FlowRunHead) -> dict[str, str]:
-        """Returns the state `waiting` for a run that was stopped until an approval. Its stored state would be
-        `interrupted`.
-        """
-        return {"state": "waiting"} if self._flows.is_parked(run.run_id) and not run.is_over else {}
-
-    async def events(self, context: RequestContext) -> ASGIApp:
-        run = await self._any_run(context)
+    async def events(self, context: RequestContext, run: FlowRunHead) -> ASGIApp:
         last_event_id = context.request.headers.get("last-event-id", "").strip()
         after = query_integer(context.query, "after", 0, 2**53, minimum=0)
         if last_event_id.isascii() and last_event_id.isdecimal():
@@ -277,11 +263,8 @@ class FlowHandlers:
         store = await self._flows.store()
         return event_stream(encoded_events(store.journal, run, after, self._access))
 
-    async def cancel(self, context: RequestContext) -> Response:
-        run = await self._any_run(context)
-        if isinstance(run, FlowRunHead):
-            await self._flows.cancel(run.run_id)
-        return json_response({"ok": True, "run_id": run.run_id})
+    async def cancel(self, run: FlowRunHead) -> None:
+        await self._flows.cancel(run.run_id)
 
     async def resume(self, context: RequestContext) -> Response:
         """Resumes a failed or cancelled run. Finished steps are not repeated."""
@@ -371,13 +354,13 @@ class FlowHandlers:
         store = await self._flows.store()
         # Another owner's flow run with this id must not hide a run of the caller.
         flow_run = await store.journal.head(run_id)
-        if flow_run is not None and flow_run.owner in _owners(context):
+        if flow_run is not None and _may_see(context, flow_run.owner):
             return flow_run
         run = await store.runs.get(run_id)
         if run is None:
             await store.write_behind.flush()
             run = await store.runs.get(run_id)
-        if run is None or run.owner not in _owners(context):
+        if run is None or not _may_see(context, run.owner):
             raise responses.run_not_found(run_id)
         return run
 
@@ -410,6 +393,11 @@ def _check_kinds(caller: Caller, *flows: Flow) -> None:
             raise requests.invalid_request(
                 [Problem(f"{node.path}.type", f"expected one of {expected}, got {got!r}")]
             )
+
+
+def _may_see(context: RequestContext, owner: str) -> bool:
+    """The operator may see, cancel and approve the runs of all users."""
+    return context.caller.identity is None or owner == context.owner
 
 
 def _owners(context: RequestContext) -> set[str]:

@@ -1,0 +1,159 @@
+"""Contents of run records: which are recorded, how they are collected, and how they are bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from hutch.session.json_value import encode_value, well_formed
+from hutch.session.run import Result, RunHandle
+from hutch.session.timeline import Cut, RecordedCall, RecordedLog, cut_json
+from hutch.settings.model import RecordLevel
+from hutch.text import cut
+
+if TYPE_CHECKING:
+    from hutch.kernel.execution import Execution
+
+MAX_RECORD_BYTES = 256 * 1024
+MAX_LISTED_MESSAGE_CHARS = 500
+"""Length of the error message that lists show. The content has the whole message."""
+LAST_LOG_LINES = 50
+"""Number of log lines that a failed run leaves with the level `errors`."""
+
+
+class RecordLevels:
+    """Levels of the settings `record` and `record_protocols`."""
+
+    def __init__(
+        self,
+        default: RecordLevel = "errors",
+        by_protocol: Mapping[str, RecordLevel] | None = None,
+        max_bytes: int = MAX_RECORD_BYTES,
+    ) -> None:
+        self._default = default
+        self._by_protocol = by_protocol or {}
+        self.max_bytes = max_bytes
+
+    def of(self, protocol: str, requested: str | None = None) -> RecordLevel:
+        """Returns the level of a run. `requested` is the level that its handle asks for, if any."""
+        return requested or self._by_protocol.get(protocol, self._default)  # type: ignore[return-value]
+
+
+class RecordedError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    code: str
+    message: str
+    name: str | None = None
+    line: int | None = None
+    column: int | None = None
+    stack: str | None = None
+
+
+class RunContent(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Content of a record. A value that would make the record too long is replaced by its size."""
+
+    error: RecordedError | None = None
+    code: str | Cut | None = None
+    inputs: Raw | UnsetType = UNSET
+    output: Raw | UnsetType = UNSET
+    logs: list[RecordedLog] | UnsetType = UNSET
+    calls: list[RecordedCall] | UnsetType = UNSET
+    is_code: bool = False
+    """True if `code` and `inputs` are all that is needed to run it again, apart from its tools."""
+    calls_left_out: int = 0
+    """Number of calls whose contents did not fit."""
+    providers: dict[str, list[str]] = {}
+    """Names of the tools that the run was given, by namespace. A replay needs them."""
+
+
+def error_text(run: RunHandle, result: Result) -> str | None:
+    """Returns the start of the error message, for lists."""
+    if run.outcome == "ok":
+        return None
+    text, error = run.failure_message, result.error
+    if text is None and error is not None:
+        name = f"{error.name}: " if error.name and error.name != "Error" else ""
+        text = f"{name}{error.message}"
+    return None if text is None else cut(run.redacted(text), MAX_LISTED_MESSAGE_CHARS)
+
+
+def run_content(
+    execution: Execution, run: RunHandle, result: Result, level: RecordLevel, max_bytes: int
+) -> str:
+    """Returns the content of a record as JSON text, with the run's secrets redacted."""
+    # The other half is for what the timeline collected.
+    budget = _Budget(max_bytes // 2)
+    content = RunContent(error=_error(run, result))
+    budget.take(len(result.error.stack or "") if result.error else 0)
+    source = execution.source
+    code = execution.code if source is None else source.code
+    inputs = execution.inputs if source is None else source.inputs
+    if code is not None:
+        content.code = code if budget.take(len(code)) else Cut(len(code))
+    if level == "full":
+        content.is_code = source is None and execution.job is None
+        content.inputs = budget.bounded(inputs)
+        content.output = budget.bounded(result.result_json)
+        content.providers = {provider.name: [*provider.tools] for provider in execution.providers}
+        timeline = run.timeline
+        if timeline is not None:
+            content.calls = [*timeline.calls.values()]
+            content.calls_left_out = timeline.calls_left_out
+            content.logs = timeline.logs
+    if content.logs is UNSET:
+        lines = result.logs if level == "full" else result.logs[-LAST_LOG_LINES:]
+        content.logs = [RecordedLog(cut(line, max_bytes)) for line in lines if budget.take(len(line))]
+    return run.redacted(_encode(content))
+
+
+def _encode(content: RunContent) -> str:
+    try:
+        return msgspec.json.encode(content).decode()
+    except UnicodeEncodeError:
+        # Code and log lines of guests may contain lone surrogates.
+        return encode_value(_well_formed(msgspec.to_builtins(content))).decode()
+
+
+def _well_formed(value: Any) -> Any:
+    match value:
+        case str():
+            return well_formed(value)
+        case Raw():
+            return msgspec.json.decode(value)
+        case dict():
+            return {name: _well_formed(item) for name, item in value.items()}
+        case list():
+            return [_well_formed(item) for item in value]
+    return value
+
+
+def _error(run: RunHandle, result: Result) -> RecordedError | None:
+    error, message = result.error, run.failure_message
+    if error is None:
+        return None if message is None else RecordedError(code=run.outcome, message=message)
+    return RecordedError(
+        code=run.outcome,
+        message=message or error.message,
+        name=error.name,
+        line=error.line,
+        column=error.column,
+        stack=error.stack,
+    )
+
+
+class _Budget:
+    def __init__(self, max_bytes: int) -> None:
+        self._left = max_bytes
+
+    def take(self, size: int) -> bool:
+        if size > self._left:
+            return False
+        self._left -= size
+        return True
+
+    def bounded(self, json: bytes | None) -> Raw | UnsetType:
+        if json is None:
+            return UNSET
+        return Raw(json) if self.take(len(json)) else cut_json(len(json))

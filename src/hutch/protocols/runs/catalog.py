@@ -1,0 +1,276 @@
+"""Lists and finds runs of all protocols: those in progress, and the records of those that have ended."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from hutch.errors import StoreError
+from hutch.kernel.execution import Execution
+from hutch.protocols.runs.filters import RunListQuery, encode_cursor, matches
+from hutch.protocols.runs.responses import ActiveRun, ended_detail, ended_entry
+from hutch.session.run import RunHandle
+from hutch.store.models import FlowRunHead, RunRow
+from hutch.store.store import Store
+from hutch.store.tables.run_search import Match, SortKey
+
+NAME_SECONDS = 60.0
+"""Time for which the names of users are cached."""
+MAX_CACHED_NAMES = 10_000
+
+FlowState = Callable[[FlowRunHead], str]
+"""Returns the state of a flow run that has not ended: `pending`, `running`, `waiting` or `interrupted`."""
+ActiveRuns = Callable[[], Mapping[str, tuple[Execution, RunHandle]]]
+
+
+class Visibility(msgspec.Struct, frozen=True):
+    """Runs that a caller may see. None for all."""
+
+    owner: str | None = None
+    protocols: tuple[str, ...] | None = None
+
+    def allows(self, owner: str, protocol: str) -> bool:
+        return (self.owner is None or owner == self.owner) and (
+            self.protocols is None or protocol in self.protocols
+        )
+
+
+class OpenFlow:
+    """A flow run that has not ended, as lists show it."""
+
+    tools: Sequence[str] = ()
+    hosts: Sequence[str] = ()
+
+    def __init__(self, head: FlowRunHead, flow_state: FlowState | None) -> None:
+        row = flow_row(head)
+        status = "pending" if head.status == "pending" else "running"
+        times = {"started_at": head.started_at, "ended_at": head.ended_at}
+        self.entry: dict[str, Any] = {
+            **ended_entry(row, {"completed_steps": 0, "version": head.version, **times}),
+            "outcome": head.outcome,
+            "error": None,
+            "duration_ms": None,
+            "recorded": None,
+            "status": status,
+        }
+        self.entry["state"] = status if flow_state is None else flow_state(head)
+
+
+def flow_row(head: FlowRunHead) -> RunRow:
+    return RunRow(
+        run_id=head.run_id,
+        owner=head.owner,
+        protocol="rep",
+        engine="hutch",
+        label=head.flow,
+        created_at=head.created_at,
+        duration_ms=0.0,
+        outcome=head.outcome or "ok",
+    )
+
+
+class RunCatalog:
+    """Lists and finds runs. Runs in progress are those of this process."""
+
+    def __init__(
+        self,
+        store: Callable[[], Awaitable[Store]],
+        active: ActiveRuns = dict,
+        flow_state: FlowState | None = None,
+    ) -> None:
+        self.store = store
+        self.active = active
+        self._flow_state = flow_state
+        self._names: dict[str, tuple[float, str | None]] = {}
+
+    async def list(self, query: RunListQuery, visible: Visibility) -> dict[str, Any]:
+        """Returns a page of runs. Raises StoreError."""
+        store = await self.store()
+        # Runs that have just ended are neither in progress nor stored for a moment. If they cannot be
+        # written, the search says why.
+        with contextlib.suppress(StoreError):
+            await store.write_behind.flush()
+        query = await self._resolve(query, visible)
+        search = query.search
+        live = await self._live(store, query, visible)
+        entries, boundary, is_partial = await self._ended(store, query)
+        page, next_key = _merge(live, entries, boundary, search.limit, descending=search.descending)
+        for entry in page:
+            entry["owner_name"] = await self._owner_name(store, entry["owner"])
+        body: dict[str, Any] = {"runs": page, "is_partial": is_partial}
+        if next_key is not None:
+            body["next"] = encode_cursor(next_key)
+            if search.sort == "created":
+                body["searched_to"] = next_key[0]
+        if query.with_counts:
+            body |= await self._counts(store, query, visible)
+        return body
+
+    async def _ended(
+        self, store: Store, query: RunListQuery
+    ) -> tuple[Sequence[tuple[SortKey, dict[str, Any]]], SortKey | None, bool]:
+        if not query.includes_ended:
+            return [], None, False
+        page = await store.runs.search(query.search)
+        sort = query.search.sort
+        entries = []
+        for row in page.runs:
+            entry = ended_entry(row, msgspec.json.decode(row.details))
+            key = (row.created_at if sort == "created" else row.duration_ms), row.run_id
+            entries.append((key, entry))
+        return entries, page.next, page.is_partial
+
+    async def _live(
+        self, store: Store, query: RunListQuery, visible: Visibility
+    ) -> Sequence[tuple[SortKey, dict[str, Any]]]:
+        if not query.includes_open:
+            return []
+        runs: builtins.list[ActiveRun | OpenFlow] = [
+            ActiveRun(execution, run)
+            for execution, run in self.active().values()
+            if not execution.is_internal and visible.allows(execution.owner, execution.protocol)
+        ]
+        flows = await store.journal.open_runs()
+        runs += [OpenFlow(head, self._flow_state) for head in flows if visible.allows(head.owner, "rep")]
+        return [
+            ((run.entry["created_at"], run.entry["run_id"]), run.entry) for run in runs if matches(run, query)
+        ]
+
+    async def _counts(self, store: Store, query: RunListQuery, visible: Visibility) -> dict[str, Any]:
+        counted = await store.runs.count(query.search)
+        everything = msgspec.structs.replace(
+            query, statuses=frozenset({"pending", "running"}), search=_without_outcome(query.search)
+        )
+        statuses = [entry["status"] for _, entry in await self._live(store, everything, visible)]
+        return {
+            "counts": {
+                "pending": statuses.count("pending"),
+                "running": statuses.count("running"),
+                "completed": counted.completed,
+                "failed": counted.failed,
+            },
+            "counts_complete": counted.is_complete,
+        }
+
+    async def _resolve(self, query: RunListQuery, visible: Visibility) -> RunListQuery:
+        """Replaces names of users by their ids, and restricts the query to what the caller may see."""
+        search = query.search
+        if visible.owner is not None:
+            search = msgspec.structs.replace(search, owner=Match((visible.owner,)))
+        elif search.owner:
+            any_of = [await self._owner_id(owner) for owner in search.owner.any_of]
+            none_of = [await self._owner_id(owner) for owner in search.owner.none_of]
+            search = msgspec.structs.replace(search, owner=Match(tuple(any_of), tuple(none_of)))
+        if visible.protocols is not None:
+            asked = search.protocol.any_of or visible.protocols
+            allowed = tuple(protocol for protocol in asked if protocol in visible.protocols)
+            # No protocol has an empty name.
+            protocol = Match(allowed or ("",), search.protocol.none_of)
+            search = msgspec.structs.replace(search, protocol=protocol)
+        return msgspec.structs.replace(query, search=search)
+
+    async def _owner_id(self, owner: str) -> str:
+        user = await (await self.store()).users.by_name(owner)
+        return owner if user is None else user.id
+
+    async def _owner_name(self, store: Store, owner: str) -> str | None:
+        at, name = self._names.get(owner, (0.0, None))
+        if at and monotonic() - at < NAME_SECONDS:
+            return name
+        user = await store.users.by_id(owner)
+        if len(self._names) >= MAX_CACHED_NAMES:
+            self._names.clear()
+        self._names[owner] = monotonic(), None if user is None else user.name
+        return self._names[owner][1]
+
+    # --- one run ---
+
+    async def find(self, run_id: str, visible: Visibility) -> FoundRun | None:
+        """Finds a run in progress, a flow run or a record. Returns None if the caller may not see it."""
+        active = self.active().get(run_id)
+        if active is not None and visible.allows(active[0].owner, active[0].protocol):
+            return FoundRun(active=active)
+        store = await self.store()
+        head = await store.journal.head(run_id)
+        # Another owner's flow run with this id must not hide a run of the caller.
+        if head is not None and visible.allows(head.owner, "rep"):
+            return FoundRun(flow=head)
+        row = await store.runs.get(run_id)
+        if row is None:
+            with contextlib.suppress(StoreError):
+                await store.write_behind.flush()
+            row = await store.runs.get(run_id)
+        if row is None or not visible.allows(row.owner, row.protocol):
+            return None
+        return FoundRun(row=row)
+
+    async def detail(self, found: FoundRun) -> dict[str, Any]:
+        """Returns an execution with everything that is recorded of it. Raises StoreError, VaultError."""
+        store = await self.store()
+        if found.active is not None:
+            detail = ActiveRun(*found.active).detail()
+        else:
+            assert found.row is not None
+            content = await self.content(found.row)
+            detail = ended_detail(found.row, msgspec.json.decode(found.row.details), content)
+        return {**detail, "owner_name": await self._owner_name(store, detail["owner"])}
+
+    async def content(self, row: RunRow) -> dict[str, Any]:
+        text = await (await self.store()).runs.content(row.run_id)
+        return {} if text is None else msgspec.json.decode(text)
+
+    async def flow_fields(self, head: FlowRunHead) -> dict[str, Any]:
+        """Returns the fields that flow runs have in common with executions."""
+        store = await self.store()
+        row = await store.runs.get(head.run_id) if head.is_over else None
+        if row is None:
+            entry = OpenFlow(head, self._flow_state).entry
+        else:
+            entry = ended_entry(row, msgspec.json.decode(row.details))
+        return {**entry, "owner_name": await self._owner_name(store, head.owner)}
+
+
+class FoundRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run in one of its three forms."""
+
+    active: tuple[Execution, RunHandle] | None = None
+    flow: FlowRunHead | None = None
+    row: RunRow | None = None
+
+
+def _without_outcome(search: Any) -> Any:
+    return msgspec.structs.replace(search, outcome=Match(), is_failed=None)
+
+
+def _merge(
+    live: Sequence[tuple[SortKey, dict[str, Any]]],
+    ended: Sequence[tuple[SortKey, dict[str, Any]]],
+    boundary: SortKey | None,
+    limit: int,
+    *,
+    descending: bool,
+) -> tuple[list[dict[str, Any]], SortKey | None]:
+    """Merges runs in progress with a page of ended runs. Returns the entries, and the sort key of the next
+    page.
+
+    `boundary` is the sort key up to which the ended runs are known. Runs in progress behind it come on a
+    later page.
+    """
+
+    def is_known(key: SortKey) -> bool:
+        if boundary is None:
+            return True
+        return key >= boundary if descending else key <= boundary
+
+    ended_ids = {entry["run_id"] for _, entry in ended}
+    merged = [(key, entry) for key, entry in live if is_known(key) and entry["run_id"] not in ended_ids]
+    merged = sorted([*merged, *ended], key=lambda item: item[0], reverse=descending)
+    page = merged[:limit]
+    if len(merged) > limit:
+        return [entry for _, entry in page], page[-1][0]
+    return [entry for _, entry in page], boundary

@@ -1,0 +1,217 @@
+"""OpenAPI document of the routes for runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hutch.http.errors import ERROR_KINDS
+from hutch.http.openapi import (
+    COUNT,
+    FLAG,
+    NEXT_PAGE,
+    TEXT,
+    TIME,
+    Json,
+    OperationBuilder,
+    array_of,
+    header,
+    object_of,
+    openapi_document,
+    path_param,
+    query,
+    ref,
+    this_document,
+    up_to,
+)
+from hutch.protocols.runs.filters import LIST_PARAMETERS, MAX_PAGE_SIZE, STATUSES
+from hutch.settings import Settings
+
+_TEXT_OR_NULL: Json = {"type": ["string", "null"]}
+_TIME_OR_NULL: Json = {"type": ["string", "null"], "format": "date-time"}
+_NUMBER_OR_NULL: Json = {"type": ["number", "null"]}
+_LINE: Json = {"type": ["integer", "null"]}
+_ANY: Json = {}
+_OBJECT: Json = {"type": "object"}
+_STATUS: Json = {"enum": [*STATUSES]}
+_ALWAYS = ("UNAUTHORIZED", "FORBIDDEN", "INTERNAL_ERROR", "UNAVAILABLE")
+_ID = path_param("id", TEXT)
+
+_DESCRIPTION = """\
+Runs of all protocols: those in progress, and the records of those that have ended. The operator's key sees
+all runs; a user's key sees that user's runs of the protocols in its scopes."""
+
+
+def document(settings: Settings) -> Json:
+    paths = {
+        "/runs": {"get": _list()},
+        "/runs/{id}": {"get": _show()},
+        "/runs/{id}/events": {"get": _events()},
+        "/runs/{id}/cancel": {"post": _cancel()},
+        "/runs/{id}/replay": {"post": _replay()},
+        "/runs/openapi.json": this_document(),
+    }
+    title = f"{settings.executor_name}: runs"
+    return openapi_document(title, _DESCRIPTION, paths, {"schemas": _schemas()})
+
+
+def _list() -> Json:
+    excluding = [query(f"not_{name}", TEXT) for name in LIST_PARAMETERS]
+    return _operation(
+        "Lists runs",
+        ref("RunList"),
+        ("INVALID_REQUEST", "BUSY"),
+        parameters=[
+            *(query(name, TEXT) for name in LIST_PARAMETERS),
+            *excluding,
+            *(query(name, TEXT) for name in ("parent", "since", "until", "cursor", "before")),
+            query("sort", {"enum": ["created", "duration"]}),
+            query("order", {"enum": ["asc", "desc"]}),
+            query("limit", up_to(MAX_PAGE_SIZE)),
+            query("counts", FLAG),
+        ],
+    )
+
+
+def _show() -> Json:
+    schema: Json = {"oneOf": [ref("Execution"), ref("FlowRun")]}
+    return _operation("Shows a run", schema, ("NOT_FOUND",), parameters=[_ID])
+
+
+def _events() -> Json:
+    last = header("Last-Event-ID", COUNT, "Number of the last event that was received")
+    operation = _operation(
+        "Streams the events of a run, and finally `end`, or `interrupted` for a flow run without a process",
+        TEXT,
+        ("INVALID_REQUEST", "NOT_FOUND"),
+        parameters=[_ID, last, query("after", COUNT)],
+    )
+    operation["responses"]["200"]["content"] = {"text/event-stream": {"schema": TEXT}}
+    return operation
+
+
+def _cancel() -> Json:
+    schema = object_of({"ok": {"const": True}, "run_id": TEXT})
+    return _operation("Cancels a run. Does nothing after its end", schema, ("NOT_FOUND",), parameters=[_ID])
+
+
+def _replay() -> Json:
+    operation = _operation(
+        "Runs recorded code again; with `wait`, responds 200 with the new run when it has ended",
+        object_of({"run_id": TEXT, "parent_run_id": TEXT, "mode": _MODE}),
+        ("NOT_FOUND", "CONFLICT"),
+        body="Replay",
+        parameters=[_ID, query("wait", FLAG)],
+        status=202,
+    )
+    operation["requestBody"]["required"] = False
+    finished = {"description": "OK", "content": {"application/json": {"schema": ref("Execution")}}}
+    operation["responses"]["200"] = finished
+    return operation
+
+
+_MODE: Json = {"enum": ["same", "recorded"]}
+
+
+def _failure(codes: Sequence[str]) -> Json:
+    error = object_of({"code": {"enum": sorted(codes)}, "message": TEXT})
+    return object_of({"success": {"const": False}, "error": error})
+
+
+_operation = OperationBuilder(ERROR_KINDS, _ALWAYS, _failure)
+
+
+def _schemas() -> Json:
+    common = _common()
+    counts = dict.fromkeys(STATUSES, COUNT)
+    return {
+        "RunList": object_of(
+            {"runs": array_of("Run"), "is_partial": FLAG},
+            {
+                "next": NEXT_PAGE,
+                "searched_to": TIME,
+                "counts": object_of(counts),
+                "counts_complete": FLAG,
+            },
+        ),
+        "Run": object_of(common, _flow_fields()),
+        "Execution": object_of(
+            {
+                **common,
+                "code_hash": _TEXT_OR_NULL,
+                "limits": _OBJECT,
+                "retries": COUNT,
+                "tool_calls": array_of("ToolCall"),
+                "tool_call_count": COUNT,
+                "requests": {"type": "array", "items": _OBJECT},
+                "request_count": COUNT,
+                "waits": array_of("Wait"),
+                "logs_truncated": FLAG,
+                "replay": object_of({"same": FLAG, "recorded": FLAG, "reason": _TEXT_OR_NULL}),
+            },
+            {"code": _ANY, "inputs": _ANY, "output": _ANY, "logs": array_of("Log")},
+        ),
+        "FlowRun": {
+            **object_of({**common, **_flow_fields()}, extra_fields=True),
+            "description": "The other fields are in /flows/openapi.json",
+        },
+        "Error": object_of(
+            {"code": TEXT},
+            {"message": TEXT, "name": _TEXT_OR_NULL, "line": _LINE, "column": _LINE, "stack": _TEXT_OR_NULL},
+        ),
+        "ToolCall": object_of(
+            {
+                "provider": TEXT,
+                "tool": TEXT,
+                "label": TEXT,
+                "line": _LINE,
+                "start_ms": _NUMBER_OR_NULL,
+                "duration_ms": _NUMBER_OR_NULL,
+                "ok": FLAG,
+                "code": _TEXT_OR_NULL,
+            },
+            {"message": TEXT, "input": _ANY, "output": _ANY},
+        ),
+        "Wait": object_of(
+            {
+                "kind": {"enum": ["queue", "install", "start", "approval"]},
+                "start_ms": {"type": "number"},
+                "duration_ms": {"type": "number"},
+            },
+            {"subject": TEXT},
+        ),
+        "Log": object_of({"line": TEXT, "at_ms": _NUMBER_OR_NULL}),
+        "Replay": object_of(
+            {}, {"mode": _MODE, "code": _TEXT_OR_NULL, "inputs": {"type": ["object", "null"]}}
+        ),
+    }
+
+
+def _common() -> Json:
+    return {
+        "run_id": TEXT,
+        "kind": {"enum": ["execution", "flow"]},
+        "protocol": TEXT,
+        "owner": TEXT,
+        "owner_name": _TEXT_OR_NULL,
+        "label": _TEXT_OR_NULL,
+        "engine": TEXT,
+        "status": _STATUS,
+        "outcome": {"type": ["string", "null"], "description": "`ok` or an error code"},
+        "error": {"oneOf": [{"type": "null"}, ref("Error")]},
+        "created_at": TIME,
+        "started_at": _TIME_OR_NULL,
+        "ended_at": _TIME_OR_NULL,
+        "duration_ms": _NUMBER_OR_NULL,
+        "queue_ms": {"type": "number"},
+        "install_ms": {"type": "number"},
+        "limit": _TEXT_OR_NULL,
+        "tool_calls": COUNT,
+        "requests": COUNT,
+        "log_lines": COUNT,
+        "parent_run_id": _TEXT_OR_NULL,
+        "recorded": {"enum": ["metadata", "errors", "full", None]},
+    }
+
+
+def _flow_fields() -> Json:
+    return {"flow": TEXT, "version": {"type": ["integer", "null"]}, "state": TEXT}

@@ -1,0 +1,174 @@
+"""JSON of runs: entries of lists, details, and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from hutch.kernel.execution import Execution
+from hutch.kernel.records import RunRecord, record_fields
+from hutch.session.host import Limits
+from hutch.session.run import Result, RunHandle
+from hutch.store.models import RunRow
+from hutch.text import format_rfc3339
+
+_DEFAULT_LIMITS = msgspec.to_builtins(Limits())
+
+
+def ended_entry(row: RunRow, details: Mapping[str, Any]) -> dict[str, Any]:
+    """Builds the list entry of a run that has ended."""
+    is_ok = row.outcome == "ok"
+    is_flow = "completed_steps" in details
+    status = "completed" if is_ok else "failed"
+    state = row.outcome if row.outcome == "cancelled" else status
+    flow = {"flow": row.label, "version": details.get("version"), "state": state} if is_flow else {}
+    return {
+        "run_id": row.run_id,
+        "kind": "flow" if is_flow else "execution",
+        "protocol": row.protocol,
+        "owner": row.owner,
+        "owner_name": None,
+        "label": row.label,
+        "engine": row.engine,
+        "status": status,
+        "outcome": row.outcome,
+        "error": None if is_ok else _short_error(row, details),
+        "created_at": row.created_at,
+        "started_at": details.get("started_at"),
+        "ended_at": details.get("ended_at"),
+        "duration_ms": row.duration_ms,
+        "queue_ms": details.get("queue_ms", 0.0),
+        "install_ms": details.get("install_ms", 0.0),
+        "limit": details.get("limit"),
+        "tool_calls": details.get("tool_calls", 0),
+        "requests": len(details.get("requests", ())),
+        "log_lines": details.get("log_lines", 0),
+        "parent_run_id": row.parent_run_id,
+        "recorded": row.recorded,
+        **flow,
+    }
+
+
+def _short_error(row: RunRow, details: Mapping[str, Any]) -> dict[str, Any]:
+    message = {} if row.error_message is None else {"message": row.error_message}
+    return {"code": row.outcome, **message, "line": details.get("line")}
+
+
+def ended_detail(row: RunRow, details: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
+    """Builds the details of a run that has ended. `content` is empty if nothing of it was recorded."""
+    entry = ended_entry(row, details)
+    error = content.get("error")
+    calls = content.get("calls") or details.get("calls", [])
+    kept = {name: content[name] for name in ("code", "inputs", "output", "logs") if name in content}
+    return {
+        **entry,
+        "code_hash": details.get("code_hash"),
+        "limits": {**_DEFAULT_LIMITS, **details.get("limits", {})},
+        "retries": details.get("retries", 0),
+        "error": error or entry["error"],
+        "tool_calls": [_call(call) for call in calls],
+        "tool_call_count": entry["tool_calls"],
+        "requests": [_request(request) for request in details.get("requests", ())],
+        "request_count": entry["requests"],
+        "waits": _waits(entry, details),
+        **kept,
+        "logs_truncated": details.get("logs_truncated", False),
+    }
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    named = {"line": None, "start_ms": None, "duration_ms": None, "ok": False, "code": None}
+    return {**named, **call, "label": call_label(call)}
+
+
+def call_label(call: Mapping[str, Any]) -> str:
+    """Returns a short name of a call that tells it from other calls of the same tool."""
+    values = call.get("input")
+    shown = []
+    if isinstance(values, Mapping):
+        shown = [str(value) for value in values.values() if isinstance(value, str | int | float)]
+    elif isinstance(values, str | int | float):
+        shown = [str(values)]
+    if not shown:
+        return str(call["tool"])
+    text = shown[0] if len(shown[0]) <= 30 else f"{shown[0][:29]}…"
+    return f"{call['tool']} {'#' if text.isdecimal() else ''}{text}"
+
+
+def _request(request: Mapping[str, Any]) -> dict[str, Any]:
+    renamed = dict(request)
+    renamed["duration_ms"] = renamed.pop("ms", None)
+    return {"start_ms": None, **renamed}
+
+
+def _waits(entry: Mapping[str, Any], details: Mapping[str, Any]) -> list[dict[str, Any]]:
+    waits: list[dict[str, Any]] = []
+    before = _milliseconds(entry["created_at"], entry["started_at"])
+    queue, install = entry["queue_ms"], entry["install_ms"]
+    if install:
+        waits.append({"kind": "install", "start_ms": -round(before + install, 3), "duration_ms": install})
+    if queue:
+        waits.append({"kind": "queue", "start_ms": -round(before, 3), "duration_ms": queue})
+    if before - queue > 0:
+        waiting = round(before - queue, 3)
+        waits.append({"kind": "start", "start_ms": -waiting, "duration_ms": waiting})
+    return [*waits, *details.get("waits", ())]
+
+
+def _milliseconds(start: str | None, end: str | None) -> float:
+    if start is None or end is None:
+        return 0.0
+    return (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds() * 1000
+
+
+class ActiveRun:
+    """A run in progress, as lists show it."""
+
+    def __init__(self, execution: Execution, run: RunHandle) -> None:
+        self.run = run
+        record = RunRecord.of(execution, run, Result(ok=True))
+        self.tools = [f"{call.provider}.{call.tool}" for call in record.calls]
+        self.hosts = [request.host for request in record.requests]
+        self.details = {**record_fields(record), "started_at": record.started_at, "ended_at": None}
+        self.details["log_lines"] = 0 if run.session is None else run.session.log_lines
+        row = RunRow(
+            run_id=run.id,
+            owner=execution.owner,
+            protocol=execution.protocol,
+            engine=execution.profile.engine,
+            label=record.label,
+            created_at=record.created_at,
+            duration_ms=0.0,
+            outcome="ok",
+            parent_run_id=execution.parent_run_id,
+        )
+        self.row = row
+        self.entry: dict[str, Any] = {
+            **ended_entry(row, self.details),
+            "status": "running" if run.has_started else "pending",
+            "outcome": None,
+            "duration_ms": None,
+            "recorded": None,
+        }
+
+    def detail(self) -> dict[str, Any]:
+        timeline = self.run.timeline
+        content: dict[str, Any] = {}
+        if timeline is not None:
+            content["calls"] = msgspec.to_builtins([*timeline.calls.values()])
+            content["logs"] = msgspec.to_builtins(timeline.logs)
+            for call in content["calls"]:
+                for name in ("input", "output"):
+                    if name in call:
+                        call[name] = msgspec.json.decode(call[name])
+        return {**ended_detail(self.row, self.details, content), **self.entry_overrides()}
+
+    def entry_overrides(self) -> dict[str, Any]:
+        return {name: self.entry[name] for name in ("status", "outcome", "duration_ms", "recorded")}
+
+
+def timestamp(seconds: float) -> str:
+    return format_rfc3339(datetime.fromtimestamp(seconds, UTC))

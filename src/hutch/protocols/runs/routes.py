@@ -1,0 +1,225 @@
+"""HTTP routes for the runs of all protocols."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+from urllib.parse import quote
+
+import msgspec
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
+
+from hutch.errors import HutchError, SearchTimeout
+from hutch.http.auth import AccessControl
+from hutch.http.endpoint import HttpProtocol, RequestContext, public_json_route
+from hutch.http.errors import ERROR_KINDS, ApiError
+from hutch.http.lifecycle import cancel_on_disconnect
+from hutch.http.requests import JsonBodyReader, query_flag, query_integer
+from hutch.http.sse import event_stream
+from hutch.kernel.kernel import Kernel
+from hutch.protocols.runs import openapi
+from hutch.protocols.runs.catalog import FoundRun, RunCatalog, Visibility
+from hutch.protocols.runs.events import encoded_events
+from hutch.protocols.runs.filters import parse_list_query
+from hutch.protocols.runs.replay import (
+    GATEWAY_PROTOCOL,
+    NotReplayable,
+    Replay,
+    ReplayRequest,
+    replay_modes,
+)
+from hutch.session.tools.provider import Provider
+from hutch.store.models import FlowRunHead
+from hutch.store.store import Store
+
+RUN_ID_HEADER = "X-Run-Id"
+# Protocols without a scope: a user's runs on the command line.
+_PROTOCOLS_OF_ALL_KEYS = ("cli", "python")
+
+logger = logging.getLogger("hutch.runs.api")
+
+
+class FlowRuns(Protocol):
+    """Flow runs, which REP serves in its own format."""
+
+    def state(self, run: FlowRunHead) -> str:
+        """Returns the state of a run that has not ended."""
+
+    async def detail(self, run: FlowRunHead, common: dict[str, Any]) -> Response:
+        """Responds with a flow run, and with the fields that all runs have in common."""
+
+    async def events(self, context: RequestContext, run: FlowRunHead) -> ASGIApp: ...
+
+    async def cancel(self, run: FlowRunHead) -> None: ...
+
+
+def routes(
+    kernel: Kernel,
+    store: Callable[[], Awaitable[Store]],
+    flows: FlowRuns,
+    gateway_tools: Callable[[], Awaitable[list[Provider]]],
+    access: AccessControl,
+) -> list[BaseRoute]:
+    """`gateway_tools` returns the tools of the gateway, for replays of code that used them."""
+    handlers = RunHandlers(kernel, store, flows, gateway_tools, access)
+    route = handlers.protocol.route
+    return [
+        public_json_route("/runs/openapi.json", openapi.document(kernel.settings), access),
+        route("/runs", GET=handlers.list),
+        route("/runs/{id}", GET=handlers.show),
+        route("/runs/{id}/events", GET=handlers.events),
+        route("/runs/{id}/cancel", POST=handlers.cancel),
+        route("/runs/{id}/replay", POST=handlers.replay),
+    ]
+
+
+class RunHandlers:
+    """Request handlers, one per route."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        store: Callable[[], Awaitable[Store]],
+        flows: FlowRuns,
+        gateway_tools: Callable[[], Awaitable[list[Provider]]],
+        access: AccessControl,
+    ) -> None:
+        self._kernel = kernel
+        self._flows = flows
+        self._gateway_tools = gateway_tools
+        self._access = access
+        self._catalog = RunCatalog(store, lambda: kernel.active, flows.state)
+        self._replays: set[asyncio.Task[Any]] = set()
+        settings = kernel.settings
+        self._body = JsonBodyReader(settings.max_body_bytes, settings.request_seconds)
+        self.protocol = HttpProtocol(
+            name=None,
+            access=access,
+            logger=logger,
+            convert=_own_error,
+            render=lambda context, error: _error_response(error),
+        )
+
+    async def list(self, context: RequestContext) -> Response:
+        query = parse_list_query(context.request.query_params.multi_items())
+        listing = self._catalog.list(query, _visibility(context))
+        # A list that nobody waits for is not searched any further.
+        body = await cancel_on_disconnect(context.request.receive, listing, self._access)
+        return JsonBody(body)
+
+    async def show(self, context: RequestContext) -> ASGIApp:
+        found = await self._find(context)
+        if found.flow is not None:
+            return await self._flows.detail(found.flow, await self._catalog.flow_fields(found.flow))
+        return JsonBody(await self._detail(found))
+
+    async def _detail(self, found: FoundRun) -> dict[str, Any]:
+        detail = await self._catalog.detail(found)
+        if found.row is not None:
+            modes = replay_modes(found.row, await self._catalog.content(found.row))
+        else:
+            modes = {"same": False, "recorded": False, "reason": "This run has not ended yet."}
+        return {**detail, "replay": modes}
+
+    async def events(self, context: RequestContext) -> ASGIApp:
+        found = await self._find(context)
+        if found.flow is not None:
+            return await self._flows.events(context, found.flow)
+        after = query_integer(context.query, "after", 0, 2**53, minimum=0)
+        last_event_id = context.request.headers.get("last-event-id", "").strip()
+        if last_event_id.isascii() and last_event_id.isdecimal():
+            after = int(last_event_id[:18])
+        detail = await self._catalog.detail(found)
+        run = None if found.active is None else found.active[1]
+        return event_stream(encoded_events(detail, run, after, self._access))
+
+    async def cancel(self, context: RequestContext) -> Response:
+        found = await self._find(context)
+        if found.flow is not None:
+            await self._flows.cancel(found.flow)
+        elif found.active is not None:
+            found.active[1].stop()
+        return JsonBody({"ok": True, "run_id": context.path_param("id")})
+
+    async def replay(self, context: RequestContext) -> Response:
+        body = await self._body.read_object(context.request, optional=True)
+        try:
+            request = msgspec.convert(body, ReplayRequest)
+        except msgspec.ValidationError as error:
+            raise ApiError("invalid_request", f"body: {error}") from None
+        found = await self._find(context)
+        if found.row is None:
+            reason = "it is a flow run" if found.flow is not None else "it has not ended yet"
+            raise NotReplayable(f"Run {context.path_param('id')!r} cannot be replayed: {reason}.")
+        if not context.caller.may(found.row.protocol) and found.row.protocol not in _PROTOCOLS_OF_ALL_KEYS:
+            raise ApiError("forbidden", f"This key is not for {found.row.protocol}")
+        needs_tools = request.mode == "same" and found.row.protocol == GATEWAY_PROTOCOL
+        replay = Replay(
+            self._kernel,
+            found.row,
+            await self._catalog.content(found.row),
+            request,
+            owner=context.owner,
+            tools=await self._gateway_tools() if needs_tools else [],
+        )
+        run_id = replay.run.id
+        headers = {RUN_ID_HEADER: run_id, "Location": f"/runs/{quote(run_id)}"}
+        if query_flag(context.query, "wait"):
+            await cancel_on_disconnect(context.request.receive, replay.execute(), self._access)
+            ended = await self._catalog.find(run_id, Visibility())
+            if ended is None:
+                raise ApiError("unavailable", "The replay has ended, and its record cannot be read")
+            return JsonBody(await self._detail(ended), 200, headers)
+        self._start(replay)
+        body = {"run_id": run_id, "parent_run_id": found.row.run_id, "mode": request.mode}
+        return JsonBody(body, 202, headers)
+
+    def _start(self, replay: Replay) -> None:
+        async def work() -> None:
+            try:
+                with self._access.track_request():
+                    await cancel_on_disconnect(None, replay.execute(), self._access)
+            except HutchError as error:
+                logger.warning("the replay %s ended: %s", replay.run.id, error)
+
+        task = asyncio.create_task(work(), name=f"hutch replay {replay.run.id}")
+        self._replays.add(task)
+        task.add_done_callback(self._replays.discard)
+
+    async def _find(self, context: RequestContext) -> FoundRun:
+        run_id = context.path_param("id")
+        found = await self._catalog.find(run_id, _visibility(context))
+        if found is None:
+            raise ApiError("not_found", f"There is no run {run_id[:200]!r}")
+        return found
+
+
+def _visibility(context: RequestContext) -> Visibility:
+    identity = context.caller.identity
+    if identity is None:
+        return Visibility()
+    return Visibility(identity.user.id, (*identity.key.scopes, *_PROTOCOLS_OF_ALL_KEYS))
+
+
+class JsonBody(JSONResponse):
+    def render(self, content: Any) -> bytes:
+        return msgspec.json.encode(content)
+
+
+def _own_error(error: Exception) -> ApiError | None:
+    match error:
+        case NotReplayable():
+            return ApiError("conflict", str(error))
+        case SearchTimeout():
+            return ApiError("busy", str(error), headers={"Retry-After": "1"})
+    return None
+
+
+def _error_response(error: ApiError) -> Response:
+    kind = ERROR_KINDS[error.kind]
+    body = {"success": False, "error": {"code": kind.code, "message": error.message, **error.extra}}
+    return JsonBody(body, kind.status, error.headers)

@@ -1,0 +1,105 @@
+"""Timeline of a run: its log lines and tool calls, with their times and contents."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from hutch.session.run import RunEvent, RunHandle, RunLog, ToolCallEnded, ToolCallStarted
+
+CALL_BYTES = 200
+"""Size of a call without its input and output."""
+
+
+class Cut(msgspec.Struct, frozen=True):
+    """Replaces a value that was too long."""
+
+    size: int = msgspec.field(name="$cut")
+
+
+def cut_json(size: int) -> Raw:
+    return Raw(msgspec.json.encode(Cut(size)))
+
+
+class RecordedLog(msgspec.Struct, frozen=True):
+    line: str
+    at_ms: float | None = None
+
+
+class RecordedCall(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A tool call with its input and its result."""
+
+    provider: str
+    tool: str
+    line: int | None = None
+    start_ms: float
+    duration_ms: float | None = None
+    """None if the call did not end before the run."""
+    ok: bool = False
+    code: str | None = None
+    message: str | None = None
+    """Message of the error that the guest got."""
+    input: Raw | UnsetType = UNSET
+    output: Raw | UnsetType = UNSET
+
+
+class RunTimeline:
+    """Listener that collects the log lines and tool calls of a run with their times."""
+
+    def __init__(self, run: RunHandle, max_bytes: int) -> None:
+        self._run = run
+        self._bytes_left = max_bytes
+        self.logs: list[RecordedLog] = []
+        self.calls: dict[str, RecordedCall] = {}
+        self.calls_left_out = 0
+
+    def __call__(self, event: RunEvent) -> None:
+        match event:
+            case RunLog():
+                self._add_log(event.line)
+            case ToolCallStarted():
+                self._start_call(event)
+            case ToolCallEnded():
+                self._end_call(event)
+
+    def _add_log(self, line: str) -> None:
+        if self._take(len(line)):
+            self.logs.append(RecordedLog(line, self._now_ms()))
+
+    def _start_call(self, event: ToolCallStarted) -> None:
+        if not self._take(CALL_BYTES):
+            self.calls_left_out += 1
+            return
+        self.calls[event.call_id] = RecordedCall(
+            provider=event.provider,
+            tool=event.tool,
+            line=event.line,
+            start_ms=self._now_ms(),
+            input=self._bounded(event.input_json),
+        )
+
+    def _end_call(self, event: ToolCallEnded) -> None:
+        call = self.calls.get(event.call_id)
+        if call is None:
+            return
+        call.duration_ms, call.ok = event.duration_ms, event.ok
+        call.code = None if event.code is UNSET else event.code
+        call.message = None if event.message is UNSET else event.message
+        call.output = self._bounded(event.output_json)
+
+    def _bounded(self, json: Raw | UnsetType) -> Raw | UnsetType:
+        if json is UNSET:
+            return UNSET
+        size = memoryview(json).nbytes
+        # Copied, because the value may be part of a longer message.
+        return json.copy() if self._take(size) else cut_json(size)
+
+    def _take(self, size: int) -> bool:
+        """Returns False if the record would become too long."""
+        if size > self._bytes_left:
+            return False
+        self._bytes_left -= size
+        return True
+
+    def _now_ms(self) -> float:
+        return self._run.clock.since_start_ms()

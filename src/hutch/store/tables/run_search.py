@@ -1,0 +1,306 @@
+"""Search of run records with filters, a cursor and bounded work.
+
+A search walks an index in the order of the result. One filter chooses the index, and the others are checked
+on at most MAX_SCANNED rows. If the page is not full by then, the search returns how far it came, and the next
+request continues from there. So no request reads more than a bounded number of rows, whatever the filters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from hutch.store.backends.base import Database, Values
+from hutch.store.models import RunRow
+
+MAX_SCANNED = 10_000
+"""Maximum number of rows that one search looks at, and that are counted."""
+SEARCH_SECONDS = 2.0
+"""Time limit of one statement. MAX_SCANNED rows take much less, so only a busy machine reaches it."""
+
+SortColumn = Literal["created", "duration"]
+SortKey = tuple[str | float, str]
+"""Value of the sort column and id of a run."""
+_SORT_COLUMNS = {"created": "created_at", "duration": "duration_ms"}
+
+
+class Match(msgspec.Struct, frozen=True):
+    """Values of a column that a filter includes and excludes."""
+
+    any_of: tuple[str, ...] = ()
+    none_of: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.any_of or self.none_of)
+
+    @property
+    def single(self) -> str | None:
+        """The only value that is included, or None."""
+        return self.any_of[0] if len(self.any_of) == 1 else None
+
+
+class RunQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Filters, order and page of a search."""
+
+    owner: Match = Match()
+    protocol: Match = Match()
+    engine: Match = Match()
+    label: Match = Match()
+    """A value that ends in `*` matches every continuation."""
+    outcome: Match = Match()
+    tool: Match = Match()
+    host: Match = Match()
+    text: Match = Match()
+    """Texts that the id, the label, the outcome, a tool or a host contains."""
+    parent: str | None = None
+    is_failed: bool | None = None
+    since: str | None = None
+    until: str | None = None
+    sort: SortColumn = "created"
+    descending: bool = True
+    limit: int = 100
+    after: SortKey | None = None
+    """Sort key after which the page begins."""
+
+
+class RunPage(NamedTuple):
+    runs: list[RunRow]
+    next: SortKey | None
+    """Sort key for the next page; None if there is nothing more."""
+    is_partial: bool
+    """True if the search stopped at MAX_SCANNED rows before the page was full."""
+
+
+class RunCounts(NamedTuple):
+    completed: int
+    failed: int
+    is_complete: bool
+
+
+class _Conditions:
+    """Conditions of a WHERE clause with their parameters."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.values: dict[str, Any] = {}
+
+    def add(self, text: str, **values: Any) -> None:
+        self.texts.append(text)
+        self.values.update(values)
+
+    @property
+    def sql(self) -> str:
+        return " AND ".join(self.texts) or "TRUE"
+
+
+class RunSearch:
+    def __init__(self, database: Database, columns: str, read_row: Callable[[Values], RunRow]) -> None:
+        self._database = database
+        self._columns = columns
+        self._read_row = read_row
+
+    async def page(self, query: RunQuery) -> RunPage:
+        source, index, rest = _plan(query)
+        order = _order(query)
+        scanned = f"SELECT r.* FROM {source} WHERE {index.sql} ORDER BY {order} LIMIT {MAX_SCANNED}"
+        sql = f"""
+            SELECT {self._columns} FROM ({scanned}) AS runs WHERE {rest.sql}
+            ORDER BY {_order(query, "runs", "runs")} LIMIT :limit
+        """
+        values = {**index.values, **rest.values, "limit": query.limit}
+        rows = await self._database.search(sql, SEARCH_SECONDS, **values)
+        runs = [self._read_row(row) for row in rows]
+        if len(runs) >= query.limit:
+            return RunPage(runs, sort_key(runs[-1], query.sort), False)
+        # Without other conditions, fewer rows than the limit are all rows.
+        last = await self._last_scanned(query) if rest.texts else None
+        return RunPage(runs, last, last is not None)
+
+    async def _last_scanned(self, query: RunQuery) -> SortKey | None:
+        """Returns the sort key of the last row that a page looked at, or None if there are no further
+        rows.
+        """
+        source, index, _ = _plan(query)
+        column = _SORT_COLUMNS[query.sort]
+        sql = f"""
+            SELECT r.{column}, r.run_id FROM {source} WHERE {index.sql}
+            ORDER BY {_order(query)} LIMIT 1 OFFSET :skipped
+        """
+        rows = await self._database.search(sql, SEARCH_SECONDS, **index.values, skipped=MAX_SCANNED - 1)
+        return (rows[0][0], rows[0][1]) if rows else None
+
+    async def counts(self, query: RunQuery) -> RunCounts:
+        """Counts the newest runs that match, without the filters for status and outcome."""
+        query = msgspec.structs.replace(
+            query, is_failed=None, outcome=Match(), after=None, sort="created", descending=True
+        )
+        source, index, rest = _plan(query)
+        needed = "r.*" if rest.texts else "r.outcome"
+        scanned = (
+            f"SELECT {needed} FROM {source} WHERE {index.sql} ORDER BY {_order(query)} LIMIT {MAX_SCANNED}"
+        )
+        matches = rest.sql
+        sql = f"""
+            SELECT COUNT(*),
+                COALESCE(SUM(CASE WHEN {matches} THEN 1 ELSE 0 END), 0),
+                COALESCE(SUM(CASE WHEN outcome = 'ok' AND {matches} THEN 1 ELSE 0 END), 0)
+            FROM ({scanned}) AS runs
+        """
+        values = {**index.values, **rest.values}
+        ((seen, matched, completed),) = await self._database.search(sql, SEARCH_SECONDS, **values)
+        return RunCounts(int(completed), int(matched) - int(completed), seen < MAX_SCANNED)
+
+
+def sort_key(run: RunRow, sort: SortColumn) -> SortKey:
+    return (run.created_at if sort == "created" else run.duration_ms), run.run_id
+
+
+def _order(query: RunQuery, table: str | None = None, id_table: str | None = None) -> str:
+    direction = "DESC" if query.descending else "ASC"
+    source = table or ("t" if _target(query) else "r")
+    return f"{source}.{_SORT_COLUMNS[query.sort]} {direction}, {id_table or source}.run_id {direction}"
+
+
+def _target(query: RunQuery) -> tuple[str, str] | None:
+    """Returns the kind and the name of a tool or host whose index gives the order, or None."""
+    if query.sort == "created":
+        for kind, match in (("tool", query.tool), ("host", query.host)):
+            if match.single is not None:
+                return kind, match.single
+    return None
+
+
+def _plan(query: RunQuery) -> tuple[str, _Conditions, _Conditions]:
+    """Returns the table to walk, the conditions that its index answers, and the other conditions."""
+    index, rest = _Conditions(), _Conditions()
+    target = _target(query)
+    source = "runs AS r"
+    used: set[str] = set()
+    if target is not None:
+        source = "run_targets AS t JOIN runs AS r ON r.run_id = t.run_id"
+        index.add("t.kind = :target_kind AND t.name = :target", target_kind=target[0], target=target[1])
+        used.add(target[0])
+    else:
+        used |= _choose_index(query, index)
+    _add_range(query, index, rest, "t" if target else "r")
+    _add_columns(query, rest, used)
+    _add_targets(query, rest, used)
+    for number, text in enumerate(query.text.any_of):
+        # A run matches if any of the texts is found.
+        rest.values[f"text_{number}"] = _contains(text)
+    if query.text.any_of:
+        rest.texts.append("(" + " OR ".join(map(_has_text, _names("text", query.text.any_of))) + ")")
+    for name, text in zip(_names("not_text", query.text.none_of), query.text.none_of, strict=True):
+        rest.add(f"NOT {_has_text(name)}", **{name: _contains(text)})
+    return source, index, rest
+
+
+def _choose_index(query: RunQuery, index: _Conditions) -> set[str]:
+    """Adds the conditions of the index that is expected to have the fewest rows. Returns the filters that are
+    answered by it.
+    """
+    used: set[str] = set()
+    if query.sort == "duration":
+        if query.owner.single is not None:
+            index.add("r.owner = :owner", owner=query.owner.single)
+            used.add("owner")
+        return used
+    if query.parent is not None:
+        index.add("r.parent_run_id = :parent", parent=query.parent)
+        return {"parent"}
+    if query.label.single is not None and not query.label.single.endswith("*"):
+        index.add("r.label = :label", label=query.label.single)
+        return {"label"}
+    if query.outcome.single is not None and query.outcome.single != "ok":
+        index.add("r.outcome = :outcome", outcome=query.outcome.single)
+        return {"outcome", "is_failed"} if query.is_failed in (None, True) else {"outcome"}
+    if query.is_failed:
+        index.add("r.outcome <> 'ok'")
+        used.add("is_failed")
+    if query.owner.single is not None:
+        index.add("r.owner = :owner", owner=query.owner.single)
+        used.add("owner")
+    elif query.protocol.single is not None and not used:
+        index.add("r.protocol = :protocol", protocol=query.protocol.single)
+        used.add("protocol")
+    return used
+
+
+def _add_range(query: RunQuery, index: _Conditions, rest: _Conditions, table: str) -> None:
+    by_time = query.sort == "created"
+    times, time_table = (index, table) if by_time else (rest, "runs")
+    if query.since is not None:
+        times.add(f"{time_table}.created_at >= :since", since=query.since)
+    if query.until is not None:
+        times.add(f"{time_table}.created_at < :until", until=query.until)
+    if query.after is not None:
+        column, sign = _SORT_COLUMNS[query.sort], "<" if query.descending else ">"
+        value, run_id = query.after
+        index.add(
+            f"({table}.{column}, {table}.run_id) {sign} (:after_value, :after_id)",
+            after_value=value,
+            after_id=run_id,
+        )
+
+
+def _add_columns(query: RunQuery, rest: _Conditions, used: set[str]) -> None:
+    for name in ("owner", "protocol", "engine", "outcome"):
+        match: Match = getattr(query, name)
+        if match.any_of and name not in used:
+            rest.add(f"{name} IN :{name}_in", **{f"{name}_in": [*match.any_of]})
+        if match.none_of:
+            rest.add(f"{name} NOT IN :{name}_out", **{f"{name}_out": [*match.none_of]})
+    if query.label.any_of and "label" not in used:
+        names = _names("label", query.label.any_of)
+        rest.add(
+            "(" + " OR ".join(f"LOWER(label) LIKE :{name} ESCAPE '!'" for name in names) + ")",
+            **dict(zip(names, map(_label_pattern, query.label.any_of), strict=True)),
+        )
+    for name, label in zip(_names("not_label", query.label.none_of), query.label.none_of, strict=True):
+        rest.add(
+            f"(label IS NULL OR LOWER(label) NOT LIKE :{name} ESCAPE '!')", **{name: _label_pattern(label)}
+        )
+    if query.parent is not None and "parent" not in used:
+        rest.add("parent_run_id = :parent", parent=query.parent)
+    if query.is_failed is not None and "is_failed" not in used:
+        rest.add("outcome <> 'ok'" if query.is_failed else "outcome = 'ok'")
+
+
+def _add_targets(query: RunQuery, rest: _Conditions, used: set[str]) -> None:
+    exists = """EXISTS (
+        SELECT 1 FROM run_targets WHERE run_targets.run_id = runs.run_id AND kind = '{}' AND name IN :{}
+    )"""
+    for kind, match in (("tool", query.tool), ("host", query.host)):
+        if match.any_of and kind not in used:
+            rest.add(exists.format(kind, f"{kind}_in"), **{f"{kind}_in": [*match.any_of]})
+        if match.none_of:
+            rest.add(f"NOT {exists.format(kind, f'{kind}_out')}", **{f"{kind}_out": [*match.none_of]})
+
+
+def _has_text(name: str) -> str:
+    like = f"LIKE :{name} ESCAPE '!'"
+    return f"""(
+        LOWER(run_id) {like} OR outcome {like} OR (label IS NOT NULL AND LOWER(label) {like})
+        OR EXISTS (
+            SELECT 1 FROM run_targets WHERE run_targets.run_id = runs.run_id AND LOWER(name) {like}
+        )
+    )"""
+
+
+def _names(prefix: str, values: tuple[str, ...]) -> list[str]:
+    return [f"{prefix}_{number}" for number in range(len(values))]
+
+
+def _contains(text: str) -> str:
+    return f"%{_escape(text.lower())}%"
+
+
+def _label_pattern(label: str) -> str:
+    label = label.lower()
+    return f"{_escape(label[:-1])}%" if label.endswith("*") else _escape(label)
+
+
+def _escape(text: str) -> str:
+    return text.replace("!", "!!").replace("%", "!%").replace("_", "!_")
