@@ -67,11 +67,11 @@ async def test_failed_and_cancelled_launches_leave_nothing_open(
         gc.collect()
         before = open_files()
 
-        async def refused(*_: Any, **__: Any) -> asyncio.Server:
+        def refused(*_: Any) -> None:
             raise OSError("no space")
 
         with monkeypatch.context() as patch:
-            patch.setattr("hutch.sandbox.runner.launcher._listen", refused)
+            patch.setattr("hutch.sandbox.runner.launcher.RunnerListener", refused)
             for _ in range(3):
                 with pytest.raises(OSError, match="no space"):
                     await sandbox.launcher.launch(profile)

@@ -1,17 +1,22 @@
-"""Wake-up file: read-only for runners, which poll it for a moment."""
+"""The wake-up file is read-only for runners, and a listener accepts one connection and closes in order."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import uvloop
 
 import hutch
 from hutch.sandbox.jail.memory_meter import process_tree
-from hutch.sandbox.runner.pipes import WakeupFile
+from hutch.sandbox.runner.pipes import RunnerListener, WakeupFile
 from hutch.sandbox.runner.profile import profile_for
+from hutch.session.channels.stream import StreamChannel
 
 
 def test_runners_descriptor_is_read_only() -> None:
@@ -35,6 +40,50 @@ def test_failed_update_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "ftruncate", refused)
     wakeup_file.set_line_count(1)
     wakeup_file.close()
+
+
+# --- listener ---
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.SelectorEventLoop, uvloop.new_event_loop])
+def test_connection_that_arrives_while_its_listener_closes_is_closed(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path
+) -> None:
+    async def connect_and_close(path: Path, turns: int) -> None:
+        channel = StreamChannel(1000)
+        listener = RunnerListener(channel, path)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            channel.close()
+            await listener.close()
+            client.setblocking(False)
+            with contextlib.suppress(ConnectionResetError):
+                assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        for turns in range(6):
+            runner.run(connect_and_close(tmp_path / str(turns), turns))
+
+
+async def test_listener_accepts_one_connection(tmp_path: Path) -> None:
+    channel = StreamChannel(1000)
+    lines: asyncio.Queue[bytes] = asyncio.Queue()
+    channel.on_line = lines.put_nowait
+    listener = RunnerListener(channel, tmp_path / "s")
+    with socket.socket(socket.AF_UNIX) as first, socket.socket(socket.AF_UNIX) as second:
+        for client in (first, second):
+            client.connect(str(tmp_path / "s"))
+        second.sendall(b"second\n")
+        first.sendall(b"first\n")
+        assert await lines.get() == b"first"
+        await listener.close()
+        with pytest.raises(ConnectionResetError):
+            second.recv(1)
+        first.sendall(b"again\n")
+        assert await lines.get() == b"again"
+    channel.close()
 
 
 # --- real runners ---

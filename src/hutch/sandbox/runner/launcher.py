@@ -20,7 +20,7 @@ from hutch.sandbox.jail.cgroup import Cgroup
 from hutch.sandbox.jail.jail import Jail, Launch, Mount
 from hutch.sandbox.jail.memory_meter import MemoryMeter
 from hutch.sandbox.jail.netns import NetnsListener
-from hutch.sandbox.runner.pipes import WakeupFile
+from hutch.sandbox.runner.pipes import RunnerListener, WakeupFile
 from hutch.sandbox.runner.process import (
     PROCESS_OVERHEAD_BYTES,
     READY_SECONDS,
@@ -72,24 +72,25 @@ class Launcher:
             else LowLatencyChannel(max_line_bytes, wakeup_file)
         )
         startup = StartupListener(channel)
-        server: asyncio.Server | None = None
+        listener: RunnerListener | None = None
         process: RunnerProcess | None = None
         try:
-            server = await _listen(channel, path)
+            listener = RunnerListener(channel, path)
             process = await self._spawn(profile, path, wakeup_file)
             if process.stdout is not None:
                 await connect_pipes(channel, process.stdout)
             await process.wait_ready(startup)
+            await listener.close()
             return process
         except BaseException:
             channel.close()
             if process is not None:
                 process.kill()
                 await process.wait()
+            if listener is not None:
+                await listener.close()
             raise
         finally:
-            if server is not None:
-                server.close()
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
 
@@ -197,19 +198,6 @@ class Launcher:
         if self._meter is not None:
             self._meter.close()
         self._remove_folder()
-
-
-async def _listen(channel: StreamChannel, path: Path) -> asyncio.Server:
-    """Opens the socket of a runner. If it is cancelled, it waits for the server and closes it."""
-    loop = asyncio.get_running_loop()
-    starting = loop.create_task(loop.create_unix_server(lambda: channel, str(path), backlog=1))
-    try:
-        return await asyncio.shield(starting)
-    except asyncio.CancelledError:
-        await asyncio.wait((starting,))
-        if not starting.cancelled() and starting.exception() is None:
-            starting.result().close()
-        raise
 
 
 async def _child_pid(info: int) -> int:

@@ -1,15 +1,20 @@
-"""Pipes between the host and a runner process: captured output and the wake-up file."""
+"""Pipes and sockets between the host and a runner process: its connection, captured output, wake-up file."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+import socket
 from collections.abc import Callable
+from pathlib import Path
+
+from hutch.tasks import finish
 
 _READ_BYTES = 65_536
 # Maximum reads in one callback, to bound its duration.
 _MAX_READS = 64
+_ACCEPT_RETRY_SECONDS = 0.1
 
 
 class OutputPipe:
@@ -61,3 +66,52 @@ class WakeupFile:
 
     def close(self) -> None:
         self._file.close()
+
+
+class RunnerListener:
+    """Listens on a Unix socket and connects `protocol` to the first client.
+
+    An `asyncio.Server` leaks a connection that it accepts in the same iteration of the event loop in which it
+    is closed: `Server._attach` raises AssertionError.
+    """
+
+    def __init__(self, protocol: asyncio.Protocol, path: Path) -> None:
+        self._protocol = protocol
+        self._loop = asyncio.get_running_loop()
+        self._connecting: asyncio.Task[object] | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        self._socket = socket.socket(socket.AF_UNIX)
+        try:
+            self._socket.setblocking(False)
+            self._socket.bind(str(path))
+            self._socket.listen(1)
+            self._start_accepting()
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def _start_accepting(self) -> None:
+        self._loop.add_reader(self._socket, self._accept)
+
+    def _accept(self) -> None:
+        self._loop.remove_reader(self._socket)
+        try:
+            connection, _ = self._socket.accept()
+        except OSError:
+            # No descriptor is free, or the client is gone.
+            self._retry = self._loop.call_later(_ACCEPT_RETRY_SECONDS, self._start_accepting)
+            return
+        connection.setblocking(False)
+        self._connecting = self._loop.create_task(
+            self._loop.connect_accepted_socket(lambda: self._protocol, connection)
+        )
+
+    async def close(self) -> None:
+        """Stops listening. An accepted connection stays open and belongs to the protocol."""
+        if self._retry is not None:
+            self._retry.cancel()
+        if self._socket.fileno() >= 0:
+            self._loop.remove_reader(self._socket)
+            self._socket.close()
+        if self._connecting is not None:
+            await finish(asyncio.wait((self._connecting,)))
