@@ -28,6 +28,7 @@ COMMANDS = [
     "packages",
     "restore",
     "runner",
+    "runs",
     "runtime",
     "serve",
     "tool",
@@ -37,6 +38,7 @@ COMMANDS = [
     "vault",
 ]
 GROUPS = {
+    "runs": ["cancel", "export", "list", "replay", "show", "tail"],
     "ability": [
         "add",
         "diff",

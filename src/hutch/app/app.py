@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import cached_property
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from hutch.app.jail_uplinks import JailUplinks
 from hutch.app.storage import Storage
@@ -222,6 +222,7 @@ class App:
         from hutch.egress import policy
         from hutch.http import health, responses
         from hutch.http.cors import Cors
+        from hutch.http.run_ids import RunIdHeaders, note_run
         from hutch.protocols.abilities import routes as abilities
         from hutch.protocols.execbox import routes as execbox
         from hutch.protocols.mcp.http import McpEndpoint
@@ -262,11 +263,20 @@ class App:
         )
         web.router.default = responses.not_found_app
         web.router.redirect_slashes = False
-        return Cors(web)
+        self.kernel.on_begin.append(note_run)
+        return Cors(RunIdHeaders(web))
 
     async def _check_code(self, code: str) -> list[ScriptProblem]:
         declarations = await self.script_gateway.declarations()
         return await self.scripts.checker.check(code, declarations, strict=self.settings.script_strict)
+
+    def record_state(self) -> dict[str, Any] | None:
+        """Returns the state of run records for `/health`."""
+        state = self.storage.record_queue
+        if state is None:
+            return None
+        status = "ok" if state.failure is None else "waiting for the database"
+        return {"status": status, "waiting": state.waiting, "dropped": state.dropped}
 
     async def _gateway_tools(self) -> list[Provider]:
         from hutch.protocols.toolscript.providers import tool_providers

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hutch.kernel.kernel import Kernel
     from hutch.protocols.abilities.execute import AbilityExecutor
     from hutch.store.store import Store
+    from hutch.store.write_behind import QueueState
     from hutch.vault.api_keys import Identity
     from hutch.vault.vault import Vault
 
@@ -109,6 +110,11 @@ class Storage:
     @property
     def stores_runs(self) -> bool:
         return self._store is not None and not self._closed
+
+    @property
+    def record_queue(self) -> QueueState | None:
+        """State of the queue of run records. None unless the store is open."""
+        return None if self._store is None else self._store.write_behind.state
 
     @property
     def run_sink(self) -> RunSink | None:

@@ -11,14 +11,14 @@ HEADERS = {
     "Access-Control-Allow-Origin": "*",
     "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
     "Access-Control-Allow-Headers": "Content-Type, Authorization, X-TPMJS-Protocol-Version",
-    "Access-Control-Expose-Headers": "Retry-After",
+    "Access-Control-Expose-Headers": "Retry-After, X-Run-Id",
 }
 # MCP sessions need two more headers and DELETE.
 _MCP = {
     **HEADERS,
     "Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS",
     "Access-Control-Allow-Headers": "Content-Type, Authorization, Mcp-Session-Id, MCP-Protocol-Version",
-    "Access-Control-Expose-Headers": "Retry-After, Mcp-Session-Id, MCP-Protocol-Version",
+    "Access-Control-Expose-Headers": "Retry-After, X-Run-Id, Mcp-Session-Id, MCP-Protocol-Version",
 }
 # Users replace and delete their own abilities and credentials, which takes PUT and DELETE.
 _USER_DATA = {

@@ -35,6 +35,9 @@ class MonitoredServer(Protocol):
     @property
     def gateway(self) -> GatewayHealth: ...
 
+    def record_state(self) -> dict[str, Any] | None:
+        """Returns whether run records can be written, and how many wait. None if they are not stored."""
+
 
 def routes(server: MonitoredServer, access: AccessControl) -> list[BaseRoute]:
     started = time.monotonic()
@@ -47,6 +50,7 @@ def routes(server: MonitoredServer, access: AccessControl) -> list[BaseRoute]:
             "implementationVersion": __version__,
             "runtime": "deno",
             "isolation": server.verdict.isolation,
+            **({} if (records := server.record_state()) is None else {"records": records}),
             "uptimeSeconds": round(time.monotonic() - started, 3),
             "timestamp": now_rfc3339(),
         }

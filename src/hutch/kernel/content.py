@@ -10,7 +10,7 @@ from msgspec import UNSET, Raw, UnsetType
 
 from hutch.session.json_value import encode_value, well_formed
 from hutch.session.run import Result, RunHandle
-from hutch.session.timeline import Cut, RecordedCall, RecordedLog, cut_json
+from hutch.session.timeline import MAX_LOG_LINE_CHARS, Cut, RecordedCall, RecordedLog, cut_json
 from hutch.settings.model import RecordLevel
 from hutch.text import cut
 
@@ -104,7 +104,8 @@ def run_content(
             content.logs = timeline.logs
     if content.logs is UNSET:
         lines = result.logs if level == "full" else result.logs[-LAST_LOG_LINES:]
-        content.logs = [RecordedLog(cut(line, max_bytes)) for line in lines if budget.take(len(line))]
+        shown = (cut(line, MAX_LOG_LINE_CHARS) for line in lines)
+        content.logs = [RecordedLog(line) for line in shown if budget.take(len(line))]
     return run.redacted(_encode(content))
 
 

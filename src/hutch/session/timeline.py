@@ -6,7 +6,10 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from hutch.session.run import RunEvent, RunHandle, RunLog, ToolCallEnded, ToolCallStarted
+from hutch.text import cut
 
+MAX_LOG_LINE_CHARS = 10_000
+"""Length to which a recorded log line is cut."""
 CALL_BYTES = 200
 """Size of a call without its input and output."""
 
@@ -63,6 +66,7 @@ class RunTimeline:
                 self._end_call(event)
 
     def _add_log(self, line: str) -> None:
+        line = cut(line, MAX_LOG_LINE_CHARS)
         if self._take(len(line)):
             self.logs.append(RecordedLog(line, self._now_ms()))
 

@@ -10,6 +10,7 @@ from hutch.cli.commands.code import evaluate, runner
 from hutch.cli.commands.flows import flow, init
 from hutch.cli.commands.groups import group
 from hutch.cli.commands.npm import packages, tool
+from hutch.cli.commands.runs import runs
 from hutch.cli.commands.runtime import runtime
 from hutch.cli.commands.scripts import auth, execute, gateway, mcp, tools
 from hutch.cli.commands.server import check, config, console, doctor, serve
@@ -55,5 +56,5 @@ for _command in (
     hutch.add_command(_command)
 for _command in (user, group, key, credential, ability, vault, backup, restore):
     hutch.add_command(_command)
-for _command in (flow, init, runtime):
+for _command in (flow, init, runtime, runs):
     hutch.add_command(_command)

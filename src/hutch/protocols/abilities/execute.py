@@ -193,6 +193,7 @@ class AbilityExecutor:
                 fetch_tools,
                 ability_run,
                 request_log=fetch_session.request_log,
+                redact=fetch_session.redactor.text,
                 run_id=run_id,
             )
         finally:

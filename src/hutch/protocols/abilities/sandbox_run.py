@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from hutch.kernel.execution import Execution
+from hutch.kernel.execution import Execution, Source
 from hutch.kernel.kernel import Kernel
 from hutch.sandbox.runner.profile import profile_for
 from hutch.session.messages import Job
@@ -34,8 +34,11 @@ class AbilityRun(msgspec.Struct, frozen=True, kw_only=True):
         memory_bytes: int,
         providers: Sequence[Provider] = (),
         run: RunHandle | None = None,
+        source: Source | None = None,
     ) -> Result:
-        """Runs code in the sandbox. Raises HutchError if the execution cannot start."""
+        """Runs code in the sandbox. Without `run`, no contents are recorded, because they may have secrets
+        that are not known here. Raises HutchError if the execution cannot start.
+        """
         limits = {"timeout_ms": timeout_ms, "memory_limit_bytes": memory_bytes}
         return await self.kernel.run(
             Execution(
@@ -47,6 +50,7 @@ class AbilityRun(msgspec.Struct, frozen=True, kw_only=True):
                 protocol=self.protocol,
                 label=f"{self.label}#{label_suffix}" if label_suffix else self.label,
                 job=job,
+                source=source or Source(code),
             ),
-            run,
+            run or RunHandle(record_level="metadata"),
         )

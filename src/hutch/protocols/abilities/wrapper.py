@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -13,6 +13,7 @@ from msgspec import UNSET
 from hutch.egress.client.headers import MAX_HEADERS
 from hutch.egress.client.models import FetchError, Headers, RequestLogEntry
 from hutch.errors import ExecutionError, HutchError
+from hutch.kernel.execution import Source
 from hutch.protocols.abilities.definition import AbilityDefinition
 from hutch.protocols.abilities.fetch_tools import FetchTools
 from hutch.protocols.abilities.sandbox_run import AbilityRun
@@ -105,9 +106,12 @@ async def run_wrapper(
     ability_run: AbilityRun,
     *,
     request_log: list[RequestLogEntry],
+    redact: Callable[[str], str],
     run_id: str | None = None,
 ) -> WrapperOutcome:
-    """Calls `wrapper(payload, options)` in the sandbox. Raises HutchError if the execution cannot start."""
+    """Calls `wrapper(payload, options)` in the sandbox. `redact` replaces secrets in what is recorded. Raises
+    HutchError if the execution cannot start.
+    """
     settings = ability_run.kernel.settings
     arguments = json_text({"payload": params, "options": _OPTIONS}).decode()
     result = await ability_run.run(
@@ -116,7 +120,8 @@ async def run_wrapper(
         timeout_ms=settings.ability_timeout_ms,
         memory_bytes=settings.ability_memory_bytes,
         providers=(fetch_tools.provider(),),
-        run=_WrapperRun(run_id or new_run_id(), requests=request_log),
+        run=_WrapperRun(run_id or new_run_id(), requests=request_log, redact=redact),
+        source=Source(definition.wrapper_code, json_text(params)),
     )
     if result.error is not None:
         seconds = settings.ability_timeout_ms / 1000

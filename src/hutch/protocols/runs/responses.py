@@ -158,12 +158,8 @@ class ActiveRun:
         timeline = self.run.timeline
         content: dict[str, Any] = {}
         if timeline is not None:
-            content["calls"] = msgspec.to_builtins([*timeline.calls.values()])
+            content["calls"] = msgspec.json.decode(msgspec.json.encode([*timeline.calls.values()]))
             content["logs"] = msgspec.to_builtins(timeline.logs)
-            for call in content["calls"]:
-                for name in ("input", "output"):
-                    if name in call:
-                        call[name] = msgspec.json.decode(call[name])
         return {**ended_detail(self.row, self.details, content), **self.entry_overrides()}
 
     def entry_overrides(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from hutch.errors import SandboxUnavailable
-from hutch.kernel.execution import Execution
+from hutch.kernel.execution import Execution, Source
 from hutch.kernel.kernel import Kernel
 from hutch.protocols.toolscript.checker.checker import Checker, Script
 from hutch.protocols.toolscript.jail_server.http1 import JailRequest, JailResponse
@@ -118,6 +118,7 @@ class ScriptRunner:
                 owner=request.owner,
                 protocol="toolscript",
                 label=script.name,
+                source=Source(script.text, msgspec.json.encode(request.args)),
             )
             run = _ScriptRun(run_id, on_output=request.on_output, call_log=calls)
             result = await self._kernel.run(execution, run)

@@ -11,8 +11,9 @@ from typing import Any, Literal
 import msgspec
 
 from hutch.egress.policy import EgressPolicy, policy_for
+from hutch.egress.redaction import cached_redactor
 from hutch.errors import ExecutionError, PackageNotFound, PackageTooLarge, StoreError
-from hutch.kernel.execution import Execution
+from hutch.kernel.execution import Execution, Source
 from hutch.kernel.kernel import Kernel
 from hutch.npm.packages import Package, PackageManager
 from hutch.protocols.tpmjs import params
@@ -157,9 +158,10 @@ class ToolExecutor:
             providers=providers,
             owner=call.caller,
             protocol="tpmjs",
+            source=Source(inputs=encode_value(call.params)),
             label=f"{package.name}@{package.version}#{call.name}",
         )
-        run = _ToolRun()
+        run = _ToolRun(redact=cached_redactor(tuple(call.env.values())).text if call.env else None)
         result = await self._kernel.run(execution, run)
         if self._has_containers:
             self._code_cache.note_use(package, lambda: self._profile(package))
@@ -261,6 +263,10 @@ class _ToolRun(RunHandle):
         self._fields = value if isinstance(value, dict) else {}
         self.output_json, self.failure = _decode_result(self._fields)
         return None if self.failure is None else self.failure.code
+
+    @property
+    def failure_message(self) -> str | None:
+        return None if self.failure is None else self.failure.message
 
     def warnings(self, call: PackageToolCall) -> list[str]:
         """Returns the problems of the parameters. If these are the failure, it has them in its message."""

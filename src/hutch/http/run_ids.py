@@ -1,0 +1,52 @@
+"""Adds the header `X-Run-Id` to responses: the ids of the runs that a request started."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+if TYPE_CHECKING:
+    from hutch.kernel.execution import Execution
+    from hutch.session.run import RunHandle
+
+HEADER = b"x-run-id"
+MAX_LISTED_IDS = 50
+
+_ids: ContextVar[list[str] | None] = ContextVar("hutch_run_ids", default=None)
+
+
+def note_run(execution: Execution, run: RunHandle) -> None:
+    """Remembers a run of the current request. Called with each run before it is queued."""
+    ids = _ids.get()
+    if ids is not None and not execution.is_internal and len(ids) < MAX_LISTED_IDS:
+        ids.append(run.id)
+
+
+class RunIdHeaders:
+    """ASGI middleware. A response that starts before its runs, such as an event stream, has no header."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        # Tasks that the request starts inherit the variable, so they add to the same list.
+        ids: list[str] = []
+        token = _ids.set(ids)
+
+        async def send_with_ids(message: Message) -> None:
+            if message["type"] == "http.response.start" and ids:
+                headers = list(message.get("headers", ()))
+                if not any(name.lower() == HEADER for name, _ in headers):
+                    headers.append((HEADER, ", ".join(ids).encode("latin-1", "replace")))
+                    message = {**message, "headers": headers}
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_ids)
+        finally:
+            _ids.reset(token)

@@ -1,0 +1,275 @@
+"""`/runs` of a real server: list, details, events, cancellation, replay, and who may see what."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import jsonschema_rs
+import pytest
+from tests.http.execbox_client import ExecboxClient, connect_execbox
+from tests.support.messages import execute, tool_result
+from tests.support.processes import TIMEOUT_SECONDS, ServeProcess, hutch, running_server
+
+from hutch.protocols.runs import openapi
+from hutch.settings import Settings
+
+OPERATOR = "operator-key-operator-key"
+CODE = "console.log('begin');\nconst x = await tools.add({a: 1});\nreturn x + n"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def server(home: Path) -> Iterator[ServeProcess]:
+    with running_server(
+        HUTCH_HOME=str(home),
+        HUTCH_API_KEY=OPERATOR,
+        HUTCH_RECORD_PROTOCOLS="execbox=full",
+        HUTCH_MAX_RECORD_BYTES="100000",
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+async def operator(server: ServeProcess) -> AsyncIterator[httpx2.AsyncClient]:
+    async with client_of(server, OPERATOR) as client:
+        yield client
+
+
+@pytest.fixture
+async def execbox(server: ServeProcess) -> AsyncIterator[ExecboxClient]:
+    async with connect_execbox(server.execbox, Authorization=f"Bearer {OPERATOR}") as client:
+        yield client
+
+
+def client_of(server: ServeProcess, key: str) -> httpx2.AsyncClient:
+    headers = {"Authorization": f"Bearer {key}"}
+    return httpx2.AsyncClient(base_url=server.url, headers=headers, timeout=TIMEOUT_SECONDS)
+
+
+def add_user(home: Path, name: str, *scopes: str) -> str:
+    env = {"HUTCH_HOME": str(home)}
+    hutch("user", "add", name, env=env)
+    options = [option for scope in scopes for option in ("--scope", scope)]
+    return hutch("key", "add", name, *options, env=env).stdout.split()[-1].strip()
+
+
+async def run(execbox: ExecboxClient, id: str, code: str, answer: Any = None, **options: Any) -> None:
+    await execbox.send({**execute(id, code, tools=("add",), **options), "inputs": {"n": 4}})
+    await execbox.started(id)
+    if answer is not None:
+        await execbox.send(tool_result(await execbox.call(id), answer))
+    await execbox.end(id)
+
+
+async def newest(client: httpx2.AsyncClient, **filters: str) -> dict[str, Any]:
+    entry: dict[str, Any] = (await client.get("/runs", params={"limit": "1", **filters})).json()["runs"][0]
+    return entry
+
+
+async def test_run_is_recorded_with_code_values_calls_and_times(
+    operator: httpx2.AsyncClient, execbox: ExecboxClient
+) -> None:
+    await run(execbox, "a", CODE, 6)
+    entry = await newest(operator)
+    assert (entry["status"], entry["protocol"], entry["owner"]) == ("completed", "execbox", "key")
+    response = await operator.get(f"/runs/{entry['run_id']}")
+    detail = response.json()
+    assert (detail["code"], detail["inputs"], detail["output"]) == (CODE, {"n": 4}, 10)
+    [call] = detail["tool_calls"]
+    assert (call["provider"], call["tool"], call["input"], call["output"]) == ("tools", "add", {"a": 1}, 6)
+    assert call["line"] == 2
+    assert 0 <= call["start_ms"] <= detail["duration_ms"] + 1_000
+    assert [log["line"] for log in detail["logs"]] == ["begin"]
+    assert detail["created_at"] <= detail["started_at"] <= detail["ended_at"]
+    assert len(detail["code_hash"]) == 64
+    assert detail["replay"]["recorded"] is True
+    found = await operator.get("/runs", params={"tool": "tools.add", "status": "completed"})
+    assert entry["run_id"] in [each["run_id"] for each in found.json()["runs"]]
+    document = openapi.document(Settings())
+    for path, answer in (("/runs/{id}", response), ("/runs", found)):
+        schema = document["paths"][path]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+        whole = {**schema, "components": document["components"]}
+        jsonschema_rs.validator_for(whole).validate(answer.json())
+
+
+async def test_events_of_a_run_are_sent_live_and_again_from_the_record(
+    operator: httpx2.AsyncClient, execbox: ExecboxClient
+) -> None:
+    await execbox.send({**execute("e", CODE, tools=("add",)), "inputs": {"n": 4}})
+    await execbox.started("e")
+    call = await execbox.call("e")
+    entry = await newest(operator, status="running")
+    names = []
+    async with operator.stream("GET", f"/runs/{entry['run_id']}/events") as response:
+        assert response.status_code == 200
+        async for line in response.aiter_lines():
+            if line.startswith("event: "):
+                names.append(line.removeprefix("event: "))
+                if names[-1] == "tool_call_started":
+                    await execbox.send(tool_result(call, 1))
+    expected = ["queued", "started", "log", "tool_call_started", "tool_call_ended", "end"]
+    assert names == expected
+    again = (await operator.get(f"/runs/{entry['run_id']}/events")).text
+    assert [line[7:] for line in again.splitlines() if line.startswith("event: ")] == expected
+    rest = (await operator.get(f"/runs/{entry['run_id']}/events", headers={"Last-Event-ID": "5"})).text
+    assert [line[7:] for line in rest.splitlines() if line.startswith("event: ")] == ["end"]
+    last = json.loads(again.rpartition("data: ")[2])
+    assert (last["type"], last["status"], last["outcome"]) == ("end", "completed", "ok")
+
+
+async def test_cancel_stops_a_run_and_its_outcome_says_so(
+    operator: httpx2.AsyncClient, execbox: ExecboxClient
+) -> None:
+    await execbox.send(execute("c", "for (;;);", timeoutMs=60_000))
+    await execbox.started("c")
+    entry = await newest(operator, status="running")
+    assert (entry["outcome"], entry["duration_ms"]) == (None, None)
+    assert (await operator.post(f"/runs/{entry['run_id']}/cancel")).json()["ok"] is True
+    await execbox.end("c")
+    ended = (await operator.get(f"/runs/{entry['run_id']}")).json()
+    assert (ended["status"], ended["outcome"]) == ("failed", "cancelled")
+    assert (await operator.post(f"/runs/{entry['run_id']}/cancel")).status_code == 200
+
+
+async def test_replay_answers_calls_from_the_record_and_names_the_call_that_differs(
+    operator: httpx2.AsyncClient, execbox: ExecboxClient
+) -> None:
+    await run(execbox, "r", CODE, 6)
+    path = f"/runs/{(await newest(operator))['run_id']}/replay"
+    same = (await operator.post(f"{path}?wait=true", json={"mode": "recorded"})).json()
+    assert (same["outcome"], same["output"], same["parent_run_id"]) == ("ok", 10, path.split("/")[2])
+    other = (await operator.post(f"{path}?wait=true", json={"inputs": {"n": 5}})).json()
+    assert other["output"] == 11
+    code = "return await tools.add({a: 2}).catch(() => 'caught')"
+    diverged = (await operator.post(f"{path}?wait=true", json={"code": code})).json()
+    assert diverged["outcome"] == "replay_diverged"
+    assert 'Call 1, tools.add, is not in the record: it has the input {"a":2}' in diverged["error"]["message"]
+    started = await operator.post(path, json={"mode": "recorded"})
+    assert (started.status_code, started.headers["x-run-id"]) == (202, started.json()["run_id"])
+    refused = await operator.post(path, json={"mode": "same"})
+    assert (refused.status_code, "client" in refused.json()["error"]["message"]) == (409, True)
+    wrong = await operator.post(path, json={"mode": "other"})
+    assert wrong.status_code == 400
+
+
+async def test_failed_run_has_message_code_and_last_log_lines_with_the_default_level(
+    operator: httpx2.AsyncClient,
+) -> None:
+    code = "console.log('before');\nthrow new TypeError('no <b>such</b> thing')"
+    response = await operator.post("/run", json={"code": code})
+    assert response.headers["x-run-id"] == response.json()["run_id"]
+    entry = await newest(
+        operator, status="failed", protocol="http,run,execbox,-mcp", text=response.json()["run_id"]
+    )
+    assert entry["error"]["message"] == "TypeError: no <b>such</b> thing"
+    detail = (await operator.get(f"/runs/{entry['run_id']}")).json()
+    assert (detail["code"], detail["error"]["line"]) == (code, 2)
+    assert [log["line"] for log in detail["logs"]] == ["before"]
+
+
+async def test_long_values_are_left_out_of_the_record(
+    operator: httpx2.AsyncClient, execbox: ExecboxClient
+) -> None:
+    code = "console.log('x'.repeat(400_000)); return 'y'.repeat(400_000)"
+    await run(execbox, "long", code, maxLogChars=1_000_000)
+    detail = (await operator.get(f"/runs/{(await newest(operator))['run_id']}")).json()
+    assert detail["output"] == {"$cut": 400_002}
+    [log] = detail["logs"]
+    assert (log["line"][:3], len(log["line"])) == ("xxx", 10_000)
+
+
+async def test_users_see_their_own_runs_of_the_protocols_of_their_key(
+    server: ServeProcess, home: Path, operator: httpx2.AsyncClient, execbox: ExecboxClient
+) -> None:
+    await run(execbox, "mine", "1")
+    foreign = (await newest(operator))["run_id"]
+    key = add_user(home, "ann", "execbox", "rep")
+    async with client_of(server, key) as ann:
+        own = (await ann.post("/run", json={"code": "1"})).json()["run_id"]
+        listed = (await ann.get("/runs?owner=key")).json()
+        assert [each["run_id"] for each in listed["runs"]] == [own]
+        assert listed["runs"][0]["owner_name"] == "ann"
+        assert listed["counts"]["completed"] == 1
+        unknown = await ann.get("/runs/unknown")
+        for method, path in (("GET", ""), ("GET", "/events"), ("POST", "/cancel"), ("POST", "/replay")):
+            refused = await ann.request(method, f"/runs/{foreign}{path}")
+            assert (refused.status_code, refused.json()["error"]["message"]) == (
+                404,
+                unknown.json()["error"]["message"].replace("unknown", foreign),
+            )
+    assert own in [each["run_id"] for each in (await operator.get("/runs?owner=ann")).json()["runs"]]
+    async with client_of(server, add_user(home, "ann", "abilities")) as narrow:
+        assert (await narrow.get("/runs")).json()["runs"] == []
+        assert (await narrow.get(f"/runs/{own}")).status_code == 404
+    async with client_of(server, "wrong") as nobody:
+        assert (await nobody.get("/runs")).status_code == 401
+
+
+async def test_pages_follow_each_other_while_runs_are_added(
+    operator: httpx2.AsyncClient, execbox: ExecboxClient
+) -> None:
+    for number in range(5):
+        await run(execbox, f"p{number}", "1")
+    whole = [each["run_id"] for each in (await operator.get("/runs?limit=5")).json()["runs"]]
+    page = (await operator.get("/runs?limit=2")).json()
+    found = [each["run_id"] for each in page["runs"]]
+    await run(execbox, "later", "1")
+    while len(found) < 5:
+        page = (await operator.get("/runs", params={"limit": "2", "cursor": page["next"]})).json()
+        found += [each["run_id"] for each in page["runs"]]
+    assert found[:5] == whole
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ("status=done", "status"),
+        ("since=soon", "since"),
+        ("sort=size", "sort"),
+        ("order=up", "order"),
+        ("cursor=x", "cursor"),
+        ("limit=0", "limit"),
+        ("colour=red", "colour"),
+        ("tool=" + "x" * 400, "tool"),
+    ],
+)
+async def test_wrong_parameter_is_named(operator: httpx2.AsyncClient, query: str, field: str) -> None:
+    response = await operator.get(f"/runs?{query}")
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith(f"{field}: ")
+
+
+async def test_command_line_lists_shows_and_replays(
+    server: ServeProcess, home: Path, operator: httpx2.AsyncClient, execbox: ExecboxClient
+) -> None:
+    await run(execbox, "cli", CODE, 6)
+    run_id = (await newest(operator))["run_id"]
+    await run(execbox, "bad", "throw new Error('the shop is closed')")
+    env = {"HUTCH_HOME": str(home), "HUTCH_API_KEY": OPERATOR}
+
+    def call(*arguments: str) -> Any:
+        return hutch("runs", *arguments, env=env)
+
+    local = await asyncio.to_thread(call, "list", "--failed", "--since", "1h")
+    assert "runtime_error" in local.stdout
+    assert "line 1: the shop is closed" in local.stdout
+    assert run_id not in local.stdout
+    shown = await asyncio.to_thread(call, "show", run_id)
+    assert "tools.add #1" in shown.stdout
+    exported = await asyncio.to_thread(call, "export", "--code", "runtime_error", "--url", server.url)
+    assert json.loads(exported.stdout.splitlines()[0])["outcome"] == "runtime_error"
+    replayed = await asyncio.to_thread(call, "replay", run_id, "--url", server.url)
+    assert (replayed.returncode, replayed.stdout.strip()) == (0, "10")
+    followed = await asyncio.to_thread(call, "tail", run_id, "--url", server.url)
+    assert "tool_call_started" in followed.stdout
+    missing = await asyncio.to_thread(call, "show", "unknown")
+    assert missing.returncode == 2
