@@ -17,6 +17,8 @@ from hutch.store.models import RunRow
 
 MAX_SCANNED = 10_000
 """Maximum number of rows that one search looks at, and that are counted."""
+MAX_SCANNED_FOR_TEXT = 1_000
+"""The same for a search for text, which takes many times longer for each row."""
 SEARCH_SECONDS = 2.0
 """Time limit of one statement. MAX_SCANNED rows take much less, so only a busy machine reaches it."""
 
@@ -103,12 +105,12 @@ class RunSearch:
 
     async def page(self, query: RunQuery) -> RunPage:
         source, index, rest = _plan(query)
-        order = _order(query)
-        scanned = f"SELECT r.* FROM {source} WHERE {index.sql} ORDER BY {order} LIMIT {MAX_SCANNED}"
-        sql = f"""
-            SELECT {self._columns} FROM ({scanned}) AS runs WHERE {rest.sql}
-            ORDER BY {_order(query, "runs", "runs")} LIMIT :limit
-        """
+        # Without other conditions, every row that is looked at belongs to the page.
+        scanned_rows = _max_scanned(query) if rest.texts else query.limit
+        scanned = f"SELECT r.* FROM {source} WHERE {index.sql} ORDER BY {_order(query)} LIMIT {scanned_rows}"
+        # There is no outer ORDER BY, because SQLite would read all rows before the first one. Both databases
+        # pass the rows on in the order of the inner query.
+        sql = f"SELECT {self._columns} FROM ({scanned}) AS runs WHERE {rest.sql} LIMIT :limit"
         values = {**index.values, **rest.values, "limit": query.limit}
         rows = await self._database.search(sql, SEARCH_SECONDS, **values)
         runs = [self._read_row(row) for row in rows]
@@ -128,7 +130,9 @@ class RunSearch:
             SELECT r.{column}, r.run_id FROM {source} WHERE {index.sql}
             ORDER BY {_order(query)} LIMIT 1 OFFSET :skipped
         """
-        rows = await self._database.search(sql, SEARCH_SECONDS, **index.values, skipped=MAX_SCANNED - 1)
+        rows = await self._database.search(
+            sql, SEARCH_SECONDS, **index.values, skipped=_max_scanned(query) - 1
+        )
         return (rows[0][0], rows[0][1]) if rows else None
 
     async def counts(self, query: RunQuery) -> RunCounts:
@@ -138,9 +142,7 @@ class RunSearch:
         )
         source, index, rest = _plan(query)
         needed = "r.*" if rest.texts else "r.outcome"
-        scanned = (
-            f"SELECT {needed} FROM {source} WHERE {index.sql} ORDER BY {_order(query)} LIMIT {MAX_SCANNED}"
-        )
+        scanned = f"SELECT {needed} FROM {source} WHERE {index.sql} ORDER BY {_order(query)} LIMIT {_max_scanned(query)}"
         matches = rest.sql
         sql = f"""
             SELECT COUNT(*),
@@ -150,17 +152,21 @@ class RunSearch:
         """
         values = {**index.values, **rest.values}
         ((seen, matched, completed),) = await self._database.search(sql, SEARCH_SECONDS, **values)
-        return RunCounts(int(completed), int(matched) - int(completed), seen < MAX_SCANNED)
+        return RunCounts(int(completed), int(matched) - int(completed), seen < _max_scanned(query))
 
 
 def sort_key(run: RunRow, sort: SortColumn) -> SortKey:
     return (run.created_at if sort == "created" else run.duration_ms), run.run_id
 
 
-def _order(query: RunQuery, table: str | None = None, id_table: str | None = None) -> str:
+def _max_scanned(query: RunQuery) -> int:
+    return min(MAX_SCANNED, MAX_SCANNED_FOR_TEXT) if query.text else MAX_SCANNED
+
+
+def _order(query: RunQuery) -> str:
     direction = "DESC" if query.descending else "ASC"
-    source = table or ("t" if _target(query) else "r")
-    return f"{source}.{_SORT_COLUMNS[query.sort]} {direction}, {id_table or source}.run_id {direction}"
+    source = "t" if _target(query) else "r"
+    return f"{source}.{_SORT_COLUMNS[query.sort]} {direction}, {source}.run_id {direction}"
 
 
 def _target(query: RunQuery) -> tuple[str, str] | None:
