@@ -142,7 +142,8 @@ class RunSearch:
         )
         source, index, rest = _plan(query)
         needed = "r.*" if rest.texts else "r.outcome"
-        scanned = f"SELECT {needed} FROM {source} WHERE {index.sql} ORDER BY {_order(query)} LIMIT {_max_scanned(query)}"
+        maximum = _max_scanned(query)
+        scanned = f"SELECT {needed} FROM {source} WHERE {index.sql} ORDER BY {_order(query)} LIMIT {maximum}"
         matches = rest.sql
         sql = f"""
             SELECT COUNT(*),
@@ -152,7 +153,7 @@ class RunSearch:
         """
         values = {**index.values, **rest.values}
         ((seen, matched, completed),) = await self._database.search(sql, SEARCH_SECONDS, **values)
-        return RunCounts(int(completed), int(matched) - int(completed), seen < _max_scanned(query))
+        return RunCounts(int(completed), int(matched) - int(completed), seen < maximum)
 
 
 def sort_key(run: RunRow, sort: SortColumn) -> SortKey:
