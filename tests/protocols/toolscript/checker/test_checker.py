@@ -66,33 +66,33 @@ async def test_correct_script_is_unchanged(checker: Checker) -> None:
     assert not source.returns
 
 
-async def test_tools_need_no_import(checker: Checker) -> None:
+async def test_tools_need_no_import(native: Checker) -> None:
     script = """
         const issue = await tools.github.createIssue({ title: "x" });
         try { await tools.github.listIssues(); } catch (e) { if (!(e instanceof ToolError)) throw e; }
         const twice: ToolError[] = [], n: number = issue.number;
     """
-    assert await find_problems(checker, script) == []
-    [found] = await find_problems(checker, script.replace("title", "titel"))
+    assert await find_problems(native, script) == []
+    [found] = await find_problems(native, script.replace("title", "titel"))
     assert (found.line, found.code) == (2, 2561)
     assert (
-        await find_problems(checker, 'const tools = 1, ToolError = "x"; console.log(tools, ToolError);') == []
+        await find_problems(native, 'const tools = 1, ToolError = "x"; console.log(tools, ToolError);') == []
     )
 
 
-async def test_type_error(checker: Checker) -> None:
+async def test_type_error(native: Checker) -> None:
     """Reports file, line, column and length with TypeScript's message."""
-    [found] = await find_problems(checker, WRONG)
+    [found] = await find_problems(native, WRONG)
     assert (found.file, found.line, found.column, found.length) == ("script.ts", 4, 34, 5)
     assert found.code == 2561
     assert "'titel' does not exist" in found.message
     assert found.source_line == "await tools.github.createIssue({ titel: found[0].title });"
 
 
-async def test_error_in_an_imported_file_names_that_file(checker: Checker) -> None:
+async def test_error_in_an_imported_file_names_that_file(native: Checker) -> None:
     files = {"lib/one.ts": "// é😀\nexport const one: number = 'one';\n"}
     [found] = await find_problems(
-        checker, 'import { one } from "./lib/one.ts"; console.log(one);', files=files
+        native, 'import { one } from "./lib/one.ts"; console.log(one);', files=files
     )
     assert (found.file, found.line, found.column, found.code) == ("lib/one.ts", 2, 14, 2322)
 
@@ -103,7 +103,7 @@ async def test_syntax_error(checker: Checker) -> None:
     assert found.message.startswith("Expression expected")
 
 
-async def test_errors_of_a_rewritten_script_have_original_positions(checker: Checker) -> None:
+async def test_errors_of_a_rewritten_script_have_original_positions(native: Checker) -> None:
     script = (
         "/* 😀 */ const first: number = 'x';\n"
         f"{IMPORT}"
@@ -111,9 +111,41 @@ async def test_errors_of_a_rewritten_script_have_original_positions(checker: Che
         "import { two } from './two.ts';\n"
         "return two.toFixed();\n"
     )
-    found = await find_problems(checker, script, files={"two.ts": "export const one = 1;"})
+    found = await find_problems(native, script, files={"two.ts": "export const one = 1;"})
     assert [(each.line, each.column) for each in found] == [(1, 16), (3, 44), (4, 10)]
     assert [each.source_line for each in found] == [script.split("\n")[at] for at in (0, 2, 3)]
+
+
+async def test_deno_reports_the_same_problems_as_the_compiler(native: Checker, deno_only: Checker) -> None:
+    """One script for all forms, because Deno takes seconds for each."""
+    script = """
+        import compiler from "./tsconfig.json" with { type: "json" };
+        import deno from "./deno.json" with { type: "json" };
+        /* 😀 */ const first: number = 'x', all: [string, number] = [compiler.files, deno.imports];
+        const strict: number = null;
+        const issue = await tools.github.createIssue({ titel: "x" });
+        try { await tools.github.listIssues(); } catch (e) { if (!(e instanceof ToolError)) throw e; }
+        if (first) return tools.github.createIssue({});
+        import { one, two } from "./lib/one.ts";
+        return [one, two, issue.number, all, strict];
+    """
+    files = {
+        "lib/one.ts": "// é😀\nexport const one: number = 'one';\n",
+        "tsconfig.json": '{"files": "x", "compilerOptions": {"strict": false}}',
+        "deno.json": '{"imports": 1, "compilerOptions": {"strict": false}}',
+        "package.json": '{"name": "y", "dependencies": {"zod": "1"}}',
+    }
+    found = await find_problems(deno_only, script, files=files)
+    assert sorted((each.file, each.line) for each in found) == [
+        ("lib/one.ts", 2),
+        *(("script.ts", line) for line in (4, 5, 6, 8, 9)),
+    ]
+    expected = await find_problems(native, script, files=files)
+    assert _places(found) == _places(expected)
+
+
+def _places(problems: list[ScriptProblem]) -> list[tuple[object, ...]]:
+    return sorted((each.file, each.line, each.column, each.length, each.source_line) for each in problems)
 
 
 @pytest.mark.parametrize("module", ["npm:zod", "https://example.com/x.ts", "zod", "/etc/hostname"])
@@ -261,7 +293,7 @@ async def test_javascript_files_are_checked_only_with_ts_check(native: Checker) 
     assert await find_problems(native, "const a = 1; a.y", name="script.js") == []
 
 
-async def test_compiler_configuration_files_are_ignored(checker: Checker) -> None:
+async def test_compiler_configuration_files_are_ignored(native: Checker) -> None:
     script = """
         import compiler from "./tsconfig.json" with { type: "json" };
         import deno from "./deno.json" with { type: "json" };
@@ -274,7 +306,7 @@ async def test_compiler_configuration_files_are_ignored(checker: Checker) -> Non
         "deno.json": '{"imports": 1, "compilerOptions": {"strict": false}}',
         "package.json": '{"name": "y", "dependencies": {"zod": "1"}}',
     }
-    assert [(each.line, each.code) for each in await find_problems(checker, script, files=files)] == [
+    assert [(each.line, each.code) for each in await find_problems(native, script, files=files)] == [
         (6, 2322)
     ]
 
@@ -451,7 +483,6 @@ async def test_deno_checks_and_leaves_no_files_if_home_is_read_only(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(elsewhere))
     async with deno_checker(home) as checker:
         assert [each.code for each in await find_problems(checker, "const n: number = 'x';")] == [2322]
-        assert (await prepare(checker, "return 1;")).returns
     assert not [*elsewhere.iterdir()]
 
 
