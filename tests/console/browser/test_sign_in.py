@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import httpx2
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import BrowserContext, expect
 from tests.console.browser.conftest import OpenPage
 from tests.support.processes import ServeProcess, running_server
 
@@ -51,3 +51,23 @@ def test_user_sees_no_operators_views(guarded: ServeProcess, open_page: OpenPage
     expect(page.get_by_role("link", name="Runs", exact=True)).to_be_visible()
     for view in ("System", "Access", "Approvals"):
         expect(page.get_by_role("link", name=view, exact=True)).to_have_count(0)
+
+
+def test_draft_survives_the_end_of_the_session(
+    guarded: ServeProcess, context: BrowserContext, open_page: OpenPage
+) -> None:
+    path = httpx2.post(guarded.url + "/console/links", headers=HEADERS).json()["path"]
+    page = open_page(guarded.url + path)
+    expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
+    page.goto(guarded.url + "/#/playground")
+    editor = page.get_by_label("Code", exact=True)
+    editor.click()
+    page.keyboard.press("Control+a")
+    page.keyboard.type("return 'unsaved work'")
+    context.clear_cookies()
+    page.get_by_role("button", name="Run", exact=True).click()
+    expect(page.get_by_role("form", name="Sign in")).to_be_visible()
+    page.get_by_label("API key").fill(KEY)
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("form", name="Sign in")).to_have_count(0)
+    expect(editor).to_contain_text("unsaved work")

@@ -46,6 +46,7 @@ function useDraft() {
 export default function Playground() {
   const { draft, change } = useDraft();
   const [problem, setProblem] = useState("");
+  const [loadedRun, setLoadedRun] = useState("");
   const tools = useData<ToolName[]>("/tools");
   const source = location.value.query.get("run");
   useEffect(() => {
@@ -56,6 +57,7 @@ export default function Playground() {
         ? ""
         : JSON.stringify(recorded.inputs, null, 2);
       change({ code: recorded.code, inputs, engine: recorded.engine === "deno" ? "deno" : "quickjs" });
+      setLoadedRun(source);
     }, (error) => setProblem(String(error.message)));
   }, [source]);
   const start = () => {
@@ -98,6 +100,7 @@ export default function Playground() {
           <div class="stack">
             <Card>
               <Editor
+                key={loadedRun}
                 code={draft.code}
                 onChange={(code) => change({ code })}
                 onRun={start}

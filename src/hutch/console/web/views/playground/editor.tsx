@@ -40,7 +40,13 @@ const CHECK_DELAY_MS = 300;
 async function diagnose(view: EditorView): Promise<Diagnostic[]> {
   const { doc } = view.state;
   if (!doc.toString().trim()) return [];
-  const { problems } = await post<{ problems: Problem[] }>("/console/check", { code: doc.toString() });
+  let problems: Problem[];
+  try {
+    ({ problems } = await post<{ problems: Problem[] }>("/console/check", { code: doc.toString() }));
+  } catch {
+    // The page already says that the server is gone or the session has ended.
+    return [];
+  }
   return problems.map(({ message, line, column, length }) => {
     const { from, to } = doc.line(Math.min(Math.max(1, line), doc.lines));
     const start = Math.min(from + Math.max(0, column - 1), to);
@@ -81,6 +87,10 @@ function completeTools(tools: () => ToolName[]) {
   };
 }
 
+/**
+ * `code` is the text at the start. To replace it later, give the editor another `key`: an editor that followed
+ * `code` would undo what is typed while the page is drawn.
+ */
 export function Editor({ code, onChange, onRun, tools, checks }: {
   code: string;
   onChange: (code: string) => void;
@@ -121,10 +131,5 @@ export function Editor({ code, onChange, onRun, tools, checks }: {
     });
     return () => editor.current?.destroy();
   }, [checks]);
-  useEffect(() => {
-    const view = editor.current;
-    if (!view || view.state.doc.toString() === code) return;
-    view.dispatch({ changes: { from: 0, to: view.state.doc.length, insert: code } });
-  }, [code]);
   return <div class="editor" ref={box} />;
 }

@@ -1,0 +1,68 @@
+"""The playground: running code, diagnostics, tool calls as they happen."""
+
+from __future__ import annotations
+
+from playwright.sync_api import Page, expect
+from tests.console.browser.conftest import OpenPage
+from tests.support.processes import ServeProcess
+
+
+def open_with(open_page: OpenPage, server: ServeProcess, code: str) -> Page:
+    page = open_page(f"{server.url}/#/playground")
+    page.get_by_label("Code", exact=True).click()
+    page.keyboard.press("Control+a")
+    page.keyboard.insert_text(code)
+    return page
+
+
+def test_result_and_log_are_shown_with_a_link_to_the_timeline(
+    server: ServeProcess, open_page: OpenPage
+) -> None:
+    page = open_with(open_page, server, "console.log('hello from the guest');\nreturn { answer: 6 * 7 };")
+    page.keyboard.press("Control+Enter")
+    expect(page.get_by_text('"answer": 42')).to_be_visible()
+    expect(page.get_by_role("log")).to_contain_text("hello from the guest")
+    page.get_by_role("link", name="Timeline").click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("playground")
+
+
+def test_failure_names_its_line(server: ServeProcess, open_page: OpenPage) -> None:
+    page = open_with(open_page, server, "const x = 1;\nthrow new Error('it broke');")
+    page.get_by_role("button", name="Run", exact=True).click()
+    failure = page.get_by_role("alert")
+    expect(failure).to_contain_text("it broke")
+    expect(failure).to_contain_text("line 2")
+
+
+def test_type_error_is_marked_as_one_types(server: ServeProcess, open_page: OpenPage) -> None:
+    page = open_with(open_page, server, "const n: number = 'text';\nreturn n;")
+    expect(page.locator(".cm-lintRange-error")).to_have_count(1)
+
+
+def test_invalid_inputs_are_explained_and_nothing_runs(server: ServeProcess, open_page: OpenPage) -> None:
+    page = open_with(open_page, server, "return name;")
+    page.get_by_label("Inputs (JSON)").fill("{name: Bo}")
+    page.get_by_role("button", name="Run", exact=True).click()
+    expect(page.get_by_role("alert")).to_contain_text("Inputs: expected JSON")
+    page.get_by_label("Inputs (JSON)").fill('{"name": "Bo"}')
+    page.get_by_role("button", name="Run", exact=True).click()
+    expect(page.locator(".code").filter(has_text='"Bo"')).to_be_visible()
+
+
+def test_endless_run_can_be_stopped(server: ServeProcess, open_page: OpenPage) -> None:
+    page = open_with(open_page, server, "console.log('started');\nfor (;;) {}")
+    page.get_by_label("Time limit (seconds)").fill("60")
+    page.get_by_role("button", name="Run", exact=True).click()
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_text("You stopped this run.")).to_be_visible()
+
+
+def test_texts_of_a_guest_are_shown_and_never_interpreted(server: ServeProcess, open_page: OpenPage) -> None:
+    hostile = "<img src=x onerror=\"document.title='owned'\"> \\u202e reversed \\u001b[31m red"
+    page = open_with(open_page, server, f"console.log({hostile!r});\nthrow new Error({hostile!r});")
+    page.get_by_role("button", name="Run", exact=True).click()
+    expect(page.get_by_role("alert")).to_contain_text("<img src=x")
+    expect(page.get_by_role("alert")).to_contain_text("\\u{202e}")
+    expect(page.get_by_role("log")).to_contain_text("\\u{1b}")
+    assert page.locator("img[src=x]").count() == 0
+    assert "owned" not in page.title()
