@@ -20,10 +20,12 @@ expect.set_options(timeout=TIMEOUT_MS)
 OpenPage = Callable[..., Page]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     program = shutil.which("chromium") or shutil.which("chromium-browser")
     assert program, "the tests need Chromium: run `apt install chromium`"
+    # Playwright's event loop runs in this thread until the `with` block ends, and asynchronous tests of other
+    # modules cannot run meanwhile. So each module has its own browser.
     with sync_playwright() as playwright:
         # Chromium refuses to run its own sandbox as root. It only opens pages of this machine.
         arguments = ["--no-sandbox"] if os.getuid() == 0 else []

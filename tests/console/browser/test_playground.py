@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from playwright.sync_api import Page, expect
 from tests.console.browser.conftest import OpenPage
 from tests.support.processes import ServeProcess
@@ -58,8 +60,10 @@ def test_endless_run_can_be_stopped(server: ServeProcess, open_page: OpenPage) -
 
 
 def test_texts_of_a_guest_are_shown_and_never_interpreted(server: ServeProcess, open_page: OpenPage) -> None:
-    hostile = "<img src=x onerror=\"document.title='owned'\"> \\u202e reversed \\u001b[31m red"
-    page = open_with(open_page, server, f"console.log({hostile!r});\nthrow new Error({hostile!r});")
+    text = "<img src=x onerror=\"document.title='owned'\"> \u202e reversed \u001b[31m red"
+    page = open_with(
+        open_page, server, f"console.log({json.dumps(text)});\nthrow new Error({json.dumps(text)});"
+    )
     page.get_by_role("button", name="Run", exact=True).click()
     expect(page.get_by_role("alert")).to_contain_text("<img src=x")
     expect(page.get_by_role("alert")).to_contain_text("\\u{202e}")

@@ -17,6 +17,7 @@ from tests.mcp_client.conftest import StartServers, stdio_server
 from tests.support.processes import descendants, wait_until
 from tests.support.waiting import eventually as settled
 
+from hutch.mcp_client.config import ServerConfig, StdioConfig
 from hutch.mcp_client.transports.process import server_environment
 
 
@@ -52,6 +53,13 @@ def test_shell_functions_are_not_inherited() -> None:
         "HOME": "/h",
         "INSIDE_HUTCH": "1",
     }
+
+
+async def test_deno_of_hutch_is_used_if_there_is_none_on_the_path(start: StartServers) -> None:
+    code = "console.error('this is Deno ' + Deno.version.deno); Deno.exit(3)"
+    program = StdioConfig(command="deno", args=("eval", code), env={"PATH": "/nowhere"})
+    servers = await start(ServerConfig(name="own", transport=program))
+    assert "this is Deno" in (servers.servers()[0].error or "")
 
 
 async def test_server_runs_in_its_configured_directory(start: StartServers, tmp_path: Path) -> None:

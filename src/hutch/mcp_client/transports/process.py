@@ -12,7 +12,9 @@ from pathlib import Path
 import anyio
 
 from hutch.child_process.process import ChildProcess, find_program, read_available
+from hutch.errors import SandboxUnavailable
 from hutch.mcp_client.config import INSIDE_VARIABLE, StdioConfig
+from hutch.sandbox.deno_binary import find_deno
 from hutch.tasks import finish
 
 # Variables that a server inherits: paths, locale and certificates, but no secrets and nothing specific to
@@ -131,6 +133,10 @@ def _find_program(program: str, env: Mapping[str, str], cwd: Path | None) -> str
     if cwd is not None and not cwd.is_dir():
         raise ServerStartError(f"its working directory {cwd} does not exist")
     path = find_program(program, env, cwd)
+    if path is None and program == "deno":
+        # Hutch brings its own Deno, whose folder is on the PATH only in an activated environment.
+        with contextlib.suppress(SandboxUnavailable):
+            path = find_deno()
     if path is None:
         raise ServerStartError(f"there is no program {program!r} that can be run")
     return path

@@ -2,9 +2,13 @@
 
 import { useEffect, useState } from "preact/hooks";
 import { get, session, subscribe } from "../api.ts";
-import { formatBytes, formatCount, formatDuration } from "../format.ts";
-import { Card, Empty, ErrorNote, Page } from "../ui/basics.tsx";
+import { formatBytes, formatCount, formatDuration, visible } from "../format.ts";
+import { link } from "../router.ts";
+import { Age, Badge, Card, Empty, ErrorNote, Page } from "../ui/basics.tsx";
 import { Chart } from "../ui/chart.tsx";
+import { useData } from "../ui/load.ts";
+import { pending } from "./approvals.tsx";
+import { type RunPage, stateOf } from "./runs/model.ts";
 
 interface LoadSample {
   time: number;
@@ -54,7 +58,8 @@ function UserOverview() {
     <Page title="Overview">
       <Card title={`Welcome, ${session.value?.user}`}>
         <p>
-          <a href="#/connect">Connect</a> shows how to use this server.
+          <a href="#/runs">Runs</a> shows what ran with your keys; <a href="#/connect">Connect</a>{" "}
+          shows how to use this server.
         </p>
       </Card>
     </Page>
@@ -142,6 +147,8 @@ function OperatorOverview() {
         <Card title="Outcomes since the start">
           <Outcomes outcomes={totals.outcomes} />
         </Card>
+        <LastFailures />
+        <Waiting />
       </div>
     </Page>
   );
@@ -181,5 +188,66 @@ function Outcomes({ outcomes }: { outcomes: Record<string, number> }) {
         </li>
       ))}
     </ul>
+  );
+}
+
+const REFRESH_MS = 5_000;
+
+function LastFailures() {
+  const { data, error } = useData<RunPage>("/runs?status=failed&limit=8&counts=false", REFRESH_MS);
+  return (
+    <Card title="Last failures" actions={<a href={link(["runs"], { status: "failed" })}>All</a>}>
+      {error !== undefined && <ErrorNote error={error} />}
+      {data?.runs.length === 0 && <Empty title="Nothing has failed" />}
+      <ul class="failures">
+        {data?.runs.map((run) => (
+          <li key={run.run_id}>
+            <Badge state={stateOf(run)} />
+            <a href={link(["runs", run.run_id])}>
+              {visible(run.label ?? run.flow ?? run.run_id.slice(0, 12))}
+            </a>
+            <span class="failures-message">{visible(run.error?.message?.slice(0, 200) ?? "")}</span>
+            <span class="quiet">
+              <Age time={run.created_at} />
+            </span>
+          </li>
+        ))}
+      </ul>
+    </Card>
+  );
+}
+
+/** Approvals that wait, and the state of the MCP servers. */
+function Waiting() {
+  const { data } = useData<
+    { servers: { name: string; state: string; error?: string | null; tools: number }[] }
+  >(
+    "/status",
+    REFRESH_MS,
+  );
+  const waiting = pending.value?.length ?? 0;
+  return (
+    <Card
+      title="MCP servers"
+      actions={waiting > 0 && <a href="#/approvals">{waiting} calls wait for approval</a>}
+    >
+      {data?.servers.length === 0 && (
+        <Empty title="No MCP servers">
+          <p>
+            List them in <code>~/.toolscript.json</code>.
+          </p>
+        </Empty>
+      )}
+      <ul class="failures">
+        {data?.servers.map((server) => (
+          <li key={server.name}>
+            <Badge state={server.state} />
+            <a href="#/tools">{visible(server.name)}</a>
+            <span class="failures-message">{visible(server.error ?? "")}</span>
+            <span class="quiet">{server.tools} tools</span>
+          </li>
+        ))}
+      </ul>
+    </Card>
   );
 }

@@ -166,7 +166,7 @@ function Rows({ runs, selected, toggle, selectAll, more, hasMore, onTop }: {
             <th>State</th>
             <th>Run</th>
             <th>Protocol</th>
-            {isAdmin && <th>Owner</th>}
+            {isAdmin && <th class="owner">Owner</th>}
             <th class="number">Calls</th>
             <th class="number">Waited</th>
             <th class="number">Ran</th>
@@ -199,7 +199,7 @@ function Rows({ runs, selected, toggle, selectAll, more, hasMore, onTop }: {
               </td>
               <td>
                 {run.protocol}
-                {run.engine && <span class="quiet">· {run.engine}</span>}
+                {run.engine && <span class="quiet">{` · ${run.engine}`}</span>}
               </td>
               {isAdmin && <td>{visible(ownerOf(run))}</td>}
               <td class="number">{run.tool_calls || ""}</td>

@@ -107,10 +107,8 @@ export function Timeline({ spans, selected, onSelect }: {
           aria-pressed={span.id === selected}
           onClick={() => onSelect(span)}
         >
-          <span class="span-label" title={visible(span.label)}>
-            {visible(span.label)}
-            {span.line ? <span class="span-line">:{span.line}</span> : null}
-          </span>
+          <span class="span-label" title={visible(span.label)}>{visible(span.label)}</span>
+          <span class="span-line">{span.line ? `line ${span.line}` : ""}</span>
           <span class="span-track">
             <span
               class={`bar bar-${span.ok ? span.kind : "bad"}${span.active ? " bar-active" : ""}`}

@@ -1,0 +1,71 @@
+"""Runs: the live list, filters in the URL, the timeline and the source line of each call."""
+
+from __future__ import annotations
+
+import re
+
+import httpx2
+import pytest
+from playwright.sync_api import expect
+from tests.console.browser.conftest import OpenPage
+from tests.support.processes import ServeProcess
+
+
+@pytest.fixture(scope="module")
+def failed_run(server: ServeProcess) -> str:
+    body = {"code": "const x = 1;\nthrow new Error('it broke');", "label": "nightly"}
+    return str(httpx2.post(server.url + "/run", json=body, timeout=60).json()["run_id"])
+
+
+def test_new_run_appears_without_reloading(server: ServeProcess, open_page: OpenPage) -> None:
+    page = open_page(f"{server.url}/#/runs")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Runs")
+    httpx2.post(server.url + "/run", json={"code": "return 1", "label": "fresh-run"}, timeout=60)
+    expect(page.get_by_role("link", name="fresh-run")).to_be_visible()
+
+
+def test_filters_are_in_the_url_and_select_runs(
+    server: ServeProcess, failed_run: str, open_page: OpenPage
+) -> None:
+    httpx2.post(server.url + "/run", json={"code": "return 1", "label": "fine"}, timeout=60)
+    page = open_page(f"{server.url}/#/runs")
+    page.get_by_role("button", name=re.compile("^Failed")).click()
+    expect(page).to_have_url(re.compile("status=failed"))
+    expect(page.get_by_role("link", name="nightly").first).to_be_visible()
+    expect(page.get_by_role("link", name="fine")).to_have_count(0)
+    page.get_by_role("searchbox").fill("no such run anywhere")
+    expect(page.get_by_text("No run matches these filters")).to_be_visible()
+    page.get_by_role("button", name="Clear all").click()
+    expect(page.get_by_role("link", name="fine").first).to_be_visible()
+
+
+def test_failure_is_shown_with_its_line_in_the_code(
+    server: ServeProcess, failed_run: str, open_page: OpenPage
+) -> None:
+    page = open_page(f"{server.url}/#/runs/{failed_run}")
+    expect(page.get_by_role("alert")).to_contain_text("it broke")
+    expect(page.locator(".line-error")).to_contain_text("throw new Error")
+    expect(page.get_by_role("button", name=re.compile("^Ran"))).to_be_visible()
+
+
+def test_recorded_code_is_edited_and_run_in_the_playground(
+    server: ServeProcess, failed_run: str, open_page: OpenPage
+) -> None:
+    page = open_page(f"{server.url}/#/runs/{failed_run}")
+    page.get_by_role("button", name="Edit and run").click()
+    expect(page.get_by_label("Code", exact=True)).to_contain_text("it broke")
+
+
+def test_run_is_replayed_without_side_effects(server: ServeProcess, open_page: OpenPage) -> None:
+    body = {"code": "return 6 * 7", "label": "replayed"}
+    run_id = httpx2.post(server.url + "/run", json=body, timeout=60).json()["run_id"]
+    page = open_page(f"{server.url}/#/runs/{run_id}")
+    page.get_by_role("button", name="Replay without side effects").click()
+    expect(page).not_to_have_url(re.compile(run_id))
+    expect(page.get_by_role("heading", level=1)).to_contain_text("completed")
+    expect(page.get_by_role("link", name=run_id[:12])).to_be_visible()
+
+
+def test_unknown_run_is_explained(server: ServeProcess, open_page: OpenPage) -> None:
+    page = open_page(f"{server.url}/#/runs/{'0' * 32}")
+    expect(page.get_by_text("There is no such run")).to_be_visible()
