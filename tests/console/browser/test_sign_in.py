@@ -48,9 +48,10 @@ def test_user_sees_no_operators_views(guarded: ServeProcess, open_page: OpenPage
     page.get_by_label("API key").fill(key)
     page.get_by_role("button", name="Sign in").click()
     expect(page.get_by_text("Welcome, bo")).to_be_visible()
-    expect(page.get_by_role("link", name="Runs", exact=True)).to_be_visible()
+    navigation = page.get_by_role("navigation")
+    expect(navigation.get_by_role("link", name="Runs", exact=True)).to_be_visible()
     for view in ("System", "Access", "Approvals"):
-        expect(page.get_by_role("link", name=view, exact=True)).to_have_count(0)
+        expect(navigation.get_by_role("link", name=view, exact=True)).to_have_count(0)
 
 
 def test_draft_survives_the_end_of_the_session(
