@@ -19,6 +19,7 @@ from hutch.kernel.execution import Execution
 from hutch.kernel.kernel import Kernel
 from hutch.kernel.records import RunRecorder
 from hutch.sandbox.pool.pool import Pool
+from hutch.sandbox.runner.profile import EXTERNAL, profile_for
 from hutch.session.inputs import encode_inputs
 from hutch.session.live_run import Run
 from hutch.session.log_relay import relay_logs
@@ -277,8 +278,6 @@ class Hutch:
         max_log_lines: int | None = None,
         max_log_chars: int | None = None,
     ) -> tuple[Kernel, Execution]:
-        from hutch.sandbox.runner.profile import EXTERNAL, profile_for
-
         check_code(code)
         if self._kernel is None or asyncio.get_running_loop() is not self._loop:
             await self.open()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 # One place in this many is kept for owners that have none, at least one place.
 RESERVE_ONE_IN = 5
 
@@ -22,7 +20,7 @@ class OwnerShares:
         reserve = max(1, places // RESERVE_ONE_IN) if places > 1 else 0
         self.per_owner = min(per_owner, places) if per_owner else places - reserve
         self._unreserved = places - min(reserve, places - self.per_owner)
-        self._taken: Counter[str] = Counter()
+        self._taken: dict[str, int] = {}
         self._total = 0
 
     def may_take(self, owner: str) -> bool:
@@ -34,11 +32,13 @@ class OwnerShares:
         return owner in self._taken
 
     def take(self, owner: str) -> None:
-        self._taken[owner] += 1
+        self._taken[owner] = self._taken.get(owner, 0) + 1
         self._total += 1
 
     def give_back(self, owner: str) -> None:
         self._total -= 1
-        self._taken[owner] -= 1
-        if not self._taken[owner]:
+        left = self._taken[owner] - 1
+        if left:
+            self._taken[owner] = left
+        else:
             del self._taken[owner]

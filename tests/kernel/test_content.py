@@ -22,7 +22,8 @@ FAILED = Result(ok=False, error=ExecutionError("runtime_error", "no secret", lin
 
 def record(levels: RecordLevels, result: Result, run: RunHandle | None = None) -> RunRecord:
     stored: list[RunRecord] = []
-    recorder = RunRecorder(find_sink=lambda: stored.append, levels=levels)
+    recorder = RunRecorder(levels=levels)
+    recorder.sink = stored.append
     run = run or RunHandle()
     execution = Execution(code="the code", profile=profile_for("quickjs"), inputs=b'{"n":1}')
     recorder.begin(execution, run)

@@ -30,7 +30,8 @@ def finish(recorder: RunRecorder, id: str, protocol: str = "python") -> None:
 def test_recorder_counts_logs_and_stores_each_run(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "hutch.runs")
     counters, stored, ended = RunCounters(), list[RunRecord](), list[str]()
-    recorder = RunRecorder(counters, lambda: stored.append)
+    recorder = RunRecorder(counters)
+    recorder.sink = stored.append
     recorder.on_end.append(lambda run: ended.append(run.id))
     finish(recorder, "a")
     assert counters.outcomes == {("python", "quickjs", "ok"): 1}
@@ -46,7 +47,8 @@ def test_internal_runs_are_counted_but_neither_stored_nor_logged_above_debug(
 ) -> None:
     caplog.set_level(logging.INFO, "hutch.runs")
     counters, stored, ended = RunCounters(), list[RunRecord](), list[str]()
-    recorder = RunRecorder(counters, lambda: stored.append)
+    recorder = RunRecorder(counters)
+    recorder.sink = stored.append
     recorder.on_end.append(lambda run: ended.append(run.id))
     finish(recorder, "a", INTERNAL_PROTOCOL)
     assert counters.outcomes == {("internal", "quickjs", "ok"): 1}
@@ -60,10 +62,10 @@ def test_runs_are_stored_as_soon_as_there_is_a_store_and_also_if_not_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.ERROR, "hutch.runs")
-    stored, is_open = list[RunRecord](), False
-    recorder = RunRecorder(find_sink=lambda: stored.append if is_open else None)
+    stored: list[RunRecord] = []
+    recorder = RunRecorder()
     finish(recorder, "before")
-    is_open = True
+    recorder.sink = stored.append
     finish(recorder, "after")
     assert [record.run_id for record in stored] == ["after"]
     assert caplog.records == []
@@ -92,7 +94,8 @@ async def test_record_has_owner_limits_calls_and_outcome(server: ServeProcess) -
 
 async def test_record_has_the_first_calls_and_the_number_of_the_others() -> None:
     records: list[RunRecord] = []
-    recorder = RunRecorder(find_sink=lambda: records.append)
+    recorder = RunRecorder()
+    recorder.sink = records.append
     log = CallLog()
     for _ in range(MAX_RECORDED_CALLS + 7):
         log.add(CallRecord.of("server", "tool", True, 0.001))

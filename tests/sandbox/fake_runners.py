@@ -46,7 +46,7 @@ class FakeRunner(Runner):
 
     def kill(self) -> None:
         if not self.has_exited:
-            self._exit_event.set()
+            self._mark_exited()
             asyncio.get_running_loop().call_soon(self.on_exit, self)
 
     def memory_used(self) -> int:

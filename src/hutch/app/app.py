@@ -72,11 +72,11 @@ class App:
         self._launcher = Launcher(settings, jail, self._uplinks.open)
         self.pool = Pool(settings, self._launcher.launch)
         levels = RecordLevels(settings.record, settings.record_protocols, settings.max_record_bytes)
-        self._recorder = RunRecorder(self.counters, lambda: self.storage.run_sink, levels)
+        self._recorder = RunRecorder(self.counters, levels)
         self.kernel = Kernel(settings, self.pool, self._recorder)
         self.kernel.check_code = self._check_execution
         self.kernel.on_begin.append(self._recorder.begin)
-        self.storage = Storage(settings, self.kernel)
+        self.storage = Storage(settings, self.kernel, self._recorder)
 
     @classmethod
     async def create(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hutch.errors import HutchError, StoreError
-from hutch.kernel.records import RunRecord, RunSink, record_fields
+from hutch.kernel.records import RunRecord, RunRecorder, record_fields
 from hutch.settings import Settings
 
 if TYPE_CHECKING:
@@ -47,9 +47,11 @@ _RUN_COLUMNS = (
 class Storage:
     """The store, the vault and the abilities of one App."""
 
-    def __init__(self, settings: Settings, kernel: Kernel) -> None:
+    def __init__(self, settings: Settings, kernel: Kernel, recorder: RunRecorder) -> None:
+        """`recorder` passes run records to the store while it is open."""
         self.settings = settings
         self._kernel = kernel
+        self._recorder = recorder
         self._opening = asyncio.Lock()
         self._closed = False
         self._store: Store | None = None
@@ -116,11 +118,6 @@ class Storage:
         """State of the queue of run records. None unless the store is open."""
         return None if self._store is None else self._store.write_behind.state
 
-    @property
-    def run_sink(self) -> RunSink | None:
-        """Function that queues run records for writing. None unless the store is open."""
-        return self._queue_run if self.stores_runs else None
-
     def _queue_run(self, record: RunRecord) -> None:
         assert self._store is not None
         from hutch.store.models import NewRun, RunRow
@@ -141,6 +138,7 @@ class Storage:
     async def close(self) -> None:
         """Writes the queued run records and closes the store. Must be called after all runs have ended."""
         self._closed = True
+        self._recorder.sink = None
         async with contextlib.AsyncExitStack() as stack, self._opening:
             if self._store is not None:
                 stack.push_async_callback(self._store.close)
@@ -157,6 +155,8 @@ class Storage:
             from hutch.vault import flow_keys
 
             self._store = await flow_keys.open_store(self.settings)
+            if not self._closed:
+                self._recorder.sink = self._queue_run
         return self._store
 
     async def _open_vault(self) -> Vault:

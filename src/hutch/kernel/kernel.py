@@ -56,9 +56,10 @@ class Kernel:
         A value above the operator's maximum raises InvalidExecution. With `clamp`, it is reduced to the
         maximum.
         """
-        if not [value for value in requested.values() if value is not None]:
-            return self._default_limits
-        return self._limits(requested, clamp=clamp)
+        for value in requested.values():
+            if value is not None:
+                return self._limits(requested, clamp=clamp)
+        return self._default_limits
 
     def _limits(self, requested: dict[str, Any], *, clamp: bool) -> Limits:
         settings = self.settings
@@ -136,7 +137,7 @@ class Kernel:
                 execution = msgspec.structs.replace(execution, code="", job=prepared)
         result = await self._attempt(execution, run)
         for retry in range(MAX_RETRIES):
-            if not self._may_retry(execution, run):
+            if result.ok or not self._may_retry(execution, run):
                 break
             run.session = None
             result = await self._attempt(execution, run)
@@ -221,7 +222,8 @@ class Kernel:
             )
         if execution.check and self.check_code is None:
             raise InvalidExecution("check", "expected Hutch's own sandbox, which has a compiler")
-        check_providers(execution.providers)
+        if len(execution.providers) > 1:
+            check_providers(execution.providers)
 
 
 def check_limit(name: str, value: Any) -> float:

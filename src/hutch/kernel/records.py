@@ -127,20 +127,20 @@ class RunRecorder:
     def __init__(
         self,
         counters: RunCounters | None = None,
-        find_sink: Callable[[], RunSink | None] = lambda: None,
         levels: RecordLevels | None = None,
     ) -> None:
-        """`find_sink` returns None while records are not stored."""
+        self.sink: RunSink | None = None
+        """None while records are not stored."""
         self._counters = counters
-        self._find_sink = find_sink
         self._levels = levels or RecordLevels()
         self.on_end: list[Callable[[RunHandle], None]] = []
         """Called with each run at its end."""
 
     def begin(self, execution: Execution, run: RunHandle) -> None:
         """Collects the events of a run that is recorded in full."""
-        is_full = self._levels.of(execution.protocol, run.record_level) == "full"
-        if is_full and not execution.is_internal and self._find_sink() is not None:
+        if self.sink is None or execution.is_internal:
+            return
+        if self._levels.of(execution.protocol, run.record_level) == "full":
             run.timeline = RunTimeline(run, self._levels.max_bytes // 2)
             run.listeners.append(run.timeline)
 
@@ -149,8 +149,9 @@ class RunRecorder:
             self._counters.count(execution, run, result)
         for listener in self.on_end:
             listener(run)
-        sink = None if execution.is_internal else self._find_sink()
-        level = _log_level(execution)
+        is_internal = execution.is_internal
+        sink = None if is_internal else self.sink
+        level = logging.DEBUG if is_internal else logging.INFO
         is_logged = logger.isEnabledFor(level)
         if not is_logged and sink is None:
             return
@@ -192,10 +193,6 @@ def _code_hash(execution: Execution) -> str | None:
 
 def _timestamp(seconds: float) -> str:
     return format_rfc3339(datetime.fromtimestamp(seconds, UTC))
-
-
-def _log_level(execution: Execution) -> int:
-    return logging.DEBUG if execution.is_internal else logging.INFO
 
 
 def record_fields(record: RunRecord) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from time import monotonic
 from typing import Any
 
@@ -95,19 +95,23 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     check: bool = False
     """Whether a remote server type-checks the code first."""
 
-    def options(self, *, is_observed: bool = False, send_run_id: bool = False) -> Options:
-        return Options(
-            timeout_ms=self.timeout_ms,
-            memory_limit_bytes=self.memory_limit_bytes,
-            max_log_lines=self.max_log_lines,
-            max_log_chars=self.max_log_chars,
-            max_result_bytes=self.max_result_bytes,
-            engine=self.engine or UNSET,
-            stream_logs=is_observed or UNSET,
-            send_run_id=send_run_id or UNSET,
-            send_call_lines=is_observed or UNSET,
-            check=self.check or UNSET,
-        )
+
+# Most executions have the default limits.
+@lru_cache(maxsize=64)
+def _options_json(limits: Limits, is_observed: bool, send_run_id: bool) -> bytes:
+    options = Options(
+        timeout_ms=limits.timeout_ms,
+        memory_limit_bytes=limits.memory_limit_bytes,
+        max_log_lines=limits.max_log_lines,
+        max_log_chars=limits.max_log_chars,
+        max_result_bytes=limits.max_result_bytes,
+        engine=limits.engine or UNSET,
+        stream_logs=is_observed or UNSET,
+        send_run_id=send_run_id or UNSET,
+        send_call_lines=is_observed or UNSET,
+        check=limits.check or UNSET,
+    )
+    return msgspec.json.encode(options)
 
 
 class Session:
@@ -178,12 +182,14 @@ class Session:
         self.run_id = id
         """Id of the run: the id that the peer sent if it is a host itself, otherwise `id`."""
         self.done_received = False
-        self._began_at, self._sent_at = self._loop.time(), monotonic()
+        self._began_at, self._sent_at = 0.0, monotonic()
         self._open_bytes = self._invalid_input_bytes = 0
         self._started_at: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._pauses, self._paused_seconds, self._paused_since = 0, 0.0, 0.0
         self._cancelling = self._deferred = False
+        self._has_ended = False
+        """True if the session has a result, or decodes a large one. Nothing else can end it then."""
         self._decoding: asyncio.Task[None] | None = None
         self._timeout = TIMED_OUT
         self._tasks: dict[str, tuple[asyncio.Task[None], ToolCall]] = {}
@@ -197,11 +203,6 @@ class Session:
     @property
     def started(self) -> bool:
         return self._started_at is not None
-
-    @property
-    def _has_ended(self) -> bool:
-        """True if the session has a result, or decodes a large one. Nothing else can end it then."""
-        return self.result is not None or self._decoding is not None
 
     @property
     def may_send_more(self) -> bool:
@@ -226,11 +227,11 @@ class Session:
         if self._max_silence_seconds:
             first = min(first, self._max_silence_seconds)
             self._lines_before = self._lines_received()
-        self._timer = self._loop.call_later(first, self._check_deadline)
+        self._timer = self._loop.call_at(self._began_at + first, self._check_deadline)
         manifests = [
             provider.manifest_json(full=self._full_manifests) for provider in self._providers.values()
         ]
-        options = self.limits.options(is_observed=self._is_observed, send_run_id=self._trusted)
+        options = _options_json(self.limits, self._is_observed, self._trusted)
         self._send(execute_line(self.id, self._code, options, manifests, self._job, self._inputs))
 
     async def wait(self) -> Result:
@@ -242,12 +243,13 @@ class Session:
 
     def receive(self, message: RunnerMessage) -> bool:
         """Handles a message. Returns True if the message was expected."""
-        self.done_received = self.done_received or (isinstance(message, Done) and message.id == self.id)
-        if self._has_ended:
-            return False
         if isinstance(message, ToolCall):
-            return self._tool_call(message)
+            return not self._has_ended and self._tool_call(message)
         if message.id != self.id:
+            return False
+        if isinstance(message, Done):
+            self.done_received = True
+        if self._has_ended:
             return False
         if isinstance(message, Done):
             self._done(message)
@@ -416,10 +418,12 @@ class Session:
                 )
 
     async def _invoke(self, call: ToolCall, provider: Provider) -> bytes:
+        text = bytes(call.input)
         try:
-            value = await decode_large_value(bytes(call.input))
+            is_large = len(text) > LARGE_TEXT_BYTES
+            value = await decode_large_value(text) if is_large else decode_value(text)
         except NotJsonSafe as error:
-            self._count_invalid_input(len(bytes(call.input)))
+            self._count_invalid_input(len(text))
             raise ToolError(f"The input is not JSON: {error}", "serialization_error") from None
         if self._cancelled is None:
             self._cancelled = anyio.Event()
@@ -493,6 +497,7 @@ class Session:
         elif len(raw) > LARGE_TEXT_BYTES:
             if self._timer is not None:
                 self._timer.cancel()
+            self._has_ended = True
             self._decoding = self._loop.create_task(self._settle_large(done, raw))
         else:
             try:
@@ -513,7 +518,7 @@ class Session:
     def _settle_done(
         self, done: Done, error: WireError | None, value: Any = None, json: bytes | None = None
     ) -> None:
-        logs, clipped = clip_logs(done.logs, self.limits)
+        logs, clipped = clip_logs(done.logs, self.limits) if done.logs else ([], False)
         truncated = clipped or done.logs_truncated is True
         duration_ms = min(max(0.0, done.duration_ms), self._elapsed_ms())
         # The text becomes part of other lines, so it must not contain line breaks. Valid JSON has them only
@@ -559,7 +564,9 @@ class Session:
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._cancel_tools()
+        if self._call_ids:
+            self._cancel_tools()
+        self._has_ended = True
         self.result = Result(
             ok=error is None,
             result=value,

@@ -46,7 +46,7 @@ def encode_value(value: object) -> bytes:
         raw = "".join(_encode_parts(value, 0)).encode()
     except Exception as error:  # a model's serializer may raise anything
         raise NotJsonSafe(_diagnose(value) or f"$ cannot be written as JSON: {_one_line(error)}") from None
-    if is_too_deep(raw, MAX_DEPTH):
+    if len(raw) > MAX_DEPTH and is_too_deep(raw, MAX_DEPTH):
         raise NotJsonSafe(_diagnose(value) or f"$ is nested deeper than {MAX_DEPTH} levels")
     if len(raw) > _MAX_INTEGER_DIGITS and _TOO_MANY_DIGITS in raw.translate(_DIGITS_TO_ZERO):
         fault = _diagnose(value)
@@ -55,19 +55,28 @@ def encode_value(value: object) -> bytes:
     return raw
 
 
+def encode_text(text: str) -> bytes:
+    """Returns the JSON text of a string, like `encode_value`."""
+    quoted: str = encode_basestring_ascii(text)
+    return quoted.encode()
+
+
 def decode_value(raw: bytes | memoryview, max_values: int = MAX_VALUES) -> Any:
     """Parses JSON text. `max_values` limits the values of texts longer than SHORT_TEXT_BYTES.
 
     Raises NotJsonSafe if the text is malformed, nested too deeply or too large, or if a number is not finite.
     """
     line = raw if isinstance(raw, bytes) else bytes(raw)
-    check_bounds(line, max_values)
+    # Each level and each value takes at least a byte.
+    if len(line) > MAX_DEPTH:
+        check_bounds(line, max_values)
     return decode_bounded(line)
 
 
 def decode_bounded(line: bytes) -> Any:
     """Parses a JSON text whose depth and number of values were checked. Raises NotJsonSafe."""
-    decoder = _exponent_decoder if _has_many_exponents(line) else _decoder
+    is_long = len(line) > _EXPONENT_BYTES * _MANY_EXPONENTS
+    decoder = _exponent_decoder if is_long and _has_many_exponents(line) else _decoder
     try:
         return decoder.decode(line)
     except (ValueError, RecursionError):
@@ -93,12 +102,13 @@ _decoder = msgspec.json.Decoder()
 _exponent_decoder = msgspec.json.Decoder(float_hook=finite_float)
 _EXPONENT = re.compile(rb"(?<=[0-9])[eE][+-]?[0-9]{2}")
 _MANY_EXPONENTS = 200
+_EXPONENT_BYTES = 5
+"""Minimum length of a number with an exponent and the comma after it."""
 
 
 def _has_many_exponents(text: bytes) -> bool:
     return (
-        len(text) > 5 * _MANY_EXPONENTS
-        and text.count(b"e") + text.count(b"E") > _MANY_EXPONENTS
+        text.count(b"e") + text.count(b"E") > _MANY_EXPONENTS
         and sum(1 for _ in islice(_EXPONENT.finditer(text), _MANY_EXPONENTS + 1)) > _MANY_EXPONENTS
     )
 

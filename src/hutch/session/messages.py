@@ -13,11 +13,11 @@ from hutch.errors import ExecutionError, ProtocolError, wire_code
 from hutch.session.json_value import (
     MAX_DEPTH,
     decode_value,
-    encode_value,
+    encode_text,
     mask_surrogates,
     well_formed,
 )
-from hutch.strict_json import find_excess, is_too_deep
+from hutch.strict_json import find_excess
 from hutch.text import printable
 
 # Longer messages are decoded field by field, so that none has too many values. In a message of this length,
@@ -213,21 +213,21 @@ def encode(message: HostMessage | RunnerMessage) -> bytes:
 def execute_line(
     id: str,
     code: str,
-    options: Options,
+    options: bytes,
     manifests: list[bytes],
     job: Job | None = None,
     inputs: bytes | None = None,
 ) -> bytes:
-    """Encodes `execute`. The manifests are JSON text already, because every execution has the same ones.
-    The inputs are JSON text, too.
+    """Encodes `execute`. `options` and `manifests` are JSON text already, because most executions have the
+    same ones. `inputs` are JSON text, too.
     """
     return (
         b'{"type":"execute","id":'
         + _encoder.encode(id)
         + b',"code":'
-        + encode_value(code)
+        + encode_text(code)
         + b',"options":'
-        + _encoder.encode(options)
+        + options
         + b',"providers":['
         + b",".join(manifests)
         + (b"]" if inputs is None else b'],"inputs":' + inputs)
@@ -236,7 +236,7 @@ def execute_line(
 
 
 def _job_json(job: Job) -> bytes:
-    return b'{"form":"' + job.form.encode() + b'","input":' + encode_value(job.input) + b"}"
+    return b'{"form":"' + job.form.encode() + b'","input":' + encode_text(job.input) + b"}"
 
 
 def tool_result_line(call_id: str, result: bytes) -> bytes:
@@ -274,7 +274,7 @@ def decode_from_host(line: bytes) -> HostMessage:
 
 def _decode(decoder: msgspec.json.Decoder[Any], line: bytes) -> Any:
     if len(line) <= MAX_SIMPLE_BYTES:
-        if is_too_deep(line, MAX_DEPTH):
+        if len(line) > MAX_DEPTH and find_excess(line, MAX_DEPTH, len(line)) is not None:
             raise ProtocolError(TOO_DEEP)
         try:
             return decoder.decode(line)

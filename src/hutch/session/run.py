@@ -94,23 +94,21 @@ class Wait(msgspec.Struct, frozen=True, omit_defaults=True):
     """What was waited for, such as the tool whose call needs an approval."""
 
 
-class RunClock:
+class RunClock(msgspec.Struct, eq=False):
     """Times of a run, in seconds since it was created. They come from a monotonic clock, so that a jump of
     the system's clock does not change durations.
     """
 
-    __slots__ = ("_begun", "ended", "leased", "started")
-
-    def __init__(self) -> None:
-        self._begun = time.monotonic()
-        self.leased: float | None = None
-        """When the run got its first runner."""
-        self.started: float | None = None
-        """When the guest began to run."""
-        self.ended: float | None = None
+    created: float = msgspec.field(default_factory=time.monotonic)
+    """When the run was created, on the monotonic clock."""
+    leased: float | None = None
+    """When the run got its first runner."""
+    started: float | None = None
+    """When the guest began to run."""
+    ended: float | None = None
 
     def now(self) -> float:
-        return time.monotonic() - self._begun
+        return time.monotonic() - self.created
 
     def since_start_ms(self) -> float:
         """Returns the milliseconds since the guest began to run."""

@@ -76,7 +76,8 @@ class Lease:
         not started the execution by then, it is busy with another one and does not count as unresponsive.
         """
         runner = self._runner
-        session = runner.multiplexer.open(
+        multiplexer = runner.multiplexer
+        session = multiplexer.open(
             run.id,
             code,
             limits,
@@ -110,7 +111,7 @@ class Lease:
                 timer.cancel()
             if session.result is not None:
                 session.result = self._result = runner.execution_ended(session.result, session)
-            runner.multiplexer.forget(session)
+            multiplexer.forget(session)
             if max_seconds is not None and not session.started:
                 self._session = self._result = None
         assert session.result is not None

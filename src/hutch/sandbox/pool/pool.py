@@ -13,6 +13,7 @@ import contextlib
 import itertools
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
+from operator import attrgetter
 
 from hutch.errors import Busy, HutchError, SandboxUnavailable
 from hutch.sandbox.pool.lease import Lease
@@ -245,7 +246,7 @@ class Pool:
             runner = self._take_single(profile) if may_take_place else None
         if runner is not None:
             runner.in_flight += 1
-            self.shares.take(runner, owner)
+            self.shares.take(runner, owner, holder)
         return runner
 
     def _take_single(self, profile: Profile) -> Runner | None:
@@ -264,7 +265,7 @@ class Pool:
         usable = [
             runner for runner in owned if (may_take_place or runner.in_flight) and self._is_usable(runner)
         ]
-        best = min(usable, key=lambda runner: runner.in_flight, default=None)
+        best = min(usable, key=attrgetter("in_flight"), default=None)
         if best is not None and best.in_flight < SPREAD_AT:
             return best
         if may_take_place and self._may_add_process(owned, urgent=best is None):
@@ -446,6 +447,8 @@ class Pool:
                 waiter.future.set_exception(unavailable)
 
     def _serve_waiters(self) -> None:
+        if not self._waiters:
+            return
         exhausted: set[Profile] = set()
         for waiter in self._waiters_in_order():
             if waiter.future.done() or waiter.profile in exhausted:

@@ -31,13 +31,13 @@ class PoolShares:
             return True
         return self._shared_executions.may_take(owner)
 
-    def take(self, runner: Runner, owner: str) -> None:
+    def take(self, runner: Runner, owner: str, holder: str) -> None:
         """Counts an execution that the runner gets."""
         if self._shared_executions is not None and not runner.profile.engine_spec.own_process:
             self._shared_executions.take(owner)
         if runner.holder is None:
-            runner.holder = self.holder(runner.profile, owner)
-            self.processes.take(runner.holder)
+            runner.holder = holder
+            self.processes.take(holder)
 
     def give_back(self, runner: Runner, owner: str) -> None:
         """Stops counting an execution of the runner, and the runner if it has no other execution."""

@@ -30,6 +30,7 @@ class Runner(ABC):
         self.on_output: OnOutput | None = None
         self.has_imported = False
         """True if the preload of the profile has finished, successfully or not."""
+        self.has_exited = False
         self._exit_event = asyncio.Event()
 
     @property
@@ -42,9 +43,9 @@ class Runner(ABC):
     def is_alive(self) -> bool:
         """True if the runner is connected and its process runs."""
 
-    @property
-    def has_exited(self) -> bool:
-        return self._exit_event.is_set()
+    def _mark_exited(self) -> None:
+        self.has_exited = True
+        self._exit_event.set()
 
     async def wait(self) -> None:
         await self._exit_event.wait()

@@ -81,7 +81,7 @@ class ExternalRunner(Runner):
         if self._deadline is not None:
             self._deadline.cancel()
         self.multiplexer.mark_lost(f"it exited with code {code}")
-        self._exit_event.set()
+        self._mark_exited()
         self.on_exit(self)
 
 

@@ -266,7 +266,8 @@ class RunnerProcess(Runner):
         self.executions += 1
         if self.uplink is not None:
             self.uplink.run_id = session.id
-        self._thaw()
+        if self._frozen:
+            self._thaw()
         if self.executions > 1:
             self._output.clear()
         if not self.profile.engine_spec.own_process or self.profile.memory_bytes:
@@ -436,7 +437,7 @@ class RunnerProcess(Runner):
             self._watch.stop()
         if self._multiplexer is not None and self._multiplexer.close_reason is None:
             self._channel_closed("its process ended")
-        self._exit_event.set()
+        self._mark_exited()
         self._on_early_exit()
         if self._group is not None:
             self._group.remove()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
+from functools import cache, cached_property
 from typing import Literal
 
 import msgspec
@@ -114,7 +115,7 @@ _ENGINE_SPECS: dict[str, EngineSpec] = {
 }
 
 
-class Profile(msgspec.Struct, frozen=True, cache_hash=True):
+class Profile(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     """Configuration of a runner process. Runners of equal profiles are interchangeable, so the pool keeps
     warm runners by profile.
     """
@@ -146,11 +147,11 @@ class Profile(msgspec.Struct, frozen=True, cache_hash=True):
     def __repr__(self) -> str:
         return f"Profile({self.engine!r}, {len(self.mounts)} mounts)"
 
-    @property
+    @cached_property
     def engine_spec(self) -> EngineSpec:
         return _ENGINE_SPECS[self.engine]
 
-    @property
+    @cached_property
     def has_preload(self) -> bool:
         """True if runners load something before their first execution."""
         return bool(self.stdin_payload)
@@ -188,6 +189,7 @@ def _with_socket(permissions: tuple[str, ...], socket: str) -> Iterator[str]:
     yield net if net == "--allow-net" else f"{net}{',' if net[-1] != '=' else ''}unix:{socket}"
 
 
+@cache
 def profile_for(engine: str) -> Profile:
     if engine not in ENGINES:
         raise InvalidExecution("engine", f"unknown engine {engine!r}; expected one of {', '.join(ENGINES)}")
