@@ -38,10 +38,10 @@ def connection(cookie: str = "", method: str = "GET", **headers: str) -> HTTPCon
     return HTTPConnection(scope)
 
 
-def sign_in(browsers: BrowserSessions, *, secure: bool = False) -> tuple[str, str]:
+def sign_in(browsers: BrowserSessions, api_key: str = "the-key") -> tuple[str, str]:
     """Returns the value of the Cookie header and the CSRF token."""
     response = Response()
-    session = browsers.sign_in("the-key", response, secure=secure)
+    session = browsers.sign_in(api_key, response, secure=False)
     set_cookie = response.headers["set-cookie"]
     match = re.match(rf"({COOKIE}=[^;]+);", set_cookie)
     assert match is not None
@@ -63,9 +63,20 @@ def test_link_expires(browsers: BrowserSessions, clock: Clock) -> None:
 
 def test_only_the_newest_links_are_kept(browsers: BrowserSessions) -> None:
     first = browsers.create_link("the-key")
-    for _ in range(browser_sessions.MAX_LINKS):
-        browsers.create_link("the-key")
+    for number in range(browser_sessions.MAX_LINKS):
+        browsers.create_link(f"key {number}")
     assert browsers.redeem_link(first) is None
+
+
+def test_key_cannot_use_up_the_links_and_sessions_of_another(browsers: BrowserSessions, clock: Clock) -> None:
+    link = browsers.create_link("operators-key")
+    cookie, _ = sign_in(browsers, "operators-key")
+    clock.now += 1
+    for _ in range(browser_sessions.MAX_SESSIONS):
+        browsers.create_link("users-key")
+        sign_in(browsers, "users-key")
+    assert browsers.api_key(connection(cookie)) == "operators-key"
+    assert browsers.redeem_link(link) == "operators-key"
 
 
 def test_cookie_cannot_be_read_by_scripts_or_sent_by_other_sites(browsers: BrowserSessions) -> None:
@@ -122,7 +133,26 @@ def test_session_that_was_used_longest_ago_makes_room(browsers: BrowserSessions,
     second, _ = sign_in(browsers)
     clock.now += 1
     browsers.find(connection(first))
-    for _ in range(browser_sessions.MAX_SESSIONS - 1):
-        sign_in(browsers)
+    for number in range(browser_sessions.MAX_SESSIONS - 1):
+        sign_in(browsers, f"key {number}")
     assert browsers.find(connection(first)) is not None
     assert browsers.find(connection(second)) is None
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"sec_fetch_site": "same-site"},
+        {"sec_fetch_site": "cross-site"},
+        {"sec_fetch_site": "same-site", "origin": "http://localhost:8000"},
+        {"origin": "http://localhost:3000"},
+        {"origin": "null"},
+    ],
+)
+def test_page_on_another_port_cannot_use_the_session(browsers: BrowserSessions, headers: dict) -> None:
+    cookie, csrf = sign_in(browsers)
+    token = {CSRF_HEADER: csrf, "host": "localhost:8000"}
+    assert browsers.api_key(connection(cookie, "GET", **token, **headers)) == ""
+    assert browsers.api_key(connection(cookie, "POST", **token, **headers)) == ""
+    own = {"sec_fetch_site": "same-origin", "origin": "http://localhost:8000"}
+    assert browsers.api_key(connection(cookie, "POST", **token, **own)) == "the-key"

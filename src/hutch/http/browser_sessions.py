@@ -22,6 +22,9 @@ IDLE_SECONDS = 12 * 3600
 SESSION_SECONDS = 7 * 24 * 3600
 MAX_LINKS = 100
 MAX_SESSIONS = 1_000
+# Nobody can sign out the browsers of another key, or use up its links, by creating many.
+MAX_LINKS_PER_KEY = 10
+MAX_SESSIONS_PER_KEY = 50
 
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
@@ -49,6 +52,9 @@ class BrowserSessions:
         """Returns the token of a link that signs one browser in with this key."""
         now = self._now()
         self._links = {token: link for token, link in self._links.items() if link[0] > now}
+        own = [token for token, (_, key) in self._links.items() if key == api_key]
+        for token in own[: len(own) - MAX_LINKS_PER_KEY + 1]:
+            del self._links[token]
         while len(self._links) >= MAX_LINKS:
             del self._links[next(iter(self._links))]
         token = secrets.token_urlsafe(32)
@@ -64,8 +70,12 @@ class BrowserSessions:
         """Starts a session and sets its cookie. `secure`: the page was requested over HTTPS."""
         now = self._now()
         self._sessions = {key: session for key, session in self._sessions.items() if self._is_valid(session)}
-        while len(self._sessions) >= MAX_SESSIONS:
-            del self._sessions[min(self._sessions, key=lambda key: self._sessions[key].used)]
+        by_use = sorted(self._sessions, key=lambda key: self._sessions[key].used)
+        own = [key for key in by_use if self._sessions[key].api_key == api_key]
+        if len(own) >= MAX_SESSIONS_PER_KEY:
+            del self._sessions[own[0]]
+        elif len(by_use) >= MAX_SESSIONS:
+            del self._sessions[by_use[0]]
         session_id = secrets.token_urlsafe(32)
         session = BrowserSession(api_key, secrets.token_urlsafe(32), now, now)
         self._sessions[session_id] = session
@@ -79,7 +89,13 @@ class BrowserSessions:
         response.delete_cookie(COOKIE, httponly=True, samesite="strict")
 
     def find(self, connection: HTTPConnection) -> BrowserSession | None:
-        """Returns the session of a request, or None. Counts as use of the session."""
+        """Returns the session of a request, or None. Counts as use of the session.
+
+        Only pages of this server can use a session. A page on another port of the same host is of the same
+        site, so that its browser sends the cookie.
+        """
+        if not _is_from_own_page(connection):
+            return None
         session = self._sessions.get(connection.cookies.get(COOKIE, ""))
         if session is None or not self._is_valid(session):
             return None
@@ -104,3 +120,13 @@ class BrowserSessions:
     def _is_valid(self, session: BrowserSession) -> bool:
         now = self._now()
         return now < session.created + SESSION_SECONDS and now < session.used + IDLE_SECONDS
+
+
+def _is_from_own_page(connection: HTTPConnection) -> bool:
+    headers = connection.headers
+    site = headers.get("sec-fetch-site")
+    if site is not None:
+        return site in ("same-origin", "none")
+    # Browsers send no Sec-Fetch-Site over plain HTTP, except to loopback.
+    origin = headers.get("origin")
+    return origin is None or origin.lower().partition("://")[2] == headers.get("host", "").lower()

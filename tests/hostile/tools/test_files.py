@@ -185,6 +185,8 @@ async def test_files_and_processes_of_a_concurrent_call_are_unreachable(
             BEFORE,
         )
     )
+    # Installs the attacker's package, so that the writer's time limit does not end while it waits for that.
+    assert (await tools.execute(attacker))["output"] == [[], []]
     writing = asyncio.create_task(tools.execute(writer, params={"sync": sync.url}))
     await sync.wait_ready("writing")
     assert (await tools.execute(attacker))["output"] == [[], []]

@@ -114,6 +114,30 @@ async def test_search_stops_after_a_bounded_number_of_rows_and_can_be_continued(
     assert ([run.run_id for run in third.runs], third.next, third.is_partial) == (["a0"], None, False)
 
 
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"tool": include("gh.get")},
+        {"host": include("api.test")},
+        {"outcome": include("runtime_error")},
+        {"label": include("x")},
+        {"parent": "b2"},
+        {"text": include("user"), "sort": "duration"},
+    ],
+)
+async def test_search_of_an_owner_tells_nothing_about_runs_of_others(
+    store: Store, monkeypatch: pytest.MonkeyPatch, filters: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(run_search, "MAX_SCANNED", 1)
+    others = {"label": "x", "outcome": "runtime_error", "parent_run_id": "b2"}
+    await store.runs.add_new(
+        NewRun(make_run("bob", run_id=f"b{n}", created_at=at(n), **others), None, ("gh.get",), ("api.test",))
+        for n in range(3)
+    )
+    page = await store.runs.search(RunQuery(owner=include("ada"), **filters))
+    assert (page.runs, page.next, page.is_partial) == ([], None, False)
+
+
 async def test_counts_ignore_the_status_and_say_if_they_are_complete(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

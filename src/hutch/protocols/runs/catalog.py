@@ -14,6 +14,7 @@ from hutch.errors import StoreError
 from hutch.kernel.execution import Execution
 from hutch.protocols.runs.filters import RunListQuery, encode_cursor, matches
 from hutch.protocols.runs.responses import ActiveRun, ended_detail, ended_entry
+from hutch.session.json_value import decode_value
 from hutch.session.run import RunHandle
 from hutch.store.models import FlowRunHead, RunRow
 from hutch.store.store import Store
@@ -222,7 +223,7 @@ class RunCatalog:
 
     async def content(self, row: RunRow) -> dict[str, Any]:
         text = await (await self.store()).runs.content(row.run_id)
-        return {} if text is None else msgspec.json.decode(text)
+        return {} if text is None else decode_value(text.encode())
 
     async def flow_fields(self, head: FlowRunHead) -> dict[str, Any]:
         """Returns the fields that flow runs have in common with executions."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hutch.http.sse import EventBuffer, encode_event
-from hutch.protocols.runs.responses import timestamp
+from hutch.protocols.runs.responses import encode_recorded, timestamp
 from hutch.session.run import RunEnded, RunEvent, RunHandle, event_json
 from hutch.text import format_rfc3339
 
@@ -91,7 +91,7 @@ class LiveEvents(EventBuffer):
         if run is not None and not run.outcome:
             run.listeners.append(self._on_event)
         for event in past_events(detail):
-            self._add(event["type"], msgspec.json.encode(event))
+            self._add(event["type"], encode_recorded(event))
         if run is None or run.outcome:
             self.end()
 

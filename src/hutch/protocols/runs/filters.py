@@ -140,11 +140,12 @@ def parse_time(text: str, name: str) -> str:
     try:
         # A plus sign in a URL that was not escaped is a space.
         moment = datetime.fromisoformat(text.strip().replace(" ", "+"))
-    except ValueError:
+        moment = moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
+    except (ValueError, OverflowError):
         raise InvalidInput(
             name, f"expected a time such as {now()}, or how long ago, such as 15m or 7d; got {text[:40]!r}."
         ) from None
-    return format_rfc3339(moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC))
+    return format_rfc3339(moment)
 
 
 def encode_cursor(key: SortKey) -> str:

@@ -11,6 +11,7 @@ import msgspec
 from hutch.kernel.execution import Execution
 from hutch.kernel.records import RunRecord, record_fields
 from hutch.session.host import Limits
+from hutch.session.json_value import decode_value, encode_value
 from hutch.session.run import Result, RunHandle
 from hutch.store.models import RunRow
 from hutch.text import format_rfc3339
@@ -158,7 +159,7 @@ class ActiveRun:
         timeline = self.run.timeline
         content: dict[str, Any] = {}
         if timeline is not None:
-            content["calls"] = msgspec.json.decode(msgspec.json.encode([*timeline.calls.values()]))
+            content["calls"] = decode_value(msgspec.json.encode([*timeline.calls.values()]))
             content["logs"] = msgspec.to_builtins(timeline.logs)
         return {**ended_detail(self.row, self.details, content), **self.entry_overrides()}
 
@@ -168,3 +169,11 @@ class ActiveRun:
 
 def timestamp(seconds: float) -> str:
     return format_rfc3339(datetime.fromtimestamp(seconds, UTC))
+
+
+def encode_recorded(value: Any) -> bytes:
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        # Inputs and outputs of guests may contain lone surrogates.
+        return encode_value(value)

@@ -32,6 +32,7 @@ from hutch.protocols.runs.replay import (
     ReplayRequest,
     replay_modes,
 )
+from hutch.protocols.runs.responses import encode_recorded
 from hutch.session.tools.provider import Provider
 from hutch.store.models import FlowRunHead
 from hutch.store.store import Store
@@ -207,7 +208,7 @@ def _visibility(context: RequestContext) -> Visibility:
 
 class JsonBody(JSONResponse):
     def render(self, content: Any) -> bytes:
-        return msgspec.json.encode(content)
+        return encode_recorded(content)
 
 
 def _own_error(error: Exception) -> ApiError | None:

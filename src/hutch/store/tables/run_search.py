@@ -172,7 +172,7 @@ def _order(query: RunQuery) -> str:
 
 def _target(query: RunQuery) -> tuple[str, str] | None:
     """Returns the kind and the name of a tool or host whose index gives the order, or None."""
-    if query.sort == "created":
+    if query.sort == "created" and query.owner.single is None:
         for kind, match in (("tool", query.tool), ("host", query.host)):
             if match.single is not None:
                 return kind, match.single
@@ -209,27 +209,25 @@ def _choose_index(query: RunQuery, index: _Conditions) -> set[str]:
     answered by it.
     """
     used: set[str] = set()
+    if query.owner.single is not None:
+        # A search must not walk rows of other owners, because the cursor tells which row was the last one.
+        index.add("r.owner = :owner", owner=query.owner.single)
+        used.add("owner")
     if query.sort == "duration":
-        if query.owner.single is not None:
-            index.add("r.owner = :owner", owner=query.owner.single)
-            used.add("owner")
         return used
     if query.parent is not None:
         index.add("r.parent_run_id = :parent", parent=query.parent)
-        return {"parent"}
-    if query.label.single is not None and not query.label.single.endswith("*"):
+        return {*used, "parent"}
+    if not used and query.label.single is not None and not query.label.single.endswith("*"):
         index.add("r.label = :label", label=query.label.single)
         return {"label"}
-    if query.outcome.single is not None and query.outcome.single != "ok":
+    if not used and query.outcome.single is not None and query.outcome.single != "ok":
         index.add("r.outcome = :outcome", outcome=query.outcome.single)
         return {"outcome", "is_failed"} if query.is_failed in (None, True) else {"outcome"}
     if query.is_failed:
         index.add("r.outcome <> 'ok'")
         used.add("is_failed")
-    if query.owner.single is not None:
-        index.add("r.owner = :owner", owner=query.owner.single)
-        used.add("owner")
-    elif query.protocol.single is not None and not used:
+    if query.protocol.single is not None and not used:
         index.add("r.protocol = :protocol", protocol=query.protocol.single)
         used.add("protocol")
     return used
