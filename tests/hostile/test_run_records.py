@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import httpx2
 import pytest
-from tests.support.processes import NO_WARM_RUNNERS, running_server
+from tests.support.processes import NO_WARM_RUNNERS, ServeProcess, hutch, running_server
+
+OPERATOR = "operator-key-operator-key"
+LITERAL = "authors-literal-0123456789"
+WRAPPER = (
+    f"export async function wrapper() {{ const key = '{LITERAL}'; console.log(key); throw new Error(key) }}"
+)
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx2.Client]:
-    home = str(tmp_path_factory.mktemp("home"))
-    with (
-        running_server(HUTCH_HOME=home, HUTCH_RECORD="full", **NO_WARM_RUNNERS) as server,
-        httpx2.Client(base_url=server.url, timeout=60) as opened,
-    ):
+def home(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(scope="module")
+def server(home: str) -> Iterator[ServeProcess]:
+    settings = {"HUTCH_HOME": home, "HUTCH_API_KEY": OPERATOR, "HUTCH_RECORD": "full"}
+    with running_server(**settings, **NO_WARM_RUNNERS) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: ServeProcess) -> Iterator[httpx2.Client]:
+    headers = {"Authorization": f"Bearer {OPERATOR}"}
+    with httpx2.Client(base_url=server.url, headers=headers, timeout=60) as opened:
         yield opened
 
 
@@ -32,10 +48,9 @@ def test_record_with_lone_surrogates_can_be_read_and_replayed(client: httpx2.Cli
     assert (replayed.status_code, replayed.json()["output"]) == (200, "\ud800\0")
 
 
-def test_code_with_a_lone_surrogate_is_refused(client: httpx2.Client) -> None:
-    response = run(client, rb'{"code": "return \"\ud800\""}')
-    assert response.status_code == 400
-    assert "code: expected well-formed Unicode" in response.json()["error"]["message"]
+def test_code_with_a_lone_surrogate_is_recorded(client: httpx2.Client) -> None:
+    run_id = run(client, rb'{"code": "return \"\ud800\""}').json()["run_id"]
+    assert client.get(f"/runs/{run_id}").json()["code"] == 'return "\N{REPLACEMENT CHARACTER}"'
 
 
 @pytest.mark.parametrize("time", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
@@ -43,3 +58,24 @@ def test_time_that_no_clock_can_show_is_refused(client: httpx2.Client, time: str
     response = client.get("/runs", params={"since": time})
     assert response.status_code == 400
     assert response.json()["error"]["message"].startswith("since: expected a time")
+
+
+def test_only_the_author_finds_the_wrapper_code_in_a_record(
+    server: ServeProcess, client: httpx2.Client, home: str
+) -> None:
+    definition = {"ability_id": "throws", "service_name": "x", "ability_name": "x", "wrapper_code": WRAPPER}
+    secrets = {}
+    for name in ("ann", "bob"):
+        client.post("/console/users", json={"name": name})
+        secrets[name] = client.post(f"/console/users/{name}/keys", json={}).json()["secret"]
+    arguments = ("ability", "add", "--user", "ann", "--shared", "-")
+    hutch(*arguments, input=json.dumps(definition), env={"HUTCH_HOME": home})
+    seen = {}
+    for name, secret in secrets.items():
+        headers = {"Authorization": f"Bearer {secret}"}
+        url = f"{server.url}/my/abilities/throws/execute"
+        run_id = httpx2.post(url, json={}, headers=headers, timeout=60).headers["x-run-id"]
+        record = httpx2.get(f"{server.url}/runs/{run_id}", headers=headers)
+        assert record.json()["outcome"] == "runtime_error"
+        seen[name] = LITERAL in record.text
+    assert seen == {"ann": True, "bob": False}

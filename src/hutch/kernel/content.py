@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from hutch.session.json_value import encode_value, well_formed
+from hutch.session.json_value import decode_value, encode_value, well_formed
 from hutch.session.run import Result, RunHandle
 from hutch.session.timeline import MAX_LOG_LINE_CHARS, Cut, RecordedCall, RecordedLog, cut_json
 from hutch.settings.model import RecordLevel
@@ -114,15 +114,14 @@ def _encode(content: RunContent) -> str:
         return msgspec.json.encode(content).decode()
     except UnicodeEncodeError:
         # Code and log lines of guests may contain lone surrogates.
-        return encode_value(_well_formed(msgspec.to_builtins(content))).decode()
+        values = msgspec.to_builtins(content, enc_hook=lambda raw: decode_value(bytes(raw)))
+        return encode_value(_well_formed(values)).decode()
 
 
 def _well_formed(value: Any) -> Any:
     match value:
         case str():
             return well_formed(value)
-        case Raw():
-            return msgspec.json.decode(value)
         case dict():
             return {name: _well_formed(item) for name, item in value.items()}
         case list():

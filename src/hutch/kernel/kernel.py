@@ -16,7 +16,6 @@ from hutch.sandbox.pool.lease import Lease
 from hutch.sandbox.pool.pool import Pool
 from hutch.sandbox.runner.profile import Profile
 from hutch.session.host import TIMED_OUT, Limits, Session
-from hutch.session.json_value import is_well_formed
 from hutch.session.run import Result, RunHandle, RunQueued, Wait
 from hutch.session.tools.provider import check_providers
 from hutch.settings import Settings, cores
@@ -215,8 +214,6 @@ class Kernel:
             and (size := len(execution.code.encode(errors="surrogatepass"))) > maximum
         ):
             raise InvalidExecution("code", f"has {size} bytes; the limit is {maximum}")
-        if not is_well_formed(execution.code):
-            raise InvalidExecution("code", "expected well-formed Unicode, got a lone surrogate")
         if execution.inputs is not None and len(execution.inputs) > self.settings.max_result_bytes:
             raise InvalidExecution(
                 "inputs",

@@ -139,14 +139,6 @@ def has_line_breaks(raw: bytes) -> bool:
     return b"\n" in raw or b"\r" in raw
 
 
-def is_well_formed(text: str) -> bool:
-    """Returns False if the text contains a lone surrogate, so that it cannot be encoded as UTF-8."""
-    try:
-        return text.isascii() or bool(text.encode())
-    except UnicodeEncodeError:
-        return False
-
-
 def well_formed(text: str) -> str:
     """Replaces each lone surrogate by U+FFFD, so that the text can be encoded as UTF-8."""
     if text.isascii():

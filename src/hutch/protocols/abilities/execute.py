@@ -194,6 +194,7 @@ class AbilityExecutor:
                 ability_run,
                 request_log=fetch_session.request_log,
                 redact=fetch_session.redactor.text,
+                is_own=call.owner_id == user.id,
                 run_id=run_id,
             )
         finally:

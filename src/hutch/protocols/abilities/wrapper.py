@@ -107,10 +107,13 @@ async def run_wrapper(
     *,
     request_log: list[RequestLogEntry],
     redact: Callable[[str], str],
+    is_own: bool,
     run_id: str | None = None,
 ) -> WrapperOutcome:
-    """Calls `wrapper(payload, options)` in the sandbox. `redact` replaces secrets in what is recorded. Raises
-    HutchError if the execution cannot start.
+    """Calls `wrapper(payload, options)` in the sandbox. `redact` replaces secrets in what is recorded.
+
+    `is_own`: the user is the ability's author. Others can read the record of their run, so that it contains
+    neither the wrapper's code nor values that come from it. Raises HutchError if the execution cannot start.
     """
     settings = ability_run.kernel.settings
     arguments = json_text({"payload": params, "options": _OPTIONS}).decode()
@@ -120,7 +123,12 @@ async def run_wrapper(
         timeout_ms=settings.ability_timeout_ms,
         memory_bytes=settings.ability_memory_bytes,
         providers=(fetch_tools.provider(),),
-        run=_WrapperRun(run_id or new_run_id(), requests=request_log, redact=redact),
+        run=_WrapperRun(
+            run_id or new_run_id(),
+            requests=request_log,
+            redact=redact,
+            record_level=None if is_own else "metadata",
+        ),
         source=Source(definition.wrapper_code, json_text(params)),
     )
     if result.error is not None:
