@@ -12,18 +12,20 @@ from starlette.applications import Starlette
 
 from hutch.app.app import App
 from hutch.http.auth import AccessControl
-from hutch.http.cors import Cors
+from hutch.http.run_ids import RunIdHeaders
 from hutch.settings import Settings
 
 CONTENT_TYPES = ("text/plain", "application/x-www-form-urlencoded")
 # Routes whose requests have no body.
-BODILESS = {"/runs/x/cancel", "/runs/x/resume"}
+BODILESS = {"/console/links", "/runs/x/cancel", "/runs/x/resume"}
 
 
 async def test_every_route_with_a_body_requires_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of other sites can send these types without a preflight request."""
     applications: list[Starlette] = []
-    monkeypatch.setattr("hutch.http.cors.Cors", lambda web: applications.append(web) or Cors(web))
+    monkeypatch.setattr(
+        "hutch.http.run_ids.RunIdHeaders", lambda web: applications.append(web) or RunIdHeaders(web)
+    )
     app = await App.create(Settings(home=str(tmp_path), quickjs_warm=0, deno_warm=0))
     try:
         web = app.http_app(AccessControl(app.settings))

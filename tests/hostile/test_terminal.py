@@ -75,6 +75,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "check": ["GATEWAY"],
     "doctor": [],
     "config": [],
+    "console": [f"http://{HOSTILE}"],
     "trust": ["--yes"],
     "user add": [HOSTILE],
     "user list": [],

@@ -29,6 +29,10 @@ _FILTERS = (
 )
 
 
+def _example(command: str) -> str:
+    return f"\b\nExample:\n  {command}\n"
+
+
 def filter_options(command: Any) -> Any:
     for name, text in reversed(_FILTERS):
         command = click.option(name, multiple=True, metavar="VALUE", help=f"{text} -VALUE excludes.")(command)
@@ -37,7 +41,7 @@ def filter_options(command: Any) -> Any:
     return click.option("--failed", is_flag=True, help="Only failed runs.")(command)
 
 
-@click.group(epilog="\b\nExample:\n  hutch runs list --failed --since 1h\n")
+@click.group(epilog=_example("hutch runs list --failed --since 1h"))
 def runs() -> None:
     """List, show, follow, cancel, replay and export runs of all protocols.
 
@@ -45,7 +49,7 @@ def runs() -> None:
     """
 
 
-@runs.command("list")
+@runs.command("list", epilog=_example("hutch runs list --failed --since 1h"))
 @filter_options
 @click.option("--sort", type=click.Choice(["created", "duration"]), default="created", show_default=True)
 @click.option("--limit", type=click.IntRange(1, 1_000), default=30, show_default=True)
@@ -59,7 +63,7 @@ def list_command(url: str | None, key_env: str, json: bool, **filters: Any) -> i
     return list_runs(filters, url, key_env, as_json=json)
 
 
-@runs.command()
+@runs.command(epilog=_example("hutch runs show 5f0c6c1c0d6f4b7e9d1c2b3a4f5e6d7c"))
 @click.argument("run_id", metavar="ID")
 @click.option("--json", is_flag=True, help="Print the response of GET /runs/ID.")
 @url_option
@@ -71,7 +75,7 @@ def show(run_id: str, url: str | None, key_env: str, json: bool) -> int:
     return show_run(run_id, url, key_env, as_json=json)
 
 
-@runs.command()
+@runs.command(epilog=_example("hutch runs tail 5f0c6c1c0d6f4b7e9d1c2b3a4f5e6d7c --url http://127.0.0.1:4111"))
 @click.argument("run_id", metavar="ID")
 @url_option
 @key_option
@@ -82,7 +86,9 @@ def tail(run_id: str, url: str | None, key_env: str) -> int:
     return tail_run(run_id, url, key_env)
 
 
-@runs.command()
+@runs.command(
+    epilog=_example("hutch runs cancel 5f0c6c1c0d6f4b7e9d1c2b3a4f5e6d7c --url http://127.0.0.1:4111")
+)
 @click.argument("run_ids", metavar="ID...", nargs=-1, required=True)
 @url_option
 @key_option
@@ -93,7 +99,11 @@ def cancel(run_ids: tuple[str, ...], url: str | None, key_env: str) -> int:
     return cancel_runs(run_ids, url, key_env)
 
 
-@runs.command()
+@runs.command(
+    epilog=_example(
+        "hutch runs replay 5f0c6c1c0d6f4b7e9d1c2b3a4f5e6d7c --code @fixed.ts --url http://127.0.0.1:4111"
+    )
+)
 @click.argument("run_id", metavar="ID")
 @click.option("--mode", type=click.Choice(["recorded", "same"]), default="recorded", show_default=True)
 @click.option("--code", metavar="CODE", help="Other code, or @FILE.")
@@ -112,7 +122,7 @@ def replay(
     return replay_run(run_id, mode, code, inputs, url, key_env)
 
 
-@runs.command()
+@runs.command(epilog=_example("hutch runs export --since 7d > runs.jsonl"))
 @filter_options
 @click.option("--details", is_flag=True, help="Everything that is recorded of each run.")
 @url_option
