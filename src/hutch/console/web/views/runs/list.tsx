@@ -167,7 +167,7 @@ function Rows({ runs, selected, toggle, selectAll, more, hasMore, onTop }: {
             <th>Run</th>
             <th>Protocol</th>
             {isAdmin && <th class="owner">Owner</th>}
-            <th class="number">Calls</th>
+            <th class="number calls">Calls</th>
             <th class="number">Waited</th>
             <th class="number">Ran</th>
             <th class="number">When</th>

@@ -94,9 +94,7 @@ export function Timeline({ spans, selected, onSelect }: {
   return (
     <div class="timeline" onKeyDown={onKeyDown}>
       <div class="timeline-scale" aria-hidden="true">
-        {[0, 0.25, 0.5, 0.75, 1].map((part) => (
-          <span key={part}>{formatScale(begin + (end - begin) * part)}</span>
-        ))}
+        {[0, 0.5, 1].map((part) => <span key={part}>{formatScale(begin + (end - begin) * part)}</span>)}
       </div>
       {spans.slice(0, MAX_SPANS).map((span) => (
         <button
