@@ -7,6 +7,7 @@ become `unknown`, or `any` on request.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -34,6 +35,9 @@ MAX_LEVELS = 100  # nested schemas, including references
 MAX_LITERALS = 200
 MAX_SHARING_STEPS = 100_000
 MAX_ONE_LINE_CHARS = 72
+# A repeated object type gets a name if that saves this many characters, not counting those of the references.
+MIN_SAVED_CHARS = 60
+REFERENCE_CHARS = 15
 
 # Constraints that a type cannot express.
 _CONSTRAINTS = (
@@ -66,11 +70,41 @@ _PRIMITIVES = {
 }
 
 
+class ObjectTypes:
+    """Texts of the object types in schemas, to find those that are repeated."""
+
+    def __init__(self) -> None:
+        self._texts: dict[int, str] = {}  # by the `id()` of the schema
+        self._found: list[str] = []
+        self._seen: set[str] = set()
+
+    def begin(self) -> int:
+        return len(self._found)
+
+    def end(self, start: int, schema: dict[str, Any], text: str) -> None:
+        text = self._texts[id(schema)] = " ".join(text.split())
+        if text in self._seen:
+            # Types inside of a repeated type are not repeated for that reason alone.
+            del self._found[start:]
+        self._seen.add(text)
+        self._found.append(text)
+
+    def repeated(self) -> dict[int, str]:
+        """Returns the texts of the types that should have a name, by the `id()` of their schemas."""
+        named = {
+            text
+            for text, count in Counter(self._found).items()
+            if (count - 1) * (len(text) - REFERENCE_CHARS) > MIN_SAVED_CHARS
+        }
+        return {schema: text for schema, text in self._texts.items() if text in named}
+
+
 class TypeRenderer:
     """Renders schemas, and collects declarations of the types that they refer to.
 
     `unknown_type` is the type of values without a schema. `compact` omits comments and line breaks. Names in
-    `reserved_names` are not used for types. `prefix` is prepended to references to declared types.
+    `reserved_names` are not used for types. `prefix` is prepended to references to declared types. `found`
+    collects the object types. `repeated` has those that are declared once and referred to by a name.
     """
 
     def __init__(
@@ -80,7 +114,13 @@ class TypeRenderer:
         compact: bool = False,
         reserved_names: Iterable[str] = ("Promise",),
         prefix: str = "",
+        found: ObjectTypes | None = None,
+        repeated: Mapping[int, str] | None = None,
     ) -> None:
+        self._found = found
+        self._repeated = repeated or {}
+        self._label = ""  # name for the next object type
+        self._inline: Any = None  # schema of the object type that is rendered and not referred to
         self.declarations: dict[str, str] = {}
         self._any_type = ANY if unknown_type == "any" else UNKNOWN
         self._compact = compact
@@ -93,8 +133,12 @@ class TypeRenderer:
         self._budget = MAX_RENDERED_SCHEMAS
         self._level = 0
 
-    def render(self, root: SchemaRoot, pad: str = "  ") -> str:
-        """Renders the type of a schema. Types that it refers to are added to `declarations`."""
+    def render(self, root: SchemaRoot, pad: str = "  ", *, inline: bool = False) -> str:
+        """Renders the type of a schema. Types that it refers to are added to `declarations`.
+
+        `inline`: the type itself gets no name, even if it is repeated.
+        """
+        self._label, self._inline = root.label, root.schema if inline else None
         rendered = self._render(root.schema, root, pad, False)
         while self._pending:
             self._pending.pop(next(iter(self._pending)))()
@@ -148,12 +192,26 @@ class TypeRenderer:
         return _union(options)
 
     def _object(self, schema: dict[str, Any], root: SchemaRoot, pad: str) -> _TypeText:
+        if schema is self._inline or not _is_only_object(schema):
+            return self._object_literal(schema, root, pad)
+        repeated = self._repeated.get(id(schema))
+        if repeated is not None:
+            return _TypeText(f"{self._prefix}{self._repeated_name(repeated, schema, root)}")
+        if self._found is None:
+            return self._object_literal(schema, root, pad)
+        start = self._found.begin()
+        rendered = self._object_literal(schema, root, pad)
+        self._found.end(start, schema, rendered.text)
+        return rendered
+
+    def _object_literal(self, schema: dict[str, Any], root: SchemaRoot, pad: str) -> _TypeText:
         inner = pad + "  "
         properties = as_dict(schema.get("properties"))
         required = dict.fromkeys(name for name in as_list(schema.get("required")) if isinstance(name, str))
         members = []
         for name, property_schema in properties.items():
             mark = "" if name in required else "?"
+            self._label = name
             rendered = self._render(property_schema, root, inner, False)
             members.append(
                 (self._comment(property_schema, inner), f"{property_key(name)}{mark}: {rendered.text}")
@@ -188,6 +246,7 @@ class TypeRenderer:
         return _union(self._render(other, root, pad, False) for other in others) if others else None
 
     def _array(self, schema: dict[str, Any], root: SchemaRoot, pad: str) -> _TypeText:
+        self._label = _singular(self._label)
         items = schema.get("items", True)
         old_style = isinstance(items, list)
         item_schemas = items if old_style else as_list(schema.get("prefixItems"))
@@ -229,8 +288,17 @@ class TypeRenderer:
         root.names[id(target)] = name
         return name
 
+    def _repeated_name(self, text: str, schema: dict[str, Any], root: SchemaRoot) -> str:
+        name = self._shared.get(text)
+        if name is None:
+            name = self._shared[text] = self._free_name(self._label or root.label)
+            self.declarations[name] = ""  # reserves the position
+            self._pending[name] = lambda: self._declare(name, schema, root)
+        return name
+
     def _declare(self, name: str, target: Any, root: SchemaRoot) -> None:
         self._rendering.append(name)
+        self._label, self._inline = name, target
         rendered = self._render(target, root, "  ", True)
         self._rendering.pop()
         doc = self._comment(target, "  ", default=False)
@@ -273,6 +341,19 @@ class TypeRenderer:
             known = root.bodies[id(target)] = (json.dumps(target, sort_keys=True), references(target))
             self._steps -= len(known[0]) // 100
         return known
+
+
+def _is_only_object(schema: dict[str, Any]) -> bool:
+    return schema.get("type", "object") == "object" and not any(
+        keyword in schema for keyword in (*COMBINING_KEYWORDS, "const", "enum", "nullable")
+    )
+
+
+def _singular(name: str) -> str:
+    for plural, singular in (("ies", "y"), ("sses", "ss"), ("xes", "x"), ("ches", "ch"), ("shes", "sh")):
+        if name.endswith(plural):
+            return name.removesuffix(plural) + singular
+    return name if name.endswith(("ss", "us", "is")) else name.removesuffix("s")
 
 
 # --- type expressions ---

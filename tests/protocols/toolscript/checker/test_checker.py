@@ -80,6 +80,14 @@ async def test_tools_need_no_import(native: Checker) -> None:
     )
 
 
+async def test_server_without_tools_before_it_is_corrected(native: Checker) -> None:
+    declarations = "export interface Tools {\n  github: any;\n}\nexport declare const tools: Tools;\n"
+    [found] = await native.check('return await github.createIssue({ title: "x" });', declarations)
+    assert found.message == "Cannot find name 'github'. Did you mean tools.github?"
+    [found] = await native.check("return gitlab;", declarations)
+    assert "tools." not in found.message
+
+
 async def test_type_error(native: Checker) -> None:
     """Reports file, line, column and length with TypeScript's message."""
     [found] = await find_problems(native, WRONG)

@@ -156,6 +156,66 @@ def test_references_become_named_types_of_their_server() -> None:
     assert "  plant(args?: B.Tree): Promise<any>;" in text
 
 
+def test_types_that_a_server_repeats_are_declared_once_for_readers() -> None:
+    entity = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "description": "The name of the entity, unique in the graph"},
+            "observations": {"type": "array", "items": {"type": "string"}},
+        },
+        "required": ["name", "observations"],
+    }
+    entities = {"type": "object", "properties": {"entities": {"type": "array", "items": entity}}}
+    # Equal types, although the schemas differ.
+    closed = {
+        "type": "object",
+        "properties": {"entities": {"type": "array", "items": entity | {"additionalProperties": False}}},
+    }
+    catalog = of(
+        FakeTool("memory", "create", None, entities, closed), FakeTool("memory", "drop", None, NUMBER)
+    )
+    chosen = declarations(catalog, only="memory__create")
+    assert (
+        "  create(args?: { entities?: Memory.Entity[] }): Promise<{ entities?: Memory.Entity[] }>;" in chosen
+    )
+    assert chosen.count("The name of the entity") == 1
+    assert "export declare namespace Memory {\n  interface Entity {\n    /** The name of the" in chosen
+    # Messages of the compiler show whole types, so it gets no names.
+    assert "Memory.Entity" not in declarations(catalog)
+    assert declarations(catalog).count("The name of the entity") == 2
+
+
+def test_repeated_results_are_named_and_short_types_stay_inline() -> None:
+    row = {
+        "type": "object",
+        "properties": {name: {"type": "string"} for name in ("id", "title", "author", "url")},
+    }
+    point = {
+        "type": "object",
+        "properties": {"point": {"type": "object", "properties": {"x": {"type": "integer"}}}},
+    }
+    text = declarations(
+        of(
+            *(
+                FakeTool(
+                    "s",
+                    name,
+                    None,
+                    point,
+                    {"type": "object", "properties": {"rows": {"type": "array", "items": row}}},
+                )
+                for name in ("a", "b", "c")
+            )
+        ),
+        compact=True,
+    )
+    for name in ("a", "b", "c"):
+        assert f"    {name}(args?: {{ point?: {{ x?: number }} }}): Promise<S.AResult>;\n" in text
+    row_text = "{ id?: string; title?: string; author?: string; url?: string }"
+    # The type inside of the repeated one occurs once, so it has no name.
+    assert f"export declare namespace S {{\n  interface AResult {{ rows?: {row_text}[] }}\n}}\n" in text
+
+
 @pytest.mark.parametrize(
     ("schema", "note"),
     [

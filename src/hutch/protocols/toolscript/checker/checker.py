@@ -48,7 +48,9 @@ RETRY_SECONDS = 300.0
 _MAX_CACHED = 256
 _MAX_CACHED_CHARS = 256 * 1024
 # TypeScript's codes for a missing module. Deno's own messages have the code 0.
-_MISSING_MODULE_CODES = (2307, 2792, 2882, 0)
+_MISSING_MODULE_CODES = (2307, 2591, 2792, 2882, 0)
+_UNKNOWN_NAME_CODES = (2304, 2552)
+_UNKNOWN_NAME = re.compile(r"Cannot find name '([\w$]+)'")
 _QUOTED = re.compile(r"""["']([^"']*)["']""")
 
 
@@ -181,7 +183,10 @@ class Checker:
             problems = await self._without_allowed(problems, files)
         explained = [
             _explain_missing_module(
-                _at_original_position(problem, prepared) if problem.file == script.name else problem
+                _explain_server_name(
+                    _at_original_position(problem, prepared) if problem.file == script.name else problem,
+                    declarations,
+                )
             )
             for problem in problems
         ]
@@ -266,6 +271,15 @@ def _at_original_position(problem: ScriptProblem, prepared: PreparedScript) -> S
     end = start + problem.length
     moved = problem_at(problem.file, prepared.original, start, end, problem.message, code=problem.code)
     return msgspec.structs.replace(moved, signature=problem.signature)
+
+
+def _explain_server_name(problem: ScriptProblem, declarations: str) -> ScriptProblem:
+    """Corrects `github.createIssue(…)`: servers are members of `tools`."""
+    unknown = _UNKNOWN_NAME.match(problem.message) if problem.code in _UNKNOWN_NAME_CODES else None
+    if unknown is None or not re.search(rf"^  {re.escape(unknown[1])}: ", declarations, re.M):
+        return problem
+    message = f"Cannot find name '{unknown[1]}'. Did you mean tools.{unknown[1]}?"
+    return msgspec.structs.replace(problem, message=message)
 
 
 def _explain_missing_module(problem: ScriptProblem) -> ScriptProblem:

@@ -33,6 +33,10 @@ export declare class ToolError extends Error {
 }
 """
 
+_SHORT_TOOL_ERROR = (
+    "export declare class ToolError extends Error { server: string; tool: string; details: any }\n"
+)
+
 _RUNTIME = """\
 /** Thrown by a failed call. */
 export class ToolError extends Error {
@@ -120,8 +124,9 @@ def tools_module(catalog: Catalog, *, only: str | None = None) -> str:
 
 
 def declarations(catalog: Catalog, *, only: str | None = None, compact: bool = False) -> str:
-    """Generates only the types: with documentation for a compiler, or, if `compact`, one line per tool for a
-    model.
+    """Generates only the types: with documentation, or, if `compact`, one line per tool.
+
+    Declarations of chosen tools, and compact ones, are for readers: repeated types are declared once.
     """
     chosen = catalog.filtered(only)
     notes = _notes(catalog, chosen, only)
@@ -130,6 +135,9 @@ def declarations(catalog: Catalog, *, only: str | None = None, compact: bool = F
     if compact:
         return notes + HEADING + _compact(chosen)
     declared = "export declare const tools: Tools;\n"
+    if only:
+        shared = "\n".join(_interfaces(chosen, share=True))
+        return "\n".join((notes + HEADING, shared, declared + _SHORT_TOOL_ERROR))
     return "\n".join((notes + HEADING, _types(chosen), _TOOL_ERROR, declared))
 
 
@@ -155,12 +163,12 @@ def _types(catalog: Catalog) -> str:
 _types_cache: WeakKeyDictionary[Catalog, str] = WeakKeyDictionary()
 
 
-def _interfaces(catalog: Catalog) -> Iterator[str]:
+def _interfaces(catalog: Catalog, *, share: bool = False) -> Iterator[str]:
     members = []
     names = _type_names(catalog)
     for entries in _by_server(catalog):
         first, name = entries[0], names[entries[0].namespace]
-        types = ServerTypes(name)
+        types = ServerTypes(name, sharing=entries if share else ())
         methods = [_method(entry, types) for entry in entries]
         about = doc_comment(comment_lines(catalog.about.get(first.server), MAX_DESCRIPTION), "")
         yield f"{about}export interface {name} {{\n" + "\n".join(methods) + "}\n"
@@ -187,7 +195,7 @@ def _compact(catalog: Catalog) -> str:
     names = _type_names(catalog)
     for entries in _by_server(catalog):
         first, name = entries[0], names[entries[0].namespace]
-        types = ServerTypes(name, compact=True)
+        types = ServerTypes(name, compact=True, sharing=entries)
         lines.append(f"  {_key(first.namespace)}: {{{_summary(catalog.about.get(first.server))}\n")
         lines += [
             f"    {_key(entry.member)}{types.signature(entry)};{_summary(entry.description)}\n"
@@ -196,8 +204,7 @@ def _compact(catalog: Catalog) -> str:
         lines.append("  };\n")
         if types.named:
             named.append(f"export declare namespace {name} {{\n" + "\n".join(types.named) + "\n}\n")
-    error = "export declare class ToolError extends Error { server: string; tool: string; details: any }\n"
-    return f"export declare const tools: {{\n{''.join(lines)}}};\n{''.join(named)}{error}"
+    return f"export declare const tools: {{\n{''.join(lines)}}};\n{''.join(named)}{_SHORT_TOOL_ERROR}"
 
 
 def _summary(text: str | None) -> str:

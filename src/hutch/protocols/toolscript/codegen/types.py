@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
 from hutch.protocols.toolscript.gateway.catalog import CatalogEntry
 from hutch.session.json_value import well_formed
-from hutch.session.schema.typescript import TypeRenderer
+from hutch.session.schema.typescript import ObjectTypes, TypeRenderer
 from hutch.session.schema.walk import (
     UNRESOLVED,
     SchemaRoot,
@@ -43,11 +43,37 @@ class ToolSignature(NamedTuple):
 
 
 class ServerTypes:
-    """The types of one server's tools, in a separate namespace."""
+    """The types of one server's tools, in a separate namespace.
 
-    def __init__(self, namespace: str, *, compact: bool = False) -> None:
-        self._types = TypeRenderer(
-            unknown_type="any", compact=compact, reserved_names=("Promise", "Record"), prefix=f"{namespace}."
+    An object type that `sharing` repeats is declared once. That is shorter to read. A compiler gets types
+    without that, because its messages would name the type instead of showing it.
+    """
+
+    def __init__(
+        self, namespace: str, *, compact: bool = False, sharing: Iterable[CatalogEntry] = ()
+    ) -> None:
+        self._namespace = namespace
+        self._compact = compact
+        self._roots: dict[str, tuple[SchemaRoot, SchemaRoot | None]] = {}
+        found = ObjectTypes()
+        self._types = self._renderer(found=found)
+        for entry in sharing:
+            self._roots[entry.qualified] = roots = _roots(entry)
+            self._signature(*roots)
+        for root in (root for roots in self._roots.values() for root in roots if root is not None):
+            root.names.clear()
+        self._types = self._renderer(repeated=found.repeated())
+
+    def _renderer(
+        self, *, found: ObjectTypes | None = None, repeated: dict[int, str] | None = None
+    ) -> TypeRenderer:
+        return TypeRenderer(
+            unknown_type="any",
+            compact=self._compact,
+            reserved_names=("Promise", "Record"),
+            prefix=f"{self._namespace}.",
+            found=found,
+            repeated=repeated,
         )
 
     @property
@@ -56,11 +82,11 @@ class ServerTypes:
         return [*self._types.declarations.values()]
 
     def signature(self, entry: CatalogEntry) -> ToolSignature:
-        label = entry.member[:1].upper() + entry.member[1:]
+        return self._signature(*(self._roots.get(entry.qualified) or _roots(entry)))
+
+    def _signature(self, arguments: SchemaRoot, result: SchemaRoot | None) -> ToolSignature:
         notes: list[str] = []
-        parameter = self._parameter(SchemaRoot.of(entry.input_schema, f"{label}Args"), notes)
-        result = self._result(entry.output_schema, f"{label}Result", notes)
-        return ToolSignature(parameter, result, notes)
+        return ToolSignature(self._parameter(arguments, notes), self._result(result, notes), notes)
 
     def _parameter(self, root: SchemaRoot, notes: list[str]) -> str:
         if root.schema is None or root.schema == {}:
@@ -71,22 +97,31 @@ class ServerTypes:
             notes.append(f"Its server's schema of the arguments is not valid: {fault}.")
         if allows_only_empty_object(root):
             return "args?: Record<string, never>"
-        rendered = self._types.render(root) if _may_be_object(root.schema) else "never"
+        # The arguments are inline: a reader of the signature needs them.
+        rendered = self._types.render(root, inline=True) if _may_be_object(root.schema) else "never"
         if rendered in ("any", "never"):
             if fault is None:
                 notes.append(NO_SCHEMA)
             return f"args?: {ANY_OBJECT}"
         return f"args{'?' if allows_empty_object(root) else ''}: {rendered}"
 
-    def _result(self, schema: Any, label: str, notes: list[str]) -> str:
-        if schema is None:
+    def _result(self, root: SchemaRoot | None, notes: list[str]) -> str:
+        if root is None:
             return "any"
-        root = SchemaRoot.of(schema, label)
         fault = _schema_problem(root)
         if fault is not None:
             notes.append(f"Its server's schema of the result is not valid: {fault}.")
         rendered = self._types.render(root)
         return "any" if rendered == "never" else rendered
+
+
+def _roots(entry: CatalogEntry) -> tuple[SchemaRoot, SchemaRoot | None]:
+    label = entry.member[:1].upper() + entry.member[1:]
+    result = entry.output_schema
+    return (
+        SchemaRoot.of(entry.input_schema, f"{label}Args"),
+        None if result is None else SchemaRoot.of(result, f"{label}Result"),
+    )
 
 
 def _may_be_object(schema: Any) -> bool:
