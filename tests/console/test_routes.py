@@ -86,6 +86,24 @@ def test_console_is_open_on_loopback_without_a_key(open_server: ServeProcess) ->
     assert httpx2.get(open_server.url + "/console/overview").status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "users"),
+        ("DELETE", "users/ann"),
+        ("POST", "users/ann/keys"),
+        ("POST", "users/ann/credentials"),
+        ("DELETE", "users/ann/credentials/x"),
+        ("DELETE", "keys/x"),
+    ],
+)
+def test_server_without_a_key_changes_no_users(open_server: ServeProcess, method: str, path: str) -> None:
+    response = httpx2.request(method, f"{open_server.url}/console/{path}", json={"name": "ann"})
+    assert response.status_code == 403
+    assert "HUTCH_API_KEY" in response.json()["error"]["message"]
+    assert httpx2.get(f"{open_server.url}/console/users").status_code == 200
+
+
 def test_page_of_another_site_is_not_signed_in(open_server: ServeProcess) -> None:
     other = {"Origin": "https://attacker.example"}
     assert httpx2.get(open_server.url + "/console/session", headers=other).json()["signedIn"] is False

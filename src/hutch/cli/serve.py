@@ -151,7 +151,7 @@ async def _serve(
         gc.collect()
         gc.freeze()
         # The event loop waits this long for Python's lock whenever a thread computes, several times in each
-        # request. While large flows were validated, `/health` took 37 ms with Python's 5 ms, and 20 ms with
+        # request. While large flows were validated, `/health` took 37 ms with Python's 5 ms, and 24 ms with
         # 0.5 ms (medians of 10 runs, 2 cores).
         sys.setswitchinterval(0.0005)
         await _wait_for_first(serving, asyncio.create_task(signals.first.wait()))

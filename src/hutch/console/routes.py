@@ -53,6 +53,8 @@ def routes(services: ConsoleServices, access: AccessControl) -> list[BaseRoute]:
     handlers = ConsoleHandlers(services, access, bodies)
     protocol = HttpProtocol(name=None, access=access, render=_render, logger=logger)
     operator = replace(protocol, check=_require_operator)
+    # The problems of code tell about the tools of the operator's MCP servers.
+    scripts = replace(protocol, name="toolscript")
 
     async def page(request: Request) -> Response:
         return access.deny(request, public=True) or page_response(request)
@@ -69,9 +71,9 @@ def routes(services: ConsoleServices, access: AccessControl) -> list[BaseRoute]:
         protocol.route("/console/links", POST=handlers.create_link),
         operator.route("/console/overview", GET=handlers.overview),
         operator.route("/console/overview/events", GET=handlers.overview_events),
-        protocol.route("/console/check", POST=handlers.check),
+        scripts.route("/console/check", POST=handlers.check),
         operator.route("/console/system", GET=handlers.system),
-        *accounts.routes(services.storage, operator, bodies),
+        *accounts.routes(services.storage, replace(protocol, check=handlers.check_account_access), bodies),
     ]
 
 
@@ -80,6 +82,18 @@ class ConsoleHandlers:
         self._services = services
         self._access = access
         self._bodies = bodies
+
+    async def check_account_access(self, context: RequestContext) -> None:
+        """Lets the operator manage users. Without a key, every program on this machine is the operator, and
+        could issue itself a key that uses the credentials of a user.
+        """
+        await _require_operator(context)
+        if context.request.method != "GET" and self._services.settings.api_key is None:
+            raise ApiError(
+                "forbidden",
+                "A server without a key does not change users. Set HUTCH_API_KEY and start it again, or use"
+                " `hutch user`, `hutch key` and `hutch credential`.",
+            )
 
     async def session(self, request: Request) -> Response:
         """Says who the browser is, for the page to choose what it shows. Answers everyone."""

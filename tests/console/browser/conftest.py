@@ -35,9 +35,13 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+def home(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(scope="module")
+def server(home: str) -> Iterator[ServeProcess]:
     """A server without a key that records everything."""
-    home = str(tmp_path_factory.mktemp("home"))
     with running_server(HUTCH_HOME=home, HUTCH_RECORD="full") as running:
         yield running
 

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 from playwright.sync_api import Browser, Page, expect
 from tests.console.browser.conftest import OpenPage
-from tests.support.processes import ServeProcess
+from tests.support.processes import ServeProcess, hutch
 
 VIEWS = {
     "": "Overview",
@@ -32,11 +32,11 @@ outputs: {greeting: "Hello, ${step.shout}!"}
 
 
 @pytest.fixture(scope="module")
-def filled(server: ServeProcess) -> ServeProcess:
+def filled(server: ServeProcess, home: str) -> ServeProcess:
     """The server after some work."""
     httpx2.post(server.url + "/flows", content=FLOW, headers={"Content-Type": "application/yaml"})
-    httpx2.post(server.url + "/console/users", json={"name": "ann"})
-    httpx2.post(server.url + "/console/users/ann/keys", json={"name": "laptop"})
+    hutch("user", "add", "ann", env={"HUTCH_HOME": home})
+    hutch("key", "add", "ann", env={"HUTCH_HOME": home})
     for code in ("return 1 + 1", "throw new Error('it broke')"):
         httpx2.post(server.url + "/run", json={"code": code, "label": "example"}, timeout=60)
     return server

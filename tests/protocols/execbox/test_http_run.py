@@ -14,7 +14,7 @@ from typing import Any
 import httpx2
 import jsonschema_rs
 import pytest
-from tests.support.processes import ServeProcess, running_server
+from tests.support.processes import ServeProcess, hutch, running_server
 
 TRACKER = Path(__file__).parents[2] / "support/mcp_servers/tracker.py"
 EVENTS = {"Accept": "text/event-stream"}
@@ -58,6 +58,19 @@ async def test_result_has_value_logs_calls_and_the_run_id_of_the_header(client: 
     assert result.pop("calls")[0].items() >= {"provider": "tools.tracker", "tool": "createIssue"}.items()
     run_id = response.headers["x-run-id"]
     assert result == {"ok": True, "run_id": run_id, "result": True, "logs": ["2"], "logs_truncated": False}
+
+
+@pytest.mark.parametrize(("scope", "has_tools"), [("mcp", False), ("toolscript", True)])
+async def test_key_needs_the_scope_of_the_gateway_for_its_tools(
+    client: httpx2.AsyncClient, scope: str, has_tools: bool
+) -> None:
+    hutch("user", "add", scope)
+    key = hutch("key", "add", scope, "--scope", "execbox", "--scope", scope).stdout.split()[-1]
+    headers = {"Authorization": f"Bearer {key}"}
+    response = await client.post("/run", json={"code": "return typeof tools"}, headers=headers)
+    assert response.json()["result"] == ("object" if has_tools else "undefined")
+    checked = await client.post("/console/check", json={"code": "1"}, headers=headers)
+    assert checked.status_code == (200 if has_tools else 403)
 
 
 async def test_failure_of_the_code_is_a_result_with_its_position(client: httpx2.AsyncClient) -> None:

@@ -36,7 +36,8 @@ from hutch.session.tools.provider import Provider
 from hutch.text import cut, did_you_mean
 
 PROTOCOL = "execbox"
-MCP_SCOPE = "mcp"
+# As everywhere, users need this scope for the tools of the operator's MCP servers.
+SERVERS_SCOPE = "toolscript"
 PATH = "/run"
 RUN_ID_HEADER = "X-Run-Id"
 MAX_LABEL_CHARS = 200
@@ -113,7 +114,7 @@ class RunHandler:
 
     async def _execution(self, context: RequestContext, body: RunBody) -> Execution:
         """Raises InvalidExecution."""
-        providers = await self._mcp_tools() if context.caller.may(MCP_SCOPE) else ()
+        providers = await self._mcp_tools() if context.caller.may(SERVERS_SCOPE) else ()
         return Execution(
             code=body.code,
             profile=profile_for(body.engine or "quickjs"),

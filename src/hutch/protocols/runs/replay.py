@@ -23,6 +23,8 @@ Mode = Literal["same", "recorded"]
 CODE_ENGINES = ("quickjs", "deno")
 GATEWAY_PROTOCOL = "mcp"
 """Protocol whose tools come from the gateway, so that they can be called again."""
+GATEWAY_SCOPE = "toolscript"
+"""Scope that users need for the tools of the gateway."""
 DIVERGED = "replay_diverged"
 MAX_SHOWN_CHARS = 300
 

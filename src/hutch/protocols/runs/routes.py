@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from hutch.errors import HutchError, SearchTimeout
-from hutch.http.auth import AccessControl
+from hutch.http.auth import AccessControl, key_advice
 from hutch.http.endpoint import HttpProtocol, RequestContext, public_json_route
 from hutch.http.errors import ERROR_KINDS, ApiError
 from hutch.http.lifecycle import cancel_on_disconnect
@@ -27,6 +27,7 @@ from hutch.protocols.runs.events import encoded_events
 from hutch.protocols.runs.filters import parse_list_query
 from hutch.protocols.runs.replay import (
     GATEWAY_PROTOCOL,
+    GATEWAY_SCOPE,
     NotReplayable,
     Replay,
     ReplayRequest,
@@ -159,6 +160,8 @@ class RunHandlers:
         if not context.caller.may(found.row.protocol) and found.row.protocol not in _PROTOCOLS_OF_ALL_KEYS:
             raise ApiError("forbidden", f"This key is not for {found.row.protocol}")
         needs_tools = request.mode == "same" and found.row.protocol == GATEWAY_PROTOCOL
+        if needs_tools and not context.caller.may(GATEWAY_SCOPE):
+            raise ApiError("forbidden", f"This key is not for {GATEWAY_SCOPE}; {key_advice(GATEWAY_SCOPE)}")
         replay = Replay(
             self._kernel,
             found.row,
