@@ -430,11 +430,11 @@ class Session:
         context = ToolContext(
             run_id=self.run_id,
             provider=call.provider_name,
-            tool=provider.original_name(call.safe_tool_name),
+            tool=provider.tools[call.safe_tool_name].name,
             deadline=self._began_at + self.limits.timeout_ms / 1000,
             cancelled=self._cancelled,
             call_id=call.call_id,
-            line=_line_of(call),
+            line=_line_of(call) if self._is_observed else None,
             _reports=_CallReports(self, call),
         )
         return await provider.dispatch(call.safe_tool_name, value, context)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 from collections.abc import Callable
@@ -61,8 +60,11 @@ class WakeupFile:
         return os.open(f"/proc/self/fd/{self._file.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
 
     def set_line_count(self, lines: int) -> None:
-        with contextlib.suppress(OSError):
+        # `contextlib.suppress` takes about a microsecond more.
+        try:  # noqa: SIM105
             os.ftruncate(self._file.fileno(), lines)
+        except OSError:
+            pass
 
     def close(self) -> None:
         self._file.close()

@@ -64,11 +64,6 @@ class Provider:
         parent, dot, name = manifest["name"].rpartition(".")
         return cls(name, tools, manifest["types"], parent=parent if dot else None)
 
-    def original_name(self, safe_name: str) -> str:
-        """Returns the original name of a tool, or `safe_name` if the tool is unknown."""
-        tool = self.tools.get(safe_name)
-        return safe_name if tool is None else tool.name
-
     def declarations(self) -> str:
         """Returns TypeScript declarations of the tools."""
         if self._types is None:
