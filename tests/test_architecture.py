@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -65,7 +66,8 @@ def modules(package: str = "") -> Iterator[tuple[str, Path]]:
         yield ".".join(parts), path
 
 
-def runtime_imports(path: Path) -> set[str]:
+@functools.cache
+def runtime_imports(path: Path) -> frozenset[str]:
     """Returns what a module imports from hutch, also lazily, but not only for type hints."""
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
@@ -77,7 +79,7 @@ def runtime_imports(path: Path) -> set[str]:
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names if alias.name.startswith("hutch.")}
-    return {name.removeprefix("hutch.") for name in names}
+    return frozenset(name.removeprefix("hutch.") for name in names)
 
 
 def upward_imports(package: str, layers: Sequence[set[str]]) -> list[str]:
