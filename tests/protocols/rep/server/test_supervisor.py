@@ -90,6 +90,10 @@ async def harness(
             await supervisor.close()
 
 
+# The supervisor sees a database only through the store, whose tests run on both kinds. Here only the tests of
+# parked runs and lost runtimes do.
+on_sqlite = pytest.mark.parametrize("store_settings", ["sqlite"], indirect=True)
+
 ASKS = flow(
     [node("a", "approve", message="A?"), node("b", "approve", message="B?"), node("e", "finish", outputs=1)],
     [*chain("a", "e"), *chain("b", "e")],
@@ -158,6 +162,7 @@ async def test_run_resumed_while_its_supervision_ends_is_supervised_again_withou
     await supervisor.close()
 
 
+@on_sqlite
 async def test_run_resumed_before_its_orchestrator_returns_keeps_no_old_outcome(
     harness: SupervisorHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,6 +186,7 @@ async def test_run_resumed_before_its_orchestrator_returns_keeps_no_old_outcome(
         assert (await harness.ended()).status == "completed"
 
 
+@on_sqlite
 async def test_tampered_run_is_logged_once_and_left_unchanged(
     harness: SupervisorHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -226,6 +232,7 @@ async def store_tampered_run(harness: SupervisorHarness, caplog: pytest.LogCaptu
     return str(inputs[0][0])
 
 
+@on_sqlite
 async def test_run_with_tampered_journal_is_logged_once_and_left_unchanged(
     harness: SupervisorHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -248,6 +255,7 @@ async def test_run_with_tampered_journal_is_logged_once_and_left_unchanged(
     assert (head.is_over, head.holder, head.claims) == (False, "", 0)
 
 
+@on_sqlite
 async def test_tampered_run_can_be_cancelled_and_is_pruned(
     harness: SupervisorHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -259,6 +267,7 @@ async def test_tampered_run_can_be_cancelled_and_is_pruned(
     assert await harness.store.journal.prune(now(plus_seconds=60)) == 1
 
 
+@on_sqlite
 async def test_run_is_resumed_once_it_can_be_decrypted_again(
     harness: SupervisorHarness, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,6 +277,7 @@ async def test_run_is_resumed_once_it_can_be_decrypted_again(
     assert (await harness.ended()).status == "completed"
 
 
+@on_sqlite
 async def test_approval_of_a_tampered_run_tries_it_once(
     harness: SupervisorHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -288,6 +298,7 @@ async def test_approval_of_a_tampered_run_tries_it_once(
     assert count_failures(caplog) == 1
 
 
+@on_sqlite
 async def test_parked_run_can_be_cancelled(harness: SupervisorHarness) -> None:
     await harness.start_run(ASKS)
 
@@ -300,6 +311,7 @@ async def test_parked_run_can_be_cancelled(harness: SupervisorHarness) -> None:
     assert not harness.supervisor.is_parked("r")
 
 
+@on_sqlite
 async def test_run_with_a_timeout_is_never_parked(harness: SupervisorHarness) -> None:
     await harness.start_run(flow([node("a", "approve", timeout_ms=1_500, message="A?")]))
     ended = await harness.ended()
@@ -317,6 +329,7 @@ async def test_run_fails_after_too_many_lost_runtimes(harness: SupervisorHarness
     assert "lost 5 times without progress" in summary["error"]["message"]
 
 
+@on_sqlite
 async def test_finished_items_are_progress_of_a_run_that_loses_its_runtimes(
     harness: SupervisorHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -375,6 +388,7 @@ def a_row(ir: dict[str, Any]) -> FlowRunRow:
     )
 
 
+@on_sqlite
 async def test_full_queue_raises_busy(harness: SupervisorHarness) -> None:
     for number in range(3):
         await harness.start_run(flow([node("w", "wait", seconds=60)]), f"r{number}")
@@ -387,6 +401,7 @@ async def test_full_queue_raises_busy(harness: SupervisorHarness) -> None:
         assert (await harness.ended(f"r{number}")).outcome == "cancelled"
 
 
+@on_sqlite
 async def test_run_of_an_unreadable_flow_version_fails(harness: SupervisorHarness) -> None:
     await harness.start_run({**flow([node("w", "wait", seconds=0)]), "version": "9.0.0"})
     assert (await harness.ended()).outcome == "invalid_flow"
