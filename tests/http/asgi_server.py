@@ -12,8 +12,8 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
-from hutch.http.connections import ConnectionLimits
-from hutch.http.uvicorn_protocols import BoundedHttpProtocol, QuietWebSocketProtocol
+from hutch.http.server.connections import ConnectionLimits
+from hutch.http.server.uvicorn_protocols import BoundedHttpProtocol, QuietWebSocketProtocol
 
 
 @contextlib.asynccontextmanager

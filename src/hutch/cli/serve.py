@@ -29,8 +29,8 @@ from hutch.cli.support.project import (
 from hutch.egress import policy
 from hutch.errors import HutchError
 from hutch.http.auth import AccessControl, is_loopback
-from hutch.http.connections import ConnectionLimits
-from hutch.http.uvicorn_protocols import BoundedHttpProtocol, QuietWebSocketProtocol
+from hutch.http.server.connections import ConnectionLimits
+from hutch.http.server.uvicorn_protocols import BoundedHttpProtocol, QuietWebSocketProtocol
 from hutch.settings import FILE, Settings
 
 logger = logging.getLogger("hutch.serve")

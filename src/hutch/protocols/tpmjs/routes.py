@@ -16,7 +16,6 @@ from starlette.types import ASGIApp
 
 from hutch.errors import Busy
 from hutch.http.auth import AccessControl
-from hutch.http.connections import parse_address
 from hutch.http.endpoint import (
     Endpoint,
     Handler,
@@ -30,6 +29,7 @@ from hutch.http.lifecycle import cancel_on_disconnect
 from hutch.http.rate_limit import CallRateLimit, ConcurrencyLimit
 from hutch.http.requests import JsonBodyReader
 from hutch.http.routing import PrefixRoute
+from hutch.http.server.connections import parse_address
 from hutch.http.sse import EventBuffer, encode_event, event_stream
 from hutch.protocols.tpmjs import openapi, requests, responses
 from hutch.protocols.tpmjs.descriptions import Descriptions, info_response

@@ -17,7 +17,7 @@ import httptools
 import msgspec
 
 from hutch.egress.client.headers import MAX_HEADERS
-from hutch.http.connections import MAX_HEAD_BYTES, HeadTimeout
+from hutch.http.server.connections import MAX_HEAD_BYTES, HeadTimeout
 
 logger = logging.getLogger("hutch.toolscript")
 

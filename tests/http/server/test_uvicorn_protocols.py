@@ -17,9 +17,9 @@ from tests.http.asgi_server import serve_bounded
 from tests.support.processes import ServeProcess
 from tests.support.waiting import eventually
 
-from hutch.http import connections, uvicorn_protocols
-from hutch.http.connections import ConnectionLimits
-from hutch.http.uvicorn_protocols import MAX_HELD_BYTES
+from hutch.http.server import connections, uvicorn_protocols
+from hutch.http.server.connections import ConnectionLimits
+from hutch.http.server.uvicorn_protocols import MAX_HELD_BYTES
 
 MIB = 1024 * 1024
 
@@ -440,7 +440,7 @@ async def test_client_that_does_not_read_can_be_closed(app: Application) -> None
 async def test_refused_connections_do_not_accumulate(
     app: Application, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hutch.http.connections.MAX_LINGERING", 2)
+    monkeypatch.setattr("hutch.http.server.connections.MAX_LINGERING", 2)
     limits = ConnectionLimits(1, 1)
     async with serve_bounded(app, limits) as port, contextlib.AsyncExitStack() as stack:
         _, writer = await stack.enter_async_context(open_connection(port))

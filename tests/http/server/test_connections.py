@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hutch.http import connections
-from hutch.http.connections import ConnectionLimits, ConnectionSlot
+from hutch.http.server import connections
+from hutch.http.server.connections import ConnectionLimits, ConnectionSlot
 
 LOCAL = "127.0.0.1"
 

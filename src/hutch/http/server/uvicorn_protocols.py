@@ -18,7 +18,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from hutch.egress.client.headers import MAX_HEADERS
 from hutch.http.auth import MAX_HOST_CHARS, parse_host
-from hutch.http.connections import MAX_HEAD_BYTES, ConnectionLimits, ConnectionSlot, HeadTimeout
+from hutch.http.server.connections import MAX_HEAD_BYTES, ConnectionLimits, ConnectionSlot, HeadTimeout
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application, ASGISendEvent
