@@ -53,7 +53,7 @@ class Cors:
             return
 
         path = canonical_path(scope["path"])
-        if path == "/" or path.startswith(_CONSOLE):
+        if path.startswith(_CONSOLE):
             await self._app(scope, receive, send)
             return
         cors_headers = (

@@ -148,7 +148,11 @@ class TpmjsServer:
         self.settings = Settings(**settings)
         self.access = AccessControl(self.settings)
         monitored = SimpleNamespace(
-            pool=None, verdict=SELF_TEST, counters=None, gateway=Gateway(SimpleNamespace())
+            pool=None,
+            verdict=SELF_TEST,
+            counters=None,
+            gateway=Gateway(SimpleNamespace()),
+            record_state=lambda: None,
         )
         web = Starlette(
             routes=[

@@ -19,7 +19,7 @@ from tests.egress.servers import SECONDS, open_connection, run_server
 from tests.http.asgi_server import serve_bounded
 from tests.http.test_uvicorn_protocols import AMBIGUOUS_HEADERS, INVALID_CHUNKS
 
-from hutch.http import connections
+from hutch.http.server import connections
 from hutch.protocols.toolscript.gateway.remote import RemoteGateway
 from hutch.protocols.toolscript.jail_server import http1, listener
 from hutch.protocols.toolscript.jail_server.http1 import JailRequest, JailResponse
