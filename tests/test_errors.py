@@ -10,6 +10,15 @@ import pytest
 from hutch import errors
 
 
+def test_position_is_added_only_to_messages_without_one() -> None:
+    def shown(message: str) -> str:
+        return str(errors.ExecutionError("runtime_error", message, "Error", 1, 2))
+
+    assert shown("no") == "no (line 1, column 2)"
+    typed = "error TS2322: Wrong.\n  code.ts:1:2\n    1 | x\n      | ^\n  tools.f(): Promise<number>"
+    assert shown(typed) == typed
+
+
 def explain_mkdir_error(file: Path) -> str | None:
     with pytest.raises(OSError, match=str(file)) as caught:
         file.mkdir(parents=True)

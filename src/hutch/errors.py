@@ -125,7 +125,7 @@ class ExecutionError(HutchError):
 
     def __str__(self) -> str:
         name = f"{self.name}: " if self.name and self.name != "Error" else ""
-        # The message of a syntax error already contains the position.
+        # The message of a syntax error or a type error already contains the position.
         has_position = self.line is None or _POSITION.search(self.message)
         position = "" if has_position else f" (line {self.line}, column {self.column})"
         return f"{name}{self.message}{position}"
@@ -135,7 +135,8 @@ class ExecutionError(HutchError):
         return type(self), fields
 
 
-_POSITION = re.compile(r"\(\d+:\d+\)$")
+# Also the position of a type error, which is on a line of its own.
+_POSITION = re.compile(r"\(\d+:\d+\)$|^  \S+:\d+:\d+$", re.M)
 
 
 class InvalidPackage(HutchError):
@@ -200,6 +201,11 @@ class ConfigError(HutchError):
         self.file = file
         self.line = line
         self.key = key
+        self._about = message
+
+    def without_position(self, name: str) -> ConfigError:
+        """Returns the error for a configuration that is not a file, but an argument called `name`."""
+        return ConfigError(name, None, self.key, self._about, remedy=self.remedy)
 
 
 class UpstreamError(HutchError):

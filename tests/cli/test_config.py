@@ -37,6 +37,14 @@ def test_changed_shows_only_settings_that_were_set(home: Path) -> None:
     assert list(rows(done.stdout)) == ["home", "port", "max_queue"]
 
 
+def test_named_settings_are_shown_and_unknown_ones_corrected(home: Path) -> None:
+    done = hutch("config", "port", "log_json", env={"HUTCH_HOME": str(home)})
+    assert list(rows(done.stdout)) == ["port", "log_json"]
+    done = hutch("config", "prot", env={"HUTCH_HOME": str(home)})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "prot: there is no such setting. Did you mean port?" in done.stderr
+
+
 def test_secrets_are_not_shown(home: Path) -> None:
     env = {
         "HUTCH_HOME": str(home),

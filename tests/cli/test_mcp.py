@@ -1,4 +1,4 @@
-"""`hutch mcp` and `hutch runner` at a terminal, and `hutch mcp` below another Hutch."""
+"""Commands that wait for another program, at a terminal, and `hutch mcp` below another Hutch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,18 @@ from tests.support.processes import TIMEOUT_SECONDS, hutch, start_hutch
 
 
 @pytest.mark.parametrize(
-    ("command", "hint"), [("mcp", "is an MCP server"), ("runner", "runs code for another program")]
+    ("command", "hint"),
+    [
+        ("mcp", "is an MCP server"),
+        ("runner", "runs code for another program"),
+        ("runtime serve", "runs flows for another program"),
+    ],
 )
 def test_command_that_waits_for_a_program_says_so_at_a_terminal(
     command: str, hint: str, tmp_path: Path
 ) -> None:
     our_end, their_end = pty.openpty()
-    with start_hutch([command], cwd=tmp_path, stdin=their_end, stderr=subprocess.PIPE) as process:
+    with start_hutch(command.split(), cwd=tmp_path, stdin=their_end, stderr=subprocess.PIPE) as process:
         try:
             os.close(their_end)
             assert process.stderr is not None

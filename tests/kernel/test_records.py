@@ -21,8 +21,8 @@ from hutch.session.run import MAX_RECORDED_CALLS, CallLog, CallRecord, Result, R
 SECRET = "correct-horse-battery"
 
 
-def finish(recorder: RunRecorder, id: str, protocol: str = "python") -> None:
-    run, result = RunHandle(id), Result(ok=True, result=SECRET, duration_ms=2.0)
+def finish(recorder: RunRecorder, id: str, protocol: str = "python", milliseconds: float = 2.0) -> None:
+    run, result = RunHandle(id), Result(ok=True, result=SECRET, duration_ms=milliseconds)
     run.end(result)
     recorder(Execution(code=SECRET, profile=profile_for("quickjs"), protocol=protocol), run, result)
 
@@ -39,7 +39,15 @@ def test_recorder_counts_logs_and_stores_each_run(caplog: pytest.LogCaptureFixtu
     assert (record.run_id, record.outcome, record.duration_ms) == ("a", "ok", 2.0)
     [line] = caplog.records
     assert line.__dict__["fields"]["run_id"] == "a"
+    assert line.getMessage() == "run a: ok after 2 ms (quickjs, 0 tool calls)"
     assert ended == ["a"]
+
+
+def test_logged_durations_have_no_exponent(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "hutch.runs")
+    for milliseconds in (0.4213, 12.345, 2391.2):
+        finish(RunRecorder(RunCounters()), "a", milliseconds=milliseconds)
+    assert [line.split()[4] for line in caplog.messages] == ["0.421", "12.3", "2391"]
 
 
 def test_internal_runs_are_counted_but_neither_stored_nor_logged_above_debug(

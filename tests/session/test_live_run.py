@@ -53,6 +53,9 @@ async def test_events_come_in_order_with_inputs_and_outputs_of_calls(
                 seen.append(event.result)
             case _:
                 seen.append(type(event))
+    assert 'tool=\'add\', line=3, input={"a":1,"b":2}, at=' in str(events).replace(
+        '"a": 1, "b": 2', '"a":1,"b":2'
+    )
     assert seen == [
         hutch.RunQueued,
         run.id,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from hutch.cli.support.console import print_json, print_note, print_table
 from hutch.cli.support.project import current_folder, load_project_settings_with_sources
+from hutch.errors import SettingError
 from hutch.settings import SECRETS, Settings, load_with_sources
-from hutch.text import cut
+from hutch.text import cut, did_you_mean
 
 _MAX_VALUE_CHARS = 60
 
@@ -21,8 +24,14 @@ class ShownSetting(msgspec.Struct, frozen=True):
     source: str
 
 
-def show_config(*, server: bool, changed: bool, json: bool) -> int:
-    """Prints the settings of the commands in this folder, or of a server, which ignores the folder."""
+def show_config(names: Sequence[str], *, server: bool, changed: bool, json: bool) -> int:
+    """Prints the settings of the commands in this folder, or of a server, which ignores the folder. Without
+    `names`, all of them.
+    """
+    for name in names:
+        if name not in Settings.__struct_fields__:
+            near = did_you_mean(name, Settings.__struct_fields__)
+            raise SettingError(f"{name}: there is no such setting.{f' Did you mean {near}?' if near else ''}")
     settings, sources = (
         load_with_sources() if server else load_project_settings_with_sources(folder=current_folder())
     )
@@ -35,7 +44,7 @@ def show_config(*, server: bool, changed: bool, json: bool) -> int:
             sources.get(name, "default"),
         )
         for name in Settings.__struct_fields__
-        if name in sources or not changed
+        if (name in sources or not changed) and (not names or name in names)
     ]
     if json:
         print_json(msgspec.json.encode(shown))

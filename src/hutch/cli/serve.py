@@ -213,6 +213,7 @@ def _announce(
         link = f"#/sign-in/{access.browsers.create_link(settings.api_key)}" if settings.api_key else ""
         print_line(f"Hutch serves {url}   isolation: {isolation}{weak}{key}")
         print_line(f"  Console:    {url}/{link}")
+        print_line(f"  Code:       {url}/run")
         print_line(f"  Execbox:    ws://{url_host}:{port}/execbox")
         print_line(f"  TPMJS:      {url}/execute-tool")
         print_line(f"  Gateway:    {url}/tools   ({servers} MCP servers)")

@@ -160,10 +160,10 @@ class RunRecorder:
             calls = f"{record.tool_calls} tool call{'' if record.tool_calls == 1 else 's'}"
             logger.log(
                 level,
-                "run %s: %s after %.3g ms (%s, %s)",
+                "run %s: %s after %s ms (%s, %s)",
                 record.run_id,
                 record.outcome,
-                record.duration_ms,
+                _rounded(record.duration_ms),
                 record.engine,
                 calls,
                 extra={"event": "run", "fields": record_fields(record)},
@@ -204,3 +204,8 @@ def record_fields(record: RunRecord) -> dict[str, Any]:
     defaults = {**_DEFAULT_LIMITS, "engine": fields["limits"]["engine"]}
     fields["limits"] = {name: value for name, value in fields["limits"].items() if value != defaults[name]}
     return fields
+
+
+def _rounded(milliseconds: float) -> str:
+    """Rounds to three digits, or to whole milliseconds: `0.42`, `12.3`, `2390`."""
+    return f"{milliseconds:.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"

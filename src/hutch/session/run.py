@@ -137,7 +137,21 @@ class RunLog(_Event, frozen=True, tag="log"):
     line: str
 
 
-class ToolCallStarted(_Event, frozen=True, tag="tool_call_started"):
+class _EventWithJson(_Event, frozen=True):
+    def __repr__(self) -> str:
+        """Shows the value of the field that has JSON, at most 200 characters, instead of an opaque object."""
+        fields = []
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if isinstance(value, Raw):
+                text = bytes(memoryview(value)[:800]).decode(errors="replace")
+                fields.append(f"{name.removesuffix('_json')}={cut(text, 200)}")
+            elif value is not UNSET and value is not None:
+                fields.append(f"{name}={value!r}")
+        return f"{type(self).__name__}({', '.join(fields)})"
+
+
+class ToolCallStarted(_EventWithJson, frozen=True, tag="tool_call_started"):
     call_id: str = msgspec.field(name="call")
     provider: str
     tool: str
@@ -150,7 +164,7 @@ class ToolCallStarted(_Event, frozen=True, tag="tool_call_started"):
         return _decode(self.input_json)
 
 
-class ToolProgress(_Event, frozen=True, tag="progress"):
+class ToolProgress(_EventWithJson, frozen=True, tag="progress"):
     """A value that a tool passed to `ToolContext.progress`."""
 
     call_id: str = msgspec.field(name="call")
@@ -161,7 +175,7 @@ class ToolProgress(_Event, frozen=True, tag="progress"):
         return _decode(self.value_json)
 
 
-class ToolCallEnded(_Event, frozen=True, tag="tool_call_ended"):
+class ToolCallEnded(_EventWithJson, frozen=True, tag="tool_call_ended"):
     call_id: str = msgspec.field(name="call")
     ok: bool
     duration_ms: float

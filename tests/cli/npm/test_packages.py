@@ -194,7 +194,8 @@ def test_package_without_list_and_default_export_is_reported_with_its_tools(npm:
     npm.publish("pkg-plain")
     done = hutch("packages", "describe", "pkg-plain")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.endswith('TOOL_NOT_FOUND: pkg-plain has no export "default"; its tools are tool\n')
+    assert 'TOOL_NOT_FOUND: pkg-plain has no export "default"; its tools are tool\n' in done.stderr
+    assert "hutch: name a tool: `hutch packages describe pkg-plain NAME`" in done.stderr
 
 
 def test_one_tool_is_described_as_json_on_one_line(npm: Registry) -> None:

@@ -46,7 +46,7 @@ async def test_servers_stay_connected_between_runs(sandbox: hutch.Hutch) -> None
 async def test_invalid_configuration_is_refused(sandbox: hutch.Hutch, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file"):
         await sandbox.run("1", mcp=tmp_path / "none.json")
-    with pytest.raises(ConfigError, match="expected `command`"):
+    with pytest.raises(ConfigError, match=r"^mcp: mcpServers\.tracker: expected `command`"):
         await sandbox.run("1", mcp={"tracker": {}})
     with pytest.raises(hutch.InvalidExecution, match="mcp: expected a path or a dict, got list"):
         await sandbox.run("1", mcp=[])  # type: ignore[arg-type]

@@ -153,15 +153,16 @@ Examples:
   HUTCH_PORT=8080 hutch config --server
 """,
 )
+@click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--server", is_flag=True, help="Settings of a server, which reads nothing in this folder.")
 @click.option("--changed", is_flag=True, help="Only settings that do not have their default value.")
 @click.option("--json", is_flag=True, help="Print a list as JSON on one line.")
-def config(server: bool, changed: bool, json: bool) -> int:
-    """Show every setting in force and where it was set.
+def config(names: tuple[str, ...], server: bool, changed: bool, json: bool) -> int:
+    """Show every setting in force, or those in NAME, and where they were set.
 
     Settings come from options, HUTCH_* variables, a trusted hutch.toml in this folder, and hutch.toml in
     HUTCH_HOME. Secrets are shown as ***.
     """
     from hutch.cli.config import show_config
 
-    return show_config(server=server, changed=changed, json=json)
+    return show_config(names, server=server, changed=changed, json=json)

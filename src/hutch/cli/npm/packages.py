@@ -175,6 +175,11 @@ def describe_package(package: str, name: str | None, *, env: Sequence[str], json
             console.print_note(f"warning: {warning}")
     for failure in description.failures:
         console.print_note(describe_failure(failure))
+    if description.failures and name is None and not listed_tools(description.package):
+        console.print_note(
+            f"name a tool: `hutch packages describe {package} NAME`, "
+            "or list all of them in `tpmjs.tools` of package.json"
+        )
     return 1 if description.failures else 0
 
 

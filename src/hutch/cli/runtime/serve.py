@@ -19,12 +19,20 @@ from hutch.streams.stdio import take_stdio
 
 # Time after the end of stdin at which the process exits even if steps are still running.
 EXIT_SECONDS = 0.9
+# Written without the console module, because the time until the first response counts.
+_AT_TERMINAL = (
+    b"hutch: `hutch runtime serve` runs flows for another program, and waits for its JSON-RPC requests on "
+    b"stdin, one line each. To run a flow yourself, use `hutch flow run`. Press Ctrl-D or "
+    b"Ctrl-C to stop it.\n"
+)
 
 
 def serve_runtime(project: Path | None = None) -> int:
     """Runs as a REP runtime until stdin ends. Uses the trusted files of the folder `project`."""
     read, write = take_stdio()
-    if not os.isatty(read):
+    if os.isatty(read):
+        os.write(2, _AT_TERMINAL)
+    else:
         # Ctrl-C is meant for the orchestrator, which then cancels the runs. A handler is used because child
         # processes would inherit SIG_IGN.
         signal.signal(signal.SIGINT, lambda *_: None)

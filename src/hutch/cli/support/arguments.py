@@ -50,7 +50,9 @@ def parse_params(text: str | None) -> dict[str, Any]:
     try:
         value = decode_value(text.encode())
     except (NotJsonSafe, UnicodeEncodeError) as error:
-        raise InvalidExecution("--params", f"expected a JSON object: {error}") from None
+        raise InvalidExecution(
+            "--params", f"expected a JSON object such as '{{\"name\": 1}}': {error}"
+        ) from None
     if not isinstance(value, dict):
         raise InvalidExecution("--params", f"expected a JSON object, got {text.strip()[:40]}")
     return value

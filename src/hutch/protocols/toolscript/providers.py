@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from hutch.errors import InvalidExecution, ToolError, UpstreamError
+from hutch.errors import ConfigError, InvalidExecution, ToolError, UpstreamError
 from hutch.protocols.toolscript.gateway.approvals import ApprovalPolicy, Approvals
 from hutch.protocols.toolscript.gateway.catalog import Catalog, CatalogEntry
 from hutch.protocols.toolscript.gateway.gateway import Gateway
@@ -110,7 +110,13 @@ class McpConfigurations:
                     "mcp",
                     f"expected at most {MAX_CONFIGURATIONS} different configurations for one Hutch, got more",
                 )
-            self._opened[key] = self._open(source)
+            try:
+                self._opened[key] = self._open(source)
+            except ConfigError as error:
+                if isinstance(mcp, Mapping):
+                    # There is no file whose name and line would help.
+                    raise error.without_position("mcp") from None
+                raise
         _, gateway = self._opened[key]
         return tool_providers(await gateway.catalog(), gateway)
 

@@ -263,7 +263,7 @@ def test_unknown_input_is_reported() -> None:
     closed = {"type": "object", "properties": simple, "additionalProperties": False}
     for schema in (simple, closed):
         assert problems(document(steps, inputs=schema)) == [
-            'graph.nodes[0].with.x: inputs_schema has no input "nmae"; did you mean name?'
+            'graph.nodes[0].with.x: the flow has no input "nmae"; did you mean name?'
         ]
     parse_flow(document(steps, inputs={"type": "object", "properties": simple}))
     parse_flow(document(steps))

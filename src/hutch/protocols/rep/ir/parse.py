@@ -369,9 +369,7 @@ def _unknown_input(
         return
     close = suggester.closest(str(path[0]), names)
     hint = f"; did you mean {close}?" if close else ""
-    yield Problem(
-        format_path(reference_path), f"inputs_schema has no input {describe_value(str(path[0]))}{hint}"
-    )
+    yield Problem(format_path(reference_path), f"the flow has no input {describe_value(str(path[0]))}{hint}")
 
 
 def _not_before(name: str, user: str) -> str:

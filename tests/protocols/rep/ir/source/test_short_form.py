@@ -218,7 +218,7 @@ steps:
         ),
         (
             "name: x\ninputs: [user]\nsteps:\n  - id: a\n    run: echo\n    with: {url: 'x/${input.usre}'}",
-            'steps[0].with.url: inputs_schema has no input "usre"; did you mean user? (line 6, step a)',
+            'steps[0].with.url: the flow has no input "usre"; did you mean user? (line 6, step a)',
         ),
         (
             "name: x\nsteps:\n  - id: a\n    run: echo\n    with: {url: 'x/${step.gone.y}'}",
@@ -311,7 +311,7 @@ steps:
     with:
       x: $step.nope
 """) == [
-        'steps[0].for_each: inputs_schema has no input "lst"; did you mean list? (line 6, step a)',
+        'steps[0].for_each: the flow has no input "lst"; did you mean list? (line 6, step a)',
         'steps[0].with.x: $step.nope: there is no step "nope" (line 8, step a)',
     ]
 
