@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 
 import httpx2
 import pytest
 from tests.support.processes import NO_WARM_RUNNERS, ServeProcess, hutch, running_server
+from tests.support.stalls import ServerStalls, repeat_on_stall
 
 OPERATOR = "operator-key-operator-key"
 LITERAL = "authors-literal-0123456789"
@@ -51,6 +53,23 @@ def test_record_with_lone_surrogates_can_be_read_and_replayed(client: httpx2.Cli
 def test_code_with_a_lone_surrogate_is_recorded(client: httpx2.Client) -> None:
     run_id = run(client, rb'{"code": "return \"\ud800\""}').json()["run_id"]
     assert client.get(f"/runs/{run_id}").json()["code"] == 'return "\N{REPLACEMENT CHARACTER}"'
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b'"' + "é".encode() * 1_000_000 + b'"', b"[" + b"1e300," * 200_000 + b"1]"],
+    ids=["letters", "exponents"],
+)
+@repeat_on_stall
+async def test_large_inputs_do_not_stall_the_server(server: ServeProcess, value: bytes) -> None:
+    body = b'{"code": "return 1", "inputs": {"x": ' + value + b"}}"
+    headers = {"Authorization": f"Bearer {OPERATOR}", "Content-Type": "application/json"}
+    with ServerStalls(server.process.pid, server.url) as stalls:
+        response = await asyncio.to_thread(
+            httpx2.post, f"{server.url}/run", content=body, headers=headers, timeout=60
+        )
+    assert response.status_code == 200
+    stalls.assert_short()
 
 
 @pytest.mark.parametrize("time", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])

@@ -12,6 +12,8 @@ from hutch.session.large_json import LARGE_TEXT_BYTES, decode_large_value
 from hutch.session.tools.names import is_bindable
 from hutch.session.tools.provider import Provider
 
+MAX_INPUTS = 10_000
+
 
 def encode_inputs(inputs: object, providers: Iterable[Provider] = ()) -> bytes | None:
     """Returns the JSON text of inputs; None if there are none.
@@ -26,6 +28,17 @@ def encode_inputs(inputs: object, providers: Iterable[Provider] = ()) -> bytes |
         return _with_plain_letters(encode_value(dict(named))) if named else None
     except NotJsonSafe as error:
         raise InvalidExecution("inputs", f"expected JSON-safe values: {error}") from None
+
+
+def encode_decoded_inputs(inputs: Mapping[str, object], providers: Iterable[Provider]) -> bytes | None:
+    """Like `encode_inputs`, for values that come from JSON. Takes 1 to 3 ms per MB, `encode_inputs` up to
+    140 ms.
+    """
+    named = _check_names(inputs, providers)
+    try:
+        return msgspec.json.encode(named) if named else None
+    except (ValueError, OverflowError):  # lone surrogates, or an integer of more than 64 bits
+        return encode_inputs(inputs, providers)
 
 
 async def decode_inputs(text: bytes, providers: Iterable[Provider]) -> bytes | None:
@@ -44,6 +57,8 @@ async def decode_inputs(text: bytes, providers: Iterable[Provider]) -> bytes | N
 def _check_names(inputs: object, providers: Iterable[Provider]) -> Mapping[str, object]:
     if not isinstance(inputs, Mapping):
         raise InvalidExecution("inputs", f"expected names with values, got {type(inputs).__name__}")
+    if len(inputs) > MAX_INPUTS:
+        raise InvalidExecution("inputs", f"expected at most {MAX_INPUTS} names, got {len(inputs)}")
     namespaces = {provider.name.partition(".")[0] for provider in providers}
     for name in inputs:
         if not is_bindable(name):

@@ -27,7 +27,7 @@ from hutch.problems import Problem, ProblemList, describe_value
 from hutch.protocols.execbox import openapi
 from hutch.sandbox.runner.profile import profile_for
 from hutch.session.host import Limits
-from hutch.session.inputs import encode_inputs
+from hutch.session.inputs import encode_decoded_inputs
 from hutch.session.json_value import encode_value
 from hutch.session.messages import WireError
 from hutch.session.run import Result, RunEvent, RunHandle, event_json
@@ -120,7 +120,7 @@ class RunHandler:
             profile=profile_for(body.engine or "quickjs"),
             limits=self._limits(body.limits),
             providers=providers,
-            inputs=encode_inputs(body.inputs, providers),
+            inputs=None if body.inputs is None else encode_decoded_inputs(body.inputs, providers),
             check=body.check,
             owner=context.owner,
             protocol=PROTOCOL,

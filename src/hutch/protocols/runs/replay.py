@@ -11,7 +11,7 @@ from hutch.errors import HutchError, ToolError
 from hutch.kernel.execution import Execution
 from hutch.kernel.kernel import Kernel
 from hutch.sandbox.runner.profile import profile_for
-from hutch.session.inputs import encode_inputs
+from hutch.session.inputs import encode_decoded_inputs
 from hutch.session.json_value import encode_value
 from hutch.session.run import Result, RunHandle
 from hutch.session.tools.provider import Provider
@@ -123,7 +123,7 @@ class Replay:
             profile=profile_for(row.engine),
             limits=kernel.limits({name: limits.get(name) for name in _LIMITS}, clamp=True),
             providers=providers,
-            inputs=None if inputs is None else encode_inputs(inputs, providers),
+            inputs=None if inputs is None else encode_decoded_inputs(inputs, providers),
             owner=owner,
             protocol=row.protocol,
             label=row.label,
