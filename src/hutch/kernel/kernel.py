@@ -9,13 +9,14 @@ from typing import Any
 
 import msgspec
 
-from hutch.errors import HutchError, InvalidExecution
+from hutch.errors import ExecutionError, HutchError, InvalidExecution
 from hutch.kernel.execution import CheckCode, Execution, Recorder
 from hutch.kernel.precompile import Precompiler
 from hutch.sandbox.pool.lease import Lease
 from hutch.sandbox.pool.pool import Pool
 from hutch.sandbox.runner.profile import Profile
 from hutch.session.host import TIMED_OUT, Limits, Session
+from hutch.session.language import python_hint
 from hutch.session.run import Result, RunHandle, RunQueued, Wait
 from hutch.session.tools.provider import check_providers
 from hutch.settings import Settings, cores
@@ -90,7 +91,7 @@ class Kernel:
             run.emit(RunQueued())
         self.active[run.id] = execution, run
         try:
-            result = await self._run(execution, run)
+            result = _with_language_hint(execution.code, await self._run(execution, run))
         except BaseException as error:
             if not run.outcome:
                 run.fail(error.code if isinstance(error, HutchError) else "cancelled")
@@ -233,3 +234,19 @@ def check_limit(name: str, value: Any) -> float:
         shown = f"{value:g}" if isinstance(value, float) else repr(value)
         raise InvalidExecution(name, f"expected a number of at least {minimum}, got {shown}")
     return value
+
+
+def _with_language_hint(source: str, result: Result) -> Result:
+    """Says in the error that the source looks like Python. Sessions do not have the source of precompiled
+    code.
+    """
+    error = result.error
+    if error is None or error.name not in ("SyntaxError", "ReferenceError"):
+        return result
+    hint = python_hint(source, error.message)
+    if hint is None:
+        return result
+    explained = ExecutionError(
+        error.code, f"{error.message}; {hint}", error.name, error.line, error.column, error.stack
+    )
+    return msgspec.structs.replace(result, error=explained)

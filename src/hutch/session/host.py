@@ -20,7 +20,6 @@ from msgspec import UNSET, Raw
 
 from hutch.errors import ToolError, wire_code
 from hutch.session.json_value import NotJsonSafe, decode_value, encode_value
-from hutch.session.language import python_hint
 from hutch.session.large_json import LARGE_TEXT_BYTES, decode_large_value
 from hutch.session.messages import (
     Cancel,
@@ -542,10 +541,6 @@ class Session:
             error = msgspec.structs.replace(error, name=name, message=message)
         if error.stack is not None and len(error.stack) > MAX_MESSAGE_CHARS:
             error = msgspec.structs.replace(error, stack=error.stack[:MAX_MESSAGE_CHARS])
-        if error.name in ("SyntaxError", "ReferenceError") and (
-            hint := python_hint(self._code, error.message)
-        ):
-            error = msgspec.structs.replace(error, message=f"{error.message}; {hint}")
         if error.code in self._codes:
             return error
         if error.code == "timeout" and self._elapsed_ms() + 1 >= self.limits.timeout_ms:
