@@ -184,7 +184,7 @@ def _row(run: Mapping[str, Any]) -> tuple[str, ...]:
         cut(what, 40),
         run["owner_name"] or run["owner"],
         run["outcome"] or run["status"],
-        cut(f"{line}{error.get('message', '')}", MAX_SHOWN_CHARS),
+        cut(" ".join(f"{line}{error.get('message', '')}".split()), MAX_SHOWN_CHARS),
     )
 
 

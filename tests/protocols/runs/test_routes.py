@@ -253,7 +253,7 @@ async def test_command_line_lists_shows_and_replays(
 ) -> None:
     await run(execbox, "cli", CODE, 6)
     run_id = (await newest(operator))["run_id"]
-    await run(execbox, "bad", "throw new Error('the shop is closed')")
+    await run(execbox, "bad", "throw new Error('the shop\\nis closed')")
     # A list of the server writes the records that still wait.
     assert (await newest(operator, status="failed"))["outcome"] == "runtime_error"
     env = {"HUTCH_HOME": str(home), "HUTCH_API_KEY": OPERATOR}
