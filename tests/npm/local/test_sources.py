@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 import tarfile
@@ -124,3 +125,22 @@ def test_fingerprint_changes_with_the_files_of_the_package_only(tmp_path: Path) 
     changed = fingerprint(folder)
     write_files(folder, {"src/b.js": ""})
     assert len({before, changed, fingerprint(folder)}) == 3
+
+
+@pytest.mark.parametrize("name", ["package/" + "a" * 300, "package/" + "a/" * 3_000 + "b"])
+def test_archive_with_a_name_that_is_too_long_is_refused(tmp_path: Path, name: str) -> None:
+    archive = write_archive(tmp_path / "a.tgz", (name, b""))
+    with pytest.raises(InvalidPackage, match="too long"):
+        copy_sources(archive, tmp_path / "copy", "a.tgz", LIMITS)
+
+
+def test_archive_with_endless_headers_is_refused(tmp_path: Path) -> None:
+    header = tarfile.TarInfo("x")
+    header.type = tarfile.XHDTYPE
+    content = b"12 path=abc\n"
+    header.size = len(content)
+    block = header.tobuf(tarfile.USTAR_FORMAT) + content.ljust(512, b"\0")
+    archive = tmp_path / "a.tgz"
+    archive.write_bytes(gzip.compress(block * 2_000 + b"\0" * 1024))
+    with pytest.raises(InvalidPackage, match="too many headers"):
+        copy_sources(archive, tmp_path / "copy", "a.tgz", LIMITS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
 import shutil
@@ -15,6 +16,7 @@ from hutch.errors import InvalidPackage
 from hutch.npm.install.process import InstallLimits
 from hutch.npm.tree import TreeTooLarge
 from hutch.settings import MIB
+from hutch.text import cut
 
 ARCHIVE_ENDINGS = (".tgz", ".tar.gz")
 _SCHEME = "file:"
@@ -157,6 +159,8 @@ def _unpack(path: Path, target: Path, shown: str, limits: InstallLimits) -> None
         ):
             for member in archive:
                 _unpack_member(archive, member, target, shown, count)
+    except RecursionError:
+        raise InvalidPackage(shown, "is not an archive of `npm pack`: it has too many headers") from None
     except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise InvalidPackage(shown, f"is not an archive of `npm pack`: {error}") from None
 
@@ -178,3 +182,7 @@ def _unpack_member(
             shutil.copyfileobj(content, file)
     except (FileExistsError, NotADirectoryError, IsADirectoryError):
         raise InvalidPackage(shown, f"has a file and a folder of the same name: {member.name!r}") from None
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        raise InvalidPackage(shown, f"has a name that is too long: {cut(member.name, 100)!r}") from None
