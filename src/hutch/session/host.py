@@ -8,17 +8,14 @@ not trusted: an error code in `done` is accepted only if the host's own clock or
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache, partial
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from time import monotonic
 from typing import Any
 
-import anyio
 import msgspec
-from msgspec import UNSET, Raw
+from msgspec import UNSET
 
-from hutch.errors import ToolError, wire_code
 from hutch.session.json_value import NotJsonSafe, decode_value, encode_value
 from hutch.session.large_json import LARGE_TEXT_BYTES, decode_large_value
 from hutch.session.messages import (
@@ -29,41 +26,18 @@ from hutch.session.messages import (
     Options,
     RunnerMessage,
     ToolCall,
-    ToolResult,
     WireError,
     encode,
     execute_line,
-    tool_item_line,
-    tool_result_line,
 )
-from hutch.session.run import (
-    MAX_RECORDED_CALLS,
-    CallRecord,
-    Listener,
-    Result,
-    RunEvent,
-    RunLog,
-    ToolCallEnded,
-    ToolCallStarted,
-    ToolProgress,
-)
+from hutch.session.run import CallRecord, Listener, Result, RunEvent, RunLog
+from hutch.session.tool_calls import MAX_NAME_CHARS, ToolCalls
 from hutch.session.tools.provider import MAX_MESSAGE_CHARS, Provider
-from hutch.session.tools.tool import ToolContext
-from hutch.tasks import start_now
-from hutch.text import cut
 
 BACKSTOP_SECONDS = 0.1
 START_TIMEOUT_SECONDS = 60.0
 TIMER_TOLERANCE_SECONDS = 0.01
-MAX_OPEN_INPUT_BYTES = 64 * 1024 * 1024
-MAX_INVALID_INPUT_BYTES = 32 * 1024 * 1024
-# Limits on the names in a tool call. They bound the memory that a guest with forged calls can use in the
-# host.
-MAX_CALL_ID_CHARS = 128
-MAX_NAME_CHARS = 1_024
 MAX_RUN_ID_CHARS = 128
-MAX_SHOWN_NAME_CHARS = 100
-MAX_REMEMBERED_ERRORS = 1_000
 # Maximum number of tools that the message of a timeout names.
 MAX_NAMED_TOOLS = 3
 
@@ -158,13 +132,11 @@ class Session:
         """True if the runner was lost, apparently not because of this execution."""
         self.unresponsive = False
         """True if the runner did not answer a cancel within the grace period."""
-        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+        self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
         self._code = code
-        self._providers: Mapping[str, Provider] = {provider.name: provider for provider in providers}
+        self._providers = {provider.name: provider for provider in providers}
         self._send = send
-        self._send_result = send_result or send
-        self._writable = writable
         self._full_manifests = full_manifests
         self._trusted = trusted
         self._codes = codes
@@ -181,8 +153,7 @@ class Session:
         self.run_id = id
         """Id of the run: the id that the peer sent if it is a host itself, otherwise `id`."""
         self.done_received = False
-        self._began_at, self._sent_at = 0.0, monotonic()
-        self._open_bytes = self._invalid_input_bytes = 0
+        self._sent_at = monotonic()
         self._started_at: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._pauses, self._paused_seconds, self._paused_since = 0, 0.0, 0.0
@@ -191,13 +162,16 @@ class Session:
         """True if the session has a result, or decodes a large one. Nothing else can end it then."""
         self._decoding: asyncio.Task[None] | None = None
         self._timeout = TIMED_OUT
-        self._tasks: dict[str, tuple[asyncio.Task[None], ToolCall]] = {}
-        self._call_ids: set[str] = set()
-        self.calls: list[CallRecord] = []
-        """Records of ended tool calls, at most MAX_RECORDED_CALLS."""
-        self._tool_errors: set[tuple[str, str]] = set()
-        self._refused_calls = 0
-        self._cancelled: anyio.Event | None = None
+        self._tool_calls = ToolCalls(
+            id,
+            limits,
+            self._providers,
+            send_result or send,
+            listeners,
+            writable=writable,
+            on_abuse=self.mark_lost,
+            loop=self._loop,
+        )
 
     @property
     def started(self) -> bool:
@@ -211,7 +185,12 @@ class Session:
     @property
     def call_count(self) -> int:
         """Number of accepted tool calls."""
-        return len(self._call_ids)
+        return self._tool_calls.count
+
+    @property
+    def calls(self) -> list[CallRecord]:
+        """Records of ended tool calls, at most MAX_RECORDED_CALLS."""
+        return self._tool_calls.records
 
     def begin(self) -> None:
         """Sends `execute`, unless the session was lost before."""
@@ -219,14 +198,16 @@ class Session:
             return
         # The deadlines of tools use the clock of the event loop. Its resolution may be only one millisecond,
         # so durations use `monotonic`.
-        self._began_at, self._sent_at = self._loop.time(), monotonic()
+        now, self._sent_at = self._loop.time(), monotonic()
+        self._tool_calls.deadline = now + self.limits.timeout_ms / 1000
+        self._tool_calls.started_at = self._sent_at
         # One timer serves the deadline for the start and the deadline for the end, because most executions
         # end before it fires.
         first = min(self._start_seconds or START_TIMEOUT_SECONDS, self._max_seconds)
         if self._max_silence_seconds:
             first = min(first, self._max_silence_seconds)
             self._lines_before = self._lines_received()
-        self._timer = self._loop.call_at(self._began_at + first, self._check_deadline)
+        self._timer = self._loop.call_at(now + first, self._check_deadline)
         manifests = [
             provider.manifest_json(full=self._full_manifests) for provider in self._providers.values()
         ]
@@ -243,7 +224,7 @@ class Session:
     def receive(self, message: RunnerMessage) -> bool:
         """Handles a message. Returns True if the message was expected."""
         if isinstance(message, ToolCall):
-            return not self._has_ended and self._tool_call(message)
+            return not self._has_ended and self._tool_calls.receive(message)
         if message.id != self.id:
             return False
         if isinstance(message, Done):
@@ -258,10 +239,10 @@ class Session:
         # Only the first `started` counts. Otherwise a guest could postpone its deadline.
         if self._started_at is not None:
             return False
-        self._started_at = monotonic()
+        self._started_at = self._tool_calls.started_at = monotonic()
         run_id = message.run_id
         if self._trusted and run_id is not UNSET and len(run_id) <= MAX_RUN_ID_CHARS:
-            self.run_id = run_id
+            self.run_id = self._tool_calls.run_id = run_id
         if self._on_started is not None:
             self._on_started()
         return True
@@ -290,7 +271,7 @@ class Session:
         if self._cancelling or self._has_ended:
             return
         self._cancelling = True
-        self._cancel_tools()
+        self._tool_calls.cancel()
         self._send(encode(Cancel(self.id)))
         if self._timer is not None:
             self._timer.cancel()
@@ -322,161 +303,6 @@ class Session:
     def _give_up(self) -> None:
         self.unresponsive = True
         self._settle(self._timeout)
-
-    # --- tool calls ---
-
-    def _tool_call(self, call: ToolCall) -> bool:
-        if self._cancelling or call.call_id in self._call_ids or _is_oversized(call):
-            return False
-        provider = self._providers.get(call.provider_name)
-        if provider is None or call.safe_tool_name not in provider.tools:
-            self._refuse(call, f"Unknown tool {_shown_name(call)}", "internal_error")
-            return False
-        size = memoryview(call.input).nbytes
-        if size > self.limits.max_result_bytes:
-            message = f"The input has {size} bytes of JSON; the limit is {self.limits.max_result_bytes}"
-            self._reply_error(call.call_id, "serialization_error", message)
-            return False
-        if len(self._call_ids) >= self.limits.max_calls:
-            self._refuse(call, f"More than {self.limits.max_calls} tool calls in one execution")
-        elif len(self._tasks) >= self.limits.max_outstanding_calls:
-            self._refuse(call, f"More than {self.limits.max_outstanding_calls} tool calls at once")
-        elif self._open_bytes + size > MAX_OPEN_INPUT_BYTES:
-            self._refuse(call, f"More than {MAX_OPEN_INPUT_BYTES} bytes of input in open tool calls")
-        else:
-            self._open_bytes += size
-            self._call_ids.add(call.call_id)
-            task = start_now(self._dispatch(call, provider), self._loop)
-            if not task.done():
-                self._tasks[call.call_id] = task, call
-        return True
-
-    def _refuse(self, call: ToolCall, message: str, code: str = wire_code("call_limit")) -> None:
-        self._refused_calls += 1
-        if self._refused_calls > self.limits.max_calls:
-            self.mark_lost("it made too many tool calls")
-            return
-        self._reply_error(call.call_id, code, message)
-
-    async def _dispatch(self, call: ToolCall, provider: Provider) -> None:
-        began = monotonic()
-        ok = False
-        result, code, message = b"", "", ""
-        if self._listeners:
-            self._emit(
-                ToolCallStarted(
-                    call_id=call.call_id,
-                    provider=call.provider_name,
-                    tool=call.safe_tool_name,
-                    line=_line_of(call),
-                    input_json=call.input,
-                )
-            )
-        try:
-            if self._writable is not None:
-                await self._writable()
-            result = await self._invoke(call, provider)
-            if len(result) > self.limits.max_result_bytes:
-                raise ToolError(
-                    f"Tool {call.safe_tool_name} returned {len(result)} bytes of JSON;"
-                    f" the limit is {self.limits.max_result_bytes}",
-                    "serialization_error",
-                )
-            ok = True
-            self._reply(tool_result_line(call.call_id, b"null" if call.stream is True else result))
-        except ToolError as error:
-            code, message = error.tool_code, error.message
-            self._reply_error(call.call_id, code, message)
-        except asyncio.CancelledError:
-            code = "tool_error"
-            # The reply is sent only if the tool itself raised CancelledError. If the session was cancelled,
-            # `_reply` drops it.
-            self._reply_error(call.call_id, "tool_error", f"Tool {call.safe_tool_name} was cancelled")
-            raise
-        finally:
-            # Done here and not in a callback of the task, which would cost another iteration of the event
-            # loop for every call.
-            self._tasks.pop(call.call_id, None)
-            self._open_bytes -= memoryview(call.input).nbytes
-            elapsed = monotonic() - began
-            if len(self.calls) < MAX_RECORDED_CALLS:
-                start_ms = round((began - (self._started_at or self._sent_at)) * 1000, 3)
-                names = call.provider_name, call.safe_tool_name
-                self.calls.append(CallRecord.of(*names, ok, elapsed, start_ms=start_ms, code=code or None))
-            # Calls that are cancelled at the end of the run end after its last event.
-            if self._listeners and self.result is None:
-                self._emit(
-                    ToolCallEnded(
-                        call_id=call.call_id,
-                        ok=ok,
-                        duration_ms=round(elapsed * 1000, 3),
-                        code=code or UNSET,
-                        message=message or UNSET,
-                        output_json=Raw(result) if ok else UNSET,
-                    )
-                )
-
-    async def _invoke(self, call: ToolCall, provider: Provider) -> bytes:
-        text = bytes(call.input)
-        try:
-            is_large = len(text) > LARGE_TEXT_BYTES
-            value = await decode_large_value(text) if is_large else decode_value(text)
-        except NotJsonSafe as error:
-            self._count_invalid_input(len(text))
-            raise ToolError(f"The input is not JSON: {error}", "serialization_error") from None
-        if self._cancelled is None:
-            self._cancelled = anyio.Event()
-        context = ToolContext(
-            run_id=self.run_id,
-            provider=call.provider_name,
-            tool=provider.tools[call.safe_tool_name].name,
-            deadline=self._began_at + self.limits.timeout_ms / 1000,
-            cancelled=self._cancelled,
-            call_id=call.call_id,
-            line=_line_of(call) if self._is_observed else None,
-            _reports=_CallReports(self, call),
-        )
-        return await provider.dispatch(call.safe_tool_name, value, context)
-
-    def _count_invalid_input(self, size: int) -> None:
-        """Ends the session after too much invalid input. Hutch's runners validate inputs before sending them,
-        so invalid inputs come from a compromised runner.
-        """
-        self._invalid_input_bytes += size
-        if self._invalid_input_bytes > MAX_INVALID_INPUT_BYTES:
-            self.mark_lost("it sent inputs that are not JSON")
-
-    def _reply_error(self, call_id: str, code: str, message: str) -> None:
-        if len(self._tool_errors) < MAX_REMEMBERED_ERRORS:
-            self._tool_errors.add((code, message))
-        error = WireError(code=code, message=message)
-        self._reply(encode(ToolResult(call_id=call_id, ok=False, error=error)))
-
-    def _reply(self, line: bytes) -> None:
-        if not self._cancelling and self.result is None:
-            self._send_result(line)
-
-    def _cancel_tools(self) -> None:
-        if self._cancelled is not None:
-            self._cancelled.set()
-        for task, _ in self._tasks.values():
-            task.cancel()
-
-    def report_progress(self, call_id: str, value: Callable[[], bytes]) -> None:
-        """Passes the JSON text of a value to the listeners. It is not computed if there are none. May be
-        called in another thread.
-        """
-        if not self._listeners or self.result is not None:
-            return
-        event = ToolProgress(call_id=call_id, value_json=Raw(value()))
-        if threading.get_ident() == self._thread:
-            self._emit(event)
-        else:
-            # The run may end before the event loop gets to it.
-            self._loop.call_soon_threadsafe(lambda: self._emit(event) if self.result is None else None)
-
-    def send_item(self, call_id: str, item: bytes) -> None:
-        self._reply(tool_item_line(call_id, item))
 
     # --- the end ---
 
@@ -529,7 +355,7 @@ class Session:
         """Returns the error with a code that the host accepts. A code that the host cannot confirm becomes
         `runtime_error`.
         """
-        if self._trusted or (error.code, error.message) in self._tool_errors:
+        if self._trusted or (error.code, error.message) in self._tool_calls.errors:
             return error
         # Only a host knows when a runner becomes free, so `retry_after` from a runner is dropped.
         error = msgspec.structs.replace(error, retry_after=None)
@@ -559,8 +385,8 @@ class Session:
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self._call_ids:
-            self._cancel_tools()
+        if self._tool_calls.count:
+            self._tool_calls.end()
         self._has_ended = True
         self.result = Result(
             ok=error is None,
@@ -632,7 +458,7 @@ class Session:
         line that the runner reported, or in tool calls.
         """
         line = None if reported is None else reported.line
-        tools = [_shown_name(call) for _, call in self._tasks.values()] if line is None else []
+        tools = self._tool_calls.open_tools() if line is None else []
         message = timeout_message(f"{TIMED_OUT.message} after", self.limits.timeout_ms, tools)
         if line is not None:
             message += f", near line {line}"
@@ -647,32 +473,6 @@ class Session:
         self._send(encode(Cancel(self.id)))
         self.unresponsive = True
         self._settle(WireError(code="internal_error", message=message))
-
-
-class _CallReports:
-    """Receives progress and items of one tool call."""
-
-    __slots__ = ("_call", "_item_bytes", "_session")
-
-    def __init__(self, session: Session, call: ToolCall) -> None:
-        self._session = session
-        self._call = call
-        self._item_bytes = 0
-
-    def progress(self, value: Any) -> None:
-        session, call_id = self._session, self._call.call_id
-        session.report_progress(call_id, partial(encode_value, value))
-
-    def item(self, json: bytes) -> None:
-        call, maximum = self._call, self._session.limits.max_result_bytes
-        self._item_bytes += len(json) + 1
-        if self._item_bytes > maximum:
-            raise ToolError(
-                f"Tool {call.safe_tool_name} yielded more than {maximum} bytes of JSON", "serialization_error"
-            )
-        self._session.report_progress(call.call_id, lambda: json)
-        if call.stream is True:
-            self._session.send_item(call.call_id, json)
 
 
 def _not_json(error: NotJsonSafe) -> WireError:
@@ -701,18 +501,3 @@ def clip_logs(lines: list[str], limits: Limits) -> tuple[list[str], bool]:
         clipped_lines.append(line[:remaining])
         remaining -= len(line)
     return clipped_lines, True
-
-
-def _shown_name(call: ToolCall) -> str:
-    return cut(f"{call.provider_name}.{call.safe_tool_name}", MAX_SHOWN_NAME_CHARS)
-
-
-def _line_of(call: ToolCall) -> int | None:
-    return call.line if call.line is not UNSET and call.line > 0 else None
-
-
-def _is_oversized(call: ToolCall) -> bool:
-    return (
-        len(call.call_id) > MAX_CALL_ID_CHARS
-        or len(call.provider_name) + len(call.safe_tool_name) > MAX_NAME_CHARS
-    )

@@ -1,0 +1,298 @@
+"""Tool calls of one session: checks each call, runs its tool, sends the result and records the call."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from msgspec import UNSET, Raw
+
+from hutch.errors import ToolError, wire_code
+from hutch.session.json_value import NotJsonSafe, decode_value, encode_value
+from hutch.session.large_json import LARGE_TEXT_BYTES, decode_large_value
+from hutch.session.messages import ToolCall, ToolResult, WireError, encode, tool_item_line, tool_result_line
+from hutch.session.run import (
+    MAX_RECORDED_CALLS,
+    CallRecord,
+    Listener,
+    RunEvent,
+    ToolCallEnded,
+    ToolCallStarted,
+    ToolProgress,
+)
+from hutch.session.tools.provider import Provider
+from hutch.session.tools.tool import ToolContext
+from hutch.tasks import start_now
+from hutch.text import cut
+
+if TYPE_CHECKING:
+    from hutch.session.host import Limits
+
+MAX_OPEN_INPUT_BYTES = 64 * 1024 * 1024
+MAX_INVALID_INPUT_BYTES = 32 * 1024 * 1024
+# Limits on the names in a tool call. They bound the memory that a guest with forged calls can use in the
+# host.
+MAX_CALL_ID_CHARS = 128
+MAX_NAME_CHARS = 1_024
+MAX_SHOWN_NAME_CHARS = 100
+MAX_REMEMBERED_ERRORS = 1_000
+
+
+class ToolCalls:
+    """Tool calls of one session."""
+
+    def __init__(
+        self,
+        run_id: str,
+        limits: Limits,
+        providers: Mapping[str, Provider],
+        send: Callable[[bytes], None],
+        listeners: Sequence[Listener],
+        *,
+        writable: Callable[[], Awaitable[None]] | None,
+        on_abuse: Callable[[str], None],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        """`writable`: waits while the channel's buffer is full. `on_abuse`: called with the reason if the
+        runner sends too many invalid calls.
+        """
+        self.run_id = run_id
+        self.deadline = 0.0
+        """End of the execution's time limit, on the event loop's clock."""
+        self.started_at = 0.0
+        """When the guest began to run, on the monotonic clock."""
+        self.count = 0
+        """Number of accepted calls."""
+        self.records: list[CallRecord] = []
+        """Records of ended calls, at most MAX_RECORDED_CALLS."""
+        self.errors: set[tuple[str, str]] = set()
+        """Codes and messages of the errors that the guest got, at most MAX_REMEMBERED_ERRORS."""
+        self._limits = limits
+        self._providers = providers
+        self._send = send
+        self._listeners = listeners
+        self._writable = writable
+        self._on_abuse = on_abuse
+        self._loop, self._thread = loop, threading.get_ident()
+        self._ids: set[str] = set()
+        self._tasks: dict[str, tuple[asyncio.Task[None], ToolCall]] = {}
+        self._open_bytes = self._invalid_input_bytes = self._refused = 0
+        self._is_cancelled = self._has_ended = False
+        self._cancelled: anyio.Event | None = None
+
+    def receive(self, call: ToolCall) -> bool:
+        """Starts the tool of a call, or refuses the call. Returns True if the call was expected."""
+        if self._is_cancelled or call.call_id in self._ids or _is_oversized(call):
+            return False
+        provider = self._providers.get(call.provider_name)
+        if provider is None or call.safe_tool_name not in provider.tools:
+            self._refuse(call, f"Unknown tool {_shown_name(call)}", "internal_error")
+            return False
+        limits, size = self._limits, memoryview(call.input).nbytes
+        if size > limits.max_result_bytes:
+            message = f"The input has {size} bytes of JSON; the limit is {limits.max_result_bytes}"
+            self._reply_error(call.call_id, "serialization_error", message)
+            return False
+        if self.count >= limits.max_calls:
+            self._refuse(call, f"More than {limits.max_calls} tool calls in one execution")
+        elif len(self._tasks) >= limits.max_outstanding_calls:
+            self._refuse(call, f"More than {limits.max_outstanding_calls} tool calls at once")
+        elif self._open_bytes + size > MAX_OPEN_INPUT_BYTES:
+            self._refuse(call, f"More than {MAX_OPEN_INPUT_BYTES} bytes of input in open tool calls")
+        else:
+            self.count += 1
+            self._open_bytes += size
+            self._ids.add(call.call_id)
+            task = start_now(self._dispatch(call, provider), self._loop)
+            if not task.done():
+                self._tasks[call.call_id] = task, call
+        return True
+
+    def open_tools(self) -> list[str]:
+        """Returns the names of the tools that run now."""
+        return [_shown_name(call) for _, call in self._tasks.values()]
+
+    def cancel(self) -> None:
+        """Cancels the running tools. No call is accepted or answered from now on."""
+        self._is_cancelled = True
+        if self._cancelled is not None:
+            self._cancelled.set()
+        for task, _ in self._tasks.values():
+            task.cancel()
+
+    def end(self) -> None:
+        """Like `cancel`, at the end of the run. The listeners get no further events."""
+        self._has_ended = True
+        self.cancel()
+
+    def _refuse(self, call: ToolCall, message: str, code: str = wire_code("call_limit")) -> None:
+        self._refused += 1
+        if self._refused > self._limits.max_calls:
+            self._on_abuse("it made too many tool calls")
+            return
+        self._reply_error(call.call_id, code, message)
+
+    async def _dispatch(self, call: ToolCall, provider: Provider) -> None:
+        began = monotonic()
+        ok = False
+        result, code, message = b"", "", ""
+        if self._listeners:
+            self._emit(
+                ToolCallStarted(
+                    call_id=call.call_id,
+                    provider=call.provider_name,
+                    tool=call.safe_tool_name,
+                    line=_line_of(call),
+                    input_json=call.input,
+                )
+            )
+        try:
+            if self._writable is not None:
+                await self._writable()
+            result = await self._invoke(call, provider)
+            if len(result) > self._limits.max_result_bytes:
+                raise ToolError(
+                    f"Tool {call.safe_tool_name} returned {len(result)} bytes of JSON;"
+                    f" the limit is {self._limits.max_result_bytes}",
+                    "serialization_error",
+                )
+            ok = True
+            self._reply(tool_result_line(call.call_id, b"null" if call.stream is True else result))
+        except ToolError as error:
+            code, message = error.tool_code, error.message
+            self._reply_error(call.call_id, code, message)
+        except asyncio.CancelledError:
+            code = "tool_error"
+            # The reply is sent only if the tool itself raised CancelledError. If the session was cancelled,
+            # `_reply` drops it.
+            self._reply_error(call.call_id, "tool_error", f"Tool {call.safe_tool_name} was cancelled")
+            raise
+        finally:
+            # Done here and not in a callback of the task, which would cost another iteration of the event
+            # loop for every call.
+            self._tasks.pop(call.call_id, None)
+            self._open_bytes -= memoryview(call.input).nbytes
+            elapsed = monotonic() - began
+            if len(self.records) < MAX_RECORDED_CALLS:
+                start_ms = round((began - self.started_at) * 1000, 3)
+                names = call.provider_name, call.safe_tool_name
+                self.records.append(CallRecord.of(*names, ok, elapsed, start_ms=start_ms, code=code or None))
+            # Calls that are cancelled at the end of the run end after its last event.
+            if self._listeners and not self._has_ended:
+                self._emit(
+                    ToolCallEnded(
+                        call_id=call.call_id,
+                        ok=ok,
+                        duration_ms=round(elapsed * 1000, 3),
+                        code=code or UNSET,
+                        message=message or UNSET,
+                        output_json=Raw(result) if ok else UNSET,
+                    )
+                )
+
+    async def _invoke(self, call: ToolCall, provider: Provider) -> bytes:
+        text = bytes(call.input)
+        try:
+            is_large = len(text) > LARGE_TEXT_BYTES
+            value = await decode_large_value(text) if is_large else decode_value(text)
+        except NotJsonSafe as error:
+            self._count_invalid_input(len(text))
+            raise ToolError(f"The input is not JSON: {error}", "serialization_error") from None
+        if self._cancelled is None:
+            self._cancelled = anyio.Event()
+        context = ToolContext(
+            run_id=self.run_id,
+            provider=call.provider_name,
+            tool=provider.tools[call.safe_tool_name].name,
+            deadline=self.deadline,
+            cancelled=self._cancelled,
+            call_id=call.call_id,
+            line=_line_of(call) if self._listeners else None,
+            _reports=_CallReports(self, call, self._limits.max_result_bytes),
+        )
+        return await provider.dispatch(call.safe_tool_name, value, context)
+
+    def _count_invalid_input(self, size: int) -> None:
+        """Ends the session after too much invalid input. Hutch's runners validate inputs before sending them,
+        so invalid inputs come from a compromised runner.
+        """
+        self._invalid_input_bytes += size
+        if self._invalid_input_bytes > MAX_INVALID_INPUT_BYTES:
+            self._on_abuse("it sent inputs that are not JSON")
+
+    def _reply_error(self, call_id: str, code: str, message: str) -> None:
+        if len(self.errors) < MAX_REMEMBERED_ERRORS:
+            self.errors.add((code, message))
+        error = WireError(code=code, message=message)
+        self._reply(encode(ToolResult(call_id=call_id, ok=False, error=error)))
+
+    def _reply(self, line: bytes) -> None:
+        if not self._is_cancelled:
+            self._send(line)
+
+    def _emit(self, event: RunEvent) -> None:
+        for listener in self._listeners:
+            listener(event)
+
+    def report_progress(self, call_id: str, value: Callable[[], bytes]) -> None:
+        """Passes the JSON text of a value to the listeners. It is not computed if there are none. May be
+        called in another thread.
+        """
+        if not self._listeners or self._has_ended:
+            return
+        event = ToolProgress(call_id=call_id, value_json=Raw(value()))
+        if threading.get_ident() == self._thread:
+            self._emit(event)
+        else:
+            # The run may end before the event loop gets to it.
+            self._loop.call_soon_threadsafe(lambda: None if self._has_ended else self._emit(event))
+
+    def send_item(self, call_id: str, item: bytes) -> None:
+        self._reply(tool_item_line(call_id, item))
+
+
+class _CallReports:
+    """Receives progress and items of one tool call."""
+
+    __slots__ = ("_call", "_calls", "_item_bytes", "_max_bytes")
+
+    def __init__(self, calls: ToolCalls, call: ToolCall, max_bytes: int) -> None:
+        self._calls = calls
+        self._call = call
+        self._max_bytes = max_bytes
+        self._item_bytes = 0
+
+    def progress(self, value: Any) -> None:
+        self._calls.report_progress(self._call.call_id, partial(encode_value, value))
+
+    def item(self, json: bytes) -> None:
+        call = self._call
+        self._item_bytes += len(json) + 1
+        if self._item_bytes > self._max_bytes:
+            raise ToolError(
+                f"Tool {call.safe_tool_name} yielded more than {self._max_bytes} bytes of JSON",
+                "serialization_error",
+            )
+        self._calls.report_progress(call.call_id, lambda: json)
+        if call.stream is True:
+            self._calls.send_item(call.call_id, json)
+
+
+def _shown_name(call: ToolCall) -> str:
+    return cut(f"{call.provider_name}.{call.safe_tool_name}", MAX_SHOWN_NAME_CHARS)
+
+
+def _line_of(call: ToolCall) -> int | None:
+    return call.line if call.line is not UNSET and call.line > 0 else None
+
+
+def _is_oversized(call: ToolCall) -> bool:
+    return (
+        len(call.call_id) > MAX_CALL_ID_CHARS
+        or len(call.provider_name) + len(call.safe_tool_name) > MAX_NAME_CHARS
+    )
