@@ -309,8 +309,8 @@ def test_only_few_modules_of_the_command_line_write_to_the_terminal() -> None:
     modules = {str(path.relative_to(CLI)): path for path in CLI.rglob("*.py")}
     assert modules.keys() >= WRITERS
     found = {name: output for name, path in modules.items() if (output := output_of(path))}
-    # The view of a flow gets the stream, the log handler writes with PrintableFormatter, and a runtime that is
-    # started on a terminal writes a constant.
+    # The view of a flow gets the stream, the log handler writes with PrintableFormatter, and a runtime that
+    # is started on a terminal writes a constant.
     passed_on = {
         "flow/live.py": ["sys.stderr"] * 3,
         "runtime/main_loop.py": ["sys.stderr"],
