@@ -31,8 +31,8 @@ def encode_inputs(inputs: object, providers: Iterable[Provider] = ()) -> bytes |
 
 
 def encode_decoded_inputs(inputs: Mapping[str, object], providers: Iterable[Provider]) -> bytes | None:
-    """Like `encode_inputs`, for values that come from JSON. Takes 1 to 3 ms per MB, `encode_inputs` up to
-    140 ms.
+    """Like `encode_inputs`, for values that come from JSON. Takes 1 to 11 ms of CPU time per MB,
+    `encode_inputs` 7 to 125 ms.
     """
     named = _check_names(inputs, providers)
     try:
