@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
-from tests.contract.tpmjs.harness import SyncServer, ToolServer, tool
+from tests.contract.tpmjs.harness import SyncServer, ToolServer, server_with_registry, tool
 from tests.hostile.attempts import REFUSED, program, successes
 
 BEFORE = "import fs from 'node:fs'; import child from 'node:child_process';"
@@ -168,30 +169,31 @@ async def test_number_of_files_is_limited(tools: ToolServer) -> None:
 
 
 async def test_files_and_processes_of_a_concurrent_call_are_unreachable(
-    tools: ToolServer, sync: SyncServer
+    tmp_path: Path, sync: SyncServer
 ) -> None:
-    writer = tools.publish(
-        tool(
-            "fs.writeFileSync('/tmp/mine', 'secret'); await fetch(params.sync + '/ready/writing');"
-            " await fetch(params.sync + '/wait/checked'); return fs.readFileSync('/tmp/mine', 'utf8')",
-            BEFORE,
+    # The first call waits for the second, which may start slowly.
+    settings = {"tool_timeout_ms": 60_000, "egress_allow": sync.address}
+    async with server_with_registry(tmp_path, {}, **settings) as tools:
+        writer = tools.publish(
+            tool(
+                "fs.writeFileSync('/tmp/mine', 'secret'); await fetch(params.sync + '/ready/writing');"
+                " await fetch(params.sync + '/wait/checked'); return fs.readFileSync('/tmp/mine', 'utf8')",
+                BEFORE,
+            )
         )
-    )
-    attacker = tools.publish(
-        tool(
-            "const killed = []; for (let pid = 3; pid < 4000; pid++)"
-            " try { process.kill(pid, 'SIGKILL'); killed.push(pid) } catch {}"
-            " return [fs.readdirSync('/tmp'), killed]",
-            BEFORE,
+        attacker = tools.publish(
+            tool(
+                "const killed = []; for (let pid = 3; pid < 4000; pid++)"
+                " try { process.kill(pid, 'SIGKILL'); killed.push(pid) } catch {}"
+                " return [fs.readdirSync('/tmp'), killed]",
+                BEFORE,
+            )
         )
-    )
-    # Installs the attacker's package, so that the writer's time limit does not end while it waits for that.
-    assert (await tools.execute(attacker))["output"] == [[], []]
-    writing = asyncio.create_task(tools.execute(writer, params={"sync": sync.url}))
-    await sync.wait_ready("writing")
-    assert (await tools.execute(attacker))["output"] == [[], []]
-    sync.release("checked")
-    assert (await writing)["output"] == "secret"
+        writing = asyncio.create_task(tools.execute(writer, params={"sync": sync.url}))
+        await sync.wait_ready("writing")
+        assert (await tools.execute(attacker))["output"] == [[], []]
+        sync.release("checked")
+        assert (await writing)["output"] == "secret"
 
 
 # --- fake protocol messages ---
