@@ -204,10 +204,15 @@ async def test_timeout_names_the_tools_that_the_guest_waited_for(run: Run) -> No
 @pytest.mark.parametrize("others", [0, 3])
 async def test_timeout_of_a_busy_guest_says_where_it_was(run: Run, others: int) -> None:
     code = "function busy() {\n  for (;;) Math.sqrt(2)\n}\n\nbusy()"
-    async with asyncio.TaskGroup() as group:
-        for _ in range(others):
-            group.create_task(run("for (;;);", timeout_ms=600))
-        result = await run(code, timeout_ms=300)
+    # If a busy machine delays the runner, the host answers without knowing the line, so this may take several
+    # attempts.
+    for _ in range(5):
+        async with asyncio.TaskGroup() as group:
+            for _ in range(others):
+                group.create_task(run("for (;;);", timeout_ms=600))
+            result = await run(code, timeout_ms=300)
+        if result.stack is not None:
+            break
     assert result.error is not None
     assert result.error.message in [f"Execution timed out after 300 ms, near line {line}" for line in (1, 2)]
     assert result.stack is not None
