@@ -45,6 +45,8 @@ export const notATool = 1;
 """
 NAME = "cli-tools"
 
+NOT_JSON = """hutch: --params: expected a JSON object such as '{"name": 1}': malformed JSON: """
+
 
 @pytest.fixture(scope="module")
 def tools(npm: Registry) -> Registry:
@@ -244,8 +246,8 @@ def test_weak_isolation_is_reported(tools: Registry) -> None:
         (["git+ssh://b", "x"], "hutch: packageName: is a path, a URL or a repository; expected the name of"),
         (["a@file:b", "x"], "hutch: version: has ':'; URLs, repositories, files and aliases are not"),
         (["a", "x", "--params", "[1]"], "hutch: --params: expected a JSON object, got [1]\n"),
-        (["a", "x", "--params", "{"], "hutch: --params: expected a JSON object: malformed JSON: "),
-        (["a", "x", "--params", ""], "hutch: --params: expected a JSON object: malformed JSON: "),
+        (["a", "x", "--params", "{"], NOT_JSON),
+        (["a", "x", "--params", ""], NOT_JSON),
         (["a", "x", "--params", "@/no/such"], "hutch: /no/such: cannot be read: No such file or directory\n"),
         (
             ["a", "x", "--env", "=1"],

@@ -25,6 +25,7 @@ KINDS = {
     "toolscript.run",
     "code.run",
     "flow.run",
+    "for_each",
     "switch",
     "finish",
     "dsl.emit",
