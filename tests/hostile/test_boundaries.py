@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import Run
+from tests.session.calling import context as tool_context
 from tests.support.memory_channel import MemoryChannel
 from tests.support.messages import execute
 
@@ -181,7 +182,7 @@ async def test_pretty_printed_tool_result_of_a_client_stays_one_line() -> None:
     results: list[bytes] = []
 
     async def run(request: ExecutionRequest) -> Result:
-        results.append(await request.providers[0].dispatch("t", None, None))  # type: ignore[arg-type]
+        results.append(await request.providers[0].dispatch("t", None, tool_context()))
         return Result(ok=True, duration_ms=1, logs=[])
 
     host = FakeHost(run)

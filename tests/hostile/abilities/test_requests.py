@@ -56,7 +56,7 @@ FORGED = """
         {"headers": [["X-A ", "1"]]},
         {"headers": [["X-Smuggled: 1\r\nX-A", "1"]]},
         {"headers": [["", "1"]]},
-        {"headers": [["X-A", "1"]] * 200_000},
+        {"headers": [["X-A", "1"]] * 50_000},
         {"headers": [["X-A", "x" * 70_000]]},
     ],
     ids=lambda changes: json.dumps(changes)[:40],
