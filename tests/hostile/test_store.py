@@ -169,7 +169,7 @@ async def test_uses_of_keys_are_written_in_one_order(store: Store) -> None:
         await store.api_keys.add(key)
     async with asyncio.timeout(TIMEOUT_SECONDS):
         for _ in range(5):
-            queues = [type(store.write_behind)(store._database) for _ in range(2)]
+            queues = [type(store.write_behind)(store._database, store.runs) for _ in range(2)]
             for queue, order in zip(queues, (keys, keys[::-1]), strict=True):
                 for key in order:
                     queue.add_key_use(key.id, now())
