@@ -34,7 +34,6 @@ def app() -> Starlette:
     ("method", "path", "status", "code", "message"),
     [
         ("GET", "/x", 404, "NOT_FOUND", "There is nothing at /x"),
-        ("GET", "/", 404, "NOT_FOUND", "There is nothing at /; see /health, /info and /openapi.json"),
         ("GET", "/fail", 405, "METHOD_NOT_ALLOWED", "/fail does not take GET; it takes POST, PUT"),
         ("POST", "/fail", 500, "INTERNAL_ERROR", "The server failed; its log says why"),
     ],
