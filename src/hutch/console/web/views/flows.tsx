@@ -28,6 +28,7 @@ function FlowList() {
         {data.flows.length ? <FlowTable flows={data.flows} /> : (
           <Empty title="No flow is stored yet">
             <Snippet
+              label="Store an example"
               text={`curl ${globalThis.location.origin}/flows -H 'Content-Type: application/yaml' --data-binary @examples/flows/greet.yaml`}
             />
           </Empty>
