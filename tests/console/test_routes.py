@@ -51,7 +51,10 @@ def test_page_loads_nothing_from_elsewhere(open_server: ServeProcess) -> None:
 
 
 def test_first_view_is_small(open_server: ServeProcess) -> None:
-    first_view = ("/", "/assets/main.js", "/assets/style.css", "/assets/icon.svg")
+    script = httpx2.get(open_server.url + "/assets/main.js").text
+    chunks = {f"/assets/{name}" for name in re.findall(r'from"\./([\w-]+\.js)"', script)}
+    assert chunks
+    first_view = ("/", "/assets/main.js", "/assets/style.css", "/assets/icon.svg", *chunks)
     total = 0
     for path in first_view:
         with httpx2.stream("GET", open_server.url + path, headers={"Accept-Encoding": "gzip"}) as response:
