@@ -17,7 +17,7 @@ async def test_refused_connection_is_logged_with_its_run(caplog: pytest.LogCaptu
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     uplink = await uplinks.open(listener, None, EgressPolicy("allowlist"))
-    uplink.run_id = "0123"
+    uplink.begin_run("0123")
     with caplog.at_level(logging.INFO, "hutch.egress"):
         async with open_connection(port) as (reader, writer):
             writer.write(b"CONNECT example.com:443 HTTP/1.1\r\n\r\n")

@@ -8,10 +8,12 @@ import subprocess
 import sys
 from typing import Any
 
+import msgspec
 import pytest
 from tests.support.processes import TIMEOUT_SECONDS
 
 import hutch
+from hutch.kernel.records import RunRecord, RunRecorder
 from hutch.sandbox.runner.pipes import WakeupFile
 from hutch.sandbox.runner.process import RunnerProcess
 from hutch.session.host import Session
@@ -170,3 +172,29 @@ async def test_observer_can_listen_to_every_run_and_find_it_while_it_is_active()
     assert found == [True]
     names = [type(event).__name__ for event in events]
     assert names == ["RunQueued", "RunStarted", "RunLog", "ToolCallStarted", "ToolCallEnded", "RunEnded"]
+
+
+async def test_run_that_finds_no_runner_is_recorded() -> None:
+    has_started, released = asyncio.Event(), asyncio.Event()
+
+    async def stay() -> None:
+        """Waits until the test ends it."""
+        has_started.set()
+        await released.wait()
+
+    async with hutch.Hutch(max_processes=1, deno_warm=0, quickjs_warm=0) as h:
+        await h.open()
+        assert h._kernel is not None
+        assert isinstance(h._kernel._record, RunRecorder)
+        records: list[RunRecord] = []
+        h._kernel._record.sink = records.append
+        first = asyncio.create_task(h.run("return tools.stay()", tools=[stay], engine="deno"))
+        await has_started.wait()
+        pool = h._kernel.pool
+        pool._settings = msgspec.structs.replace(pool._settings, queue_seconds=0.05)
+        with pytest.raises(hutch.Busy):
+            await h.run("1", engine="deno")
+        released.set()
+        await first
+    busy, ok = records
+    assert (busy.outcome, busy.started_at, ok.outcome) == ("busy", None, "ok")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Coroutine, Hashable
+from collections.abc import Coroutine, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from hutch.sandbox.runner.process import Uplink
@@ -54,6 +54,10 @@ class ProxyUplink:
     def __init__(self, uplinks: JailUplinks) -> None:
         self.run_id: str | None = None
         self._uplinks = uplinks
+
+    def begin_run(self, run_id: str) -> Sequence[Any]:
+        self.run_id = run_id
+        return self.proxy.start_log()
 
     def log_refusal(self, reason: str) -> None:
         logger.info("run %s: %s", self.run_id, reason)

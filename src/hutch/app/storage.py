@@ -131,7 +131,7 @@ class Storage:
             error_message=record.error_message,
         )
         tools = dict.fromkeys(f"{call.provider}.{call.tool}" for call in record.calls)
-        hosts = dict.fromkeys(request.host for request in record.requests)
+        hosts = dict.fromkeys(request["host"] for request in record.requests)
         run = NewRun(row, record.content, tuple(tools)[:MAX_TARGETS], tuple(hosts)[:MAX_TARGETS])
         self._store.write_behind.add_run(run)
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 
 from hutch.errors import ExecutionError
+from hutch.kernel.parent_run import parent_run
 from hutch.sandbox.runner.profile import Profile
 from hutch.session.host import Limits
 from hutch.session.messages import Job
@@ -43,8 +44,10 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     owner: str = "default"
     protocol: str = "python"
     label: str | None = None
-    parent_run_id: str | None = None
+    parent_run_id: str | None = msgspec.field(default_factory=parent_run.get)
     """Run that this one belongs to, such as a flow run."""
+    is_group: bool = False
+    """True for the record of a batch, which has no guest of its own and is not counted in metrics."""
     source: Source | None = None
     """What a record shows instead of `code` and `inputs`, if these are the protocol's own format."""
 

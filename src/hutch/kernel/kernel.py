@@ -20,6 +20,7 @@ from hutch.session.language import python_hint
 from hutch.session.run import Result, RunHandle, RunQueued, Wait
 from hutch.session.tools.provider import check_providers
 from hutch.settings import Settings, cores
+from hutch.text import cut
 
 _MAXIMUM_SETTINGS = {
     "timeout_ms": "max_timeout_ms",
@@ -29,6 +30,8 @@ _MAXIMUM_SETTINGS = {
 }
 # Maximum retries of an execution whose runner was lost because of another execution, or before it began.
 MAX_RETRIES = 2
+# Length of a tool's name in the record of a wait.
+MAX_TOOL_CHARS = 200
 
 
 class Kernel:
@@ -45,8 +48,8 @@ class Kernel:
         self.check_code: CheckCode | None = None
         """Type-checks code. None if there is no compiler, as with an external runner."""
         self._leases = 0
-        self._pauses: dict[str, list[float]] = {}
-        """Starts of the current waits for approvals, by run id."""
+        self._pauses: dict[str, list[tuple[float, str]]] = {}
+        """Start and tool of the current waits for approvals, by run id."""
         self._max_polling = min(settings.quickjs_processes, cores())
         self._default_limits = self._limits({}, clamp=True)
         self.precompiler = Precompiler(pool, record, owners_share=settings.owners_share)
@@ -94,7 +97,7 @@ class Kernel:
             result = _with_language_hint(execution.code, await self._run(execution, run))
         except BaseException as error:
             if not run.outcome:
-                run.fail(error.code if isinstance(error, HutchError) else "cancelled")
+                self.record_unstarted(execution, run, _reason(error))
             raise
         finally:
             del self.active[run.id]
@@ -179,6 +182,15 @@ class Kernel:
             finally:
                 self._leases -= 1
 
+    def record_group(self, execution: Execution, run: RunHandle, result: Result) -> None:
+        """Records a batch: a run that consists of other runs, whose `parent_run_id` is its id."""
+        self._record_end(execution, run, result)
+
+    def record_unstarted(self, execution: Execution, run: RunHandle, error: ExecutionError) -> None:
+        """Records a run that ended without a result: it could not be started, or its caller has gone."""
+        run.fail(error.code)
+        self._record(execution, run, Result(ok=False, error=error, run_id=run.id))
+
     def _record_end(self, execution: Execution, run: RunHandle, result: Result) -> None:
         run.end(result)
         self._record(execution, run, result)
@@ -187,20 +199,23 @@ class Kernel:
         """Returns True if a polling runner would not take a core from another execution."""
         return self._leases < self._max_polling
 
-    def pause_timeout(self, run_id: str) -> None:
-        """Pauses the time limit of a run until `resume_timeout`. Does nothing if the run has ended."""
+    def pause_timeout(self, run_id: str, tool: str) -> None:
+        """Pauses the time limit of a run until `resume_timeout`, because a call of `tool` waits for an
+        approval. Does nothing if the run has ended.
+        """
         if (session := self._session(run_id)) is not None:
             session.pause_timeout()
-            self._pauses.setdefault(run_id, []).append(self.active[run_id][1].clock.now())
+            self._pauses.setdefault(run_id, []).append((self.active[run_id][1].clock.now(), tool))
 
     def resume_timeout(self, run_id: str) -> None:
         if (session := self._session(run_id)) is not None:
             session.resume_timeout()
             run = self.active[run_id][1]
             if starts := self._pauses.get(run_id):
-                started, now = starts.pop(0), run.clock.now()
+                (started, tool), now = starts.pop(0), run.clock.now()
                 start_ms = round((started - (run.clock.started or 0.0)) * 1000, 3)
-                run.waits = [*run.waits, Wait("approval", start_ms, round((now - started) * 1000, 3))]
+                wait = Wait("approval", start_ms, round((now - started) * 1000, 3), cut(tool, MAX_TOOL_CHARS))
+                run.waits = [*run.waits, wait]
 
     def _session(self, run_id: str) -> Session | None:
         found = self.active.get(run_id)
@@ -234,6 +249,14 @@ def check_limit(name: str, value: Any) -> float:
         shown = f"{value:g}" if isinstance(value, float) else repr(value)
         raise InvalidExecution(name, f"expected a number of at least {minimum}, got {shown}")
     return value
+
+
+def _reason(error: BaseException) -> ExecutionError:
+    if isinstance(error, HutchError):
+        return ExecutionError(error.code, str(error))
+    if isinstance(error, asyncio.CancelledError):
+        return ExecutionError("cancelled", "The caller has gone before the run started")
+    return ExecutionError("internal_error", "The run could not be started; the log of the server says why")
 
 
 def _with_language_hint(source: str, result: Result) -> Result:

@@ -13,7 +13,7 @@ import msgspec
 from hutch.kernel.content import RecordLevels, error_text, run_content
 from hutch.kernel.execution import Execution
 from hutch.session.host import Limits
-from hutch.session.run import CallRecord, Result, RunHandle, Wait
+from hutch.session.run import CallRecord, Result, RunClock, RunHandle, Wait
 from hutch.session.timeline import RunTimeline
 from hutch.settings.model import RecordLevel
 from hutch.text import cut, format_rfc3339
@@ -74,7 +74,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The first calls of tools that the run was given."""
     calls_left_out: int = 0
     """Number of calls that are counted in `tool_calls` and are not in `calls`."""
-    requests: list[Any] = []
+    requests: list[dict[str, Any]] = []
     """Outgoing requests: hosts and sizes, never contents."""
     waits: list[Wait] = []
     recorded: RecordLevel = "metadata"
@@ -112,9 +112,16 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             tool_calls=run.call_count,
             calls=run.calls,
             calls_left_out=run.call_count - len(run.calls),
-            requests=list(run.requests),
+            requests=[_request(request, clock) for request in run.requests],
             waits=run.waits,
         )
+
+
+def _request(request: Any, clock: RunClock) -> dict[str, Any]:
+    """Returns an outgoing request with its start relative to the guest's."""
+    fields: dict[str, Any] = msgspec.to_builtins(request)
+    start = fields.pop("started") - clock.created - (clock.started or 0.0)
+    return {**fields, "start_ms": round(start * 1000, 3)}
 
 
 RunSink = Callable[[RunRecord], None]
@@ -145,7 +152,7 @@ class RunRecorder:
             run.listeners.append(run.timeline)
 
     def __call__(self, execution: Execution, run: RunHandle, result: Result) -> None:
-        if self._counters is not None:
+        if self._counters is not None and not execution.is_group:
             self._counters.count(execution, run, result)
         for listener in self.on_end:
             listener(run)

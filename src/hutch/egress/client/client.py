@@ -11,7 +11,7 @@ import re
 import ssl
 from collections.abc import Callable, Iterable
 from functools import partial
-from time import perf_counter
+from time import monotonic
 from typing import TypeVar
 
 from hutch._version import __version__
@@ -176,8 +176,6 @@ class FetchSession:
         if len(self.request_log) >= self._limits.max_requests:
             message = f"A run can make {self._limits.max_requests} requests (max_fetch_requests)."
             raise FetchError("too_many_requests", message)
-        # perf_counter, because the event loop's clock only has a resolution of milliseconds.
-        started = perf_counter()
         path = self.redactor.text(url.path)[:MAX_LOGGED_PATH]
         entry = RequestLogEntry(method=method, host=self.redactor.text(url.authority), path=path)
         self.request_log.append(entry)
@@ -199,7 +197,8 @@ class FetchSession:
             entry.error = error.kind if isinstance(error, FetchError) else "closed"
             raise
         finally:
-            entry.ms = round((perf_counter() - started) * 1000, 3)
+            # monotonic, because the event loop's clock only has a resolution of milliseconds.
+            entry.ms = round((monotonic() - entry.started) * 1000, 3)
         entry.status = exchange.status
         entry.received_bytes = exchange.received
         return entry, connection, exchange

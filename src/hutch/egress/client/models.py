@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from hutch.egress.addresses import Url
+from hutch.egress.request_log import OutgoingRequest
 from hutch.errors import HutchError
 from hutch.settings import Settings
 
@@ -106,17 +107,6 @@ class FetchLimits(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class RequestLogEntry(msgspec.Struct, kw_only=True):
-    """Entry of the request log. It contains the destination and sizes, but never content."""
-
-    method: str
-    host: str
-    path: str
-    """Path with secrets redacted, and without the query, which may contain anything."""
+class RequestLogEntry(OutgoingRequest, kw_only=True):
     credentials: tuple[str, ...] = ()
-    status: int | None = None
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    ms: float = 0.0
-    """Time until the response body was read or abandoned."""
-    error: FetchErrorKind | None = None
+    """Ids of the credentials that were sent."""

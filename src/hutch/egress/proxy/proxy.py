@@ -12,6 +12,7 @@ import contextlib
 import logging
 import socket
 import struct
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from http import HTTPStatus
@@ -22,6 +23,7 @@ from hutch.egress.policy import EgressPolicy, EgressRefused
 from hutch.egress.proxy import http1
 from hutch.egress.proxy.dns import DnsServer
 from hutch.egress.proxy.http1 import BadMessage, BodyFraming, ProxyRequest
+from hutch.egress.request_log import OutgoingRequest
 from hutch.egress.resolver import HostUnreachable, connect_to_first, resolve
 from hutch.tasks import finish
 
@@ -35,6 +37,8 @@ IDLE_SECONDS = 300.0
 LINGER_SECONDS = 10.0
 # Number of failed tunnels that are remembered.
 MAX_FAILURES = 64
+# Number of requests of a run that are recorded.
+MAX_LOGGED_REQUESTS = 200
 # Pause after an accept has failed, for example because no file descriptor was free.
 PAUSE_SECONDS = 0.1
 
@@ -55,6 +59,8 @@ class EgressProxy:
         self.policy = policy
         self.failures: OrderedDict[tuple[str, int], bytes] = OrderedDict()
         """Responses to the last failed tunnels, by host and port."""
+        self.request_log: list[OutgoingRequest] = []
+        """The first requests and tunnels since `start_log`."""
         self.sent_bytes = 0
         self.received_bytes = 0
         self._listener = listener
@@ -149,6 +155,20 @@ class EgressProxy:
             if self._on_refused is not None:
                 self._on_refused(error.message)
             raise
+
+    def start_log(self) -> list[OutgoingRequest]:
+        """Starts a new log, for the next run."""
+        self.request_log = []
+        return self.request_log
+
+    def log_request(self, request: ProxyRequest) -> OutgoingRequest:
+        """Returns the entry of a request, which is part of the log if that has room."""
+        is_usual = request.port == (443 if request.is_tunnel else 80)
+        host = request.host if is_usual else f"{request.host}:{request.port}"
+        entry = OutgoingRequest(method=request.method.decode("latin-1"), host=host)
+        if len(self.request_log) < MAX_LOGGED_REQUESTS:
+            self.request_log.append(entry)
+        return entry
 
     def remember_failure(self, request: ProxyRequest, response: bytes) -> None:
         key = request.host, request.port
@@ -245,6 +265,7 @@ class _Client(_Side):
         # State of the request: its head, data that is not forwarded yet, and the framing of its body (None
         # for a tunnel).
         self._request: ProxyRequest | None = None
+        self._entry: OutgoingRequest | None = None
         self._buffered = bytearray()
         self._body: BodyFraming | None = None
         # State of the response: the received part of its head, or None if the head is complete.
@@ -291,6 +312,7 @@ class _Client(_Side):
         if request.is_explanation:
             self._explain(request)
             return
+        self._entry = self._proxy.log_request(request)
         self._connecting = self._loop.create_task(self._connect(request), name="hutch-connect")
 
     def _explain(self, request: ProxyRequest) -> None:
@@ -327,7 +349,7 @@ class _Client(_Side):
             self.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
         else:
             self._response_head = bytearray()
-            self._proxy.sent_bytes += len(self._request.head)
+            self._count_sent(len(self._request.head))
             server.write(self._request.head)
         data = bytes(self._buffered)
         self._buffered.clear()
@@ -347,8 +369,13 @@ class _Client(_Side):
                 # the effect.
                 self.abort_both()
                 return
-        self._proxy.sent_bytes += len(data)
+        self._count_sent(len(data))
         self._server.write(data)
+
+    def _count_sent(self, size: int) -> None:
+        self._proxy.sent_bytes += size
+        if self._entry is not None:
+            self._entry.sent_bytes += size
 
     def eof_received(self) -> bool:
         self.has_ended = True
@@ -370,6 +397,8 @@ class _Client(_Side):
             return
         self._last_activity = self._loop.time()
         self._proxy.received_bytes += len(data)
+        if self._entry is not None:
+            self._entry.received_bytes += len(data)
         if self._response_head is None:
             self.write(data)
             return
@@ -391,6 +420,8 @@ class _Client(_Side):
                 return
             status, head = http1.read_response(bytes(self._response_head[:end]), self._request.is_upgrade)
             rest = bytes(self._response_head[end + len(http1.HEAD_END) :])
+            if self._entry is not None:
+                self._entry.status = status
             self._response_head = bytearray(rest) if status < 200 and status != 101 else None
             self.write(head)
             if self._response_head is None:
@@ -425,6 +456,8 @@ class _Client(_Side):
         self._send_error(502, f"{host} {what}.", error_code)
 
     def _send_error(self, status: int, text: str, error_code: str | None = None) -> None:
+        if self._entry is not None:
+            self._entry.error = error_code or "EPROTO"
         headers = () if error_code is None else (("X-Hutch-Egress", error_code),)
         response = http1.proxy_response(status, HTTPStatus(status).phrase, text, headers)
         if self._request is not None and self._request.is_tunnel and error_code is not None:
@@ -471,6 +504,8 @@ class _Client(_Side):
         super().connection_lost(exc)
         self._timer.cancel()
         self.abort_both()
+        if self._entry is not None:
+            self._entry.ms = round((time.monotonic() - self._entry.started) * 1000, 3)
         self._proxy.remove_client(self)
         self._connection_closed.set_result(None)
 

@@ -132,7 +132,7 @@ class ActiveRun:
         self.run = run
         record = RunRecord.of(execution, run, Result(ok=True))
         self.tools = [f"{call.provider}.{call.tool}" for call in record.calls]
-        self.hosts = [request.host for request in record.requests]
+        self.hosts = [request["host"] for request in record.requests]
         self.details = {**record_fields(record), "started_at": record.started_at, "ended_at": None}
         self.details["log_lines"] = 0 if run.session is None else run.session.log_lines
         row = RunRow(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal
@@ -56,6 +57,8 @@ _GUEST_FAILURES: dict[str, FailureCode] = {
     "invalid_params": "invalid_params",
 }
 _MAX_LOCATION_CHARS = 300
+# Shorter waits for a package only look it up.
+MIN_INSTALL_SECONDS = 0.02
 
 
 class ToolExecutor:
@@ -75,17 +78,23 @@ class ToolExecutor:
 
     async def execute(self, call: PackageToolCall, events: EventSink | None = None) -> ToolOutcome:
         """Runs a tool to its end. Raises Busy."""
+        began = time.monotonic()
         try:
             package = await self._packages.get(call.spec)
         except (PackageNotFound, StoreError) as error:
-            return ToolOutcome(failure=package_failure(error))
-        return await self.execute_package(package, call, events)
+            failure = package_failure(error)
+            return ToolOutcome(failure=failure, run_id=self._record_failed_install(call, failure, began))
+        return await self.execute_package(package, call, events, _install_ms(time.monotonic() - began))
 
     async def execute_package(
-        self, package: Package, call: PackageToolCall, events: EventSink | None = None
+        self,
+        package: Package,
+        call: PackageToolCall,
+        events: EventSink | None = None,
+        install_ms: float = 0.0,
     ) -> ToolOutcome:
         """Runs a tool of this package, whatever the call's spec says. Raises Busy."""
-        result, run, failure = await self._run("execute", package, call, events)
+        result, run, failure = await self._run("execute", package, call, events, install_ms)
         return ToolOutcome(
             output_json=run.output_json,
             failure=failure,
@@ -95,6 +104,35 @@ class ToolExecutor:
             logs_truncated=result.logs_truncated,
             run_id=result.run_id,
         )
+
+    def _record_failed_install(self, call: PackageToolCall, failure: ToolFailure, began: float) -> str:
+        """Records a call whose package could not be installed. Returns the id of the run."""
+        run = RunHandle(install_ms=_install_ms(time.monotonic() - began))
+        execution = Execution(
+            code="",
+            profile=Profile("npm"),
+            owner=call.caller,
+            protocol="tpmjs",
+            source=Source(inputs=encode_value(call.params)),
+            label=f"{call.spec}#{call.name}",
+        )
+        self._kernel.record_unstarted(execution, run, ExecutionError(failure.code, failure.message))
+        return run.id
+
+    def record_batch(self, run: RunHandle, caller: str, failed: int, calls: int, seconds: float) -> None:
+        """Records a batch of calls that has ended. The calls have their own records."""
+        error = ExecutionError("tool_error", f"{failed} of {calls} calls failed") if failed else None
+        execution = Execution(
+            code="",
+            profile=Profile("npm"),
+            owner=caller,
+            protocol="tpmjs",
+            source=Source(),
+            label=f"batch of {calls} call{'' if calls == 1 else 's'}",
+            is_group=True,
+        )
+        result = Result(ok=not failed, error=error, run_id=run.id, duration_ms=round(seconds * 1000, 3))
+        self._kernel.record_group(execution, run, result)
 
     async def describe(
         self, call: PackageToolCall
@@ -134,6 +172,7 @@ class ToolExecutor:
         package: Package,
         call: PackageToolCall,
         events: EventSink | None,
+        install_ms: float = 0.0,
     ) -> tuple[Result, _ToolRun, ToolFailure | None]:
         """Runs the guest. Returns the execution result, what the guest returned, and the failure."""
         profile = self._cached_profile(package, call)
@@ -161,7 +200,8 @@ class ToolExecutor:
             source=Source(inputs=encode_value(call.params)),
             label=f"{package.name}@{package.version}#{call.name}",
         )
-        run = _ToolRun(redact=cached_redactor(tuple(call.env.values())).text if call.env else None)
+        redact = cached_redactor(tuple(call.env.values())).text if call.env else None
+        run = _ToolRun(redact=redact, install_ms=install_ms)
         result = await self._kernel.run(execution, run)
         if self._has_containers:
             self._code_cache.note_use(package, lambda: self._profile(package))
@@ -219,6 +259,11 @@ class ToolExecutor:
             memory_bytes=min(self._settings.tool_memory_bytes, self._settings.max_memory_limit_bytes),
             max_uses=max_uses,
         )
+
+
+def _install_ms(seconds: float) -> float:
+    """Returns the time in milliseconds, or 0 if the package was installed already."""
+    return 0.0 if seconds < MIN_INSTALL_SECONDS else round(seconds * 1000, 3)
 
 
 def _event_provider(events: EventSink) -> Provider:

@@ -31,12 +31,14 @@ from hutch.http.requests import JsonBodyReader
 from hutch.http.routing import PrefixRoute
 from hutch.http.server.connections import parse_address
 from hutch.http.sse import EventBuffer, encode_event, event_stream
+from hutch.kernel.parent_run import parent_run
 from hutch.protocols.tpmjs import openapi, requests, responses
 from hutch.protocols.tpmjs.descriptions import Descriptions, info_response
 from hutch.protocols.tpmjs.models import EventSink, PackageToolCall
 from hutch.protocols.tpmjs.responses import ProtocolVersion, TpmjsResponse
 from hutch.sandbox.selftest.result import SelfTestResult
 from hutch.session.json_value import encode_value
+from hutch.session.run import RunHandle
 from hutch.settings import Settings
 
 if TYPE_CHECKING:
@@ -117,7 +119,10 @@ class TpmjsHandlers:
         self._rate.charge(_caller(context), len(calls) - 1)
         slots = asyncio.Semaphore(MAX_BATCH_CONCURRENCY)
 
+        batch = RunHandle()
+
         async def run_one(call: PackageToolCall) -> TpmjsResponse:
+            parent_run.set(batch.id)
             async with slots:
                 return await self._run(context, call)
 
@@ -125,6 +130,8 @@ class TpmjsHandlers:
             return await asyncio.gather(*map(run_one, calls))
 
         results = await cancel_on_disconnect(request.receive, run_all(), self._access)
+        failed = sum(not result.ok for result in results)
+        self._tools.record_batch(batch, context.owner, failed, len(calls), batch.clock.now())
         return responses.batch_response(results, elapsed_ms(context.started)).response()
 
     async def describe(self, context: RequestContext) -> ASGIApp:

@@ -97,6 +97,8 @@ class Lease:
             runner.on_output = run.on_output
             # Sets the memory limit, so it must be called before the guest runs.
             runner.execution_started(session)
+            if runner.requests is not None:
+                run.requests = runner.requests
             session.begin()
             try:
                 await session.wait()

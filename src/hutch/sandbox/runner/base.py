@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from hutch.sandbox.runner.profile import Profile
 from hutch.session.host import Session
@@ -28,6 +29,8 @@ class Runner(ABC):
         """
         self.on_exit: Callable[[Runner], None] = lambda _: None
         self.on_output: OnOutput | None = None
+        self.requests: Sequence[Any] | None = None
+        """Outgoing requests of the current execution, if this runner's jail has an uplink."""
         self.has_imported = False
         """True if the preload of the profile has finished, successfully or not."""
         self.has_exited = False

@@ -7,9 +7,9 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import IO, Literal, Protocol
+from typing import IO, Any, Literal, Protocol
 
 import msgspec
 
@@ -54,8 +54,10 @@ PROCESS_OVERHEAD_BYTES = 32 * 1024 * 1024
 class Uplink(Protocol):
     """Host side of a jail's only network connection."""
 
-    run_id: str | None
-    """Id of the run that the requests belong to. None until an execution has started."""
+    def begin_run(self, run_id: str) -> Sequence[Any]:
+        """Called before a run starts. Returns the list of its outgoing requests, which is filled during the
+        run.
+        """
 
     def close(self) -> None:
         """Called when the jail has ended."""
@@ -265,7 +267,7 @@ class RunnerProcess(Runner):
         """
         self.executions += 1
         if self.uplink is not None:
-            self.uplink.run_id = session.id
+            self.requests = self.uplink.begin_run(session.id)
         if self._frozen:
             self._thaw()
         if self.executions > 1:

@@ -195,17 +195,17 @@ async def test_listener_gets_pending_calls_and_later_events() -> None:
 async def test_wait_of_a_run_begins_with_its_first_call_and_ends_with_its_last() -> None:
     approvals = Approvals(ASK)
     log: list[str] = []
-    approvals.on_wait_begin.append(lambda run: log.append(f"begin {run}"))
+    approvals.on_wait_begin.append(lambda run, tool: log.append(f"begin {run} {tool}"))
     approvals.on_wait_end.append(lambda run: log.append(f"end {run}"))
     calls = [check(approvals), check(approvals)]
     first, second = await asked(approvals, 2)
-    assert log == ["begin r"]
+    assert log == ["begin r mail__send"]
     approvals.decide(first.id, ApprovalAnswer("allow"))
     await calls[0]
-    assert log == ["begin r"]
+    assert log == ["begin r mail__send"]
     approvals.decide(second.id, ApprovalAnswer("allow"))
     await calls[1]
-    assert log == ["begin r", "end r"]
+    assert log == ["begin r mail__send", "end r"]
 
 
 async def test_run_with_an_expired_approval_is_denied_without_asking() -> None:

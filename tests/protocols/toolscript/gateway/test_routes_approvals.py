@@ -156,7 +156,7 @@ async def test_wrong_method_of_an_approval_returns_the_allowed_ones(asking: Gate
 async def test_run_id_is_trusted_only_from_this_process(asking: GatewayHarness) -> None:
     body = {"content": b"{}"}
     held: list[str] = []
-    asking.gateway.approvals.on_wait_begin.append(held.append)
+    asking.gateway.approvals.on_wait_begin.append(lambda run, _: held.append(run))
     async with asking.connect_from_jail("run1") as script:
         headers = {"X-Hutch-Run": "forged"}
         inside = asyncio.create_task(script.post("/tools/mail__send", headers=headers, **body))

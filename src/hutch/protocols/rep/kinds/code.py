@@ -41,7 +41,6 @@ async def _run(call: Call) -> Any:
         inputs=inputs,
         owner=call.context.owner,
         protocol="rep",
-        parent_run_id=call.context.run_id,
         label=f"{call.context.run_id}#{call.step_id}",
     )
     log = log_listener(lambda line: call.log("info", line))

@@ -9,6 +9,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hutch.errors import Busy, HutchError
+from hutch.kernel.parent_run import parent_run
 from hutch.protocols.rep.ir.resolve import ReferenceValues, UnresolvedReference, resolve_parameters
 from hutch.protocols.rep.jsonrpc import CANCELLED, STEP_FAILED, TIMEOUT, rep_error
 from hutch.protocols.rep.kinds.registry import Call, StepFailed, StepRun
@@ -167,6 +168,8 @@ class StepAttempt:
             run=run,
             node=node,
         )
+        # Each attempt has its own task.
+        parent_run.set(run.context.run_id)
         limit = asyncio.timeout(seconds)
         try:
             async with limit:

@@ -137,8 +137,8 @@ class Approvals:
     ) -> None:
         self.policy = policy
         self.ask = ask
-        self.on_wait_begin: list[Callable[[str], None]] = []
-        """Callbacks that get the run id when the first call of a run starts to wait."""
+        self.on_wait_begin: list[Callable[[str, str], None]] = []
+        """Callbacks that get the run id and the tool's name when the first call of a run starts to wait."""
         self.on_wait_end: list[Callable[[str], None]] = []
         self._seconds = seconds
         self._open: dict[str, tuple[Approval, asyncio.Future[ApprovalAnswer]]] = {}
@@ -235,7 +235,7 @@ class Approvals:
         self._open[approval.id] = (approval, decided)
         outcome = "withdrawn"
         try:
-            with self._waiting(run, wait):
+            with self._waiting(run, wait, f"{server}__{tool}"):
                 self._notify("asked", approval)
                 answer = await self._first_answer(approval, decided)
             outcome = "allowed" if answer.decision == "allow" else "denied"
@@ -280,12 +280,12 @@ class Approvals:
         return self._waits.setdefault(run, _RunWait())
 
     @contextlib.contextmanager
-    def _waiting(self, run: str | None, wait: _RunWait | None) -> Iterator[None]:
+    def _waiting(self, run: str | None, wait: _RunWait | None, tool: str) -> Iterator[None]:
         if run is None or wait is None:
             yield
             return
         if wait.begin():
-            _call_all(self.on_wait_begin, run)
+            _call_all(self.on_wait_begin, run, tool)
         try:
             yield
         finally:
@@ -312,6 +312,6 @@ class _RunWait:
         return self.calls == 0
 
 
-def _call_all(callbacks: Iterable[Callable[[str], None]], run: str) -> None:
+def _call_all(callbacks: Iterable[Callable[..., None]], *arguments: str) -> None:
     for callback in list(callbacks):
-        callback(run)
+        callback(*arguments)

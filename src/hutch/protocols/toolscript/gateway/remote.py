@@ -34,7 +34,8 @@ _HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"u
 # Headers that a script may not set: the gateway's own headers and Origin.
 _RESERVED = frozenset({b"host", b"authorization", b"origin", RUN_HEADER.encode()})
 
-RunCallback = Callable[[str], None]
+PauseTimeout = Callable[[str, str], None]
+ResumeTimeout = Callable[[str], None]
 
 
 class RemoteGateway:
@@ -46,13 +47,14 @@ class RemoteGateway:
         token: str | None,
         *,
         ask: AskUser | None = None,
-        pause_timeout: RunCallback = lambda _: None,
-        resume_timeout: RunCallback = lambda _: None,
+        pause_timeout: PauseTimeout = lambda _run, _tool: None,
+        resume_timeout: ResumeTimeout = lambda _: None,
     ) -> None:
         """`ask` asks a person about calls that wait for an approval.
 
-        `pause_timeout` gets the id of a run when one of its calls starts to wait for an approval,
-        `resume_timeout` when the wait ends. Raises InvalidExecution if `url` is not valid.
+        `pause_timeout` gets the id of a run and the name of the tool when one of its calls starts to wait for
+        an approval, `resume_timeout` gets the id when the wait ends. Raises InvalidExecution if `url` is not
+        valid.
         """
         self._url = url.rstrip("/")
         self._token = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
@@ -173,8 +175,8 @@ class RemoteApprovals:
         self,
         client: GatewayClient,
         ask: AskUser | None,
-        pause_timeout: RunCallback,
-        resume_timeout: RunCallback,
+        pause_timeout: PauseTimeout,
+        resume_timeout: ResumeTimeout,
     ) -> None:
         self._client = client
         self._ask = ask
@@ -212,12 +214,13 @@ class RemoteApprovals:
             while True:
                 await asyncio.sleep(POLL_SECONDS)
                 waiting = await self._waiting()
-                now = {call.run for call in waiting if call.run is not None}
+                tools = {call.run: f"{call.server}__{call.tool}" for call in reversed(waiting) if call.run}
+                now = tools.keys()
                 for run in now - paused:
-                    self._pause_timeout(run)
+                    self._pause_timeout(run, tools[run])
                 for run in paused - now:
                     self._resume_timeout(run)
-                paused = now
+                paused = set(now)
                 self._update_questions(waiting)
         except (FetchError, msgspec.DecodeError) as error:
             # The gateway has no approvals or is unreachable, so no call is waiting there.

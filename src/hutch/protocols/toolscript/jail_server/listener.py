@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from hutch.protocols.toolscript.jail_server.http1 import (
     ByteBudget,
@@ -38,6 +39,13 @@ class JailListener:
         self._connections: set[JailConnection] = set()
         self._closed = False
         self._accepting = asyncio.create_task(self._accept(listener))
+
+    def begin_run(self, run_id: str) -> Sequence[Any]:
+        """Called before a run starts. A script's requests to the gateway are tool calls, so the list of its
+        outgoing requests is empty.
+        """
+        self.run_id = run_id
+        return ()
 
     async def _accept(self, listener: socket.socket) -> None:
         """Accepts connections while slots are free. Waiting connections use no resources of the host."""
