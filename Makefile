@@ -74,7 +74,7 @@ lock: ## update requirements.lock to the newest allowed versions, and each deno.
 	$(PIP) install hatchling deno==$(shell sed -n 's/^ *"deno==\(.*\)",$$/\1/p' pyproject.toml)
 	cd $(GUEST) && $(DENO) install --frozen=false
 	cd $(CONSOLE) && $(DENO) install --frozen=false
-	$(PIP) install --no-build-isolation -e '.[dev,bench]'
+	$(PIP) install --no-build-isolation -e '.[dev,bench,docs]'
 	{ echo "# Written by 'make lock'; 'make install' uses these versions."; $(PIP) freeze --exclude-editable; } > $(ENV)/new
 	mv $(ENV)/new requirements.lock && rm -rf $(ENV)
 

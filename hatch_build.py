@@ -133,7 +133,7 @@ BUNDLES = (
         sources="src/hutch/console/web",
         main="build/main.ts",
         out="src/hutch/console/dist",
-        files=("index.html", "main.js", "style.css"),
+        files=("index.html", "main.js", "api.html", "api_docs.js", "style.css"),
     ),
 )
 

@@ -48,5 +48,5 @@ async def test_every_route_with_a_body_requires_json(tmp_path: Path, monkeypatch
     expected |= {route: 403 for route in statuses if route[0].startswith("/console/users")}
     expected |= {("/mcp", kind): 400 for kind in CONTENT_TYPES}
     assert statuses == {route: expected.get(route, 415) for route in statuses}
-    assert ("/tools/called", "text/plain") in statuses
+    assert ("/tools/x", "text/plain") in statuses
     assert ("/execute-tool", "text/plain") in statuses

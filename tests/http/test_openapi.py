@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from hutch.http.errors import ERROR_KINDS
-from hutch.http.openapi import COUNT, TEXT, OperationBuilder, object_of, openapi_document, query, ref
+from hutch.http.openapi import COUNT, TEXT, ApiPart, OperationBuilder, object_of, openapi_document, query, ref
 
 build = OperationBuilder(ERROR_KINDS, ("BUSY", "UNAVAILABLE"), lambda codes: {"enum": codes})
 
@@ -47,11 +49,32 @@ def test_object_refuses_other_fields_unless_allowed() -> None:
     assert "additionalProperties" not in object_of({}, extra_fields=True)
 
 
-def test_document_has_both_prefixes_and_the_key() -> None:
-    made = openapi_document("Name", "Text", {"/x": {}}, {"schemas": {"A": TEXT}})
-    assert made["servers"] == [{"url": "/"}, {"url": "/api"}]
-    assert made["security"] == [{"key": []}]
-    assert made["components"] == {
-        "securitySchemes": {"key": {"type": "http", "scheme": "bearer", "bearerFormat": "hk_…"}},
-        "schemas": {"A": TEXT},
+def test_document_joins_parts_and_adds_tag_id_and_security() -> None:
+    open_operation = {"summary": "Shows it", "security": []}
+    first = ApiPart("One", "The first", {"/x/{id}": {"get": {"summary": "Gets x"}}}, {"X": TEXT})
+    second = ApiPart(
+        "Two", "", {"/x/{id}": {"put": {}}, "/y": {"get": open_operation}}, {"Y": TEXT}, "user_key"
+    )
+    made = openapi_document("Name", "Text", [first, second], needs_key=False)
+    assert made["tags"] == [{"name": "One", "description": "The first"}, {"name": "Two", "description": ""}]
+    assert made["paths"]["/x/{id}"] == {
+        "get": {
+            "tags": ["One"],
+            "operationId": "get_x_id",
+            "security": [{"key": []}, {}],
+            "summary": "Gets x",
+        },
+        "put": {"tags": ["Two"], "operationId": "put_x_id", "security": [{"user_key": []}]},
     }
+    assert made["paths"]["/y"]["get"]["security"] == []
+    assert made["components"]["schemas"] == {"X": TEXT, "Y": TEXT}
+
+
+@pytest.mark.parametrize(("path", "schema"), [("/x", "B"), ("/y", "A")])
+def test_parts_with_the_same_operation_or_schema_are_refused(path: str, schema: str) -> None:
+    parts = [
+        ApiPart("One", "", {"/x": {"get": {}}}, {"A": TEXT}),
+        ApiPart("Two", "", {path: {"get": {}}}, {schema: TEXT}),
+    ]
+    with pytest.raises(ValueError, match="Two"):
+        openapi_document("", "", parts, needs_key=True)

@@ -218,10 +218,12 @@ class App:
         from starlette.applications import Starlette
         from starlette.exceptions import HTTPException
 
+        from hutch.app import openapi
         from hutch.console import routes as console
         from hutch.egress import policy
         from hutch.http import health, responses
         from hutch.http.cors import Cors
+        from hutch.http.endpoint import public_json_route
         from hutch.http.run_ids import RunIdHeaders, note_run
         from hutch.protocols.abilities import routes as abilities
         from hutch.protocols.execbox import routes as execbox
@@ -247,6 +249,7 @@ class App:
         web = Starlette(
             routes=[
                 *health.routes(self, access),
+                public_json_route("/openapi.json", openapi.document(self.settings), access),
                 *console.routes(shown, access),
                 *execbox.routes(self.kernel, access, self._mcp_tools),
                 *toolscript.routes(self.gateway, access, self.settings),

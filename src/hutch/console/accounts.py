@@ -19,7 +19,7 @@ from hutch.text import format_rfc3339
 from hutch.vault import api_keys
 from hutch.vault.vault import Vault
 
-_MAX_DAYS = 3_650
+MAX_DAYS = 3_650
 
 
 class AccountStorage(Protocol):
@@ -86,8 +86,8 @@ class AccountHandlers:
         scopes, days = body.get("scopes", []), body.get("days")
         if not isinstance(scopes, list) or not all(isinstance(scope, str) for scope in scopes):
             raise ApiError("invalid_request", "`scopes`: expected a list of strings.")
-        if days is not None and (type(days) is not int or not 0 < days <= _MAX_DAYS):
-            raise ApiError("invalid_request", f"`days`: expected 1 to {_MAX_DAYS}, or nothing.")
+        if days is not None and (type(days) is not int or not 0 < days <= MAX_DAYS):
+            raise ApiError("invalid_request", f"`days`: expected 1 to {MAX_DAYS}, or nothing.")
         expires_at = None if days is None else format_rfc3339(datetime.now(UTC) + timedelta(days=days))
         user = await self._find(context)
         name = _text(body, "name") if "name" in body else ""

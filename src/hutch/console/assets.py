@@ -57,8 +57,8 @@ def _load(name: str) -> _Asset | None:
     return _Asset(content, gzip.compress(content, 9, mtime=0), etag, _MEDIA_TYPES[path.suffix])
 
 
-def page_response(request: Request) -> Response:
-    return _response(request, "index.html")
+def page_response(request: Request, name: str = "index.html") -> Response:
+    return _response(request, name)
 
 
 def asset_response(request: Request, name: str) -> Response:
@@ -68,7 +68,7 @@ def asset_response(request: Request, name: str) -> Response:
 def _response(request: Request, name: str) -> Response:
     asset = _load(name) if name else None
     if asset is None:
-        if name == "index.html":
+        if name.endswith(".html"):
             return error_response(
                 404, "The web console was not built. In a checkout, run `make install`, then start again."
             )

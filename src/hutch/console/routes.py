@@ -59,12 +59,16 @@ def routes(services: ConsoleServices, access: AccessControl) -> list[BaseRoute]:
     async def page(request: Request) -> Response:
         return access.deny(request, public=True) or page_response(request)
 
+    async def api_docs(request: Request) -> Response:
+        return access.deny(request, public=True) or page_response(request, "api.html")
+
     async def asset(request: Request) -> Response:
         return access.deny(request, public=True) or asset_response(request, request.path_params["name"])
 
     return [
         Route("/", page),
         Route("/assets/{name}", asset),
+        Route("/docs/api", api_docs),
         Route("/console/session", handlers.session, methods=["GET"]),
         Route("/console/session", handlers.sign_in, methods=["POST"]),
         Route("/console/session", handlers.sign_out, methods=["DELETE"]),

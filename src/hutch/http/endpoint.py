@@ -154,8 +154,9 @@ class Endpoint:
 
 def public_json_route(path: str, body: Mapping[str, Any], access: AccessControl) -> BaseRoute:
     """Returns a route with a constant response for everyone."""
+    content = JSONResponse(body).body
 
     async def show(request: Request) -> Response:
-        return access.deny(request, public=True) or JSONResponse(body)
+        return access.deny(request, public=True) or Response(content, media_type="application/json")
 
     return PrefixRoute(path, show)

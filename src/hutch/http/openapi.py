@@ -1,10 +1,11 @@
-"""Helpers for building OpenAPI documents."""
+"""Builds the OpenAPI document of a server from the parts that its protocols describe."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from hutch._version import __version__
 from hutch.http.errors import ErrorKind
@@ -43,11 +44,12 @@ class OperationBuilder:
         codes: Sequence[str] = (),
         *,
         body: str | None = None,
+        example: Any = None,
         parameters: Sequence[Json] = (),
         status: int = 200,
     ) -> Json:
         """Returns an operation. `success` is the schema of the response, `codes` are the operation's own
-        error codes, `body` is the name of the request's schema.
+        error codes, `body` is the name of the request's schema, and `example` a body that matches it.
         """
         responses: Json = {str(status): response(HTTPStatus(status).phrase, success)}
         by_status: dict[int, list[str]] = {}
@@ -60,43 +62,83 @@ class OperationBuilder:
             responses[str(error_status)] = error
         described: Json = {"summary": summary, "parameters": [*parameters], "responses": responses}
         if body is not None:
-            described["requestBody"] = request_body(body)
+            described["requestBody"] = request_body(body, example)
         return described
 
 
-def openapi_document(
-    title: str,
-    description: str,
-    paths: Json,
-    components: Json,
-    *,
-    security: Sequence[Json] = ({"key": []},),
-    key_format: str | None = "hk_…",
-) -> Json:
-    key = {"type": "http", "scheme": "bearer", **({"bearerFormat": key_format} if key_format else {})}
+class ApiPart(NamedTuple):
+    """The routes of one protocol, for the server's OpenAPI document."""
+
+    tag: str
+    description: str
+    paths: Json
+    schemas: Json
+    access: Access = "key"
+    """Key that operations need which have no `security` of their own."""
+
+
+Access = Literal["key", "user_key", "operator_key"]
+
+_SECURITY_SCHEMES: Json = {
+    "key": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "The operator's key (`HUTCH_API_KEY`), or a user's key with the scope of the protocol",
+    },
+    "user_key": {
+        "type": "http",
+        "scheme": "bearer",
+        "bearerFormat": "hk_…",
+        "description": "A user's key, created with `hutch key add`",
+    },
+    "operator_key": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "The operator's key (`HUTCH_API_KEY`)",
+    },
+}
+
+
+def openapi_document(title: str, description: str, parts: Sequence[ApiPart], *, needs_key: bool) -> Json:
+    """Joins the parts to one document. `needs_key` is whether the operator has set a key."""
+    paths: Json = {}
+    schemas: Json = {}
+    for part in parts:
+        if same := schemas.keys() & part.schemas.keys():
+            raise ValueError(f"{part.tag}: other parts have schemas with these names: {sorted(same)}")
+        schemas |= part.schemas
+        security: list[Json] = [{part.access: []}]
+        if not needs_key and part.access != "user_key":
+            security.append({})
+        for path, item in part.paths.items():
+            for method, operation in item.items():
+                if method in paths.setdefault(path, {}):
+                    raise ValueError(f"{part.tag}: another part has {method} {path}")
+                paths[path][method] = {
+                    "tags": [part.tag],
+                    "operationId": _operation_id(method, path),
+                    "security": security,
+                    **operation,
+                }
     return {
         "openapi": "3.1.0",
         "info": {"title": title, "version": __version__, "description": description},
-        "servers": [{"url": "/"}, {"url": "/api"}],
-        "security": [*security],
+        "servers": [{"url": "/"}],
+        "tags": [{"name": part.tag, "description": part.description} for part in parts],
         "paths": paths,
-        "components": {"securitySchemes": {"key": key}, **components},
+        "components": {"schemas": schemas, "securitySchemes": _SECURITY_SCHEMES},
     }
 
 
-def this_document() -> Json:
-    """Describes the path that serves this OpenAPI document."""
-    return {
-        "get": {
-            "summary": "This document",
-            "security": [],
-            "responses": {"200": response("OK", {"type": "object"})},
-        }
-    }
+def _operation_id(method: str, path: str) -> str:
+    return "_".join([method, *re.findall(r"\w+", path)])
 
 
-def request_body(schema: str) -> Json:
-    return {"required": True, "content": {"application/json": {"schema": ref(schema)}}}
+def request_body(schema: str, example: Any = None) -> Json:
+    media: Json = {"schema": ref(schema)}
+    if example is not None:
+        media["example"] = example
+    return {"required": True, "content": {"application/json": media}}
 
 
 def response(description: str, schema: Json) -> Json:
@@ -116,6 +158,12 @@ def header(name: str, schema: Json, description: str) -> Json:
 
 
 # --- schemas ---
+
+
+def failure(codes: Sequence[str]) -> Json:
+    """Returns the schema of errors in the format that most protocols share."""
+    error = object_of({"code": {"enum": sorted(codes)}, "message": TEXT})
+    return object_of({"success": {"const": False}, "error": error})
 
 
 def ref(name: str) -> Json:

@@ -54,6 +54,25 @@ def test_every_view_opens_and_fits_a_phone(filled: ServeProcess, open_page: Open
         assert width <= 390, title
 
 
+def test_api_page_shows_operations_with_examples_and_fits_a_phone(
+    filled: ServeProcess, open_page: OpenPage, axe: str
+) -> None:
+    page = open_page(filled.url)
+    page.get_by_role("link", name="API", exact=True).click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("Hutch API")
+    page.goto(f"{filled.url}/docs/api#post_run")
+    expect(page.locator("#post_run .code")).to_contain_text(f"curl {filled.url}/run")
+    page.evaluate(axe)
+    assert list(serious_problems(page, {})) == []
+    page.get_by_role("searchbox").fill("recorded code")
+    expect(page.locator(".api-operation")).to_have_count(1)
+    page.locator(".api-operation summary").first.click()
+    page.get_by_text("Accepted").click()
+    expect(page.locator(".api-reply-details[open]")).to_contain_text("parent_run_id")
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
 # Only the colours differ between the schemes.
 @pytest.mark.parametrize(
     ("scheme", "options"), [("light", {}), ("dark", {"runOnly": ["color-contrast"]})], ids=["light", "dark"]

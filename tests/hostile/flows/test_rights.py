@@ -154,7 +154,7 @@ async def test_names_cannot_inject_sql(eve: FlowClient, bo: FlowClient, rid: str
         [],
         [(await eve.get_json("/flows"))["flows"][0]],
     )
-    for name in ("../x", "a/b", "a'b", "openapi.json", "x" * 300):
+    for name in ("../x", "a/b", "a'b", "x" * 300):
         assert_error(
             await eve.post("/flows", flow([node("w", "wait", seconds=0)], name=name)), 400, "INVALID_REQUEST"
         )

@@ -20,7 +20,7 @@ from tests.support.processes import TIMEOUT_SECONDS
 
 KEY = "sésame"
 POSTS = ("/execute-tool", "/execute-batch", "/load-and-describe", "/validate-tool")
-GETS = ("/health", "/info", "/openapi.json")
+GETS = ("/health", "/info")
 
 
 async def get(server: TpmjsServer, path: str, method: str = "GET", **headers: str) -> httpx2.Response:

@@ -28,7 +28,7 @@ MAX_CODE_BYTES = 4 * 1024 * 1024
 # Maximum size of the stored definition, because lists and searches read many definitions.
 MAX_DEFINITION_BYTES = 1024 * 1024
 # Names of routes, which cannot be ability ids.
-RESERVED_IDS = frozenset({"search", "openapi.json"})
+RESERVED_IDS = frozenset({"search"})
 
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@~-]*\Z")
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+\Z")

@@ -1,4 +1,4 @@
-"""OpenAPI document of the Abilities protocol (`/abilities/openapi.json`)."""
+"""OpenAPI description of the Abilities protocol."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from hutch.http.openapi import (
     TEXTS,
     TIME,
     TRUE,
+    ApiPart,
     Json,
     OperationBuilder,
     array_of,
     header,
     object_of,
-    openapi_document,
     path_param,
     query,
     ref,
     response,
-    this_document,
     up_to,
 )
 from hutch.protocols.abilities.definition import (
@@ -39,7 +38,6 @@ from hutch.protocols.abilities.requests import (
     MAX_STREAMED_CREDENTIALS,
 )
 from hutch.protocols.abilities.responses import ABILITY_ERRORS, ERROR_CODES, camel_case
-from hutch.settings import Settings
 
 _OR_NULL = ["string", "null"]
 
@@ -52,20 +50,32 @@ API wrappers that run on the server, with secrets that their code never sees. Ev
 execution, the status is that of the API that it called; `errorCode` shows whether the API or Hutch failed."""
 
 
-def document(settings: Settings) -> Json:
+_EXAMPLE: Json = {
+    "ability_id": "get_profile",
+    "service_name": "api.example.com",
+    "description": "Returns the profile of a user.",
+    "dynamic_header_keys": ["api.example.com::Authorization"],
+    "input_schema": {"type": "object", "properties": {"username": TEXT}, "required": ["username"]},
+    "wrapper_code": "export const wrapper = ({ username }) =>"
+    " fetch(`https://api.example.com/users/${encodeURIComponent(username)}`)",
+}
+
+
+def describe() -> ApiPart:
     execute = _operation(
         "Executes an ability",
-        ref("Executed"),
+        ref("ExecutedAbility"),
         ("NOT_FOUND", "MISSING_DEPENDENCIES", "MISSING_CREDENTIALS"),
-        body="Execution",
+        body="AbilityExecution",
+        example={"params": {"username": "ada"}, "transformCode": "(data) => ({ name: data.name })"},
         parameters=[_ID],
     )
     # The API of an ability may return any of these statuses too, so all of them have the same schema.
     for status, described in execute["responses"].items():
         if status != "200":
-            described["content"]["application/json"]["schema"] = ref("Unexecuted")
+            described["content"]["application/json"]["schema"] = ref("FailedAbility")
     execute["responses"]["default"] = response(
-        "Error of the ability's API or of the ability", ref("Unexecuted")
+        "Error of the ability's API or of the ability", ref("FailedAbility")
     )
     paths = {
         "/abilities/{id}/execute": {"post": execute},
@@ -81,10 +91,8 @@ def document(settings: Settings) -> Json:
         "/my/credentials/stream": {"post": _store_credentials()},
         "/my/credentials/{domain}": _domain(),
         "/my/runs": {"get": _runs()},
-        "/abilities/openapi.json": this_document(),
     }
-    title = f"{settings.executor_name}: abilities"
-    return openapi_document(title, _DESCRIPTION, paths, {"schemas": _schemas()})
+    return ApiPart("Abilities", _DESCRIPTION, paths, _schemas(), access="user_key")
 
 
 # --- operations ---
@@ -127,6 +135,7 @@ def _add() -> Json:
         _success({"ability": ref("Ability")}),
         ("CONFLICT",),
         body="NewAbility",
+        example=_EXAMPLE,
         status=201,
     )
 
@@ -141,6 +150,7 @@ def _own_ability() -> Json:
         _success({"ability": ref("Ability")}),
         ("NOT_FOUND", "CONFLICT"),
         body="NewAbility",
+        example=_EXAMPLE,
         parameters=[_ID],
     )
     replaced["responses"]["201"] = replaced["responses"]["200"]
@@ -160,6 +170,7 @@ def _shares() -> Json:
         shares,
         ("NOT_FOUND",),
         body="NewShares",
+        example={"users": ["ann"], "groups": ["support"]},
         parameters=[_ID],
     )
     removed = _operation(
@@ -197,6 +208,7 @@ def _store_credential() -> Json:
         "Stores or replaces a credential",
         _success({"credential": ref("Credential")}),
         body="NewCredential",
+        example={"domain": "api.example.com", "credentialKey": "Authorization", "value": "Bearer …"},
         parameters=[key],
         status=201,
     )
@@ -208,6 +220,7 @@ def _store_credentials() -> Json:
         "Stores or replaces credentials of one domain",
         _success({"count": COUNT, "credentials": array_of("Credential")}),
         body="NewCredentials",
+        example={"domain": "api.example.com", "credentials": [{"key": "Authorization", "value": "Bearer …"}]},
         parameters=[key],
         status=201,
     )
@@ -233,7 +246,7 @@ def _domain() -> Json:
 def _runs() -> Json:
     return _operation(
         "Lists runs started with your keys, newest first",
-        _success({"count": COUNT, "runs": array_of("Run")}, {"next": NEXT_PAGE}),
+        _success({"count": COUNT, "runs": array_of("AbilityRun")}, {"next": NEXT_PAGE}),
         ("INVALID_REQUEST",),
         parameters=[query("limit", up_to(MAX_PAGE_SIZE)), query("before", TEXT)],
     )
@@ -265,7 +278,7 @@ _operation = OperationBuilder(ABILITY_ERRORS, _ALWAYS, _failure)
 
 def _schemas() -> Json:
     return {
-        "Execution": object_of(
+        "AbilityExecution": object_of(
             {},
             {
                 "params": {
@@ -279,9 +292,9 @@ def _schemas() -> Json:
             },
             extra_fields=True,
         ),
-        "Result": _result(),
-        "Executed": _success({"result": ref("Result")}),
-        "Unexecuted": _unexecuted(),
+        "AbilityResult": _result(),
+        "ExecutedAbility": _success({"result": ref("AbilityResult")}),
+        "FailedAbility": _unexecuted(),
         "NewAbility": _new_ability(),
         "Ability": _ability(),
         "NewShares": object_of({}, {"users": _NAMES, "groups": _NAMES}, extra_fields=True),
@@ -289,7 +302,7 @@ def _schemas() -> Json:
         "NewCredential": _new_credential(),
         "NewCredentials": _new_credentials(),
         "Credential": _credential(),
-        "Run": object_of(
+        "AbilityRun": object_of(
             {
                 "runId": TEXT,
                 "door": TEXT,

@@ -12,12 +12,12 @@ from starlette.routing import BaseRoute
 
 from hutch.errors import InvalidAbility, InvalidInput
 from hutch.http.auth import AccessControl
-from hutch.http.endpoint import HttpProtocol, RequestContext, public_json_route
+from hutch.http.endpoint import HttpProtocol, RequestContext
 from hutch.http.errors import ApiError
 from hutch.http.lifecycle import cancel_on_disconnect
 from hutch.http.rate_limit import KeyRateLimit
 from hutch.http.requests import JsonBodyReader, query_flag, query_integer, query_text
-from hutch.protocols.abilities import openapi, requests, responses
+from hutch.protocols.abilities import requests, responses
 from hutch.protocols.abilities.definition import (
     MAX_ID_CHARS,
     AbilityDefinition,
@@ -55,7 +55,6 @@ def routes(services: AbilityServices, access: AccessControl) -> list[BaseRoute]:
     handlers = AbilityHandlers(services, access)
     route, execute_route = handlers.protocol.route, handlers.execute_protocol.route
     return [
-        public_json_route("/abilities/openapi.json", openapi.document(services.settings), access),
         route("/abilities/search", GET=handlers.search),
         route("/public/abilities", GET=handlers.search_shared),
         execute_route("/abilities/{id}/execute", POST=handlers.execute),

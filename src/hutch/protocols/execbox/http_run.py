@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from hutch.errors import InvalidExecution
 from hutch.http.auth import AccessControl
-from hutch.http.endpoint import HttpProtocol, RequestContext, public_json_route
+from hutch.http.endpoint import HttpProtocol, RequestContext
 from hutch.http.errors import ERROR_KINDS, ApiError
 from hutch.http.lifecycle import cancel_on_disconnect
 from hutch.http.requests import JsonBodyReader
@@ -24,7 +24,6 @@ from hutch.http.sse import EventBuffer, encode_event, event_stream
 from hutch.kernel.execution import Execution
 from hutch.kernel.kernel import Kernel
 from hutch.problems import Problem, ProblemList, describe_value
-from hutch.protocols.execbox import openapi
 from hutch.sandbox.runner.profile import profile_for
 from hutch.session.host import Limits
 from hutch.session.inputs import encode_decoded_inputs
@@ -66,10 +65,7 @@ def routes(
     kernel: Kernel, access: AccessControl, pending: PendingBytes, mcp_tools: ProvideTools
 ) -> list[BaseRoute]:
     handler = RunHandler(kernel, access, pending, mcp_tools)
-    return [
-        handler.protocol.route(PATH, POST=handler.run),
-        public_json_route("/execbox/openapi.json", openapi.document(kernel.settings), access),
-    ]
+    return [handler.protocol.route(PATH, POST=handler.run)]
 
 
 class RunHandler:

@@ -1,4 +1,4 @@
-"""OpenAPI document of `POST /run` (`/execbox/openapi.json`)."""
+"""OpenAPI description of `POST /run` and of the WebSocket `/execbox`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from hutch.http.openapi import (
     FLAG,
     TEXT,
     TEXTS,
+    ApiPart,
     Json,
     OperationBuilder,
+    failure,
     header,
     object_of,
-    openapi_document,
     ref,
-    this_document,
+    response,
 )
 from hutch.settings import Settings
 
@@ -35,7 +36,7 @@ _ERROR_CODES = (
 )
 
 
-def document(settings: Settings) -> Json:
+def describe(settings: Settings) -> ApiPart:
     number = {"type": "number", "exclusiveMinimum": 0}
     limits = {
         "timeout_ms": {**number, "maximum": settings.max_timeout_ms, "default": settings.timeout_ms},
@@ -54,7 +55,7 @@ def document(settings: Settings) -> Json:
     )
     call = object_of({"provider": TEXT, "tool": TEXT, "ok": FLAG, "duration_ms": {"type": "number"}})
     schemas = {
-        "Run": object_of(
+        "RunRequest": object_of(
             {"code": TEXT},
             {
                 "inputs": {"type": "object", "description": "Variables of the code"},
@@ -64,7 +65,7 @@ def document(settings: Settings) -> Json:
                 "label": {**TEXT, "maxLength": 200},
             },
         ),
-        "Result": object_of(
+        "RunResult": object_of(
             {
                 "ok": FLAG,
                 "run_id": TEXT,
@@ -76,21 +77,27 @@ def document(settings: Settings) -> Json:
             {"result": {}, "error": error},
         ),
     }
-    operation = OperationBuilder(ERROR_KINDS, _ALWAYS, _failure)
+    operation = OperationBuilder(ERROR_KINDS, _ALWAYS, failure)
     run = operation(
         "Runs code",
-        ref("Result"),
-        body="Run",
+        ref("RunResult"),
+        body="RunRequest",
+        example={"code": "return n * 2", "inputs": {"n": 21}},
         parameters=[
             header("Accept", {"enum": ["application/json", "text/event-stream"]}, "Whether to stream events")
         ],
     )
     run["responses"]["200"]["headers"] = {"X-Run-Id": {"schema": TEXT}}
     run["responses"]["200"]["content"]["text/event-stream"] = {"schema": TEXT}
-    paths = {"/run": {"post": run}, "/execbox/openapi.json": this_document()}
-    return openapi_document("Hutch: running code", _DESCRIPTION, paths, {"schemas": schemas})
+    return ApiPart(
+        "Execbox", _DESCRIPTION, {"/run": {"post": run}, "/execbox": {"get": _websocket()}}, schemas
+    )
 
 
-def _failure(codes: list[str]) -> Json:
-    error = object_of({"code": {"enum": codes}, "message": TEXT})
-    return object_of({"success": {"const": False}, "error": error})
+def _websocket() -> Json:
+    operation = OperationBuilder(ERROR_KINDS, ("UNAUTHORIZED", "FORBIDDEN", "UNAVAILABLE"), failure)
+    socket = operation("Opens a WebSocket on which the client is an Execbox host", TEXT)
+    del socket["responses"]["200"]
+    socket["responses"]["101"] = {"description": "The messages are Execbox's: one JSON object in each"}
+    socket["responses"]["426"] = response("The request is no upgrade", failure(["UPGRADE_REQUIRED"]))
+    return socket

@@ -1,8 +1,6 @@
-"""OpenAPI document of the routes for runs."""
+"""OpenAPI description of the routes for runs."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from hutch.http.errors import ERROR_KINDS
 from hutch.http.openapi import (
@@ -11,20 +9,19 @@ from hutch.http.openapi import (
     NEXT_PAGE,
     TEXT,
     TIME,
+    ApiPart,
     Json,
     OperationBuilder,
     array_of,
+    failure,
     header,
     object_of,
-    openapi_document,
     path_param,
     query,
     ref,
-    this_document,
     up_to,
 )
 from hutch.protocols.runs.filters import LIST_PARAMETERS, MAX_PAGE_SIZE, STATUSES
-from hutch.settings import Settings
 
 _TEXT_OR_NULL: Json = {"type": ["string", "null"]}
 _TIME_OR_NULL: Json = {"type": ["string", "null"], "format": "date-time"}
@@ -41,29 +38,52 @@ Runs of all protocols: those in progress, and the records of those that have end
 all runs; a user's key sees that user's runs of the protocols in its scopes."""
 
 
-def document(settings: Settings) -> Json:
+def describe() -> ApiPart:
     paths = {
         "/runs": {"get": _list()},
         "/runs/{id}": {"get": _show()},
         "/runs/{id}/events": {"get": _events()},
         "/runs/{id}/cancel": {"post": _cancel()},
         "/runs/{id}/replay": {"post": _replay()},
-        "/runs/openapi.json": this_document(),
     }
-    title = f"{settings.executor_name}: runs"
-    return openapi_document(title, _DESCRIPTION, paths, {"schemas": _schemas()})
+    return ApiPart("Runs", _DESCRIPTION, paths, _schemas())
+
+
+# Each takes several values, separated by commas.
+_FILTERS = {
+    "status": f"{', '.join(STATUSES)}",
+    "protocol": "Protocol, such as `execbox`",
+    "owner": "Id or name of the user",
+    "code": "Outcome: `ok` or an error code",
+    "engine": "Engine, such as `quickjs`",
+    "label": "Label of the run",
+    "tool": "A tool that the run called: `provider.tool`",
+    "host": "A host that the run sent a request to",
+    "text": "Text in the label or the error message",
+}
+_SINGLE = {
+    "parent": "Id of the run that started it",
+    "since": "Time, or how long ago: `1h`, `2d`",
+    "until": "Time, or how long ago",
+    "cursor": "`next` of the page before",
+    "before": "Another name of `cursor`",
+}
 
 
 def _list() -> Json:
-    excluding = [query(f"not_{name}", TEXT) for name in LIST_PARAMETERS]
+    filters = [query(name, {**TEXT, "description": _FILTERS[name]}) for name in LIST_PARAMETERS]
+    excluding = [
+        query(f"not_{name}", {**TEXT, "description": f"Leaves out runs that `{name}` would list"})
+        for name in LIST_PARAMETERS
+    ]
     return _operation(
         "Lists runs",
         ref("RunList"),
         ("INVALID_REQUEST", "BUSY"),
         parameters=[
-            *(query(name, TEXT) for name in LIST_PARAMETERS),
+            *filters,
             *excluding,
-            *(query(name, TEXT) for name in ("parent", "since", "until", "cursor", "before")),
+            *(query(name, {**TEXT, "description": text}) for name, text in _SINGLE.items()),
             query("sort", {"enum": ["created", "duration"]}),
             query("order", {"enum": ["asc", "desc"]}),
             query("limit", up_to(MAX_PAGE_SIZE)),
@@ -73,7 +93,7 @@ def _list() -> Json:
 
 
 def _show() -> Json:
-    schema: Json = {"oneOf": [ref("Execution"), ref("FlowRun")]}
+    schema: Json = {"oneOf": [ref("Execution"), ref("WholeFlowRun")]}
     return _operation("Shows a run", schema, ("NOT_FOUND",), parameters=[_ID])
 
 
@@ -100,6 +120,7 @@ def _replay() -> Json:
         object_of({"run_id": TEXT, "parent_run_id": TEXT, "mode": _MODE}),
         ("NOT_FOUND", "CONFLICT"),
         body="Replay",
+        example={"mode": "recorded"},
         parameters=[_ID, query("wait", FLAG)],
         status=202,
     )
@@ -112,12 +133,7 @@ def _replay() -> Json:
 _MODE: Json = {"enum": ["same", "recorded"]}
 
 
-def _failure(codes: Sequence[str]) -> Json:
-    error = object_of({"code": {"enum": sorted(codes)}, "message": TEXT})
-    return object_of({"success": {"const": False}, "error": error})
-
-
-_operation = OperationBuilder(ERROR_KINDS, _ALWAYS, _failure)
+_operation = OperationBuilder(ERROR_KINDS, _ALWAYS, failure)
 
 
 def _schemas() -> Json:
@@ -148,13 +164,22 @@ def _schemas() -> Json:
                 "logs_truncated": FLAG,
                 "replay": object_of({"same": FLAG, "recorded": FLAG, "reason": _TEXT_OR_NULL}),
             },
-            {"code": _ANY, "inputs": _ANY, "output": _ANY, "logs": array_of("Log")},
+            {"code": _ANY, "inputs": _ANY, "output": _ANY, "logs": array_of("RunLog")},
         ),
-        "FlowRun": {
-            **object_of({**common, **_flow_fields()}, extra_fields=True),
-            "description": "The other fields are in /flows/openapi.json",
-        },
-        "Error": object_of(
+        "WholeFlowRun": object_of(
+            {
+                **common,
+                **_flow_fields(),
+                "inputs": _OBJECT,
+                "summary": ref("Summary"),
+                "steps": {**array_of("Step"), "description": "First page of the finished steps"},
+                "steps_total": COUNT,
+                "approvals": {**array_of("Approval"), "description": "First page"},
+                "approvals_total": COUNT,
+            },
+            extra_fields=True,
+        ),
+        "RunError": object_of(
             {"code": TEXT},
             {"message": TEXT, "name": _TEXT_OR_NULL, "line": _LINE, "column": _LINE, "stack": _TEXT_OR_NULL},
         ),
@@ -179,7 +204,7 @@ def _schemas() -> Json:
             },
             {"subject": TEXT},
         ),
-        "Log": object_of({"line": TEXT, "at_ms": _NUMBER_OR_NULL}),
+        "RunLog": object_of({"line": TEXT, "at_ms": _NUMBER_OR_NULL}),
         "Replay": object_of(
             {}, {"mode": _MODE, "code": _TEXT_OR_NULL, "inputs": {"type": ["object", "null"]}}
         ),
@@ -197,7 +222,7 @@ def _common() -> Json:
         "engine": TEXT,
         "status": _STATUS,
         "outcome": {"type": ["string", "null"], "description": "`ok` or an error code"},
-        "error": {"oneOf": [{"type": "null"}, ref("Error")]},
+        "error": {"oneOf": [{"type": "null"}, ref("RunError")]},
         "created_at": TIME,
         "started_at": _TIME_OR_NULL,
         "ended_at": _TIME_OR_NULL,

@@ -15,13 +15,12 @@ from starlette.types import ASGIApp
 
 from hutch.errors import HutchError, SearchTimeout
 from hutch.http.auth import AccessControl, key_advice
-from hutch.http.endpoint import HttpProtocol, RequestContext, public_json_route
+from hutch.http.endpoint import HttpProtocol, RequestContext
 from hutch.http.errors import ERROR_KINDS, ApiError
 from hutch.http.lifecycle import cancel_on_disconnect
 from hutch.http.requests import JsonBodyReader, query_flag, query_integer
 from hutch.http.sse import event_stream
 from hutch.kernel.kernel import Kernel
-from hutch.protocols.runs import openapi
 from hutch.protocols.runs.catalog import FoundRun, RunCatalog, Visibility
 from hutch.protocols.runs.events import encoded_events
 from hutch.protocols.runs.filters import parse_list_query
@@ -70,7 +69,6 @@ def routes(
     handlers = RunHandlers(kernel, store, flows, gateway_tools, access)
     route = handlers.protocol.route
     return [
-        public_json_route("/runs/openapi.json", openapi.document(kernel.settings), access),
         route("/runs", GET=handlers.list),
         route("/runs/{id}", GET=handlers.show),
         route("/runs/{id}/events", GET=handlers.events),

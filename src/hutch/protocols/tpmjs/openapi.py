@@ -1,4 +1,4 @@
-"""OpenAPI document of the TPMJS protocol (`/openapi.json`), built from the tables that the responses use."""
+"""OpenAPI description of the TPMJS protocol, built from the tables that the responses use."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hutch.http.openapi import (
     COUNT,
     FLAG,
     TEXT,
+    ApiPart,
     Json,
     object_of,
-    openapi_document,
     ref,
     request_body,
     response,
@@ -41,66 +41,61 @@ _DESCRIPTION = """\
 Runs tools that are npm packages. Every path is also served below `/api`, and repeated slashes are ignored.
 Errors have the format of protocol 1.1, with `error` as a string, if the request has the header
 `{header}: 1.1`{or_without}. Otherwise they have the format of protocol 1.0, with `error` as an object.
-Any other path returns 404 (`NOT_FOUND`), any other method 405 (`METHOD_NOT_ALLOWED`), both as in
-`components/responses`. OPTIONS always returns 200."""
+Any other path returns 404 (`NOT_FOUND`), any other method 405 (`METHOD_NOT_ALLOWED`), in the format of 1.0.
+OPTIONS always returns 200."""
 
 
-def document(settings: Settings) -> Json:
+def describe(settings: Settings) -> ApiPart:
     or_without = " or no such header" if settings.tpmjs_string_errors else ""
     paths = {
-        "/health": _get("Status of the server", "Health", {503: "Health"}),
-        "/info": _get("Capabilities of the server", "Info"),
-        "/openapi.json": _get("This document", "Document"),
+        "/info": {"get": _info_operation()},
         "/execute-tool": _post(
-            "Executes a tool", "Call", "Executed", _EXECUTING, events=True, settings=settings
+            "Executes a tool",
+            "ToolExecution",
+            _EXAMPLE,
+            "ExecutedTool",
+            _EXECUTING,
+            events=True,
+            settings=settings,
         ),
-        "/execute-batch": _post("Executes several tools", "Batch", "BatchResults", (), settings=settings),
+        "/execute-batch": _post(
+            "Executes several tools",
+            "ToolBatch",
+            {"tools": [_EXAMPLE]},
+            "ToolBatchResults",
+            (),
+            settings=settings,
+        ),
         "/load-and-describe": _describe_operation("Describes a tool", settings),
         "/validate-tool": _describe_operation("Loads a tool without executing it", settings),
     }
-    components = {
-        "schemas": _schemas(settings),
-        "responses": {
-            "NotFound": response("There is no such path", _plain_failure("NOT_FOUND")),
-            "MethodNotAllowed": response(
-                "The path does not allow this method; `Allow` lists the allowed ones",
-                _plain_failure("METHOD_NOT_ALLOWED"),
-            ),
-        },
-    }
-    return openapi_document(
-        settings.executor_name,
-        _DESCRIPTION.format(header=VERSION_HEADER, or_without=or_without),
-        paths,
-        components,
-        security=[{"key": []}] if settings.api_key else [],
-        key_format=None,
-    )
+    description = _DESCRIPTION.format(header=VERSION_HEADER, or_without=or_without)
+    return ApiPart("TPMJS", description, paths, _schemas(settings))
 
 
 # --- operations ---
 
 
-def _get(summary: str, schema: str, other_statuses: dict[int, str] | None = None) -> Json:
-    responses = {
-        "200": response("OK", ref(schema)),
-        "403": response("Forbidden", _plain_failure("FORBIDDEN")),
-        "500": response("Internal Server Error", _plain_failure("INTERNAL_ERROR")),
-        **{
-            str(status): response(HTTPStatus(status).phrase, ref(name))
-            for status, name in (other_statuses or {}).items()
+def _info_operation() -> Json:
+    return {
+        "summary": "Shows the capabilities of the server",
+        "security": [],
+        "responses": {
+            "200": response("OK", ref("ExecutorInfo")),
+            "403": response("Forbidden", _plain_failure("FORBIDDEN")),
         },
     }
-    return {"get": {"summary": summary, "security": [], "responses": responses}, "options": _OPTIONS}
 
 
 def _describe_operation(summary: str, settings: Settings) -> Json:
-    return _post(summary, "Call", "Described", _DESCRIBING, settings=settings)
+    example = {name: _EXAMPLE[name] for name in ("packageName", "version", "name")}
+    return _post(summary, "ToolExecution", example, "DescribedTool", _DESCRIBING, settings=settings)
 
 
 def _post(
     summary: str,
     body: str,
+    example: Json,
     success: str,
     failures: Sequence[str],
     *,
@@ -111,8 +106,10 @@ def _post(
     responses: Json = {"200": response("OK", _either(ref(success), *_failures(failures)))}
     if events:
         responses["200"]["content"]["text/event-stream"] = {
-            "schema": TEXT,
-            "description": "Events `log` ({line}), `partial` ({value}) and, last, `result` (a Result).",
+            "schema": {
+                **TEXT,
+                "description": "Events `log` ({line}), `partial` ({value}) and last `result` (a ToolResult)",
+            },
         }
     for kind in (*_REQUEST, *refused):
         status = FAILURE_KINDS[kind].status
@@ -131,17 +128,17 @@ def _post(
                     "schema": {"type": "string", "examples": [*VERSIONS]},
                 }
             ],
-            "requestBody": request_body(body),
+            "requestBody": request_body(body, example),
             "responses": responses,
-        },
-        "options": _OPTIONS,
+        }
     }
 
 
-_OPTIONS: Json = {
-    "summary": "CORS preflight",
-    "security": [],
-    "responses": {"200": {"description": "OK"}},
+_EXAMPLE: Json = {
+    "packageName": "@tpmjs/tools-template-render",
+    "version": "0.1.0",
+    "name": "templateRenderTool",
+    "params": {"template": "Hello {{name}}!", "data": {"name": "Bo"}},
 }
 
 
@@ -212,28 +209,27 @@ def _schemas(settings: Settings) -> Json:
         _RUN_FIELDS,
     )
     return {
-        "Health": _health(),
-        "Info": _info(),
-        "Document": {
-            "type": "object",
-            "properties": {"openapi": {"const": "3.1.0"}},
-            "required": ["openapi"],
-        },
-        "Call": _call(settings),
-        "Batch": object_of(
-            {"tools": {"type": "array", "items": ref("Call"), "minItems": 1, "maxItems": MAX_BATCH}},
+        "ExecutorInfo": _info(),
+        "ToolExecution": _call(settings),
+        "ToolBatch": object_of(
+            {"tools": {"type": "array", "items": ref("ToolExecution"), "minItems": 1, "maxItems": MAX_BATCH}},
             extra_fields=True,
         ),
-        "Executed": executed,
-        "Result": _either(ref("Executed"), *_failures(_IN_RESULT)),
-        "BatchResults": object_of(
+        "ExecutedTool": executed,
+        "ToolResult": _either(ref("ExecutedTool"), *_failures(_IN_RESULT)),
+        "ToolBatchResults": object_of(
             {
                 "success": {"type": "boolean", "description": "Whether all succeeded."},
-                "results": {"type": "array", "items": ref("Result"), "minItems": 1, "maxItems": MAX_BATCH},
+                "results": {
+                    "type": "array",
+                    "items": ref("ToolResult"),
+                    "minItems": 1,
+                    "maxItems": MAX_BATCH,
+                },
                 "executionTimeMs": COUNT,
             }
         ),
-        "Described": object_of(
+        "DescribedTool": object_of(
             {"success": {"const": True}, "tool": tool}, {"resolvedVersion": _RUN_FIELDS["resolvedVersion"]}
         ),
     }
@@ -270,21 +266,6 @@ def _call(settings: Settings) -> Json:
             },
         },
         extra_fields=True,
-    )
-
-
-def _health() -> Json:
-    return object_of(
-        {
-            "status": {"enum": ["ok", "draining"]},
-            "protocolVersion": {"const": PROTOCOL_VERSION},
-            "implementationVersion": TEXT,
-            "runtime": {"const": "deno"},
-            "isolation": {"enum": ["container", "process"]},
-            "uptimeSeconds": {"type": "number", "minimum": 0},
-            "timestamp": {"type": "string", "format": "date-time"},
-            "search": object_of({"ready": FLAG, "semantic": FLAG}),
-        }
     )
 
 

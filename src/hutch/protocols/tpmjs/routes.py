@@ -32,7 +32,7 @@ from hutch.http.routing import PrefixRoute
 from hutch.http.server.connections import parse_address
 from hutch.http.sse import EventBuffer, encode_event, event_stream
 from hutch.kernel.parent_run import parent_run
-from hutch.protocols.tpmjs import openapi, requests, responses
+from hutch.protocols.tpmjs import requests, responses
 from hutch.protocols.tpmjs.descriptions import Descriptions, info_response
 from hutch.protocols.tpmjs.models import EventSink, PackageToolCall
 from hutch.protocols.tpmjs.responses import ProtocolVersion, TpmjsResponse
@@ -63,7 +63,6 @@ def routes(
 
     return [
         public_json_route("/info", info_response(settings, self_test, deno_version), access),
-        public_json_route("/openapi.json", openapi.document(settings), access),
         post("/execute-tool", handlers.execute),
         post("/execute-batch", handlers.batch),
         post("/load-and-describe", handlers.describe),

@@ -18,14 +18,17 @@ const command = new Deno.Command(Deno.execPath(), {
     "--outdir",
     out,
     "main.tsx",
+    "api_docs.tsx",
   ],
   cwd: root,
   stderr: "piped",
 });
 const { success, stderr } = await command.output();
-if (!success) throw new Error(`deno bundle main.tsx: ${new TextDecoder().decode(stderr)}`);
+if (!success) throw new Error(`deno bundle: ${new TextDecoder().decode(stderr)}`);
 
 const styles = [...Deno.readDirSync(`${root}/style`)].map((entry) => entry.name).sort();
 const css = styles.map((name) => Deno.readTextFileSync(`${root}/style/${name}`)).join("\n");
 Deno.writeTextFileSync(`${out}/style.css`, css);
-for (const name of ["index.html", "icon.svg"]) Deno.copyFileSync(`${root}/${name}`, `${out}/${name}`);
+for (const name of ["index.html", "api.html", "icon.svg"]) {
+  Deno.copyFileSync(`${root}/${name}`, `${out}/${name}`);
+}

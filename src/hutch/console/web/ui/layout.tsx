@@ -7,6 +7,7 @@ import { location } from "../router.ts";
 import { pending, usePendingApprovals } from "../views/approvals.tsx";
 import { Button, Dialog } from "./basics.tsx";
 import { Icon, type IconName } from "./icons.tsx";
+import { ThemeButton } from "./theme.tsx";
 
 interface NavigationEntry {
   path: string;
@@ -31,23 +32,6 @@ export const NAVIGATION: NavigationEntry[] = [
 
 function visibleEntries(): NavigationEntry[] {
   return NAVIGATION.filter((entry) => !entry.adminOnly || session.value?.role === "admin");
-}
-
-type Theme = "auto" | "light" | "dark";
-const THEMES: Theme[] = ["auto", "light", "dark"];
-
-function storedTheme(): Theme {
-  const stored = localStorage.getItem("theme");
-  return THEMES.find((theme) => theme === stored) ?? "auto";
-}
-
-function useTheme(): [Theme, () => void] {
-  const [theme, setTheme] = useState(storedTheme);
-  useEffect(() => {
-    document.documentElement.dataset.theme = theme;
-    localStorage.setItem("theme", theme);
-  }, [theme]);
-  return [theme, () => setTheme((old) => THEMES[(THEMES.indexOf(old) + 1) % THEMES.length])];
 }
 
 /** Opens views by `g` and a letter, and the help by `?`, unless the focus is in a field. */
@@ -81,7 +65,6 @@ function useKeyboard(showHelp: () => void): void {
 }
 
 export function Layout({ children }: { children: ComponentChildren }) {
-  const [theme, nextTheme] = useTheme();
   const [help, setHelp] = useState(false);
   useKeyboard(() => setHelp(true));
   usePendingApprovals();
@@ -118,10 +101,11 @@ export function Layout({ children }: { children: ComponentChildren }) {
           ))}
         </ul>
         <div class="sidebar-foot">
-          <button type="button" class="nav" onClick={nextTheme} title="Change the colours">
-            <Icon name={theme === "dark" ? "moon" : theme === "light" ? "sun" : "contrast"} />
-            <span>{theme === "auto" ? "System colours" : theme === "dark" ? "Dark" : "Light"}</span>
-          </button>
+          <a class="nav" href="/docs/api" title="Every route of this server">
+            <Icon name="api" />
+            <span>API</span>
+          </a>
+          <ThemeButton />
           <button type="button" class="nav" onClick={() => setHelp(true)} title="Keyboard shortcuts (?)">
             <Icon name="keyboard" />
             <span>Shortcuts</span>

@@ -1,4 +1,4 @@
-"""OpenAPI document of the flows API."""
+"""OpenAPI description of the flows API."""
 
 from __future__ import annotations
 
@@ -9,21 +9,19 @@ from hutch.http.openapi import (
     NEXT_PAGE,
     TEXT,
     TIME,
+    ApiPart,
     Json,
     OperationBuilder,
     array_of,
     object_of,
-    openapi_document,
     path_param,
     query,
     ref,
-    this_document,
     up_to,
 )
 from hutch.protocols.rep.orchestrator.options import MAX_ID_CHARS
 from hutch.protocols.rep.server.requests import MAX_PAGE_SIZE
 from hutch.protocols.rep.server.responses import FLOW_ERRORS
-from hutch.settings import Settings
 
 _VERSION: Json = {"type": "integer", "minimum": 1}
 _OBJECT: Json = {"type": "object"}
@@ -47,7 +45,21 @@ steps are not repeated. Every path is also served below `/api`. A user's key nee
 scopes of the protocols that the steps of its flows use."""
 
 
-def document(settings: Settings) -> Json:
+_EXAMPLE: Json = {
+    "name": "greet",
+    "inputs": {"name": "string"},
+    "steps": [
+        {
+            "id": "shout",
+            "run": "code.run",
+            "with": {"code": "return input.toUpperCase()", "input": "$input.name"},
+        }
+    ],
+    "outputs": {"greeting": "Hello, ${step.shout}!"},
+}
+
+
+def describe() -> ApiPart:
     paths = {
         "/flows": {"get": _flows(), "post": _register()},
         "/flows/{name}": {"get": _flow(), "delete": _remove()},
@@ -57,10 +69,8 @@ def document(settings: Settings) -> Json:
         "/runs/{id}/retry": {"post": _retry()},
         "/runs/{id}/approvals": {"get": _approvals()},
         "/runs/{id}/approvals/{step_id}": {"post": _approve()},
-        "/flows/openapi.json": this_document(),
     }
-    title = f"{settings.executor_name}: flows"
-    return openapi_document(title, _DESCRIPTION, paths, {"schemas": _schemas()})
+    return ApiPart("Flows (REP)", _DESCRIPTION, paths, _schemas())
 
 
 # --- operations ---
@@ -81,6 +91,7 @@ def _register() -> Json:
         ref("Flow"),
         ("RATE_LIMITED",),
         body="FlowSource",
+        example=_EXAMPLE,
         status=201,
     )
     content = operation["requestBody"]["content"]
@@ -113,6 +124,7 @@ def _start_run() -> Json:
         ref("FlowRun"),
         ("NOT_FOUND", "CONFLICT", "RATE_LIMITED"),
         body="NewRun",
+        example={"run_id": "first", "inputs": {"name": "Bo"}},
         parameters=[_NAME],
         status=202,
     )
@@ -147,6 +159,7 @@ def _retry() -> Json:
         object_of({"ok": {"const": True}, "run_id": TEXT, "repeated": steps, "kept": steps}),
         ("NOT_FOUND", "CONFLICT", "RATE_LIMITED"),
         body="Retry",
+        example={"from": "order"},
         parameters=[_ID],
         status=202,
     )
@@ -168,6 +181,7 @@ def _approve() -> Json:
         object_of({"ok": {"const": True}, "run_id": TEXT, "step_id": TEXT, "approved": {"type": "boolean"}}),
         ("NOT_FOUND", "CONFLICT"),
         body="ApprovalDecision",
+        example={"approved": True, "reason": "checked the amount"},
         parameters=[_ID, step],
     )
 
@@ -210,21 +224,6 @@ def _schemas() -> Json:
         "WholeFlow": object_of({**flow, "document": ref("FlowIR")}),
         "NewRun": _new_run(),
         "FlowRun": object_of(run),
-        "WholeFlowRun": {
-            **object_of(
-                {
-                    **run,
-                    "inputs": _OBJECT,
-                    "summary": ref("Summary"),
-                    "steps": {**array_of("Step"), "description": "First page of the finished steps"},
-                    "steps_total": COUNT,
-                    "approvals": {**array_of("Approval"), "description": "First page"},
-                    "approvals_total": COUNT,
-                },
-                extra_fields=True,
-            ),
-            "description": "A run as GET /runs/{id} shows it; see /runs/openapi.json for its other fields",
-        },
         "Summary": _summary(),
         "Step": object_of(
             {

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from hutch import strict_json
 from hutch.http.auth import AccessControl, Caller, key_advice
-from hutch.http.endpoint import HttpProtocol, RequestContext, public_json_route
+from hutch.http.endpoint import HttpProtocol, RequestContext
 from hutch.http.errors import ApiError
 from hutch.http.rate_limit import KeyRateLimit
 from hutch.http.requests import JsonBodyReader, is_yaml, query_integer, query_text
@@ -34,7 +34,7 @@ from hutch.protocols.rep.ir.source.read import FlowSource
 from hutch.protocols.rep.runtime import lease
 from hutch.protocols.rep.runtime.context import ApprovalDecision
 from hutch.protocols.rep.runtime.journal import OPERATOR_OWNERS, to_json
-from hutch.protocols.rep.server import openapi, permissions, requests, responses
+from hutch.protocols.rep.server import permissions, requests, responses
 from hutch.protocols.rep.server.events import encoded_events
 from hutch.protocols.rep.server.permissions import KIND_SCOPES, kinds_for, scopes_for
 from hutch.protocols.rep.server.responses import json_response
@@ -44,7 +44,6 @@ from hutch.store.models import FlowRow, FlowRunHead, FlowRunRow, RunRow, now
 from hutch.text import cut
 
 PROTOCOL = "rep"
-OPENAPI_NAME = "openapi.json"
 MAX_FLOW_BYTES = 2 * 1024 * 1024
 """Limit for a stored flow. It is decoded, encrypted and compared whenever it is used."""
 MAX_YAML_BYTES = 256 * 1024
@@ -66,7 +65,6 @@ def routes(handlers: FlowHandlers, access: AccessControl) -> list[BaseRoute]:
     """Returns the routes of flows. `protocols.runs` has the routes that flow runs share with other runs."""
     route = handlers.protocol.route
     return [
-        public_json_route(f"/flows/{OPENAPI_NAME}", openapi.document(handlers.settings), access),
         route("/flows", GET=handlers.flows, POST=handlers.register),
         route("/flows/{name}", GET=handlers.flow, DELETE=handlers.remove),
         route("/flows/{name}/runs", POST=handlers.start_run),
@@ -123,8 +121,6 @@ class FlowHandlers:
             return flow, msgspec.json.encode(flow.document).decode()
 
         flow, text = await self._flows.validation.run(context.owner, check)
-        if flow.name == OPENAPI_NAME:
-            raise requests.invalid_request([Problem("flow.name", f"the name {OPENAPI_NAME} is reserved")])
         _check_kinds(context.caller, flow)
         store = await self._flows.store()
         before = await store.flows.newest_version(context.owner, flow.name)

@@ -77,7 +77,7 @@ def routes(gateway: Gateway, access: AccessControl, settings: Settings) -> list[
         return _response(json_reply(await gateway.status()))
 
     return [
-        ToolRoute("/tools/called", Endpoint(protocol, {"POST": tool_calls}), methods=["POST"]),
+        ToolRoute("/tools/{name}", Endpoint(protocol, {"POST": tool_calls}), methods=["POST"]),
         PrefixRoute("/ready", ready),
         PrefixRoute("/status", Endpoint(without_scripts, {"GET": status}), methods=["GET"]),
         *(route(path, endpoint) for path, endpoint in endpoints.by_path.items()),

@@ -1,0 +1,83 @@
+/** A schema as a table of its fields. Named schemas inside of it open on request, because they may repeat. */
+
+import { boundsOf, nameOf, type OpenApi, resolve, type Schema, typeOf } from "./document.ts";
+import { Text } from "./text.tsx";
+
+export function SchemaView({ api, schema }: { api: OpenApi; schema: Schema }) {
+  const whole = resolve(api, schema);
+  const variants = whole.oneOf ?? whole.anyOf;
+  if (variants && !whole.properties) {
+    return (
+      <ul class="api-variants">
+        {variants.map((variant, index) => (
+          <li key={index}>
+            <p class="api-type">{index ? "or " : ""}{typeOf(variant)}</p>
+            <SchemaView api={api} schema={variant} />
+          </li>
+        ))}
+      </ul>
+    );
+  }
+  if (whole.items) return <SchemaView api={api} schema={whole.items} />;
+  const fields = Object.entries(whole.properties ?? {});
+  if (!fields.length) return whole.description ? <Text text={whole.description} /> : null;
+  return (
+    <>
+      {whole.description && <Text text={whole.description} />}
+      <ul class="api-fields">
+        {fields.map(([name, field]) => (
+          <Field
+            key={name}
+            api={api}
+            name={name}
+            schema={field}
+            required={whole.required?.includes(name) ?? false}
+          />
+        ))}
+      </ul>
+    </>
+  );
+}
+
+export function Field({ api, name, schema, required, where }: {
+  api: OpenApi;
+  name: string;
+  schema: Schema;
+  required: boolean;
+  where?: string;
+}) {
+  const bounds = boundsOf(schema);
+  return (
+    <li class="api-field">
+      <p>
+        <code class="api-name">{name}</code>
+        <span class="api-type">{typeOf(schema)}</span>
+        {where && <span class="api-where">{where}</span>}
+        {required && <span class="api-required">required</span>}
+        {schema.deprecated && <span class="api-where">deprecated</span>}
+      </p>
+      {schema.description && <Text text={schema.description} />}
+      {bounds && <p class="api-bounds">{bounds}</p>}
+      <Inner api={api} schema={schema} />
+    </li>
+  );
+}
+
+/** The fields of a field: shown at once for an inline object, on request for a named schema. */
+function Inner({ api, schema }: { api: OpenApi; schema: Schema }) {
+  const inner = schema.items ?? schema;
+  const references = [inner, ...inner.oneOf ?? inner.anyOf ?? []].filter((each) => each.$ref);
+  if (references.length) {
+    return (
+      <>
+        {references.map((each) => (
+          <details key={each.$ref} class="api-inner">
+            <summary>{nameOf(each.$ref!)}</summary>
+            <SchemaView api={api} schema={each} />
+          </details>
+        ))}
+      </>
+    );
+  }
+  return inner.properties ? <SchemaView api={api} schema={inner} /> : null;
+}
