@@ -20,6 +20,7 @@ from bench import (
     abilities,
     context,
     deno,
+    fairness,
     flatness,
     flows,
     machine,
@@ -50,6 +51,7 @@ BENCHES: dict[str, Callable[[Scale], Coroutine[Any, Any, list[Row]]]] = {
     "flows": flows.flows,
     "context": context.context,
     "search": search.search,
+    "fairness": fairness.fairness,
 }
 # Measured with both event loops: asyncio's own, as in the README's example, and uvloop, as in the server. The
 # other rows use uvloop.

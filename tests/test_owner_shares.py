@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hutch.owner_shares import OwnerShares
+from hutch.owner_shares import MAX_OWNERS, OwnerShares, OwnerTurns
 
 
 def take_all(shares: OwnerShares, owner: str) -> int:
@@ -43,3 +43,36 @@ def test_returned_place_can_be_taken_again() -> None:
     for _ in range(3):
         shares.give_back("ann")
     assert not shares.has_place("ann")
+
+
+def test_turns_follow_the_weights() -> None:
+    turns = OwnerTurns()
+    turns.set_weight("ann", 2)
+    taken = []
+    for _ in range(30):
+        owner = min(("ann", "bob"), key=turns.next)
+        turns.take(owner)
+        taken.append(owner)
+    assert abs(taken.count("ann") - 20) <= 1
+
+
+def test_owner_is_a_newcomer_until_its_turn_and_after_a_round() -> None:
+    turns = OwnerTurns()
+    for owner in ("ann", "bob"):
+        turns.take(owner)
+    assert turns.is_newcomer("cyd")
+    turns.take("cyd")
+    assert not turns.is_newcomer("cyd")
+    assert turns.next("cyd") > turns.next("dan")
+    for owner in ("ann", "bob", "ann"):
+        turns.take(owner)
+    assert turns.is_newcomer("cyd")
+
+
+def test_owners_that_never_return_are_forgotten() -> None:
+    turns = OwnerTurns()
+    for number in range(2 * MAX_OWNERS):
+        turns.take(f"owner-{number}")
+    for _ in range(3):
+        turns.take("ann")
+    assert not turns.has_others("ann")

@@ -128,8 +128,8 @@ async def test_code_with_a_syntax_error_uses_no_process(
     used: list[Runner] = []
     take = pool._take_single
 
-    def recording_take(profile: Profile) -> Runner | None:
-        runner = take(profile)
+    def recording_take(profile: Profile, owner: str) -> Runner | None:
+        runner = take(profile, owner)
         used.extend([] if runner is None else [runner])
         return runner
 

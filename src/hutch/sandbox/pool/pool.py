@@ -1,15 +1,14 @@
 """Pool of runner processes: shared processes for quickjs, single-use processes for the other engines.
 
-The queue is bounded. It is first come, first served, except that owners without a process come first. No
-owner can take all processes or fill the queue. A shared process belongs to one owner for its whole life
-unless `owners_share` is set. Processes that are idle too long, have served too many executions or stop
-responding are replaced.
+The queue is bounded. Owners take turns in it, and the executions of one owner are served first come, first
+served. No owner can take all processes or fill the queue, and one warm process is kept for newcomers. A
+shared process belongs to one owner for its whole life unless `owners_share` is set. Processes that are idle
+too long, have served too many executions or stop responding are replaced.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
@@ -17,14 +16,15 @@ from operator import attrgetter
 
 from hutch.errors import Busy, HutchError, SandboxUnavailable
 from hutch.sandbox.pool.lease import Lease
+from hutch.sandbox.pool.queue import Waiter, WaitQueue
 from hutch.sandbox.pool.shares import PoolShares
 from hutch.sandbox.pool.spares import SparePolicy
-from hutch.sandbox.pool.stats import EndReason, PoolCounters, PoolStats, Waiter, retry_after
+from hutch.sandbox.pool.stats import EndReason, PoolCounters, PoolStats, retry_after
 from hutch.sandbox.runner.base import Runner
 from hutch.sandbox.runner.profile import Profile
 from hutch.session.host import Session
 from hutch.session.run import Result
-from hutch.settings import Settings
+from hutch.settings import Settings, cores
 
 LaunchRunner = Callable[[Profile], Awaitable[Runner]]
 
@@ -44,6 +44,9 @@ REFILL_AFTER = 0.02
 # Delay for a process that was not a spare and therefore still imports its package.
 REFILL_AFTER_PRELOAD = 0.5
 MAX_START_ATTEMPTS = 3
+# A start needs a core for most of its time. More starts at once would only delay each other, and the
+# executions that run meanwhile.
+MAX_CONCURRENT_STARTS = 2 * cores()
 
 
 class Pool:
@@ -57,8 +60,9 @@ class Pool:
         self._reserved_starts: set[Profile] = set()
         self._spares = SparePolicy(settings)
         self._busy: set[Runner] = set()
-        self._waiters: deque[Waiter] = deque()
+        self._waiters = WaitQueue(self.shares)
         self._starting: Counter[Profile] = Counter()
+        self._has_postponed_starts = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending: set[Runner] = set()
         self._failures: Counter[Profile] = Counter()
@@ -84,7 +88,7 @@ class Pool:
         lease.
         """
         self._schedule_cleanup()
-        if self._closed or self._has_waiter_for(profile, owner):
+        if self._closed or self._waiters.has(profile, owner):
             return None
         runner = self._take(profile, owner)
         return None if runner is None else Lease(self, profile, owner, runner)
@@ -97,7 +101,9 @@ class Pool:
         if profile.engine_spec.own_process:
             self._spares.record_use(profile, asyncio.get_running_loop().time())
             self._call_soon(self._end_replaced_spares)
-        if not self._has_waiter_for(profile, owner):
+        # A free runner is never left to a new execution while an owner with an earlier turn waits for it:
+        # waiters are served as soon as a runner becomes free.
+        if not self._waiters.has(profile, owner):
             runner = self._take(profile, owner)
             if runner is not None:
                 return runner
@@ -105,7 +111,7 @@ class Pool:
         loop = asyncio.get_running_loop()
         started = loop.time()
         waiter = Waiter(profile, owner, loop.create_future())
-        self._waiters.append(waiter)
+        self._waiters.add(waiter)
         self.shares.queue.take(owner)
         self._fill()
         try:
@@ -123,8 +129,7 @@ class Pool:
             self.shares.queue.give_back(owner)
             self._counters.waited += 1
             self._counters.waited_seconds += loop.time() - started
-            with contextlib.suppress(ValueError):
-                self._waiters.remove(waiter)
+            self._waiters.remove(waiter)
 
     def _busy_error(self, message: str) -> Busy:
         self._counters.refused += 1
@@ -139,33 +144,6 @@ class Pool:
                 "Too many of your executions are waiting already: one owner may have"
                 f" {self.shares.queue.per_owner} of them (max_queue_per_owner)."
             )
-
-    def _has_waiter_for(self, profile: Profile, owner: str) -> bool:
-        """Returns True if an earlier waiter would get the same runner."""
-        if not self._waiters:
-            return False
-        if profile.engine_spec.own_process:
-            has_place, may_take = self.shares.processes.has_place, self.shares.processes.may_take
-            return any(
-                waiter.profile == profile
-                and may_take(waiter.owner)
-                and has_place(waiter.owner) <= has_place(owner)
-                for waiter in self._waiters
-            )
-        key = self.shares.owner_key(owner)
-        return any(
-            waiter.profile == profile
-            and self.shares.owner_key(waiter.owner) == key
-            and self.shares.may_run(profile, waiter.owner)
-            for waiter in self._waiters
-        )
-
-    def _waiters_in_order(self) -> list[Waiter]:
-        """Returns the waiters in the order in which they get runners: owners without a process first, so that
-        an owner that replaces its processes quickly does not starve the others.
-        """
-        holder, has_place = self.shares.holder, self.shares.processes.has_place
-        return sorted(self._waiters, key=lambda waiter: has_place(holder(waiter.profile, waiter.owner)))
 
     def _release_assigned(self, waiter: Waiter) -> None:
         """Releases a runner that was assigned just before the waiter gave up."""
@@ -198,7 +176,7 @@ class Pool:
         elif runner in self._busy:
             self._busy.discard(runner)
             self._warm.setdefault(runner.profile, deque()).appendleft(runner)
-        self._serve_waiters()
+        self._serve_waiters(runner)
 
     def _drop_spares(self, profile: Profile) -> None:
         """Ends the spares of a profile whose preload did not finish within a whole execution."""
@@ -243,14 +221,14 @@ class Pool:
         if not profile.engine_spec.own_process:
             runner = self._take_shared(profile, holder, may_take_place)
         else:
-            runner = self._take_single(profile) if may_take_place else None
+            runner = self._take_single(profile, owner) if may_take_place else None
         if runner is not None:
             runner.in_flight += 1
             self.shares.take(runner, owner, holder)
         return runner
 
-    def _take_single(self, profile: Profile) -> Runner | None:
-        runner = self._pop_warm(profile)
+    def _take_single(self, profile: Profile, owner: str) -> Runner | None:
+        runner = self._pop_warm(profile, owner)
         if runner is not None:
             self._busy.add(runner)
             # The successor starts later, so that it does not compete with the execution, which often takes
@@ -269,7 +247,7 @@ class Pool:
         if best is not None and best.in_flight < SPREAD_AT:
             return best
         if may_take_place and self._may_add_process(owned, urgent=best is None):
-            fresh = self._pop_warm(profile)
+            fresh = self._pop_warm(profile, holder)
             if fresh is not None:
                 fresh.owner = holder
                 self._shared.setdefault(key, []).append(fresh)
@@ -302,16 +280,36 @@ class Pool:
             and runner.in_flight < self._settings.quickjs_vms
         )
 
-    def _pop_warm(self, profile: Profile) -> Runner | None:
+    def _pop_warm(self, profile: Profile, holder: str) -> Runner | None:
+        """Takes an unused runner for this holder, whose turn it then is."""
         ready = self._warm.get(profile)
         while ready:
+            if len(ready) <= self._kept_for_newcomers(profile, holder):
+                return None
             runner = ready.popleft()
             if not ready:
                 # Do not keep the profile, and with it the stdin payload, longer than its runners.
                 del self._warm[profile]
             if runner.is_alive:
+                self.shares.turns(profile).take(holder)
                 return runner
         return None
+
+    def _kept_for_newcomers(self, profile: Profile, holder: str) -> int:
+        """Returns the number of unused runners that this holder must leave to owners that took no turn in
+        this round: one, if several owners compete for the runners of a profile that is kept warm.
+
+        A start takes as long as many executions, so a newcomer without a warm runner would wait for more than
+        its own turn.
+        """
+        turns = self.shares.turns(profile)
+        if not self._is_kept_warm(profile) or turns.is_newcomer(holder):
+            return 0
+        return 1 if turns.has_others(holder) else 0
+
+    def _is_kept_warm(self, profile: Profile) -> bool:
+        """Returns True if unused runners are kept that any owner can use."""
+        return not profile.has_preload and self._warm_target(profile) > 0
 
     # --- starting ---
 
@@ -327,6 +325,9 @@ class Pool:
         for profile, count in self._wanted_counts().items():
             have = self._starting[profile] + len(self._warm.get(profile, ()))
             for _ in range(count - have):
+                if self._starting.total() >= MAX_CONCURRENT_STARTS:
+                    self._has_postponed_starts = True
+                    return
                 if not self._make_capacity(profile):
                     return
                 self._start(profile)
@@ -336,24 +337,36 @@ class Pool:
         targets. Waiters whose owner has its whole share need none.
         """
         wanted: Counter[Profile] = Counter()
-        owners: set[tuple[Profile, str]] = set()
-        planned: list[str] = []
-        for waiter in self._waiters_in_order():
-            profile, holder = waiter.profile, self.shares.holder(waiter.profile, waiter.owner)
-            if not self.shares.processes.may_take(holder) or (profile, holder) in owners:
-                continue
-            if not self.shares.may_run(profile, waiter.owner):
-                continue
-            if not profile.engine_spec.own_process:
-                owners.add((profile, holder))
+        for profile in self._planned_processes():
             wanted[profile] += 1
-            self.shares.processes.take(holder)
-            planned.append(holder)
-        for holder in planned:
-            self.shares.processes.give_back(holder)
         for profile in {*self._warm_targets} | self._spares.profiles():
-            wanted[profile] = max(wanted[profile], self._warm_target(profile))
+            # One unused process stays for newcomers while owners wait; see `_kept_for_newcomers`.
+            kept = 1 if wanted[profile] and self._is_kept_warm(profile) else 0
+            wanted[profile] = max(wanted[profile] + kept, self._warm_target(profile))
         return wanted
+
+    def _planned_processes(self) -> list[Profile]:
+        """Returns the profiles of the processes that the next waiters need, at most `max_processes`."""
+        shares, taken = self.shares, Counter[str]()
+        shared: set[tuple[Profile, str]] = set()
+        planned: list[Profile] = []
+
+        def may_take(waiter: Waiter) -> bool:
+            holder = shares.holder(waiter.profile, waiter.owner)
+            if not shares.processes.may_take(holder, taken[holder], len(planned)):
+                return False
+            return (waiter.profile, holder) not in shared and shares.may_run(waiter.profile, waiter.owner)
+
+        for waiter in self._waiters.in_order(may_take):
+            holder = shares.holder(waiter.profile, waiter.owner)
+            if not waiter.profile.engine_spec.own_process:
+                # One process serves all executions of the holder.
+                shared.add((waiter.profile, holder))
+            taken[holder] += 1
+            planned.append(waiter.profile)
+            if len(planned) == self._settings.max_processes:
+                break
+        return planned
 
     def _warm_target(self, profile: Profile) -> int:
         return max(self._warm_targets.get(profile, 0), self._spares.target(profile))
@@ -430,6 +443,9 @@ class Pool:
         self._starting[profile] -= 1
         if not self._starting[profile]:
             del self._starting[profile]
+        if self._has_postponed_starts:
+            self._has_postponed_starts = False
+            self._call_soon(self._fill)
 
     def _start_failed(self, profile: Profile, error: Exception) -> None:
         """Retries the start, because memory or processes may be short. After MAX_START_ATTEMPTS failures, the
@@ -442,25 +458,36 @@ class Pool:
         del self._failures[profile]
         self._spares.forget(profile)
         unavailable = error if isinstance(error, HutchError) else SandboxUnavailable(str(error))
-        for waiter in [waiter for waiter in self._waiters if waiter.profile == profile]:
+        for waiter in self._waiters.of(profile):
             if not waiter.future.done():
                 waiter.future.set_exception(unavailable)
 
-    def _serve_waiters(self) -> None:
+    def _serve_waiters(self, runner: Runner | None = None) -> None:
+        """Gives free runners to waiting executions. `runner`: a runner that may have become free."""
         if not self._waiters:
             return
-        exhausted: set[Profile] = set()
-        for waiter in self._waiters_in_order():
-            if waiter.future.done() or waiter.profile in exhausted:
-                continue
-            runner = self._take(waiter.profile, waiter.owner)
-            if runner is not None:
-                waiter.future.set_result(runner)
-                self._waiters.remove(waiter)
-            elif waiter.profile.engine_spec.own_process and self.shares.processes.may_take(waiter.owner):
-                exhausted.add(waiter.profile)
+        if runner is not None and not runner.profile.engine_spec.own_process and runner.owner is not None:
+            # Only executions of its owner can use a shared process.
+            if self._settings.owners_share:
+                self._waiters.serve(runner.profile, self._take_for, self._may_skip)
+            else:
+                self._waiters.serve_owner(runner.profile, runner.owner, self._take_for)
+        for profile in [*self._warm]:
+            self._waiters.serve(profile, self._take_for, self._may_skip)
         if self._waiters:
             self._fill()
+
+    def _take_for(self, waiter: Waiter) -> Runner | None:
+        return self._take(waiter.profile, waiter.owner)
+
+    def _may_skip(self, waiter: Waiter) -> bool:
+        """Returns True if a runner that is free, but not for this waiter, may be for a later one."""
+        profile, owner = waiter.profile, waiter.owner
+        holder = self.shares.holder(profile, owner)
+        if not self.shares.may_run(profile, owner) or not self.shares.processes.may_take(holder):
+            return True
+        free = len(self._warm.get(profile, ()))
+        return not self._settings.owners_share and free > self._kept_for_newcomers(profile, holder)
 
     # --- ending ---
 
@@ -486,7 +513,7 @@ class Pool:
 
     def _mark_responsive(self, runner: Runner, id: str) -> None:
         runner.unanswered_sessions.discard(id)
-        self._serve_waiters()
+        self._serve_waiters(runner)
 
     def _end(self, runner: Runner, reason: EndReason) -> None:
         self._remove(runner)
@@ -526,7 +553,7 @@ class Pool:
         for timer in (self._cleanup_timer, self._refill_timer):
             if timer is not None:
                 timer.cancel()
-        for waiter in self._waiters:
+        for waiter in [*self._waiters]:
             if not waiter.future.done():
                 waiter.future.set_exception(Busy("The sandbox is shutting down."))
         for task in self._tasks:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hutch.owner_shares import OwnerShares
+from hutch.owner_shares import OwnerShares, OwnerTurns
 from hutch.sandbox.runner.base import Runner
 from hutch.sandbox.runner.profile import Profile
 from hutch.settings import Settings
@@ -16,6 +16,9 @@ class PoolShares:
         """Executions that wait for a runner, by owner."""
         self._settings = settings
         self._shared_executions = _shared_executions(settings)
+        # Apart, because only single-use processes are taken for every execution.
+        self._single_use_turns = OwnerTurns()
+        self._shared_turns = OwnerTurns()
 
     def owner_key(self, owner: str) -> str:
         """Returns the owner of a shared process for executions of `owner`."""
@@ -35,9 +38,18 @@ class PoolShares:
         """Counts an execution that the runner gets."""
         if self._shared_executions is not None and not runner.profile.engine_spec.own_process:
             self._shared_executions.take(owner)
+            self._shared_turns.take(owner)
         if runner.holder is None:
             runner.holder = holder
             self.processes.take(holder)
+
+    def turns(self, profile: Profile) -> OwnerTurns:
+        """Returns the turns in which owners get runners of this profile."""
+        return self._single_use_turns if profile.engine_spec.own_process else self._shared_turns
+
+    def set_weight(self, owner: str, weight: float) -> None:
+        self._single_use_turns.set_weight(owner, weight)
+        self._shared_turns.set_weight(owner, weight)
 
     def give_back(self, runner: Runner, owner: str) -> None:
         """Stops counting an execution of the runner, and the runner if it has no other execution."""

@@ -1,8 +1,7 @@
-"""Pool statistics, and the queue entry of a waiting execution."""
+"""Pool statistics."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Iterable
 from typing import Literal
@@ -10,7 +9,6 @@ from typing import Literal
 import msgspec
 
 from hutch.sandbox.runner.base import Runner
-from hutch.sandbox.runner.profile import Profile
 
 EndReason = Literal[
     "used",  # single-use
@@ -56,16 +54,6 @@ class PoolStats(msgspec.Struct, frozen=True):
             in_flight[runner.profile.engine] += runner.in_flight
         ready: Counter[str] = Counter(runner.profile.engine for runner in warm)
         return cls(dict(processes + ready), dict(in_flight), dict(ready), starting, waiting, counters)
-
-
-class Waiter(msgspec.Struct, eq=False):
-    profile: Profile
-    owner: str
-    future: asyncio.Future[Runner]
-
-    def assigned_runner(self) -> Runner | None:
-        done = self.future.done() and not self.future.cancelled() and not self.future.exception()
-        return self.future.result() if done else None
 
 
 def retry_after(waiting: int) -> float:

@@ -1,0 +1,110 @@
+"""Fair use: how long a newcomer's executions take while other owners keep the server busy."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import hutch
+from bench.report import Row, Scale, median, number, percentile
+from hutch.api import Engine
+
+BUSY_OWNERS = 16
+IDLE_RUNS = 18
+COMPUTE = "let n = 0; const end = Date.now() + 10; while (Date.now() < end) n++; return n"
+"""Busy for 10 ms."""
+PAUSE_SECONDS = {"quickjs": 0.2, "deno": 1.0}
+"""Time between two executions of the newcomer. The others take a turn each meanwhile."""
+
+
+async def fairness(scale: Scale) -> list[Row]:
+    rows = []
+    for engine in ("quickjs", "deno"):
+        rows.append(await _newcomer(engine, scale.of(40, 10)))
+    rows.append(await _beside_idle_runs(scale.of(20, 5)))
+    return rows
+
+
+async def _newcomer(engine: Engine, count: int) -> Row:
+    """Compares a newcomer's executions on an idle server with those beside busy owners."""
+    async with hutch.Hutch() as h:
+        idle = await _times(h, engine, count)
+        async with _busy(h, engine):
+            busy = await _times(h, engine, count)
+    p50, p95 = median(busy), percentile(busy, 0.95)
+    return Row(
+        what=f"{engine}, `1+1` of a newcomer beside {BUSY_OWNERS} busy owners: p50 / p95",
+        measured=f"{number(p50)} / {number(p95)} ms",
+        baseline=f"{number(median(idle))} / {number(percentile(idle, 0.95))} ms: on an idle server",
+        ratio=p50 / median(idle),
+        target="p50 ≤ twice that of an idle server",
+        met=p50 <= 2 * median(idle),
+        data={"busy_ms": busy, "idle_ms": idle},
+    )
+
+
+async def _beside_idle_runs(count: int) -> Row:
+    """Measures executions of one owner while another owner's executions hold as many processes as they
+    may.
+    """
+    async with hutch.Hutch() as h:
+        idle = await _times(h, "deno", count)
+        sleeping = [
+            asyncio.create_task(
+                h.run(
+                    "await new Promise((done) => setTimeout(done, 100_000))",
+                    engine="deno",
+                    owner="sleeper",
+                    timeout_ms=100_000,
+                )
+            )
+            for _ in range(IDLE_RUNS)
+        ]
+        await asyncio.sleep(2)
+        busy = await _times(h, "deno", count)
+        await _cancel(sleeping)
+    return Row(
+        what=f"deno, `1+1` of an owner beside {IDLE_RUNS} idle executions of another: p50 / longest",
+        measured=f"{number(median(busy))} / {number(max(busy))} ms",
+        baseline=f"{number(median(idle))} / {number(max(idle))} ms: on an idle server",
+        ratio=median(busy) / median(idle),
+        target="p50 ≤ twice that of an idle server",
+        met=median(busy) <= 2 * median(idle),
+        data={"busy_ms": busy, "idle_ms": idle},
+    )
+
+
+@asynccontextmanager
+async def _busy(h: hutch.Hutch, engine: Engine) -> AsyncIterator[None]:
+    async def work(owner: str) -> None:
+        while True:
+            await h.run(COMPUTE, engine=engine, owner=owner)
+
+    tasks = [asyncio.create_task(work(f"busy-{number}")) for number in range(BUSY_OWNERS)]
+    # The first executions start the processes of the owners.
+    await asyncio.sleep(4)
+    try:
+        yield
+    finally:
+        await _cancel(tasks)
+
+
+async def _cancel(tasks: list[asyncio.Task[hutch.Result]] | list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _times(h: hutch.Hutch, engine: Engine, count: int) -> list[float]:
+    """Returns the milliseconds of executions of the newcomer, with pauses between them."""
+    times: list[float] = []
+    for _ in range(count):
+        await asyncio.sleep(PAUSE_SECONDS[engine])
+        began = time.perf_counter()
+        result = await h.run("1+1", engine=engine, owner="newcomer")
+        times.append((time.perf_counter() - began) * 1000)
+        if result.result != 2:
+            raise RuntimeError(f"1+1 gave {result}")
+    return times
