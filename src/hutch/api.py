@@ -295,13 +295,16 @@ class Hutch:
         if self._runner is not None:
             profile, limits = EXTERNAL, msgspec.structs.replace(limits, engine=engine)
         providers = providers_of(tools)
+        unavailable: dict[str, str] = {}
         if mcp is not None:
-            providers += await self._mcp_configurations.providers(mcp)
+            servers, unavailable = await self._mcp_configurations.providers(mcp)
+            providers += servers
         return kernel, Execution(
             code=code,
             profile=profile,
             limits=limits,
             providers=providers,
+            unavailable_servers=unavailable,
             inputs=encode_inputs(inputs, providers),
             check=check,
             owner=owner,

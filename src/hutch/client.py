@@ -12,6 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from hutch.errors import Busy, HutchError, InvalidExecution, SandboxUnavailable
 from hutch.kernel.execution import Execution
+from hutch.kernel.hints import with_unavailable_servers
 from hutch.kernel.kernel import check_limit
 from hutch.sandbox.runner.profile import profile_for
 from hutch.session.channels.websocket import WebSocketChannel
@@ -121,8 +122,10 @@ class Remote:
 
         check_code(code)
         providers = providers_of(tools)
+        unavailable: dict[str, str] = {}
         if mcp is not None:
-            providers += await self._mcp_configurations.providers(mcp)
+            servers, unavailable = await self._mcp_configurations.providers(mcp)
+            providers += servers
         check_providers(providers)
         encoded = encode_inputs(inputs, providers)
         _check_size(code, providers, encoded)
@@ -139,6 +142,7 @@ class Remote:
                 check=check,
             ),
             providers=providers,
+            unavailable_servers=unavailable,
             inputs=encoded,
         )
 
@@ -157,6 +161,7 @@ class Remote:
         except BaseException as error:
             run.fail(error.code if isinstance(error, HutchError) else "cancelled")
             raise
+        result = with_unavailable_servers(result, execution.unavailable_servers)
         run.end(result)
         return result
 

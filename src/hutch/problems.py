@@ -60,6 +60,20 @@ def first_problems(problems: Iterable[Problem], max_problems: int = MAX_PROBLEMS
     return found if len(found) <= max_problems else [*found[:-1], Problem("", MORE_PROBLEMS)]
 
 
+def without_consequences(problems: Iterable[Problem], causes: Iterable[Problem]) -> list[Problem]:
+    """Leaves out problems with the path of a cause, or with a path around or inside it."""
+    paths = {cause.path for cause in causes}
+
+    def is_consequence(problem: Problem) -> bool:
+        return any(_is_within(problem.path, path) or _is_within(path, problem.path) for path in paths)
+
+    return [problem for problem in problems if not is_consequence(problem)]
+
+
+def _is_within(path: str, other: str) -> bool:
+    return path == other or path.startswith((f"{other}.", f"{other}["))
+
+
 class ProblemList:
     """Collects the problems of one document and raises them as one error.
 
@@ -87,6 +101,9 @@ class ProblemList:
             self._problems.append(problem)
             if len(self._problems) > self._max_problems:
                 self.raise_if_any()
+
+    def as_list(self) -> list[Problem]:
+        return [*self._problems]
 
     def raise_if_any(self) -> None:
         if self._problems:

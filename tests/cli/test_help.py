@@ -131,3 +131,10 @@ def test_no_command_shows_the_help_and_fails(arguments: list[str]) -> None:
     done = hutch(*arguments)
     assert done.returncode == 2
     assert "Commands:" in done.stderr
+
+
+def test_word_for_several_commands_is_explained() -> None:
+    done = hutch("run", "report.ts")
+    assert (done.returncode, done.stdout) == (2, "")
+    for command in ("hutch eval -f", "hutch exec -f", "hutch flow run", "hutch tool "):
+        assert command in done.stderr

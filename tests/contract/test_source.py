@@ -365,3 +365,23 @@ async def test_python_is_refused_with_the_languages_that_run(run: Run, code: str
     error = (await run(code)).error
     assert error is not None
     assert error.message.endswith("; this looks like Python; code has to be JavaScript or TypeScript")
+
+
+async def test_missing_require_is_explained(run: Run, engine: str) -> None:
+    error = (await run('const fs = require("fs");')).error
+    assert error is not None
+    hint = "require is not defined; guests have no CommonJS modules and no packages, only tools"
+    assert error.message.startswith(hint)
+    assert ('await import("node:' in error.message) == (engine == "deno")
+
+
+@pytest.mark.parametrize("engine", ["quickjs"])
+async def test_globals_of_node_and_browsers_are_explained(run: Run) -> None:
+    for code, hint in {
+        "process.env": 'engine "deno" has process',
+        "document.title": "guests run in no browser",
+        "tools.x()": "this run was given no tools",
+    }.items():
+        error = (await run(code)).error
+        assert error is not None
+        assert hint in error.message

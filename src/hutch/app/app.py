@@ -180,11 +180,13 @@ class App:
 
         return ScriptRunner(self.kernel, Checker(self.settings, self.jail), self.verdict.isolation)
 
-    async def _mcp_tools(self) -> list[Provider]:
-        """Returns the tools of all MCP servers that are configured."""
-        from hutch.protocols.toolscript.providers import tool_providers
+    async def _mcp_tools(self) -> tuple[list[Provider], dict[str, str]]:
+        """Returns the tools of all MCP servers that are configured, and the servers that are not connected.
+        Callers do not get the reasons, which are for the operator.
+        """
+        from hutch.protocols.toolscript.providers import unavailable_servers
 
-        return tool_providers(await self.gateway.catalog(), self.gateway)
+        return await self._gateway_tools(), dict.fromkeys(unavailable_servers(self.gateway), "")
 
     async def _check_execution(self, execution: Execution) -> ExecutionError | None:
         from hutch.protocols.toolscript.code_check import check_code

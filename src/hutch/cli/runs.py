@@ -19,6 +19,7 @@ from hutch.cli.support.console import (
     print_text,
 )
 from hutch.errors import InvalidInput
+from hutch.protocols.rep.runtime import lease
 from hutch.protocols.runs.catalog import RunCatalog, Visibility
 from hutch.protocols.runs.filters import parse_list_query
 from hutch.protocols.runs.replay import replay_modes
@@ -125,7 +126,7 @@ def _with_runs(url: str | None, key_env: str, action: Callable[[RunSource], Awai
             return store
 
         try:
-            return await action(LocalRuns(RunCatalog(opened)))
+            return await action(LocalRuns(RunCatalog(opened, flow_state=lease.run_state)))
         finally:
             await store.close()
 
@@ -183,9 +184,15 @@ def _row(run: Mapping[str, Any]) -> tuple[str, ...]:
         "" if run["duration_ms"] is None else _milliseconds(run["duration_ms"]),
         cut(what, 40),
         run["owner_name"] or run["owner"],
-        run["outcome"] or run["status"],
-        cut(" ".join(f"{line}{error.get('message', '')}".split()), MAX_SHOWN_CHARS),
+        run["outcome"] or run.get("state") or run["status"],
+        cut(" ".join(f"{line}{error.get('message', '')}{_waits_for(run)}".split()), MAX_SHOWN_CHARS),
     )
+
+
+def _waits_for(run: Mapping[str, Any]) -> str:
+    """Says which steps of a flow run wait for an approval."""
+    steps = run.get("waiting_for")
+    return f"for approval of {', '.join(steps)}" if steps and run.get("state") == "waiting" else ""
 
 
 def _milliseconds(value: float) -> str:
@@ -197,9 +204,21 @@ def show_run(run_id: str, url: str | None, key_env: str, *, as_json: bool) -> in
     if as_json:
         print_json_value(run)
         return 0
-    for name in ("run_id", "status", "outcome", "protocol", "label", "engine", "created_at", "parent_run_id"):
+    for name in (
+        "run_id",
+        "status",
+        "state",
+        "outcome",
+        "protocol",
+        "label",
+        "engine",
+        "created_at",
+        "parent_run_id",
+    ):
         if run.get(name) is not None:
             print_line(f"{name:14} {run[name]}")
+    if waits := _waits_for(run):
+        print_line(f"{'waits':14} {waits}")
     print_line(f"{'owner':14} {run['owner_name'] or run['owner']}")
     if run["duration_ms"] is not None:
         waited = f", waited {_milliseconds(run['queue_ms'])} for a runner" if run["queue_ms"] >= 1 else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
@@ -37,6 +37,10 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     profile: Profile
     limits: Limits = Limits()
     providers: Sequence[Provider] = ()
+    unavailable_servers: Mapping[str, str] = {}
+    """MCP servers whose tools are missing because they are not connected, with the reasons. A reason may be
+    empty.
+    """
     inputs: bytes | None = None
     """JSON text of an object whose properties are variables of the guest; see `session.inputs`."""
     check: bool = False

@@ -11,12 +11,12 @@ import msgspec
 
 from hutch.errors import ExecutionError, HutchError, InvalidExecution
 from hutch.kernel.execution import CheckCode, Execution, Recorder
+from hutch.kernel.hints import with_hint, with_unavailable_servers
 from hutch.kernel.precompile import Precompiler
 from hutch.sandbox.pool.lease import Lease
 from hutch.sandbox.pool.pool import Pool
 from hutch.sandbox.runner.profile import Profile
 from hutch.session.host import TIMED_OUT, Limits, Session
-from hutch.session.language import python_hint
 from hutch.session.run import Result, RunHandle, RunQueued, Wait
 from hutch.session.tools.provider import check_providers
 from hutch.settings import Settings, cores
@@ -94,7 +94,11 @@ class Kernel:
             run.emit(RunQueued())
         self.active[run.id] = execution, run
         try:
-            result = _with_language_hint(execution.code, await self._run(execution, run))
+            result = await self._run(execution, run)
+            if result.error is not None:
+                # Not in the session, which does not have the source of precompiled code.
+                result = with_hint(execution.code, execution.profile.engine, result)
+            result = with_unavailable_servers(result, execution.unavailable_servers)
         except BaseException as error:
             if not run.outcome:
                 self.record_unstarted(execution, run, _reason(error))
@@ -257,19 +261,3 @@ def _reason(error: BaseException) -> ExecutionError:
     if isinstance(error, asyncio.CancelledError):
         return ExecutionError("cancelled", "The caller has gone before the run started")
     return ExecutionError("internal_error", "The run could not be started; the log of the server says why")
-
-
-def _with_language_hint(source: str, result: Result) -> Result:
-    """Says in the error that the source looks like Python. Sessions do not have the source of precompiled
-    code.
-    """
-    error = result.error
-    if error is None or error.name not in ("SyntaxError", "ReferenceError"):
-        return result
-    hint = python_hint(source, error.message)
-    if hint is None:
-        return result
-    explained = ExecutionError(
-        error.code, f"{error.message}; {hint}", error.name, error.line, error.column, error.stack
-    )
-    return msgspec.structs.replace(result, error=explained)

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -112,6 +113,9 @@ def test_failed_run_is_resumed_from_the_step_that_failed(home: FlowHome, upstrea
     assert home.run("run", str(home.file), "--run-id", "r").returncode == 1
     table = home.run("runs").stdout
     assert "failed (step_failed)" in table
+    listed = hutch("runs", "list", env=home.env).stdout
+    assert re.search("held: GET .*/held was answered with 500", listed)
+    assert "held: " in hutch("runs", "show", "r", env=home.env).stdout
     # Starting it again continues the same run.
     assert home.run("run", str(home.file), "--run-id", "r").returncode == 1
     assert upstream.request_counts == {"/a": 1, "/b": 1, "/held": 1}
@@ -201,6 +205,11 @@ def test_approval_is_answered_from_another_process(home: FlowHome, command: str,
     home.file.write_text(json.dumps(flow([node("ask", "approve", message="Deploy?")])))
     with home.start("run", str(home.file), "--run-id", "r", "--timeout", "0") as process:
         wait_until(lambda: "waits for approval: Deploy?" in home.run("logs", "r").stdout)
+        assert home.listed()[0]["state"] == "waiting"
+        runs = home.run("runs")
+        assert "waiting for approval of ask" in runs.stdout
+        assert "`hutch flow approve r ask`" in runs.stderr
+        assert "for approval of ask" in hutch("runs", "list", env=home.env).stdout
         wrong = home.run(command, "r", "aks")
         assert "'aks' is not waiting for an approval; waiting: ask" in wrong.stderr
         assert home.run(command, "r", "ask", "--reason", "because").returncode == 0

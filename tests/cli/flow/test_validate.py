@@ -19,7 +19,8 @@ GOOD = document(
     chain("get", "end"),
     inputs={"url": {"type": "string"}},
 )
-BAD = document([step("a", retries=-1), step("b")], [edge("a", "b"), edge("b", "c")])
+CODE = {"code": "return 1"}
+BAD = document([step("a", with_=CODE, retries=-1), step("b", with_=CODE)], [edge("a", "b"), edge("b", "c")])
 
 
 def write(folder: Path, value: dict[str, Any], name: str = "flow.json") -> str:
@@ -335,3 +336,45 @@ def test_short_form_is_printed_as_flow_ir(tmp_path: Path) -> None:
     (tmp_path / "greet.json").write_text(done.stdout)
     done = hutch("flow", "validate", "greet.json", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "greet.json: ok: greet, 2 steps (code.run)\n")
+
+
+MISTAKES = """\
+name: mistakes
+inputs: {url: string}
+steps:
+  - {id: get, run: http.get, with: {url: "$input.ulr"}, timout: 3}
+  - {id: parse, run: code.rnu, with: {code: "return 1", note: "see $step.get"}}
+  - {id: save, run: code.run, with: {cod: "return 1"}, retry: many}
+  - {id: sub, run: flow.run, with: {flow: gone.yaml}, after: gte}
+"""
+
+
+def test_mistakes_of_all_kinds_are_reported_at_once(tmp_path: Path) -> None:
+    (tmp_path / "flow.yaml").write_text(MISTAKES)
+    done = hutch("flow", "validate", "--json", "flow.yaml", cwd=tmp_path)
+    report = json.loads(done.stdout)
+    assert done.returncode == 2
+    found = [(problem["line"], problem["path"], problem["message"]) for problem in report["problems"]]
+    assert [(line, path) for line, path, _ in found] == [
+        (4, "steps[0].timout"),
+        (4, "steps[0].with.url"),
+        (5, "steps[1].run"),
+        (6, "steps[2].retry"),
+        (6, "steps[2].with.code"),
+        (6, "steps[2].with.cod"),
+        (7, "steps[3].after"),
+        (7, "steps[3].with.flow"),
+    ], found
+    assert "did you mean timeout?" in found[0][2]
+    assert "did you mean url?" in found[1][2]
+    assert "did you mean code.run?" in found[2][2]
+    assert "did you mean get?" in found[6][2]
+    [warning] = report["warnings"]
+    assert "$step.get is only a part of this text" in warning
+
+
+def test_value_with_a_mistake_is_reported_once(tmp_path: Path) -> None:
+    (tmp_path / "flow.yaml").write_text("name: a b\nsteps: [{id: x}, {id: y, run: echo, when: 3}]\n")
+    done = hutch("flow", "validate", "--json", "flow.yaml", cwd=tmp_path)
+    paths = [problem["path"] for problem in json.loads(done.stdout)["problems"]]
+    assert sorted(paths) == ["name", "steps[0].run", "steps[1].when"]

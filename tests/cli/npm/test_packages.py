@@ -183,19 +183,23 @@ def test_tools_listed_in_package_json_are_described(npm: Registry) -> None:
 
 
 @pytest.mark.parametrize("tpmjs", [None, {}, {"tools": []}, {"tools": "weather"}, [1], "x"])
-def test_default_export_is_described_if_none_is_listed(npm: Registry, tpmjs: Any) -> None:
+def test_exported_tools_are_described_if_none_is_listed(npm: Registry, tpmjs: Any) -> None:
     name = f"pkg-unlisted-{len(json.dumps(tpmjs))}"
     publish(npm, name, tpmjs=tpmjs)
     done = hutch("packages", "describe", name)
-    assert (done.returncode, done.stdout.splitlines()) == (0, [f"{name}@1.0.0", "", "default"])
+    # The default export is one of the others.
+    assert (done.returncode, done.stdout.splitlines()[:6]) == (
+        0,
+        [f"{name}@1.0.0", "", "other", "", "weather", "  The weather."],
+    )
 
 
-def test_package_without_list_and_default_export_is_reported_with_its_tools(npm: Registry) -> None:
-    npm.publish("pkg-plain")
+def test_package_without_tools_is_reported_with_its_functions(npm: Registry) -> None:
+    npm.publish("pkg-plain", files={"index.js": "export function helper() {}"})
     done = hutch("packages", "describe", "pkg-plain")
     assert (done.returncode, done.stdout) == (1, "")
-    assert 'TOOL_NOT_FOUND: pkg-plain has no export "default"; its tools are tool\n' in done.stderr
-    assert "hutch: name a tool: `hutch packages describe pkg-plain NAME`" in done.stderr
+    message = "pkg-plain has no exports with an execute() method, and no tools, but the functions helper"
+    assert f"TOOL_NOT_FOUND: {message}\n" in done.stderr
 
 
 def test_one_tool_is_described_as_json_on_one_line(npm: Registry) -> None:

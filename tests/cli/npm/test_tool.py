@@ -239,7 +239,6 @@ def test_weak_isolation_is_reported(tools: Registry) -> None:
     ("arguments", "message"),
     [
         ([], "Missing argument 'PACKAGE[@VERSION]|PATH'.\n"),
-        (["a"], "Missing argument 'NAME'.\n"),
         (["a", ""], "hutch: NAME: expected the name of an export\n"),
         (["../no-such", "x"], "hutch: ../no-such: there is no such file or folder\n"),
         (["/etc/passwd", "x"], "hutch: /etc/passwd: expected a folder with package.json, or an archive of"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 from pathlib import Path
@@ -206,3 +207,13 @@ def test_watch_needs_a_path(registry: Registry) -> None:
     done = hutch("tool", "--watch", "local-dependency", "greet")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "hutch: --watch: expected a folder or archive, got the package local-dependency\n"
+
+
+def test_tools_are_listed_if_no_name_is_given(folder: Path) -> None:
+    done = hutch("tool", "./my-tool", cwd=folder)
+    assert (done.returncode, "greet\n  Greets\n    name  string  required" in done.stdout) == (2, True)
+    hint = done.stderr.splitlines()[-1]
+    assert "does not describe its parameters" not in done.stderr
+    assert hint.startswith("hutch: NAME: expected one of fail, greet, leave; for example ")
+    example = shlex.split(hint.partition("for example ")[2])
+    assert hutch(*example[1:], cwd=folder).stdout == '"Hello test"\n'

@@ -126,3 +126,24 @@ async def test_mcp_servers_and_check_work_over_a_connection(server: ServeProcess
         result = await h.run("tools.add({a: 1})", tools=[add], check=True)
         assert result.error is not None
         assert (result.error.code, result.error.line) == ("validation_error", 1)
+
+
+@pytest.mark.parametrize("check", [False, True])
+async def test_unreachable_server_is_named_with_the_reason(sandbox: hutch.Hutch, check: bool) -> None:
+    mcp = {"tracker": MCP["tracker"], "files": {"command": "no-such-program"}}
+    result = await sandbox.run("return await tools.files.read({})", mcp=mcp, check=check)
+    assert result.error is not None
+    assert result.error.message.endswith("; not connected: MCP server files")
+    [warning] = result.warnings
+    assert warning.startswith("the MCP server files is not connected: ")
+    assert "no-such-program" in warning
+    assert (await sandbox.run("1", mcp=mcp)).warnings == result.warnings
+    assert (await sandbox.run("1", mcp=MCP)).warnings == ()
+
+
+async def test_unreachable_server_is_named_over_a_connection(server: ServeProcess) -> None:
+    async with hutch.connect(server.execbox) as h:
+        result = await h.run("tools.files.read({})", mcp={"files": {"command": "no-such-program"}})
+    assert result.error is not None
+    assert result.error.message.endswith("; not connected: MCP server files")
+    assert "no-such-program" in result.warnings[0]

@@ -20,7 +20,31 @@ from hutch.cli.commands.vault import backup, credential, key, restore, user, vau
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
+# Commands that users look for under another name.
+_OTHER_WORDS = {
+    "run": (
+        "hutch eval -f FILE         JavaScript or TypeScript in the sandbox",
+        "hutch exec -f FILE         TypeScript that calls the tools of MCP servers",
+        "hutch flow run FILE        a flow",
+        "hutch tool PACKAGE NAME    a tool of an npm package or folder",
+    ),
+    "start": ("hutch serve                the server", "hutch flow run FILE        a flow"),
+    "install": ("hutch packages add PACKAGE",),
+}
+
+
+class RootGroup(click.Group):
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if commands := _OTHER_WORDS.get(args[0]):
+            listed = "".join(f"\n  {command}" for command in commands)
+            raise click.UsageError(f"There is no command '{args[0]}'. Did you mean:{listed}", ctx)
+        return super().resolve_command(ctx, args)
+
+
 @click.group(
+    cls=RootGroup,
     context_settings=SETTINGS,
     epilog="""\b
 Example:

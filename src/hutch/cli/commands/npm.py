@@ -23,7 +23,7 @@ Examples:
 """,
 )
 @click.argument("package", metavar="PACKAGE[@VERSION]|PATH")
-@click.argument("name")
+@click.argument("name", required=False)
 @click.option(
     "--params",
     metavar="JSON",
@@ -48,7 +48,7 @@ Examples:
 )
 def tool(
     package: str,
-    name: str,
+    name: str | None,
     params: str | None,
     env: tuple[str, ...],
     timeout: float | None,
@@ -60,10 +60,15 @@ def tool(
     """Run a tool of an npm package in the sandbox.
 
     PACKAGE is a package of the registry, the folder of a package that is not published (./my-tool), or its
-    archive (./my-tool-1.0.0.tgz). Installs what is missing first. Prints logs, and parameters that do not
+    archive (./my-tool-1.0.0.tgz). NAME is the name of the tool's export; without it, the command lists the
+    tools of the package. Installs what is missing first. Prints logs, and parameters that do not
     match the tool's schema, to stderr and the tool's output to stdout as JSON. Exits with 1 if the tool
     failed, with 2 if the arguments or package.json are invalid.
     """
+    if name is None:
+        from hutch.cli.npm.packages import list_tools
+
+        return list_tools(package, env=env, json=json)
     from hutch.cli.npm.tool import run_tool
 
     return run_tool(
@@ -174,8 +179,8 @@ Examples:
 def describe(package: str, name: str | None, env: tuple[str, ...], json: bool) -> int:
     """Show the descriptions and parameters of a package's tools.
 
-    Without NAME, shows all tools that package.json lists, or else the default export. Installs the package
-    first if necessary and loads it in the sandbox. Exits with 1 if any tool cannot be described.
+    Without NAME, shows all tools that package.json lists, or else all that the package exports. Installs the
+    package first if necessary and loads it in the sandbox. Exits with 1 if any tool cannot be described.
     """
     from hutch.cli.npm.packages import describe_package
 

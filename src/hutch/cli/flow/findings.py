@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hutch.errors import HutchError
 from hutch.problems import NameSuggester, Problem, describe_value, format_path
 from hutch.protocols.rep.ir.flow import Flow, FlowNode
-from hutch.protocols.rep.ir.parse import parse_flow
+from hutch.protocols.rep.ir.parse import parse_flow, readable_nodes
 from hutch.protocols.rep.ir.problems import InvalidFlow
 from hutch.protocols.rep.ir.references import (
     SUBFLOW_KINDS,
@@ -32,18 +32,21 @@ class Finding(NamedTuple):
     is_error: bool = True
 
 
-def check_kinds(flow: Flow, folder: Path) -> Iterator[Finding]:
-    """Yields reasons for which the built-in runtime would reject the flow or a step would fail.
+def check_kinds(nodes: Iterable[FlowNode], folder: Path) -> Iterator[Finding]:
+    """Yields reasons for which the built-in runtime would reject the flow of these steps or a step would
+    fail.
 
     `folder` is the base folder of the files that steps name.
     """
     # Allow shell.run here, because each run decides whether it is allowed.
     registry = Registry.load({"TRACE_MIND_ALLOW_SHELL": "1"})
-    yield from _check_nodes(flow, folder, registry, NameSuggester())
+    yield from _check_nodes(nodes, folder, registry, NameSuggester())
 
 
-def _check_nodes(flow: Flow, folder: Path, registry: Registry, suggester: NameSuggester) -> Iterator[Finding]:
-    for node in flow.all_nodes():
+def _check_nodes(
+    nodes: Iterable[FlowNode], folder: Path, registry: Registry, suggester: NameSuggester
+) -> Iterator[Finding]:
+    for node in nodes:
         if node.kind not in registry:
             close = suggester.closest(node.kind, registry.names())
             hint = f"; did you mean {close}?" if close else ""
@@ -69,7 +72,7 @@ def _check_subflow(
 ) -> Iterator[Finding]:
     value, path = node.with_.get("flow"), f"{node.path}.with.flow"
     if isinstance(value, dict):
-        for problem, is_error in _check_nodes(parse_flow(value), folder, registry, suggester):
+        for problem, is_error in _check_nodes(_nested_nodes(value), folder, registry, suggester):
             yield Finding(Problem(f"{path}.{problem.path}", problem.message), is_error)
     elif isinstance(value, str) and Path(value).suffix.lower() in _FLOW_SUFFIXES:
         missing = list(_check_file(path, value, folder))
@@ -82,6 +85,13 @@ def _check_subflow(
     # Other texts are names of stored flows, or references.
 
 
+def _nested_nodes(document: dict[str, Any]) -> Iterable[FlowNode]:
+    try:
+        return parse_flow(document).all_nodes()
+    except InvalidFlow:
+        return readable_nodes(document)  # the outer flow has the same problems
+
+
 def _check_file(path: str, name: object, folder: Path) -> Iterator[Finding]:
     if not isinstance(name, str) or name.startswith("$") or (folder / name).is_file():
         return
@@ -92,9 +102,9 @@ def _check_file(path: str, name: object, folder: Path) -> Iterator[Finding]:
     yield Finding(Problem(path, f"there is no file {cut(str(folder / name), 200)}{hint}"))
 
 
-def literal_references(flow: Flow) -> Iterator[Problem]:
+def literal_references(nodes: Iterable[FlowNode]) -> Iterator[Problem]:
     """Yields texts that contain a reference which is not replaced."""
-    for node in flow.all_nodes():
+    for node in nodes:
         for place, text in interpolated_texts(node.kind, node.with_, (*node.json_path, "with")):
             if not node.is_item and (item := misplaced_item(text)) is not None:
                 message = f"{item} stays as it is; it is replaced only in a step with for_each"

@@ -41,30 +41,49 @@ _JSON_FIELDS = (
 def list_runs(user: str | None, limit: int, *, as_json: bool) -> int:
     """Lists runs, newest first."""
 
-    async def load(store: Store) -> tuple[list[FlowRunHead], dict[str, str]]:
+    async def load(store: Store) -> tuple[list[FlowRunHead], dict[str, list[str]], dict[str, str]]:
         owners = [] if user is None else [(await find_user(store, user)).id]
         names = {row.id: row.name for row in await store.users.list()}
-        return await store.journal.list(*owners, limit=limit), names
+        runs = await store.journal.list(*owners, limit=limit)
+        waiting = await store.journal.waiting_steps([run.run_id for run in runs if not run.is_over])
+        return runs, waiting, names
 
-    runs, names = with_store(load)
+    runs, waiting, names = with_store(load)
     if as_json:
-        print_json(json.dumps([_run_json(run) for run in runs]).encode())
+        print_json(json.dumps([_run_json(run, waiting.get(run.run_id, [])) for run in runs]).encode())
     elif runs:
         headers = ("RUN", "FLOW", "STATE", "STARTED", "TOOK", "USER")
-        print_table(headers, [_run_row(run, names) for run in runs])
+        print_table(headers, [_run_row(run, waiting.get(run.run_id, []), names) for run in runs])
+        for run in runs:
+            for step in waiting.get(run.run_id, []):
+                print_note(_approval_hint(run, step))
     else:
         print_note("there are no runs; `hutch flow run FILE` starts one")
     return 0
 
 
-def _run_json(run: FlowRunHead) -> dict[str, Any]:
-    return {**{name: getattr(run, name) for name in _JSON_FIELDS}, "state": lease.run_state(run)}
+def _run_json(run: FlowRunHead, waiting_for: list[str]) -> dict[str, Any]:
+    state = lease.run_state(run, waiting_for)
+    fields = {name: getattr(run, name) for name in _JSON_FIELDS}
+    return {**fields, "state": state, "waiting_for": waiting_for}
 
 
-def _run_row(run: FlowRunHead, names: dict[str, str]) -> tuple[str, ...]:
-    state = lease.run_state(run)
+def _approval_hint(run: FlowRunHead, step: str) -> str:
+    """Says how to answer a step that waits for an approval."""
+    waits = f"{one_line(step)} of {one_line(run.run_id)} waits for an approval"
+    if lease.is_held(run):
+        return f"{waits}: `hutch flow approve {one_line(run.run_id)} {one_line(step)}`, or `deny`"
+    if run.origin == lease.SERVER_ORIGIN:
+        return f"{waits}: answer at its server, in the web console or at POST /runs/ID/approvals/STEP"
+    return f"{waits}, but its process is gone: `hutch flow resume {one_line(run.run_id)}` asks again"
+
+
+def _run_row(run: FlowRunHead, waiting_for: list[str], names: dict[str, str]) -> tuple[str, ...]:
+    state = lease.run_state(run, waiting_for)
     if run.outcome not in (None, "ok", "cancelled"):
         state = f"{state} ({run.outcome})"
+    elif state == "waiting":
+        state = f"waiting for approval of {one_line(', '.join(waiting_for))}"
     duration = ""
     if run.started_at is not None and run.ended_at is not None:
         delta = datetime.fromisoformat(run.ended_at) - datetime.fromisoformat(run.started_at)
@@ -133,7 +152,7 @@ def show_logs(run_id: str, *, follow: bool, values: bool, as_json: bool) -> int:
     With `values`, also prints the inputs and outputs of finished steps.
     """
 
-    async def show(store: Store) -> FlowRunHead:
+    async def show(store: Store) -> tuple[FlowRunHead, list[str]]:
         run = await _find_run(store, run_id)
         events = iter_events(store.journal, run.run_id, follow=follow, with_records=values)
         async for number, event in events:
@@ -142,12 +161,17 @@ def show_logs(run_id: str, *, follow: bool, values: bool, as_json: bool) -> int:
                 continue
             for line in _event_lines(event):
                 print_line(line)
-        return await _find_run(store, run_id)
+        run = await _find_run(store, run_id)
+        waiting = {} if run.is_over else await store.journal.waiting_steps([run_id])
+        return run, waiting.get(run_id, [])
 
-    state = lease.run_state(with_store(show))
+    run, waiting_for = with_store(show)
+    state = lease.run_state(run, waiting_for)
     if not as_json:
         hint = f"; `hutch flow resume {run_id}` resumes it" if state == "interrupted" else ""
         print_note(f"{run_id} is {state}{hint}")
+        for step in waiting_for:
+            print_note(_approval_hint(run, step))
     return 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,13 @@ import msgspec
 from hutch.cli.flow.findings import check_kinds, literal_references, misspelled_keys
 from hutch.cli.support.console import print_json, print_json_value, print_line, print_note, print_text
 from hutch.errors import HutchError, InvalidExecution
-from hutch.problems import Problem
+from hutch.problems import Problem, first_problems, without_consequences
 from hutch.protocols.rep.drawing import render
 from hutch.protocols.rep.ir.flow import Flow
 from hutch.protocols.rep.ir.problems import InvalidFlow
 from hutch.protocols.rep.ir.source import project
 from hutch.protocols.rep.ir.source.manifest import load_manifest
-from hutch.protocols.rep.ir.source.read import load_flow
+from hutch.protocols.rep.ir.source.read import FlowSource, load_flow, load_source
 from hutch.protocols.rep.orchestrator.options import EXIT_INVALID_FLOW
 
 
@@ -54,7 +54,7 @@ def validate_flow(file: Path | None, manifest_file: Path | None, name: str | Non
     _check_flow_arguments(file, manifest_file, name)
     warnings, is_builtin = _check_project()
     if file is not None:
-        reports = [_flow_report(file, partial(load_flow, file), is_builtin=is_builtin)]
+        reports = [_file_report(file, is_builtin=is_builtin)]
     else:
         assert manifest_file is not None
         reports = _validate_manifest(manifest_file, name, is_builtin=is_builtin)
@@ -87,32 +87,52 @@ def _validate_manifest(path: Path, name: str | None, *, is_builtin: bool) -> lis
     ]
 
 
-def _flow_report(path: Path, load: Callable[[], Flow], *, is_builtin: bool) -> dict[str, Any]:
+def _file_report(path: Path, *, is_builtin: bool) -> dict[str, Any]:
     try:
-        flow = load()
-        findings = list(check_kinds(flow, path.parent)) if is_builtin else []
-        errors = [flow.locate(finding.problem) for finding in findings if finding.is_error]
-        if errors:
-            raise InvalidFlow(errors)
+        source = load_source(path)
     except InvalidFlow as error:
         return _report(path, error.problems)
+    return _flow_report(path, source.parse, is_builtin=is_builtin, source=source)
+
+
+def _flow_report(
+    path: Path, load: Callable[[], Flow], *, is_builtin: bool, source: FlowSource | None = None
+) -> dict[str, Any]:
+    """Reports on a flow. `source` is what `load` reads: with it, the steps of an invalid flow are checked,
+    too.
+    """
+    flow, problems = None, []
+    locate: Callable[[Problem], Problem]
+    try:
+        flow = load()
+        nodes, locate = [*flow.all_nodes()], flow.locate
+    except InvalidFlow as error:
+        if source is None:
+            return _report(path, error.problems)
+        problems, nodes, locate = error.problems, source.readable_nodes(), source.locate
+    findings = list(check_kinds(nodes, path.parent)) if is_builtin else []
+    errors = [locate(finding.problem) for finding in findings if finding.is_error]
+    problems = [*problems, *without_consequences(errors, problems)]
     warnings = [
-        *(finding.problem for finding in findings),
-        *literal_references(flow),
-        *misspelled_keys(flow),
+        *(finding.problem for finding in findings if not finding.is_error),
+        *literal_references(nodes),
+        *(() if flow is None else misspelled_keys(flow)),
     ]
+    texts = [str(warning) for warning in without_consequences(map(locate, warnings), problems)]
+    if flow is None or problems:
+        return _report(path, sorted(problems, key=lambda problem: problem.line or sys.maxsize), texts)
     return {
-        **_report(path, []),
+        **_report(path, [], texts),
         "flow": flow.name,
         "steps": len(flow.nodes),
         "edges": len(flow.edges),
         "step_kinds": flow.step_kinds(),
-        "warnings": [str(flow.locate(warning)) for warning in warnings],
     }
 
 
-def _report(path: Path, problems: list[Problem]) -> dict[str, Any]:
-    return {"ok": not problems, "file": str(path), "problems": problems, "warnings": []}
+def _report(path: Path, problems: Iterable[Problem], warnings: Sequence[str] = ()) -> dict[str, Any]:
+    shown = first_problems(problems)
+    return {"ok": not shown, "file": str(path), "problems": shown, "warnings": [*warnings]}
 
 
 def _check_project() -> tuple[list[str], bool]:

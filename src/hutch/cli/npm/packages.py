@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -156,6 +157,8 @@ class PackageDescription(msgspec.Struct, frozen=True):
     """A package, the descriptions of its tools, and the reasons why other tools could not be described."""
 
     package: Package
+    names: list[str]
+    """Names of all tools."""
     tools: list[ToolDescription]
     failures: list[ToolFailure]
 
@@ -165,6 +168,36 @@ def describe_package(package: str, name: str | None, *, env: Sequence[str], json
     settings = load_project_settings(ONE_SHOT_SETTINGS, current_folder())
     argument, variables = parse_package_argument(package), parse_env(env)
     description = event_loop.run_async(_describe(settings, argument, name, variables))
+    _print_description(description, json=json)
+    return 1 if description.failures else 0
+
+
+def list_tools(package: str, *, env: Sequence[str], json: bool) -> int:
+    """Prints the tools of a package, for a command without the name of one, and an example. Returns 2."""
+    settings = load_project_settings(ONE_SHOT_SETTINGS, current_folder())
+    argument, variables = parse_package_argument(package), parse_env(env)
+    description = event_loop.run_async(_describe(settings, argument, None, variables))
+    # Tools without a description of their parameters can be run, too.
+    others = [failure for failure in description.failures if failure.code != "schema_unavailable"]
+    _print_description(msgspec.structs.replace(description, failures=others), json=json)
+    if not description.names:
+        return 1
+    names = ", ".join(description.names)
+    console.print_note(f"NAME: expected one of {names}; for example {_example(package, description)}")
+    return 2
+
+
+def _example(package: str, description: PackageDescription) -> str:
+    from hutch.conformance.tpmjs.health_check import minimal_params
+
+    name, params = description.names[0], "{}"
+    if description.tools:
+        tool = description.tools[0]
+        name, params = tool.name, encode_value(minimal_params({"inputSchema": tool.input_schema})).decode()
+    return f"hutch tool {shlex.quote(package)} {shlex.quote(name)} --params {shlex.quote(params)}"
+
+
+def _print_description(description: PackageDescription, *, json: bool) -> None:
     if json:
         name_and_version = {"name": description.package.name, "version": description.package.version}
         print_json(encode_value({**name_and_version, "tools": description.tools}))
@@ -175,35 +208,37 @@ def describe_package(package: str, name: str | None, *, env: Sequence[str], json
             console.print_note(f"warning: {warning}")
     for failure in description.failures:
         console.print_note(describe_failure(failure))
-    if description.failures and name is None and not listed_tools(description.package):
-        console.print_note(
-            f"name a tool: `hutch packages describe {package} NAME`, "
-            "or list all of them in `tpmjs.tools` of package.json"
-        )
-    return 1 if description.failures else 0
 
 
 async def _describe(
     settings: Settings, argument: PackageArgument, name: str | None, env: dict[str, str]
 ) -> PackageDescription:
     async with open_app(settings) as app, open_package(app, argument) as package:
-        names = [name] if name is not None else [*listed_tools(package)] or ["default"]
-        return await _describe_tools(app, package, names, env)
+        if name is not None:
+            return await _describe_tools(app, package, [name], env)
+        if names := [*listed_tools(package)]:
+            return await _describe_tools(app, package, names, env)
+        listed = await app.tools.list_package(package, _call(package, "", env))
+        if isinstance(listed, ToolFailure):
+            return PackageDescription(package, [], [], [listed])
+        return await _describe_tools(app, package, listed, env)
 
 
 async def _describe_tools(
     app: App, package: Package, names: list[str], env: dict[str, str]
 ) -> PackageDescription:
-    description = PackageDescription(package, [], [])
-    exact = PackageSpec(package.name, package.version)
+    description = PackageDescription(package, names, [], [])
     for name in names:
-        call = PackageToolCall(spec=exact, name=name, env=env, caller=CALLER)
-        tool, failure = await app.tools.describe_package(package, call)
+        tool, failure = await app.tools.describe_package(package, _call(package, name, env))
         if tool is not None:
             description.tools.append(tool)
         elif failure is not None:
             description.failures.append(failure)
     return description
+
+
+def _call(package: Package, name: str, env: dict[str, str]) -> PackageToolCall:
+    return PackageToolCall(spec=PackageSpec(package.name, package.version), name=name, env=env, caller=CALLER)
 
 
 def _format_description(description: PackageDescription) -> list[str]:

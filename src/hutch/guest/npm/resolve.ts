@@ -17,6 +17,8 @@ const { isArray } = Array;
 const { apply } = Reflect;
 const { toString: sourceOf } = Function.prototype;
 const MAX_LISTED = 20;
+/** Maximum number of names that `listTools` returns. */
+const MAX_NAMES = 100;
 
 /** Returns the tool `name`. Calls a factory, with `env` if it needs a configuration. Throws ToolError. */
 export async function resolve(
@@ -128,22 +130,40 @@ function describe(value: unknown): string {
   return listed ? `an object with ${listed}` : "an empty object";
 }
 
+/** Returns the names of all tools. Factories are not called and not listed. Throws ToolError if there are none. */
+export function listTools(pkg: Exports, packageName: string): string[] {
+  const tools = toolNames(pkg);
+  if (tools.length) return tools.slice(0, MAX_NAMES);
+  throw new ToolError(
+    "tool_not_found",
+    `${packageName} has no exports with an execute() method${noTools(pkg)}`,
+  );
+}
+
 function notFound(pkg: Exports, name: string, packageName: string): string {
+  const tools = toolNames(pkg);
+  const about = tools.length ? `; its tools are ${listing(tools)}` : noTools(pkg);
+  return `${packageName} has no export "${name}"${about}`;
+}
+
+function toolNames(pkg: Exports): string[] {
+  const tools = exportNames(pkg).filter((key) => isTool(find(pkg, key)));
+  // The default export is usually one of the others.
+  const isDuplicate = tools.some((tool) => tool !== "default" && find(pkg, tool) === find(pkg, "default"));
+  return isDuplicate ? tools.filter((tool) => tool !== "default") : tools;
+}
+
+function noTools(pkg: Exports): string {
+  const functions = exportNames(pkg).filter((key) => typeof find(pkg, key) === "function");
+  if (!functions.length) return ", and nothing that could be a tool";
+  return `, and no tools, but the functions ${listing(functions)}`;
+}
+
+function exportNames(pkg: Exports): string[] {
   const defaults = defaultExports(pkg).map(({ value }) => value).filter((value) => !isTool(value));
   const names = new Set([pkg, ...defaults].flatMap((holder) => isObject(holder) ? keys(holder) : []));
   names.delete("module.exports");
-  const exported = [...names];
-  const allTools = exported.filter((key) => isTool(find(pkg, key)));
-  // The default export is usually one of the others.
-  const isDuplicate = allTools.some((tool) => tool !== "default" && find(pkg, tool) === find(pkg, "default"));
-  const tools = isDuplicate ? allTools.filter((tool) => tool !== "default") : allTools;
-  const functions = exported.filter((key) => typeof find(pkg, key) === "function");
-  const about = tools.length
-    ? `; its tools are ${listing(tools)}`
-    : functions.length
-    ? `, and no tools, but the functions ${listing(functions)}`
-    : ", and nothing that could be a tool";
-  return `${packageName} has no export "${name}"${about}`;
+  return [...names];
 }
 
 function listing(names: string[]): string {

@@ -17,7 +17,7 @@ import { Events, hostCalls } from "./events.ts";
 import { errorResult, ToolError, toToolError } from "./errors.ts";
 import { asIterator, collect, toOutput } from "./output.ts";
 import { checkParams, type ParamsCheck } from "./params.ts";
-import { resolve, type Tool } from "./resolve.ts";
+import { listTools, resolve, type Tool } from "./resolve.ts";
 import { inputSchema, type ZodConverters } from "./schema/main.ts";
 
 const { parse, stringify } = JSON;
@@ -25,8 +25,9 @@ const { AbortController } = globalThis;
 
 /** Content of an execution's `code`. */
 interface Request {
-  /** `import` only loads the package. */
-  op: "execute" | "describe" | "import";
+  /** `import` only loads the package, `list` returns the names of its tools. */
+  op: "execute" | "describe" | "list" | "import";
+  /** Empty for `list`. */
   name: string;
   params?: Record<string, unknown>;
   stream?: boolean;
@@ -108,6 +109,7 @@ export class Run {
     const earlyError = takeEarlyError();
     if (earlyError) throw earlyError;
     if (op === "import") return "null";
+    if (op === "list") return stringify(listTools(pkg, packageName));
     const tool = await resolve(pkg, name, env, packageName);
     if (op === "describe") return await this.#describe(tool, name);
     if (validate) return await this.#call(tool, await this.#validated(tool, params ?? {}), stream);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import anyio
@@ -41,8 +41,8 @@ PATH = "/run"
 RUN_ID_HEADER = "X-Run-Id"
 MAX_LABEL_CHARS = 200
 
-ProvideTools = Callable[[], Awaitable[Sequence[Provider]]]
-"""Returns the tools of the server's MCP servers."""
+ProvideTools = Callable[[], Awaitable[tuple[Sequence[Provider], Mapping[str, str]]]]
+"""Returns the tools of the server's MCP servers, and those that are not connected, without reasons."""
 
 
 class RunLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -110,12 +110,13 @@ class RunHandler:
 
     async def _execution(self, context: RequestContext, body: RunBody) -> Execution:
         """Raises InvalidExecution."""
-        providers = await self._mcp_tools() if context.caller.may(SERVERS_SCOPE) else ()
+        providers, unavailable = await self._mcp_tools() if context.caller.may(SERVERS_SCOPE) else ((), {})
         return Execution(
             code=body.code,
             profile=profile_for(body.engine or "quickjs"),
             limits=self._limits(body.limits),
             providers=providers,
+            unavailable_servers=unavailable,
             inputs=None if body.inputs is None else encode_decoded_inputs(body.inputs, providers),
             check=body.check,
             owner=context.owner,
@@ -212,6 +213,8 @@ def result_json(result: Result) -> bytes:
         "duration_ms": result.duration_ms,
         "calls": msgspec.to_builtins(result.calls),
     }
+    if result.warnings:
+        body["warnings"] = [*result.warnings]
     json = encode_value(body)
     if result.ok:
         # Encoding a large result again would block the event loop.

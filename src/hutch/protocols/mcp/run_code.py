@@ -30,7 +30,7 @@ from hutch.protocols.toolscript.checker.checker import Script
 from hutch.protocols.toolscript.checker.diagnostics import InvalidScript
 from hutch.protocols.toolscript.execute import TIMEOUT_EXIT_CODE, ScriptRequest, ScriptResult
 from hutch.protocols.toolscript.gateway.gateway import CompletedCall
-from hutch.protocols.toolscript.providers import tool_providers
+from hutch.protocols.toolscript.providers import tool_providers, unavailable_servers
 from hutch.sandbox.runner.profile import profile_for
 from hutch.session.json_value import NotJsonSafe
 from hutch.session.large_json import decode_large_value
@@ -145,12 +145,14 @@ class CodeRunner:
 
     async def _javascript(self, arguments: RunCode, run: ClientRun) -> RunReport:
         kernel = self._hutch.kernel
+        gateway = self._hutch.gateway
         timeout_ms = _timeout_ms(arguments, self._hutch.settings)
         execution = Execution(
             code=arguments.code,
             profile=profile_for("quickjs"),
             limits=kernel.limits({"timeout_ms": timeout_ms}),
-            providers=tool_providers(await self._hutch.gateway.catalog(), self._hutch.gateway),
+            providers=tool_providers(await gateway.catalog(), gateway),
+            unavailable_servers=dict.fromkeys(unavailable_servers(gateway), ""),
             owner=run.owner or self._owner,
             protocol="mcp",
             label="run_code",

@@ -24,8 +24,10 @@ NAME_SECONDS = 60.0
 """Time for which the names of users are cached."""
 MAX_CACHED_NAMES = 10_000
 
-FlowState = Callable[[FlowRunHead], str]
-"""Returns the state of a flow run that has not ended: `pending`, `running`, `waiting` or `interrupted`."""
+FlowState = Callable[[FlowRunHead, Sequence[str]], str]
+"""Returns the state of a flow run that has not ended: `pending`, `running`, `waiting` or `interrupted`. The
+second argument are its steps that wait for an approval.
+"""
 ActiveRuns = Callable[[], Mapping[str, tuple[Execution, RunHandle]]]
 
 
@@ -47,7 +49,9 @@ class OpenFlow:
     tools: Sequence[str] = ()
     hosts: Sequence[str] = ()
 
-    def __init__(self, head: FlowRunHead, flow_state: FlowState | None) -> None:
+    def __init__(
+        self, head: FlowRunHead, flow_state: FlowState | None, waiting_for: Sequence[str] = ()
+    ) -> None:
         row = flow_row(head)
         status = "pending" if head.status == "pending" else "running"
         times = {"started_at": head.started_at, "ended_at": head.ended_at}
@@ -59,7 +63,8 @@ class OpenFlow:
             "recorded": None,
             "status": status,
         }
-        self.entry["state"] = status if flow_state is None else flow_state(head)
+        self.entry["state"] = status if flow_state is None else flow_state(head, waiting_for)
+        self.entry["waiting_for"] = [*waiting_for]
 
 
 def flow_row(head: FlowRunHead) -> RunRow:
@@ -136,8 +141,9 @@ class RunCatalog:
             for execution, run in self.active().values()
             if not execution.is_internal and visible.allows(execution.owner, execution.protocol)
         ]
-        flows = await store.journal.open_runs()
-        runs += [OpenFlow(head, self._flow_state) for head in flows if visible.allows(head.owner, "rep")]
+        flows = [head for head in await store.journal.open_runs() if visible.allows(head.owner, "rep")]
+        waiting = await store.journal.waiting_steps([head.run_id for head in flows])
+        runs += [OpenFlow(head, self._flow_state, waiting.get(head.run_id, ())) for head in flows]
         return [
             ((run.entry["created_at"], run.entry["run_id"]), run.entry) for run in runs if matches(run, query)
         ]
@@ -230,7 +236,8 @@ class RunCatalog:
         store = await self.store()
         row = await store.runs.get(head.run_id) if head.is_over else None
         if row is None:
-            entry = OpenFlow(head, self._flow_state).entry
+            waiting = await store.journal.waiting_steps([head.run_id])
+            entry = OpenFlow(head, self._flow_state, waiting.get(head.run_id, ())).entry
         else:
             entry = ended_entry(row, msgspec.json.decode(row.details))
         return {**entry, "owner_name": await self._owner_name(store, head.owner)}

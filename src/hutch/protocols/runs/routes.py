@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -47,8 +47,10 @@ logger = logging.getLogger("hutch.runs.api")
 class FlowRuns(Protocol):
     """Flow runs, which REP serves in its own format."""
 
-    def state(self, run: FlowRunHead) -> str:
-        """Returns the state of a run that has not ended."""
+    def state(self, run: FlowRunHead, waiting_for: Sequence[str]) -> str:
+        """Returns the state of a run that has not ended. `waiting_for` are its steps that wait for an
+        approval.
+        """
 
     async def detail(self, run: FlowRunHead, common: dict[str, Any]) -> Response:
         """Responds with a flow run, and with the fields that all runs have in common."""

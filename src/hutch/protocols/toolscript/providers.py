@@ -40,6 +40,15 @@ def tool_providers(catalog: Catalog, gateway: Gateway) -> list[Provider]:
     return [*providers]
 
 
+def unavailable_servers(gateway: Gateway) -> dict[str, str]:
+    """Returns the reasons why servers are not connected, by name. For the operator, not for scripts."""
+    return {
+        server.name: " ".join((server.error or "").split())
+        for server in gateway.servers()
+        if server.state == "failed"
+    }
+
+
 # Building the providers of hundreds of tools takes longer than most executions.
 _providers: WeakKeyDictionary[Catalog, list[Provider]] = WeakKeyDictionary()
 
@@ -96,9 +105,9 @@ class McpConfigurations:
         self._settings = settings
         self._opened: dict[bytes, tuple[McpServers, Gateway]] = {}
 
-    async def providers(self, mcp: str | Path | Mapping[str, Any]) -> list[Provider]:
-        """Connects to the servers of a configuration, a file or its content, and returns their tools. Servers
-        that cannot be reached are left out, with a warning in the log.
+    async def providers(self, mcp: str | Path | Mapping[str, Any]) -> tuple[list[Provider], dict[str, str]]:
+        """Connects to the servers of a configuration, a file or its content, and returns their tools, and the
+        reasons why servers cannot be reached, by name.
 
         Raises ConfigError if the configuration is invalid.
         """
@@ -118,7 +127,8 @@ class McpConfigurations:
                     raise error.without_position("mcp") from None
                 raise
         _, gateway = self._opened[key]
-        return tool_providers(await gateway.catalog(), gateway)
+        providers = tool_providers(await gateway.catalog(), gateway)
+        return providers, unavailable_servers(gateway)
 
     def _open(self, source: ConfigText) -> tuple[McpServers, Gateway]:
         from hutch.mcp_client.config_file import load_config

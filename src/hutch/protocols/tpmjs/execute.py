@@ -166,9 +166,21 @@ class ToolExecutor:
             warnings=msgspec.UNSET if problem is None else [problem],
         ), None
 
+    async def list_package(self, package: Package, call: PackageToolCall) -> list[str] | ToolFailure:
+        """Returns the names of the tools that this package exports. The call's name is not used. Raises
+        Busy.
+        """
+        _, run, failure = await self._run("list", package, call, None)
+        if run.output_json is None:
+            return failure or ToolFailure("tool_not_found", "The package has no tools")
+        try:
+            return msgspec.json.decode(run.output_json, type=list[str])
+        except msgspec.DecodeError:
+            return ToolFailure("tool_not_found", "The list of the package's tools has an unknown format")
+
     async def _run(
         self,
-        op: Literal["execute", "describe"],
+        op: Literal["execute", "describe", "list"],
         package: Package,
         call: PackageToolCall,
         events: EventSink | None,

@@ -18,7 +18,7 @@ from hutch.errors import VaultError
 from hutch.store.backends.base import Database, SqlStatement, Values, check_storable
 from hutch.store.encryption import ColumnEncryption
 from hutch.store.models import FlowRunHead, FlowRunRow, RunRow, new_id
-from hutch.store.tables.runs import RUN_COLUMNS
+from hutch.store.tables.runs import RUN_COLUMNS, message_context
 
 logger = logging.getLogger("hutch.store")
 
@@ -34,6 +34,8 @@ with more lines is deleted in one transaction.
 """
 MAX_DELETED_NUMBERS = 500
 """Maximum number of entries that one statement deletes."""
+MAX_QUERIED_RUNS = 500
+"""Maximum number of runs that one query asks for."""
 MAX_TAKEN_REQUESTS = 100
 """Maximum number of requests that one query reads."""
 
@@ -251,10 +253,14 @@ class JournalTable:
             SELECT {", ".join(f":{name}" for name in RunRow.__struct_fields__)}
             FROM flow_runs WHERE run_id = :run_id AND ended_at = :at AND summary = :summary
             ON CONFLICT (run_id) DO UPDATE SET
-                duration_ms = excluded.duration_ms, outcome = excluded.outcome, details = excluded.details
+                duration_ms = excluded.duration_ms, outcome = excluded.outcome, details = excluded.details,
+                recorded = excluded.recorded, error_message = excluded.error_message
             WHERE runs.protocol = excluded.protocol
         """
         encrypted = await self._encryption.encrypt(summary, *run_context("summary", run.run_id, run.owner))
+        if record.error_message is not None:
+            message = await self._encryption.encrypt(record.error_message, *message_context(run.run_id))
+            record = msgspec.structs.replace(record, error_message=message)
         ended = {"run_id": run.run_id, "summary": encrypted, "at": at}
         status = "completed" if record.outcome == "ok" else "failed"
         changed = await self._database.write(
@@ -372,6 +378,18 @@ class JournalTable:
             row[0] for row in await self._database.scan(f"SELECT subject {_OPEN_APPROVALS}", run_id=run_id)
         }
 
+    async def waiting_steps(self, run_ids: Sequence[str]) -> dict[str, builtins.list[str]]:
+        """Returns the steps that wait for an approval, by run. Runs without such steps are left out. Needs no
+        master key.
+        """
+        waiting: dict[str, builtins.list[str]] = {}
+        sql = f"SELECT run_id, subject {_OPEN_APPROVALS_OF_RUNS} ORDER BY run_id, number LIMIT {MAX_LISTED}"
+        for start in range(0, len(run_ids), MAX_QUERIED_RUNS):
+            chunk = [*run_ids[start : start + MAX_QUERIED_RUNS]]
+            for run_id, step in await self._database.scan(sql, run_ids=chunk):
+                waiting.setdefault(run_id, []).append(step)
+        return waiting
+
     async def count_open_approvals(self, run_id: str) -> int:
         await self._encryption.ready()
         return int((await self._database.scan(f"SELECT COUNT(*) {_OPEN_APPROVALS}", run_id=run_id))[0][0])
@@ -473,13 +491,15 @@ _RECORD_NUMBERS = f"""
 _LAST_NUMBER = """(
     SELECT COALESCE(MAX(number), 0) FROM flow_journal WHERE flow_journal.run_id = flow_runs.run_id
 )"""
-_OPEN_APPROVALS = """
-    FROM flow_journal AS request WHERE run_id = :run_id AND kind = 'approval' AND NOT EXISTS (
+_IS_OPEN = """
+    kind = 'approval' AND NOT EXISTS (
         SELECT 1 FROM flow_journal AS later
         WHERE later.run_id = request.run_id AND later.subject = request.subject
             AND later.number > request.number
     )
 """
+_OPEN_APPROVALS = f"FROM flow_journal AS request WHERE run_id = :run_id AND {_IS_OPEN}"
+_OPEN_APPROVALS_OF_RUNS = f"FROM flow_journal AS request WHERE run_id IN :run_ids AND {_IS_OPEN}"
 _RECORDS = f"""
     FROM flow_journal AS record WHERE run_id = :run_id AND kind = '{RECORD_KIND}' AND NOT EXISTS (
         SELECT 1 FROM flow_journal AS later

@@ -223,8 +223,12 @@ async def test_failed_run_reports_the_error_and_is_resumed(
     ended = await ann.wait_for_end(rid)
     assert (ended["state"], ended["outcome"]) == ("failed", "step_failed")
     assert ended["summary"]["error"]["data"]["step_id"] == "breaks"
+    message = f"breaks: {ended['summary']['error']['message']}"
+    listed = (await ann.get_json("/runs?status=failed"))["runs"]
+    assert [run["error"]["message"] for run in (ended, *listed) if run["run_id"] == rid] == [message] * 2
     assert (await ann.post(f"/runs/{rid}/resume")).status_code == 202
-    assert (await ann.wait_for_end(rid))["state"] == "completed"
+    resumed = await ann.wait_for_end(rid)
+    assert (resumed["state"], resumed["error"]) == ("completed", None)
     asked = server.upstream.request_counts
     assert (asked["/before"], asked["/breaks"], asked["/after"]) == (1, 2, 1)
     assert_error(await ann.post(f"/runs/{rid}/resume"), 409, "CONFLICT")

@@ -33,7 +33,10 @@ async def test_step_waits_until_it_is_approved(ann: FlowClient, rid: str) -> Non
     await ann.start_run(flow(nodes, chain("ask", "sub", "end"), name="asking"), rid)
     [asked] = await wait_for_approvals(ann, rid)
     assert (asked["step_id"], asked["message"]) == ("ask", "Really?")
-    assert (await ann.get_json(f"/runs/{rid}"))["approvals"] == [asked]
+    shown = await ann.get_json(f"/runs/{rid}")
+    assert (shown["approvals"], shown["state"], shown["waiting_for"]) == ([asked], "waiting", ["ask"])
+    [listed] = (await ann.get_json("/runs?status=running"))["runs"]
+    assert (listed["state"], listed["waiting_for"]) == ("waiting", ["ask"])
     assert_error(await ann.post(f"/runs/{rid}/approvals/other", {"approved": True}), 409, "CONFLICT")
     for wrong in ({}, {"approved": "yes"}, {"approved": True, "more": 1}, {"approved": True, "by": ""}):
         assert_error(await ann.post(f"/runs/{rid}/approvals/ask", wrong), 400, "INVALID_REQUEST")

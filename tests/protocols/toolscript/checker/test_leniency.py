@@ -59,8 +59,16 @@ await tools.github.createIssue();
 function half(n: number) { return n / 2; }
 half("x");
 (await tools.github.listIssues()).map((issue) => issue.titel);
+// These variables have the name of the wrong property.
+let state = "open", title = {};
+await tools.github.listIssues({ state });
+title.text = "x";
+await tools.github.listIssues({ state: "opne" });
+await tools.github.createIssue({
+  title: 1,
+});
 """
-WRONG_LINES = [1, 2, 3, 4, 5, 6, 8, 8, 9, 10, 10, 11, 13, 14]
+WRONG_LINES = [1, 2, 3, 4, 5, 6, 8, 8, 9, 10, 10, 11, 13, 14, 19, 21]
 
 
 async def test_correct_javascript_is_accepted(checker: Checker) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from hutch.problems import JsonPath, NameSuggester, Problem, ProblemList, describe_value, format_path
 from hutch.protocols.rep.ir import graph, schema
 from hutch.protocols.rep.ir.budget import UNLIMITED, ValidationBudget
-from hutch.protocols.rep.ir.flow import Flow
+from hutch.protocols.rep.ir.flow import Flow, FlowNode
 from hutch.protocols.rep.ir.inputs import declared_names, schema_problems
 from hutch.protocols.rep.ir.json_bounds import json_problem
 from hutch.protocols.rep.ir.problems import VERSION, InvalidFlow
@@ -62,6 +62,25 @@ def parse_flow(document: object, budget: ValidationBudget = UNLIMITED) -> Flow:
     problems.raise_if_any()
     assert decoded is not None
     return Flow(document, decoded)
+
+
+def readable_nodes(document: object) -> list[FlowNode]:
+    """Returns the steps of an invalid flow that have an id, each with its kind and parameters, and the inner
+    steps of its `for_each` steps.
+    """
+    nodes = _graph_list(document, "nodes") if isinstance(document, dict) else []
+    refs = list(_step_refs(nodes[: schema.MAX_NODES]))
+    return [
+        FlowNode(
+            id=ref.id,
+            kind=ref.kind,
+            with_=ref.with_,
+            interpolate=ref.interpolate,
+            index=int(ref.path[2]),
+            is_item=ref.is_item,
+        )
+        for ref in (*refs, *_item_steps(refs))
+    ]
 
 
 def _not_an_object(document: object) -> Problem:

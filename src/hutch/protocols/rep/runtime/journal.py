@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hutch.errors import HutchError, InvalidText, StoreError
+from hutch.kernel.content import MAX_LISTED_MESSAGE_CHARS, RecordLevels
 from hutch.protocols.rep.jsonrpc import INVALID_IR, TIMEOUT
 from hutch.protocols.rep.runtime import lease
 from hutch.protocols.rep.runtime.models import RunSummary, StepResult
@@ -27,7 +28,7 @@ from hutch.session.json_value import encode_value
 from hutch.store.backends.base import replace_unstorable
 from hutch.store.models import FlowRunHead, FlowRunRow, RunRow, now
 from hutch.store.tables.journal import RECORD_KIND, JournalEntry
-from hutch.text import now_rfc3339
+from hutch.text import cut, now_rfc3339
 
 if TYPE_CHECKING:
     from hutch.protocols.rep.ir.flow import Flow
@@ -182,7 +183,7 @@ class StoreJournals:
         last: int = 0,
         asking: Iterable[str] = (),
     ) -> RunJournal:
-        journal = RunJournal(store, run, on_request, last=last, asking=asking)
+        journal = RunJournal(store, run, on_request, self._settings(), last=last, asking=asking)
         journal.start()
         self._journals = [*(other for other in self._journals if not other.is_over), journal]
         return journal
@@ -196,6 +197,7 @@ class RunJournal:
         store: Store,
         run: FlowRunRow,
         on_request: Callable[[Mapping[str, Any]], None],
+        settings: Settings,
         *,
         last: int,
         asking: Iterable[str],
@@ -204,6 +206,7 @@ class RunJournal:
         self._journal = store.journal
         self._steps_asking = {*asking}
         self._run = run
+        self._settings = settings
         self._on_request = on_request
         self._number = last
         self._pending: list[JournalEntry] = []
@@ -259,7 +262,8 @@ class RunJournal:
             await self._flush()
             at = now()
             text = to_json(summary.wire)
-            if not await self._journal.finish(self._run, run_record(self._run, summary, at), text, at):
+            record = run_record(self._run, summary, at, self._settings)
+            if not await self._journal.finish(self._run, record, text, at):
                 raise LeaseLost()
         finally:
             self._stop()
@@ -402,8 +406,12 @@ def _failure_outcome(error: dict[str, Any]) -> str:
     return {1: "invalid_flow", 2: "step_failed"}.get(error["code"] // 1000, "runtime_failed")
 
 
-def run_record(run: FlowRunHead, summary: RunSummary, at: str) -> RunRow:
-    """Builds the record of a finished run, which contains neither inputs nor outputs."""
+def run_record(run: FlowRunHead, summary: RunSummary, at: str, settings: Settings) -> RunRow:
+    """Builds the record of a finished run, which contains neither inputs nor outputs. Whether it has the
+    error's message depends on the setting `record`.
+    """
+    level = RecordLevels(settings.record, settings.record_protocols).of(PROTOCOL)
+    message = None if summary.error is None or level == "metadata" else _failure_message(summary.error)
     details: dict[str, Any] = {name: getattr(summary, name) for name in _COUNT_FIELDS}
     details |= {"version": run.version, "started_at": run.started_at, "ended_at": at}
     started_at = run.started_at or run.created_at
@@ -417,7 +425,15 @@ def run_record(run: FlowRunHead, summary: RunSummary, at: str) -> RunRow:
         duration_ms=max(0.0, _epoch_seconds(at) - _epoch_seconds(started_at)) * 1000,
         outcome=_outcome_of(summary),
         details=msgspec.json.encode(details).decode(),
+        recorded=level,
+        error_message=message,
     )
+
+
+def _failure_message(error: dict[str, Any]) -> str:
+    data = error.get("data")
+    step = data.get("step_id") if isinstance(data, dict) else None
+    return cut(f"{f'{step}: ' if step else ''}{error['message']}", MAX_LISTED_MESSAGE_CHARS)
 
 
 def _epoch_seconds(text: str) -> float:

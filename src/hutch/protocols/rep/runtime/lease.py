@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 
 from hutch.sandbox import temp_dirs
 from hutch.store.models import FlowRunHead, now
 
+SERVER_ORIGIN = "server"
+"""Origin of runs that a server resumes by itself."""
 RENEW_SECONDS = 10.0
 """Interval at which a holder renews its lease."""
 LEASE_SECONDS = 60.0
@@ -37,11 +40,21 @@ def _pid_namespace(process_id: str) -> str:
     return process_id.partition("-")[0]
 
 
-def run_state(run: FlowRunHead) -> str:
-    """Returns the status of the run, `cancelled`, or `interrupted` if no process executes the run."""
+def run_state(run: FlowRunHead, waiting_for: Collection[str] = ()) -> str:
+    """Returns the status of the run, `cancelled`, `interrupted` if no process executes the run, or `waiting`
+    if steps of it wait for an approval.
+
+    `waiting_for` are these steps. A server resumes its runs when an answer arrives, so they are not
+    interrupted meanwhile.
+    """
     if run.outcome == "cancelled":
         return "cancelled"
-    return "interrupted" if run.status == "running" and not is_held(run) else run.status
+    if run.status != "running":
+        return run.status
+    can_continue = is_held(run)
+    if waiting_for and (can_continue or run.origin == SERVER_ORIGIN):
+        return "waiting"
+    return "running" if can_continue else "interrupted"
 
 
 @cache

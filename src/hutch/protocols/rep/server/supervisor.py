@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hutch.rep")
 
-ORIGIN = "server"
+ORIGIN = lease.SERVER_ORIGIN
 SWEEP_SECONDS = 2.0
 """Interval for looking up runs that no process executes."""
 MAX_LOST_RUNTIMES = 5
@@ -391,7 +391,8 @@ class FlowSupervisor:
             cancelled=cancelled,
         )
         at = now()
-        return await journal.finish(run, run_record(run, summary, at), json.dumps(summary.wire), at)
+        record = run_record(run, summary, at, self.settings)
+        return await journal.finish(run, record, json.dumps(summary.wire), at)
 
     async def _total_steps(self, run: FlowRunHead) -> int:
         """Returns the number of steps. A run that cannot be decrypted counts 0, so that it can still be

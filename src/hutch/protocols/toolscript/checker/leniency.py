@@ -43,6 +43,8 @@ _TYPE_OF_OBJECT = re.compile(r"does not exist on type '(.*?)'(?:\.|$)", re.M)
 _EXTENSIBLE = re.compile(r"[{(]|never$|object$|\w*Error$")
 _EMPTY_OBJECT = "on type '{}'"
 _IDENTIFIER = re.compile(r"[A-Za-z_$][\w$]*")
+# The compiler marks the key of a property whose value is wrong, as in `{ state: "opne" }`.
+_BEFORE_KEY = re.compile(r"(?:^|[{,])\s*$")
 _CALLEE = re.compile(r"([A-Za-z_$][\w$]*)\s*\([^()]*$")
 
 
@@ -99,10 +101,12 @@ def location(problem: ScriptProblem) -> tuple[str, int, int, int]:
 
 
 def _marked_name(problem: ScriptProblem) -> str | None:
-    """Returns the marked part of the source line if it is an identifier, escaped for a pattern."""
+    """Returns the marked part of the source line if it is a variable, escaped for a pattern."""
     line = SourceText(problem.source_line)
-    marked = line.text[line.index_at(1, problem.column) : line.index_at(1, problem.column + problem.length)]
-    return re.escape(marked) if _IDENTIFIER.fullmatch(marked) else None
+    start, end = line.index_at(1, problem.column), line.index_at(1, problem.column + problem.length)
+    before, marked, after = line.text[:start], line.text[start:end], line.text[end:]
+    is_key = _BEFORE_KEY.search(before) is not None and after.lstrip().startswith(":")
+    return None if is_key or not _IDENTIFIER.fullmatch(marked) else re.escape(marked)
 
 
 def _matches(pattern: str, files: Mapping[str, str]) -> bool:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hutch.problems import Problem
+from hutch.problems import Problem, without_consequences
 from hutch.protocols.rep.ir.budget import UNLIMITED, ValidationBudget
-from hutch.protocols.rep.ir.flow import Flow
-from hutch.protocols.rep.ir.parse import parse_flow
+from hutch.protocols.rep.ir.flow import Flow, FlowNode
+from hutch.protocols.rep.ir.parse import parse_flow, readable_nodes
 from hutch.protocols.rep.ir.problems import InvalidFlow
 from hutch.protocols.rep.ir.source.files import decode_document, load_text
 
@@ -48,39 +48,54 @@ class FlowSource:
         self._file_name = file_name
         self._map: SourceMap | None = None
         self._lines: dict[str, int] | None = None
+        self._readable_document: object = None
 
     def parse(self, budget: ValidationBudget = UNLIMITED) -> Flow:
         """Validates the flow and compiles the short form. Raises InvalidFlow with located problems."""
+        own: list[Problem] = []
         try:
-            flow = parse_flow(self._compiled(budget), budget)
+            self._readable_document, own = self._compiled(budget)
+            flow = parse_flow(self._readable_document, budget)
         except InvalidFlow as error:
-            problems = [self.locate(problem) for problem in error.problems]
+            # A value that has a problem in the short form would often be reported again in Flow IR.
+            others = without_consequences(map(self.locate, error.problems), own)
+            problems = [*map(self._at_source, own), *others]
             raise InvalidFlow(problems, received_version=error.received_version) from None
+        if own:
+            raise InvalidFlow(map(self._at_source, own))
         flow.locate = self.locate
         return flow
 
-    def _compiled(self, budget: ValidationBudget) -> object:
+    def readable_nodes(self) -> list[FlowNode]:
+        """Returns the steps of a flow for which `parse` raised InvalidFlow, as far as they can be read."""
+        return readable_nodes(self._readable_document)
+
+    def _compiled(self, budget: ValidationBudget) -> tuple[object, list[Problem]]:
+        """Returns Flow IR, and the problems of the short form."""
         document = self._document
         if not isinstance(document, dict) or "graph" in document:
-            return document
+            return document, []
         from hutch.protocols.rep.ir.source import short_form
 
         if not short_form.is_short_form(document):
-            return document
+            return document, []
         compiled = short_form.compile_flow(
             document, self._file_name or "flow", default_name=Path(self._file_name).stem, budget=budget
         )
         self._map = compiled.source
-        return compiled.document
+        return compiled.document, compiled.problems
 
     def locate(self, problem: Problem) -> Problem:
         """Returns the problem with its path in the source, its line and its step."""
         path = problem.path if self._map is None else self._map.locate(problem.path)
+        return self._at_source(msgspec.structs.replace(problem, path=path))
+
+    def _at_source(self, problem: Problem) -> Problem:
+        """Adds the line and the step of a problem whose path is one of the source."""
         return msgspec.structs.replace(
             problem,
-            path=path,
-            line=problem.line or self._line(path),
-            step=problem.step or self._step_id(path),
+            line=problem.line or self._line(problem.path),
+            step=problem.step or self._step_id(problem.path),
         )
 
     def _step_id(self, path: str) -> str | None:

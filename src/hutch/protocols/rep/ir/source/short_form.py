@@ -73,8 +73,10 @@ def is_short_form(document: object) -> bool:
 
 class CompiledFlow(NamedTuple):
     document: dict[str, Any]
-    """Flow IR."""
+    """Flow IR. Values with a problem are replaced by defaults."""
     source: SourceMap
+    problems: list[Problem]
+    """Problems of the short form, with their paths there."""
 
 
 def compile_flow(
@@ -84,7 +86,9 @@ def compile_flow(
     default_name: str = "",
     budget: ValidationBudget = UNLIMITED,
 ) -> CompiledFlow:
-    """Compiles the short form. The result is not validated yet. Raises InvalidFlow."""
+    """Compiles the short form. The result is not validated yet. Raises InvalidFlow if there is too little to
+    compile.
+    """
     limit_problem = json_problem(document, budget.check)
     if limit_problem is not None:
         raise InvalidFlow([limit_problem])
@@ -180,6 +184,7 @@ class _Compiler:
         self._nodes: list[dict[str, Any]] = []
         self._edges: list[dict[str, Any]] = []
         self._ids: set[str] = set()
+        self._has_unusable_steps = False
         self._nested: dict[str, SourceMap] = {}
         """Sources of nested flows, by step id."""
 
@@ -189,7 +194,9 @@ class _Compiler:
         timeout_ms = self._duration(("timeout",), self._document.get("timeout"))
         inputs_schema = self._inputs(self._document.get("inputs"))
         steps = list(self._steps())
-        self._problems.raise_if_any()
+        if self._has_unusable_steps:
+            # Other steps may refer to them, which would be reported as a mistake of those.
+            self._problems.raise_if_any()
         self._add_graph(steps)
         document = {
             "version": VERSION,
@@ -199,7 +206,7 @@ class _Compiler:
             "graph": {"nodes": self._nodes, "edges": self._edges},
             "metadata": {"generated_at": _GENERATED_AT, "source_file": source_file},
         }
-        return CompiledFlow(document, self._source)
+        return CompiledFlow(document, self._source, self._problems.as_list())
 
     # --- reading ---
 
@@ -269,15 +276,18 @@ class _Compiler:
         if not isinstance(steps, list) or not steps:
             got = "an empty list" if steps == [] else describe_value(steps)
             self._add(("steps",), f"expected a list of at least one step, got {got}")
+            self._has_unusable_steps = True
             return
         previous: list[str] = []
         for number, entry in enumerate(steps):
             path: JsonPath = ("steps", number)
             if not isinstance(entry, dict):
                 self._add(path, f"expected a step such as {{run: code.run}}, got {describe_value(entry)}")
+                self._has_unusable_steps = True
                 continue
             step = self._step(path, entry, previous)
             if step is None:
+                self._has_unusable_steps = True
                 continue
             yield step
             if not step.after_failure:
@@ -368,12 +378,14 @@ class _Compiler:
         if self._depth >= MAX_NESTED_FLOWS:
             self._add((*path, "with", "flow"), f"expected at most {MAX_NESTED_FLOWS} levels of nested flows")
             return parameters
+        prefix = format_path((*path, "with", "flow"))
         try:
             compiled = _Compiler(flow, step_id, self._depth + 1).compile(f"{step_id}.flow")
         except InvalidFlow as error:
-            prefix = format_path((*path, "with", "flow"))
             self._problems.extend(Problem(f"{prefix}.{each.path}", each.message) for each in error.problems)
+            self._has_unusable_steps = True
             return parameters
+        self._problems.extend(Problem(f"{prefix}.{each.path}", each.message) for each in compiled.problems)
         self._nested[step_id] = compiled.source
         return {**parameters, "flow": compiled.document}
 

@@ -1,0 +1,70 @@
+"""Adds to errors of guests what the author of the code can do about them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from hutch.errors import ExecutionError
+from hutch.session.language import python_hint
+from hutch.session.run import Result
+
+_NOT_DEFINED = re.compile(r"'?([\w$]+)'? is not defined")
+_NO_MODULES = "guests have no CommonJS modules and no packages, only tools and the objects of the language"
+_NO_BROWSER = "guests run in no browser; they have tools and the objects of the language"
+_NODE_GLOBAL = 'the quickjs engine has no Node globals; engine "deno" has {name}'
+# What guests of all engines lack, and programs for Node or browsers expect.
+_MISSING = {
+    **dict.fromkeys(("require", "module", "exports", "__dirname", "__filename"), _NO_MODULES),
+    **dict.fromkeys(("window", "document", "localStorage", "XMLHttpRequest"), _NO_BROWSER),
+    **dict.fromkeys(("process", "Buffer", "global"), _NODE_GLOBAL),
+    "tools": "this run was given no tools",
+}
+# In the deno engine, Node's own modules can be imported.
+_DENO_MODULES = '; its own modules can be imported: `const { createHash } = await import("node:crypto")`'
+# Errors that a missing namespace of tools causes.
+_MISSING_NAMES = ("ReferenceError", "TypeError", "TypeCheckError")
+
+
+def with_hint(source: str, engine: str, result: Result) -> Result:
+    """Returns a result whose error says what the guest can use instead of what it lacks."""
+    error = result.error
+    if error is None or error.name not in ("SyntaxError", "ReferenceError"):
+        return result
+    missing = _NOT_DEFINED.match(error.message)
+    hint = None if missing is None else _MISSING.get(missing[1])
+    if missing is None or hint is None:
+        hint = python_hint(source, error.message)
+    else:
+        hint = hint.format(name=missing[1]) + (
+            _DENO_MODULES if hint is _NO_MODULES and engine == "deno" else ""
+        )
+    return result if hint is None else _explained(result, error, hint)
+
+
+def with_unavailable_servers(result: Result, reasons: Mapping[str, str]) -> Result:
+    """Returns a result that names the MCP servers that are not connected: in its warnings with the reasons,
+    and without them in an error that their missing tools may have caused, because a model may see it.
+
+    `reasons` are by name of the server, and may be empty.
+    """
+    if not reasons:
+        return result
+    warnings = tuple(
+        f"the MCP server {name} is not connected{f': {reason}' if reason else ''}"
+        for name, reason in reasons.items()
+    )
+    result = msgspec.structs.replace(result, warnings=warnings)
+    error = result.error
+    if error is None or error.name not in _MISSING_NAMES:
+        return result
+    noun = "server" if len(reasons) == 1 else "servers"
+    return _explained(result, error, f"not connected: MCP {noun} {', '.join(reasons)}")
+
+
+def _explained(result: Result, error: ExecutionError, hint: str) -> Result:
+    message = f"{error.message}; {hint}"
+    explained = ExecutionError(error.code, message, error.name, error.line, error.column, error.stack)
+    return msgspec.structs.replace(result, error=explained)
