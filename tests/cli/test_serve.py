@@ -142,6 +142,41 @@ async def test_second_signal_stops_at_once_and_leaves_nothing(number: int) -> No
                 assert traces.remaining() == []
 
 
+@pytest.mark.parametrize("command", ['exec "$@"', 'trap : HUP; "$@"; exit'], ids=["server", "make"])
+def test_closed_terminal_ends_the_server_gracefully(command: str) -> None:
+    # The program that owns the terminal is the server itself, or one that does not pass SIGHUP on.
+    terminal, end = os.openpty()
+    with subprocess.Popen(
+        ["setsid", "--ctty", "sh", "-c", command, "sh", *HUTCH, "serve", "--port", "0"],
+        stdin=end,
+        stdout=subprocess.PIPE,
+        stderr=end,
+        text=True,
+        env={**os.environ, **NO_WARM_RUNNERS},
+    ) as process:
+        os.close(end)
+        assert process.stdout is not None
+        while "Try:" not in (line := process.stdout.readline()):
+            assert line
+        with Traces(process.pid) as traces:
+            os.close(terminal)
+            assert process.wait(TIMEOUT_SECONDS) == 0
+            assert traces.remaining() == []
+
+
+def test_nohup_server_ignores_sighup() -> None:
+    command = ["nohup", *HUTCH, "serve", "--port", "0"]
+    env = {**os.environ, **NO_WARM_RUNNERS}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+    ) as process:
+        server = ServeProcess(process)
+        process.send_signal(signal.SIGHUP)
+        assert httpx2.get(f"{server.url}/health").status_code == 200
+        process.terminate()
+        assert server.wait() == 0
+
+
 async def test_drain_has_a_time_limit() -> None:
     with running_server(HUTCH_DRAIN_SECONDS="0.5", HUTCH_CANCEL_GRACE_MS="800") as server:
         async with connect_execbox(server.execbox) as h:

@@ -35,6 +35,8 @@ from hutch.settings import FILE, Settings
 
 logger = logging.getLogger("hutch.serve")
 
+TERMINAL_SECONDS = 1.0
+"""Interval for checking whether the terminal still exists."""
 # The process may open this many files, or fewer if the hard limit is lower.
 MAX_FILES = 65_536
 
@@ -53,18 +55,40 @@ class UvicornServer(uvicorn.Server):
 
 
 class ShutdownSignals:
-    """Handles SIGTERM, SIGINT and SIGHUP. The first signal starts draining, the second one stops the server
-    immediately.
+    """Handles SIGTERM, SIGINT, SIGHUP and the end of the terminal. The first signal starts draining, the
+    second one stops the server immediately.
     """
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
         self.second = asyncio.Event()
-        for signal_number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        self._watching: asyncio.Task[None] | None = None
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as with nohup
+            numbers.append(signal.SIGHUP)
+            self._watching = asyncio.create_task(self._watch_terminal())
+        for signal_number in numbers:
             asyncio.get_running_loop().add_signal_handler(signal_number, self._on_signal)
 
     def _on_signal(self) -> None:
         (self.second if self.first.is_set() else self.first).set()
+
+    async def _watch_terminal(self) -> None:
+        """Starts draining when the terminal of this process is closed while it runs in the foreground.
+
+        SIGHUP is not enough: it goes to the session leader only, which may be a program that does not pass it
+        on, such as make.
+        """
+        terminal = next((fd for fd in (0, 1, 2) if os.isatty(fd)), None)
+        is_foreground = False
+        while terminal is not None:
+            try:
+                is_foreground = os.tcgetpgrp(terminal) == os.getpgrp()
+            except OSError:
+                break
+            await asyncio.sleep(TERMINAL_SECONDS)
+        if is_foreground:
+            self.first.set()
 
 
 def serve(flags: Mapping[str, object], *, gateway_only: bool = False, project: Path | None = None) -> int:
@@ -166,17 +190,22 @@ async def _serve(
                     connection.transport.abort()
         await serving
         if not finished:
-            print_note("stopped before everything had finished")
+            _note("stopped before everything had finished")
         return 0 if finished else 1
     finally:
         await app.close()
 
 
 async def _drain(access: AccessControl, app: App, signals: ShutdownSignals, seconds: float) -> bool:
-    print_note("draining; send the signal again to stop at once")
+    _note("draining; send the signal again to stop at once")
     draining = asyncio.create_task(_drain_all(access, app, seconds))
     await _wait_for_first(draining, asyncio.create_task(signals.second.wait()))
     return draining.done() and not draining.cancelled() and draining.result()
+
+
+def _note(text: str) -> None:
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        print_note(text)
 
 
 async def _drain_all(access: AccessControl, app: App, seconds: float) -> bool:

@@ -26,6 +26,7 @@ _MISSING = {
 _DENO_MODULES = '; its own modules can be imported: `const { createHash } = await import("node:crypto")`'
 # Errors that a missing namespace of tools causes.
 _MISSING_NAMES = ("ReferenceError", "TypeError", "TypeCheckError")
+_IS_MISSING = re.compile(r"undefined|is not defined|not a function|does not exist|Cannot find name")
 
 
 def with_hint(source: str, engine: str, result: Result) -> Result:
@@ -58,7 +59,7 @@ def with_unavailable_servers(result: Result, reasons: Mapping[str, str]) -> Resu
     )
     result = msgspec.structs.replace(result, warnings=warnings)
     error = result.error
-    if error is None or error.name not in _MISSING_NAMES:
+    if error is None or error.name not in _MISSING_NAMES or not _IS_MISSING.search(error.message):
         return result
     noun = "server" if len(reasons) == 1 else "servers"
     return _explained(result, error, f"not connected: MCP {noun} {', '.join(reasons)}")
