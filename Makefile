@@ -1,7 +1,7 @@
 # Needs Python >= 3.11 with pip and venv, and make; everything else is downloaded. Stamp files in .venv avoid repeated work.
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install serve test pytest checks bench lint style types guest fmt lock wheel wheel-check clean
+.PHONY: help install serve test pytest checks bench docs lint style types guest fmt lock wheel wheel-check clean
 
 # Let Python cache the compiled tests.
 unexport PYTHONDONTWRITEBYTECODE
@@ -45,6 +45,9 @@ checks:
 
 bench: install .venv/.bench ## measure speed and size against baselines
 	.venv/bin/python -m bench $(ARGS)
+
+docs: install .venv/.docs ## build the documentation site in build/site
+	@.venv/bin/python -m docs.site
 
 lint: style types ## ruff, mypy, and deno fmt, lint and check
 
@@ -128,6 +131,11 @@ $(BUNDLE): .venv/.installed $(BUNDLE_SOURCES)
 .venv/.bench: .venv/.installed
 	@echo "installing what the benchmarks compare with"
 	@$(PIP) install -c requirements.lock --no-build-isolation -e '.[bench]'
+	@touch $@
+
+.venv/.docs: .venv/.installed
+	@echo "installing what builds the documentation site"
+	@$(PIP) install -c requirements.lock --no-build-isolation -e '.[docs]'
 	@touch $@
 
 # Tried once; if it fails, `install` prints a note.

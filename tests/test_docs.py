@@ -24,7 +24,7 @@ from hutch.settings import PROJECT_SETTINGS, Settings
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 
 
 def text(page: str) -> str:
@@ -70,7 +70,16 @@ def test_links_between_documents_are_valid(page: Path) -> None:
 
 def test_every_page_of_docs_is_linked_from_the_readme() -> None:
     readme = (ROOT / "README.md").read_text()
-    assert [page.name for page in DOCS.glob("*.md") if f"docs/{page.name}" not in readme] == []
+    pages = [page.relative_to(ROOT).as_posix() for page in DOCS.rglob("*.md")]
+    assert [page for page in pages if f"({page})" not in readme] == []
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.name)
+def test_page_starts_with_what_it_is_for(page: Path) -> None:
+    title, empty, first = page.read_text().split("\n", 3)[:3]
+    assert title.startswith("# ")
+    assert empty == ""
+    assert re.match(r"[A-Z`].{40,}", first), first
 
 
 def test_architecture_lists_every_dependency() -> None:
