@@ -222,6 +222,7 @@ class App:
 
         from hutch.app import openapi
         from hutch.console import routes as console
+        from hutch.console.tool_catalog import ToolCatalogServices
         from hutch.egress import policy
         from hutch.http import health, responses
         from hutch.http.cors import Cors
@@ -234,6 +235,7 @@ class App:
         from hutch.protocols.runs import routes as runs
         from hutch.protocols.toolscript.gateway import routes as toolscript
         from hutch.protocols.tpmjs import routes as tpmjs
+        from hutch.protocols.tpmjs.health_check import listed_tools
 
         policy.check_settings(self.settings)
 
@@ -245,6 +247,12 @@ class App:
             verdict=self.verdict,
             load=self.load_history,
             storage=self.storage,
+            catalog=ToolCatalogServices(
+                packages=lambda: self.packages,
+                listed_tools=listed_tools,
+                count_spares=lambda package: self.pool.count_warm(str(package.tree)),
+                storage=self.storage,
+            ),
             check_code=self._check_code,
         )
         flow_handlers = rep.FlowHandlers(self.flows, access)

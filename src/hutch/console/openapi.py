@@ -34,6 +34,7 @@ _TIME_OR_NULL: Json = {"type": _OR_NULL, "format": "date-time"}
 _COUNTS: Json = {"type": "object", "additionalProperties": COUNT}
 _NAME = path_param("name", TEXT)
 _ID = path_param("id", TEXT)
+_SPEC = path_param("spec", {**TEXT, "description": "A name, or a name with a version: `ms@2.1.3`"})
 
 _ACCESS = """\
 Users, their API keys and their credentials. Only for the operator. A server without a key shows them and
@@ -201,6 +202,39 @@ def _console_paths() -> Json:
             "get": _OPERATOR
             | _operation("Shows isolation, self-test, versions and settings in force", ref("System"))
         },
+        "/console/packages": {
+            "get": _OPERATOR
+            | _operation(
+                "Lists installed npm packages", object_of({"packages": array_of("InstalledPackage")})
+            ),
+            "post": _OPERATOR
+            | _operation(
+                "Installs an npm package",
+                object_of({"name": TEXT, "version": TEXT}),
+                ("NOT_FOUND",),
+                body="PackageToInstall",
+                example={"package": "ms@2.1.3"},
+                status=201,
+            ),
+        },
+        "/console/packages/{spec}": {
+            "get": _OPERATOR
+            | _operation(
+                "Shows the tools and spares of a package, and installs it if necessary",
+                ref("PackageTools"),
+                ("NOT_FOUND", "INVALID_REQUEST"),
+                parameters=[_SPEC],
+            ),
+            "delete": _OPERATOR
+            | _without_content("Removes a package", ("NOT_FOUND", "INVALID_REQUEST"), parameters=[_SPEC]),
+        },
+        "/console/abilities": {
+            "get": _OPERATOR
+            | _operation(
+                "Lists the abilities of all users",
+                object_of({"abilities": array_of("ListedAbility"), "isComplete": FLAG}),
+            )
+        },
     }
 
 
@@ -233,6 +267,38 @@ def _console_schemas() -> Json:
             "anyOf": [{"required": ["link"]}, {"required": ["key"]}],
         },
         "Overview": object_of({"samples": array_of("LoadSample"), "outcomes": _COUNTS, "protocols": _COUNTS}),
+        "InstalledPackage": object_of(
+            {
+                "name": TEXT,
+                "version": TEXT,
+                "bytes": COUNT,
+                "files": COUNT,
+                "installedAt": TIME,
+                "usedAt": TIME,
+                "knownAs": {**TEXTS, "description": "Ranges and tags that resolve to this version"},
+            }
+        ),
+        "PackageToInstall": object_of({"package": TEXT}, extra_fields=True),
+        "PackageTools": object_of(
+            {
+                "name": TEXT,
+                "version": TEXT,
+                "tools": {"type": "array", "items": object_of({"name": TEXT, "description": TEXT})},
+                "spares": COUNT,
+            }
+        ),
+        "ListedAbility": object_of(
+            {
+                "id": TEXT,
+                "name": TEXT,
+                "service": TEXT,
+                "description": TEXT,
+                "owner": {"type": _OR_NULL},
+                "version": COUNT,
+                "shared": FLAG,
+                "updatedAt": TIME,
+            }
+        ),
         "CodeToCheck": object_of({"code": TEXT}, extra_fields=True),
         "CodeProblem": object_of(
             {"file": TEXT, "message": TEXT, "line": COUNT, "column": COUNT, "length": COUNT, "code": COUNT},

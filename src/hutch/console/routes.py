@@ -15,10 +15,11 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from hutch._version import __version__
-from hutch.console import accounts
+from hutch.console import accounts, tool_catalog
 from hutch.console.accounts import AccountStorage
 from hutch.console.assets import asset_response, page_response
 from hutch.console.load_history import LoadHistory
+from hutch.console.tool_catalog import ToolCatalogServices
 from hutch.http.auth import AccessControl
 from hutch.http.endpoint import HttpProtocol, RequestContext
 from hutch.http.errors import ERROR_KINDS, ApiError, Refusal
@@ -44,6 +45,7 @@ class ConsoleServices:
     verdict: SelfTestResult
     load: LoadHistory
     storage: AccountStorage
+    catalog: ToolCatalogServices
     check_code: Callable[[str], Awaitable[Sequence[Any]]]
     """Checks the types of a script against the tools of the MCP servers. Returns its problems."""
 
@@ -77,6 +79,7 @@ def routes(services: ConsoleServices, access: AccessControl) -> list[BaseRoute]:
         operator.route("/console/overview/events", GET=handlers.overview_events),
         scripts.route("/console/check", POST=handlers.check),
         operator.route("/console/system", GET=handlers.system),
+        *tool_catalog.routes(services.catalog, operator, bodies),
         *accounts.routes(services.storage, replace(protocol, check=handlers.check_account_access), bodies),
     ]
 

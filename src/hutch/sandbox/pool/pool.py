@@ -611,6 +611,14 @@ class Pool:
     def _call_soon(self, action: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(action)
 
+    def count_warm(self, mounted: str) -> int:
+        """Returns the number of idle runners into whose jail this folder is mounted."""
+        return sum(
+            len(runners)
+            for profile, runners in self._warm.items()
+            if any(mount.source == mounted for mount in profile.mounts)
+        )
+
     def stats(self) -> PoolStats:
         shared = itertools.chain.from_iterable(self._shared.values())
         warm = itertools.chain.from_iterable(self._warm.values())

@@ -150,6 +150,12 @@ class AbilityTable:
         rows = await self._database.scan(sql, user_id=user_id, after=after, limit=limit)
         return [_ability_from_row(row) for row in rows]
 
+    async def list_all(self, limit: int) -> builtins.list[Ability]:
+        """Lists the abilities of all users by name, with empty documents. Only for the operator."""
+        columns = ", ".join("'' AS document" if name == "document" else name for name in _FIELDS)
+        sql = f"SELECT {columns} FROM abilities ORDER BY name, owner_id LIMIT :limit"
+        return [_ability_from_row(row) for row in await self._database.scan(sql, limit=limit)]
+
     async def page(
         self, user_id: str, *, shared: bool = False, limit: int, after: str = ""
     ) -> tuple[builtins.list[Ability], bool]:

@@ -22,7 +22,7 @@ export const NAVIGATION: NavigationEntry[] = [
   { path: "", label: "Overview", icon: "overview", key: "o" },
   { path: "runs", label: "Runs", icon: "runs", key: "r" },
   { path: "playground", label: "Playground", icon: "playground", key: "p" },
-  { path: "tools", label: "Tools", icon: "tools", key: "t", adminOnly: true },
+  { path: "tools", label: "Tools", icon: "tools", key: "t" },
   { path: "flows", label: "Flows", icon: "flows", key: "f" },
   { path: "approvals", label: "Approvals", icon: "approvals", key: "a", adminOnly: true },
   { path: "access", label: "Access", icon: "access", key: "u", adminOnly: true },

@@ -1,94 +1,145 @@
-/** MCP servers and their tools, with forms to try them. */
+/** Tools of MCP servers, npm packages and abilities: one list, one search, and forms to try them. */
 
+import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { post } from "../api.ts";
-import { formatDuration, visible } from "../format.ts";
-import { link, location, navigate, setQuery } from "../router.ts";
-import { Badge, Button, Card, Copy, Empty, ErrorNote, Json, Page } from "../ui/basics.tsx";
+import { session } from "../api.ts";
+import { visible } from "../format.ts";
+import { location, navigate, setQuery } from "../router.ts";
+import { Card, Empty, ErrorNote, Page, Tabs } from "../ui/basics.tsx";
 import { useData } from "../ui/load.ts";
-import { type Schema, SchemaForm } from "../ui/schema_form.tsx";
-
-interface ServerStatus {
-  name: string;
-  title?: string | null;
-  state: string;
-  error?: string | null;
-  warnings: string[];
-  tools: number;
-}
-
-interface Tool {
-  serverName: string;
-  toolName: string;
-  qualifiedName: string;
-  scriptName: string;
-  description?: string | null;
-  inputSchema: Schema | null;
-  outputSchema: Schema | null;
-}
+import { type Ability, AbilityDetail } from "./tools/abilities.tsx";
+import { type McpTool, type ServerStatus, ServerTiles, TryMcpTool } from "./tools/mcp.tsx";
+import { type InstalledPackage, InstallPackage, PackageDetail } from "./tools/packages.tsx";
 
 const REFRESH_MS = 5_000;
 const TYPING_MS = 200;
 
+type Kind = "mcp" | "npm" | "abilities";
+
+interface Item {
+  kind: Kind;
+  /** Names the item in the URL. */
+  id: string;
+  title: string;
+  description: string;
+}
+
 export default function Tools() {
-  const status = useData<{ servers: ServerStatus[] }>("/status", REFRESH_MS);
-  const text = location.value.query.get("text") ?? "";
-  const all = useData<Tool[]>("/tools");
-  const found = useData<{ results?: { tool: Tool }[] } | { tool: Tool }[]>(
-    text ? `/search?q=${encodeURIComponent(text)}&limit=50` : undefined,
+  const isAdmin = session.value?.role === "admin";
+  const status = useData<{ servers: ServerStatus[] }>(isAdmin ? "/status" : undefined, REFRESH_MS);
+  const mcp = useData<McpTool[]>(isAdmin ? "/tools" : undefined);
+  const npm = useData<{ packages: InstalledPackage[] }>(
+    isAdmin ? "/console/packages" : undefined,
+    REFRESH_MS,
   );
+  const abilities = useData<{ abilities: any[] }>(isAdmin ? "/console/abilities" : "/my/abilities");
+  const { path, query } = location.value;
+  const text = query.get("text") ?? "";
+  const found = useData<{ results?: { tool: McpTool }[] } | { tool: McpTool }[]>(
+    text && isAdmin ? `/search?q=${encodeURIComponent(text)}&limit=50` : undefined,
+  );
+  const error = status.error ?? npm.error ?? abilities.error;
+  if (error) return <ErrorNote error={error} retry={abilities.reload} />;
+  if (!abilities.data || (isAdmin && (!status.data || !npm.data))) return null;
+  const listed = abilities.data.abilities.map(toAbility);
   const results = Array.isArray(found.data) ? found.data : found.data?.results;
-  const tools = text ? results?.map(({ tool }) => tool) : all.data;
-  const selected = location.value.path[1];
-  const tool = all.data?.find((tool) => tool.qualifiedName === selected);
-  if (status.error) return <ErrorNote error={status.error} retry={status.reload} />;
-  if (!status.data) return null;
-  if (!status.data.servers.length) return <NoServers />;
+  const packages = npm.data?.packages ?? [];
+  const items: Record<Kind, Item[]> = {
+    mcp: ((text ? results?.map(({ tool }) => tool) : mcp.data) ?? []).map(mcpItem),
+    npm: packages.map(packageItem).filter((item) => matches(item, text)),
+    abilities: listed.map(abilityItem).filter((item) => matches(item, text)),
+  };
+  const kinds: Kind[] = isAdmin ? ["mcp", "npm", "abilities"] : ["abilities"];
+  const shown = kinds.find((kind) => kind === query.get("kind"));
+  const [, kind, id] = path;
   return (
     <Page wide title="Tools" actions={<Search text={text} />}>
-      <Servers servers={status.data.servers} />
+      {isAdmin && <ServerTiles servers={status.data!.servers} />}
       <div class="two-columns">
-        <Card title={`Tools${tools ? ` (${tools.length})` : ""}`}>
-          {tools?.length === 0 && <Empty title="No tool matches" />}
-          <div class="pick-list">
-            {tools?.map((tool) => (
-              <button
-                type="button"
-                key={tool.qualifiedName}
-                class={tool.qualifiedName === selected ? "pick pick-current" : "pick"}
-                aria-pressed={tool.qualifiedName === selected}
-                onClick={() => navigate(["tools", tool.qualifiedName], { text: text || undefined })}
-              >
-                <code>{visible(tool.scriptName.replace(/^tools\./, ""))}</code>
-                <small>{visible(tool.description?.split("\n")[0].slice(0, 200) ?? "")}</small>
-              </button>
-            ))}
-          </div>
+        <Card>
+          <Tabs
+            current={shown ?? "all"}
+            onSelect={(id) => setQuery({ kind: id === "all" ? undefined : id })}
+            tabs={[
+              { id: "all", label: "All" },
+              ...kinds.map((kind) => ({ id: kind, label: `${SHORT[kind]} ${items[kind].length}` })),
+            ]}
+          />
+          {(shown ? [shown] : kinds).map((kind) => (
+            <Group key={kind} kind={kind} items={items[kind]} selected={id} text={text}>
+              {kind === "npm" && <InstallPackage onInstalled={npm.reload} />}
+            </Group>
+          ))}
         </Card>
-        {tool ? <TryTool key={tool.qualifiedName} tool={tool} /> : (
-          <Card>
-            <Empty
-              title={selected && all.data ? "There is no such tool" : "Choose a tool to see and try it"}
-            />
-          </Card>
-        )}
+        <Detail
+          kind={kind}
+          id={id}
+          tools={mcp.data}
+          packages={packages}
+          abilities={listed}
+          reload={npm.reload}
+        />
       </div>
     </Page>
   );
 }
 
-function NoServers() {
+const LABELS: Record<Kind, string> = { mcp: "MCP tools", npm: "npm packages", abilities: "Abilities" };
+const SHORT: Record<Kind, string> = { mcp: "MCP", npm: "npm", abilities: "Abilities" };
+const NONE: Record<Kind, string> = {
+  mcp: "No MCP tools. List servers in ~/.toolscript.json, or start with hutch serve --config FILE.",
+  npm: "No npm package is installed.",
+  abilities: "No abilities. hutch ability import makes one from a curl command, a HAR file or OpenAPI.",
+};
+
+function Group({ kind, items, selected, text, children }: {
+  kind: Kind;
+  items: Item[];
+  selected: string | undefined;
+  text: string;
+  children?: ComponentChildren;
+}) {
   return (
-    <Page title="Tools">
-      <Card>
-        <Empty title="This server knows no MCP servers">
-          <p>
-            List them in <code>~/.toolscript.json</code> as an MCP client would, or start with{" "}
-            <code>hutch serve --config FILE</code>.
-          </p>
-        </Empty>
-      </Card>
-    </Page>
+    <section>
+      <h3 class="pick-head">{LABELS[kind]}</h3>
+      {items.length === 0 && <p class="quiet pick-none">{text ? "Nothing matches." : NONE[kind]}</p>}
+      <div class="pick-list">
+        {items.map((item) => (
+          <button
+            type="button"
+            key={item.id}
+            class={item.id === selected ? "pick pick-current" : "pick"}
+            aria-pressed={item.id === selected}
+            onClick={() => navigate(["tools", kind, item.id], Object.fromEntries(location.value.query))}
+          >
+            <code>{visible(item.title)}</code>
+            <small>{visible(item.description.split("\n")[0].slice(0, 200))}</small>
+          </button>
+        ))}
+      </div>
+      {children}
+    </section>
+  );
+}
+
+function Detail({ kind, id, tools, packages, abilities, reload }: {
+  kind: string | undefined;
+  id: string | undefined;
+  tools: McpTool[] | undefined;
+  packages: InstalledPackage[];
+  abilities: Ability[];
+  reload: () => void;
+}) {
+  const tool = kind === "mcp" ? tools?.find((tool) => tool.qualifiedName === id) : undefined;
+  if (tool) return <TryMcpTool key={id} tool={tool} />;
+  const installed = kind === "npm" ? packages.find((item) => packageItem(item).id === id) : undefined;
+  if (installed) return <PackageDetail key={id} installed={installed} onChange={reload} />;
+  const ability = kind === "abilities" ? abilities.find((item) => abilityItem(item).id === id) : undefined;
+  if (ability) return <AbilityDetail key={id} ability={ability} />;
+  return (
+    <Card>
+      <Empty title={id && tools ? "There is no such tool" : "Choose a tool to see and try it"} />
+    </Card>
   );
 }
 
@@ -101,6 +152,7 @@ function Search({ text }: { text: string }) {
   }, [typed]);
   return (
     <input
+      class="search-tools"
       type="search"
       placeholder="What do you want to do?"
       aria-label="Search tools"
@@ -110,71 +162,43 @@ function Search({ text }: { text: string }) {
   );
 }
 
-function Servers({ servers }: { servers: ServerStatus[] }) {
-  return (
-    <div class="tiles">
-      {servers.map((server) => (
-        <div class="tile" key={server.name}>
-          <div class="card-head">
-            <strong>{visible(server.title ?? server.name)}</strong>
-            <Badge state={server.state} />
-          </div>
-          <div class="tile-detail">{server.tools} tools</div>
-          {[server.error, ...server.warnings].filter(Boolean).map((text) => (
-            <div class="tile-error" key={text}>{visible(text!)}</div>
-          ))}
-        </div>
-      ))}
-    </div>
-  );
+function mcpItem(tool: McpTool): Item {
+  const title = tool.scriptName.replace(/^tools\./, "");
+  return { kind: "mcp", id: tool.qualifiedName, title, description: tool.description ?? "" };
 }
 
-interface CallState {
-  result?: unknown;
-  error?: unknown;
-  ms?: number;
-  running?: boolean;
-}
-
-function TryTool({ tool }: { tool: Tool }) {
-  const [value, setValue] = useState<Record<string, unknown> | undefined>({});
-  const [call, setCall] = useState<CallState>();
-  const run = async () => {
-    setCall({ running: true });
-    const began = performance.now();
-    try {
-      const result = await post(`/tools/${encodeURIComponent(tool.qualifiedName)}`, value);
-      setCall({ result, ms: performance.now() - began });
-    } catch (error) {
-      setCall({ error, ms: performance.now() - began });
-    }
+function packageItem({ name, version, knownAs }: InstalledPackage): Item {
+  return {
+    kind: "npm",
+    id: `${name}@${version}`,
+    title: `${name}@${version}`,
+    description: knownAs.join(", "),
   };
-  const script = `return await ${tool.scriptName}(${JSON.stringify(value ?? {}, null, 2)});`;
-  return (
-    <Card
-      title={<code>{visible(tool.scriptName)}</code>}
-      actions={
-        <>
-          <Copy label="Copy as code" text={script} />
-          <a href={link(["runs"], { tool: `${tool.serverName}.${tool.toolName}` })}>Runs that called it</a>
-        </>
-      }
-    >
-      {tool.description && <p class="description">{visible(tool.description)}</p>}
-      <SchemaForm schema={tool.inputSchema ?? {}} onChange={setValue} />
-      <div class="actions">
-        <Button kind="primary" onClick={run} disabled={value === undefined || call?.running}>
-          Call the tool
-        </Button>
-        {call?.running && <span class="quiet">Calling…</span>}
-        {call?.ms !== undefined && <span class="quiet">{formatDuration(call.ms)}</span>}
-      </div>
-      {call?.error !== undefined && <ErrorNote error={call.error} />}
-      {call && "result" in call && <Json value={call.result} />}
-      <details>
-        <summary>Schema</summary>
-        <Json value={{ input: tool.inputSchema, output: tool.outputSchema }} />
-      </details>
-    </Card>
-  );
+}
+
+function abilityItem({ id, owner, name, service, description }: Ability): Item {
+  const about = [service, owner && `of ${owner}`, description].filter(Boolean).join(" · ");
+  return { kind: "abilities", id: owner ? `${owner}/${id}` : id, title: name, description: about };
+}
+
+/** Reads an entry of `/console/abilities` or of `/my/abilities`. */
+function toAbility(entry: any): Ability {
+  return "ability_id" in entry
+    ? {
+      id: entry.ability_id,
+      name: entry.ability_name,
+      service: entry.service_name,
+      description: entry.description,
+      version: entry.version,
+      shared: entry.shared,
+      updatedAt: entry.updated_at,
+      inputSchema: entry.input_schema,
+    }
+    : entry;
+}
+
+/** Returns whether every word of the search is in the item. */
+function matches({ title, description }: Item, text: string): boolean {
+  const content = `${title} ${description}`.toLowerCase();
+  return text.toLowerCase().split(/\s+/).every((word) => content.includes(word));
 }
