@@ -12,12 +12,13 @@ from tests.support.processes import hutch
 
 
 @pytest.fixture(scope="module")
-async def server(
-    anyio_backend: object, environment: None, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[ToolServer]:
-    async with server_with_registry(
-        tmp_path_factory.mktemp("catalog"), quickjs_warm=0, deno_warm=0
-    ) as server:
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("catalog")
+
+
+@pytest.fixture(scope="module")
+async def server(anyio_backend: object, environment: None, home: Path) -> AsyncIterator[ToolServer]:
+    async with server_with_registry(home, quickjs_warm=0, deno_warm=0) as server:
         yield server
 
 
@@ -61,9 +62,9 @@ async def test_wrong_package_is_refused(
 
 
 async def test_operator_sees_abilities_of_all_users_without_their_code(
-    server: ToolServer, tmp_path: Path
+    server: ToolServer, home: Path, tmp_path: Path
 ) -> None:
-    env = {"HUTCH_HOME": str(server.folders[0])}
+    env = {"HUTCH_HOME": str(home)}
     hutch("user", "add", "ann", env=env)
     definition = {
         "ability_id": "get_it",
