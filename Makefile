@@ -34,9 +34,9 @@ serve: install ## run the server, with options in ARGS
 test: install .venv/.postgres .venv/.curl .venv/.chromium style ## lint, type checks, Python tests and guest tests
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going pytest checks
 
-# One process more than cores, at most 8: tests often wait, but those with timing need some idle capacity.
-pytest:
-	.venv/bin/python -m pytest -n $$(n=$$(nproc); echo $$((n < 7 ? n + 1 : 8))) --dist loadfile --no-loadscope-reorder $(ARGS)
+# More processes than cores, because tests wait for more than half of their time.
+pytest: .venv/.collected
+	.venv/bin/python -m pytest -n $$(n=$$(nproc); echo $$((n < 4 ? 2 * n + 1 : 8))) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Runs in parallel with the Python tests; its output is printed at the end.
 checks:
@@ -126,6 +126,11 @@ $(BUNDLE): .venv/.installed $(BUNDLE_SOURCES)
 # Keeps `import hutch` fast where PYTHONDONTWRITEBYTECODE is set.
 .venv/.compiled: .venv/.installed $(PYTHON_SOURCES)
 	@.venv/bin/python -m compileall -q src/hutch
+	@touch $@
+
+# Compiles the tests once; otherwise each of the test processes would do it at the first run.
+.venv/.collected: .venv/.installed
+	@.venv/bin/python -m pytest --collect-only -qq >/dev/null 2>&1 || true  # The tests themselves report errors.
 	@touch $@
 
 .venv/.bench: .venv/.installed

@@ -33,10 +33,22 @@ Run = Callable[..., Awaitable[hutch.Result]]
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Garbage collections while pytest imports and collects the tests find nothing, and take a fifth of that time.
+gc.disable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begins with the files of this folder: some take long, and the other processes would wait for them at
+    the end.
+    """
+    items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
+
+
 def pytest_collection_finish() -> None:
     """Excludes everything collected so far from later garbage collections."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -250,10 +250,12 @@ def modules_of(package: str) -> list[str]:
 
 
 if __name__ == "__main__":
+    gc.disable()
     for library in (*LIBRARIES, *modules_of("hutch")):
         importlib.import_module(library)
     gc.collect()
     gc.freeze()
+    gc.enable()
     request = _serve(*(socket.socket(fileno=int(number)) for number in sys.argv[1:3]))
     if request is not None:
         try:
