@@ -57,8 +57,12 @@ def test_code_with_a_lone_surrogate_is_recorded(client: httpx2.Client) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [b'"' + "é".encode() * 1_000_000 + b'"', b"[" + b"1e300," * 200_000 + b"1]"],
-    ids=["letters", "exponents"],
+    [
+        b'"' + "é".encode() * 1_000_000 + b'"',
+        b"[" + b"1e300," * 200_000 + b"1]",
+        b'"' + b"\\n" * 4_000_000 + b'"',
+    ],
+    ids=["letters", "exponents", "line breaks"],
 )
 @repeat_on_stall
 async def test_large_inputs_do_not_stall_the_server(server: ServeProcess, value: bytes) -> None:

@@ -244,6 +244,27 @@ async def test_long_line_with_a_lone_surrogate_does_not_block_the_host(
     stalls.assert_short()
 
 
+@pytest.mark.parametrize("field", ["message", "logs"])
+@repeat_on_stall
+async def test_long_error_or_log_does_not_block_the_host(with_runner: WithRunner, field: str) -> None:
+    """Decoded, these fields take 0.15 s."""
+    sandbox = with_runner(
+        """
+        send(type="started", id=id)
+        text = "\\\\" * 4_000_000
+        done(id, ok=False, logs=[text if FIELD == "logs" else ""], durationMs=1,
+             error={"code": "runtime_error", "message": text if FIELD == "message" else "short"})
+        done(id, ok=False, error={"code": "runtime_error", "message": "short"})
+        """.replace("FIELD", repr(field))
+    )
+    async with LoopStalls() as stalls:
+        result = await sandbox.run("x", timeout_ms=60_000)
+    assert result.error is not None
+    expected = "short" if field == "logs" else "The error has 8000040 bytes of JSON"
+    assert (result.error.code, result.error.message) == ("runtime_error", expected)
+    stalls.assert_short()
+
+
 async def test_extra_fields_are_ignored(with_runner: WithRunner) -> None:
     sandbox = with_runner(
         """

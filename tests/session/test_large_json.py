@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from typing import Any
@@ -21,6 +22,7 @@ MILLION = 1_000_000
 def _small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(large_json, "LARGE_TEXT_BYTES", 0)
     monkeypatch.setattr(large_json, "_PIECE_BYTES", request.param)
+    monkeypatch.setattr(large_json, "_STRING_BYTES", 15 + request.param)
 
 
 def random_value(rng: random.Random, depth: int = 0) -> Any:
@@ -44,6 +46,32 @@ async def test_pieces_decode_like_the_whole_text() -> None:
         at = rng.randrange(len(text))
         changed = text[:at] + rng.choice([b"", b",", b"]", b"}", b'"', b"\\", b"[", b":"]) + text[at + 1 :]
         assert await _outcome(changed) == _expected(changed), changed
+
+
+@pytest.mark.usefixtures("_small_pieces")
+@pytest.mark.parametrize("plain_letters", [True, False])
+async def test_long_strings_decode_like_short_ones(plain_letters: bool) -> None:
+    rng = random.Random(2)
+    parts = ["a", "é", "€", "😀", "\\", '"', "\n", "\\u0041", "u", ",", "]"]
+    for _ in range(300):
+        first, second = ("".join(rng.choices(parts, k=rng.randrange(60))) for _ in range(2))
+        value = rng.choice([first, [first, second], {first: second, "k": [second]}, [[first], 1, [second]]])
+        text = json.dumps(value, ensure_ascii=not plain_letters).encode()
+        assert await decode_large_value(text) == value, text
+        # A byte is missing: an escape, a character or a string is incomplete.
+        at = rng.randrange(len(text))
+        changed = text[:at] + text[at + 1 :]
+        assert await _outcome(changed) == _expected(changed), changed
+
+
+@pytest.mark.usefixtures("_small_pieces")
+@pytest.mark.parametrize(
+    "escapes", [r"\ud83d", r"\ude00", r"\ud83d\ude00", r"\\ud83d\ude00", r"\ud83dx\ude00"]
+)
+async def test_surrogates_in_a_long_string_decode_like_those_in_a_short_one(escapes: str) -> None:
+    for before in range(40):
+        text = f'["{"x" * before}{escapes * 10}"]'.encode()
+        assert await decode_large_value(text) == json.loads(text)
 
 
 async def _outcome(text: bytes) -> str:
@@ -106,7 +134,7 @@ async def test_depth_and_number_of_values_are_limited() -> None:
         await decode_large_value(b"[" + b"1," * 60_000 + b"1]", 50_000)
 
 
-# Decoded at once, each of these stalls the event loop for 0.1 to 2.5 s.
+# Decoded at once, each of these stalls the event loop for 0.05 to 2.5 s.
 SLOW = {
     "exponents": b"[" + b"1e300," * 250_000 + b"1]",
     "digits": b"[" + b"1.2345678901234567e-300," * 40_000 + b"1]",
@@ -114,20 +142,21 @@ SLOW = {
     "objects": b"[" + b'{"a":1},' * 250_000 + b"1]",
     "arrays": b"[" + b"[]," * 300_000 + b"1]",
     "depth": b"[" + (b"[" * 120 + b"]" * 120 + b",") * 3_000 + b"1]",
+    "a string of line breaks": b'"%b"' % (b"\\n" * 5_000_000),
+    "a string of escapes": b'"%b"' % (rb"\u4e41" * 1_600_000),
+    "a string of lone surrogates": b'"%b"' % (rb"\ud800" * 1_600_000),
+    "a long number": b"[0.%b]" % (b"1" * 9_000_000),
+    "long keys": b'{"%b":' % (rb"\u4e41" * 5_000) * 120 + b"1" + b"}" * 120,
+    "a string that does not end": b'["%b' % (rb"\u4e41" * 1_600_000),
 }
 
 
 @pytest.mark.parametrize("text", SLOW.values(), ids=SLOW)
 @repeat_on_stall
 async def test_slow_text_does_not_block_the_event_loop(text: bytes) -> None:
+    value: Any = None
     async with LoopStalls() as stalls:
-        value = await decode_large_value(text, MILLION)
-    assert len(value) > 1_000
+        with contextlib.suppress(NotJsonSafe):
+            value = await decode_large_value(text, MILLION)
+    assert value is None or len(value) > 1_000 or text.endswith(b"}}")
     stalls.assert_short()
-
-
-async def test_long_string_with_a_lone_surrogate_is_refused() -> None:
-    text = b'["\\ud800' + b"x" * 5_000_000 + b'"]'
-    with pytest.raises(NotJsonSafe, match="has lone surrogates and more than"):
-        await decode_large_value(text)
-    assert await decode_large_value(text[:1_000_000] + b'"]') == ["\ud800" + "x" * 999_992]

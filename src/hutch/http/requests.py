@@ -49,7 +49,7 @@ class JsonBodyReader:
         Raises ApiError if the body is not valid, ClientDisconnect if the client disconnects.
         """
         check_headers(request.headers.get, self.max_bytes)
-        body = await self._bytes(request)
+        body = await self.read_bytes(request)
         if not body.strip():
             if optional:
                 return {}
@@ -64,9 +64,7 @@ class JsonBodyReader:
         """Returns a body in UTF-8 that is not JSON. The caller checks its content type. Raises like
         `read_object`.
         """
-        max_bytes = min(max_bytes, self.max_bytes)
-        _check_length(request.headers.get, max_bytes)
-        body = await self._bytes(request, max_bytes)
+        body = await self.read_bytes(request, min(max_bytes, self.max_bytes))
         try:
             return body.decode("utf-8-sig")
         except UnicodeDecodeError as error:
@@ -74,7 +72,9 @@ class JsonBodyReader:
                 "invalid_request", f"body: expected UTF-8, but not at byte {error.start}"
             ) from None
 
-    async def _bytes(self, request: Request, max_bytes: int | None = None) -> bytes:
+    async def read_bytes(self, request: Request, max_bytes: int | None = None) -> bytes:
+        """Returns the body. The caller checks its content type. Raises like `read_object`."""
+        _check_length(request.headers.get, max_bytes or self.max_bytes)
         parts, size = [], 0
         try:
             async with asyncio.timeout(self._seconds), aclosing(request.stream()) as stream:

@@ -226,19 +226,19 @@ class Kernel:
         return None if found is None else found[1].session
 
     def _check(self, execution: Execution) -> None:
-        # With a preload, the code is the input of a package's tool, which may be as long as a request body.
-        prepared = execution.profile.has_preload
-        maximum = max(self.settings.max_code_bytes, self.settings.max_body_bytes if prepared else 0)
+        maximum = self.settings.max_code_bytes
         if (
             len(execution.code) * 4 > maximum
             and (size := len(execution.code.encode(errors="surrogatepass"))) > maximum
         ):
             raise InvalidExecution("code", f"has {size} bytes; the limit is {maximum}")
-        if execution.inputs is not None and len(execution.inputs) > self.settings.max_result_bytes:
+        # With a preload, the inputs are those of a package's tool, which may be as long as a request body.
+        setting = "max_body_bytes" if execution.profile.has_preload else "max_result_bytes"
+        maximum = getattr(self.settings, setting)
+        if execution.inputs is not None and len(execution.inputs) > maximum:
             raise InvalidExecution(
                 "inputs",
-                f"have {len(execution.inputs)} bytes of JSON; the limit is {self.settings.max_result_bytes}"
-                " (setting max_result_bytes)",
+                f"have {len(execution.inputs)} bytes of JSON; the limit is {maximum} (setting {setting})",
             )
         if execution.check and self.check_code is None:
             raise InvalidExecution("check", "expected Hutch's own sandbox, which has a compiler")

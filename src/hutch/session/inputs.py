@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from hutch.errors import InvalidExecution
-from hutch.session.json_value import NotJsonSafe, decode_value, encode_value
+from hutch.session.json_value import NotJsonSafe, decode_value, encode_decoded_value, encode_value
 from hutch.session.large_json import LARGE_TEXT_BYTES, decode_large_value
 from hutch.session.tools.names import is_bindable
 from hutch.session.tools.provider import Provider
@@ -31,14 +31,12 @@ def encode_inputs(inputs: object, providers: Iterable[Provider] = ()) -> bytes |
 
 
 def encode_decoded_inputs(inputs: Mapping[str, object], providers: Iterable[Provider]) -> bytes | None:
-    """Like `encode_inputs`, for values that come from JSON. Takes 1 to 11 ms of CPU time per MB,
-    `encode_inputs` 7 to 125 ms.
-    """
+    """Like `encode_inputs`, for values that come from JSON, but faster."""
     named = _check_names(inputs, providers)
     try:
-        return msgspec.json.encode(named) if named else None
-    except (ValueError, OverflowError):  # lone surrogates, or an integer of more than 64 bits
-        return encode_inputs(inputs, providers)
+        return encode_decoded_value(named) if named else None
+    except NotJsonSafe as error:
+        raise InvalidExecution("inputs", f"expected JSON-safe values: {error}") from None
 
 
 async def decode_inputs(text: bytes, providers: Iterable[Provider]) -> bytes | None:

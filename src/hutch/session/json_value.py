@@ -55,10 +55,23 @@ def encode_value(value: object) -> bytes:
     return raw
 
 
+def encode_decoded_value(value: object) -> bytes:
+    """Like `encode_value`, for values that come from JSON, but letters are not escaped. Takes 1 to 11 ms of
+    CPU time per MB, `encode_value` 7 to 125 ms.
+    """
+    try:
+        return msgspec.json.encode(value)
+    except (ValueError, OverflowError):  # lone surrogates, or an integer of more than 64 bits
+        return encode_value(value)
+
+
 def encode_text(text: str) -> bytes:
-    """Returns the JSON text of a string, like `encode_value`."""
-    quoted: str = encode_basestring_ascii(text)
-    return quoted.encode()
+    """Returns the JSON text of a string. Only lone surrogates and control characters are escaped."""
+    try:
+        return msgspec.json.encode(text)
+    except UnicodeEncodeError:  # lone surrogates
+        quoted: str = encode_basestring_ascii(text)
+        return quoted.encode()
 
 
 def decode_value(raw: bytes | memoryview, max_values: int = MAX_VALUES) -> Any:

@@ -7,6 +7,7 @@ texts of 1 to 10 MB that stall the event loop for 0.1 to 2.5 s that way.
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
 from collections.abc import Generator
@@ -18,6 +19,10 @@ from hutch.strict_json import MAX_VALUES, slices
 LARGE_TEXT_BYTES = 64 * 1024
 """Longer texts are decoded in pieces."""
 _PIECE_BYTES = 32 * 1024
+_STRING_BYTES = 32 * 1024
+"""Longer strings are decoded in parts of this size. At least 16, because a part does not split escapes."""
+_MAX_PIECE_BYTES = 4 * 1024 * 1024
+"""Objects that are nested in each other, with keys of up to _STRING_BYTES, have no comma for this long."""
 _MAX_SECONDS = 0.005
 _NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _SPACE = b" \t\r\n"
@@ -28,8 +33,8 @@ class DuplicateKey(NotJsonSafe):
 
 
 async def decode_large_value(text: bytes, max_values: int | None = None) -> Any:
-    """Like `decode_value`, but other tasks run meanwhile. A string is decoded in one piece. `max_values`
-    limits the values of texts longer than LARGE_TEXT_BYTES; others cannot have many.
+    """Like `decode_value`, but other tasks run meanwhile. `max_values` limits the values of texts longer than
+    LARGE_TEXT_BYTES; others cannot have many.
 
     Raises DuplicateKey if the text is longer than LARGE_TEXT_BYTES and an object has a key twice.
     """
@@ -55,11 +60,14 @@ def _decode_pieces(text: bytes, max_values: int) -> Generator[None, None, Any]:
     """
     tree = _Tree()
     piece = _Piece()
-    start = offset = values = is_inside = 0
+    start = offset = values = is_inside = opened = 0
     for part in slices(text, _PIECE_BYTES):
         masked = part.replace(b"\\\\", b"__").replace(b'\\"', b"__") if b"\\" in part else part
         # Now each quote starts or ends a string.
         pieces = masked.split(b'"')
+        if is_inside and len(pieces) > 1 and (closed := offset + len(pieces[0])) - opened > _STRING_BYTES:
+            string = yield from _decode_string(text, opened + 1, closed)
+            piece.long_strings.append((opened, closed + 1, string))
         at = _last_comma(pieces, is_inside)
         if at is None:
             piece.scan(b"".join(pieces[is_inside::2]))
@@ -68,7 +76,7 @@ def _decode_pieces(text: bytes, max_values: int) -> Generator[None, None, Any]:
             before, after = pieces[number][:comma], pieces[number][comma + 1 :]
             piece.scan(b"".join([*pieces[is_inside:number:2], before]))
             end = offset + sum(map(len, pieces[:number])) + number + comma
-            tree.add(text[start:end], piece)
+            tree.add(text, start, end, piece)
             start = end + 1
             values += 1 + piece.values
             piece = _Piece(piece.stack)
@@ -77,9 +85,51 @@ def _decode_pieces(text: bytes, max_values: int) -> Generator[None, None, Any]:
             raise NotJsonSafe(f"$ has more than {max_values} values")
         is_inside ^= (len(pieces) - 1) & 1
         offset += len(part)
+        if is_inside and len(pieces) > 1:
+            opened = offset - len(pieces[-1]) - 1
         yield
-    tree.add(text[start:], piece, is_last=True)
+    if is_inside:
+        raise NotJsonSafe("malformed JSON: a string has no end")
+    tree.add(text, start, len(text), piece, is_last=True)
     return tree.root
+
+
+def _decode_string(text: bytes, start: int, end: int) -> Generator[None, None, str]:
+    """Decodes the string with these contents in parts."""
+    parts = []
+    while start < end:
+        cut = min(start + _STRING_BYTES, end)
+        if cut < end:
+            cut = _string_cut(text, start, cut)
+        parts.append(decode_bounded(b'"%b"' % text[start:cut]))
+        start = cut
+        yield
+    return "".join(parts)
+
+
+def _string_cut(text: bytes, start: int, cut: int) -> int:
+    """Returns the last position up to `cut` that splits neither a character nor its escapes. `start` is such
+    a position.
+    """
+    for _ in range(3):
+        # Bytes of a character in UTF-8 after its first one.
+        cut -= text[cut] & 0xC0 == 0x80
+    escape = text.rfind(b"\\", cut - 5, cut)
+    if escape >= 0 and _starts_escape(text, start, escape):
+        length = 6 if text[escape + 1 : escape + 2] == b"u" else 2
+        cut = escape if escape + length > cut else cut
+    if _HIGH_SURROGATE.fullmatch(text, cut - 6, cut) and _starts_escape(text, start, cut - 6):
+        cut -= 6
+    return cut
+
+
+def _starts_escape(text: bytes, start: int, at: int) -> bool:
+    """Returns True if the backslash at this position is not escaped itself."""
+    before = text[start:at]
+    return (len(before) - len(before.rstrip(b"\\"))) % 2 == 0
+
+
+_HIGH_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}")
 
 
 def _last_comma(pieces: list[bytes], is_inside: int) -> tuple[int, int] | None:
@@ -103,6 +153,8 @@ class _Piece:
         self.lowest = len(stack)
         """Number of brackets that are open all the time."""
         self.keys = self.values = 0
+        self.long_strings: list[tuple[int, int, str]] = []
+        """Start, end and value of each long string."""
 
     def scan(self, outside: bytes) -> None:
         """Reads the characters outside of strings. Raises NotJsonSafe if they nest too deeply."""
@@ -133,16 +185,28 @@ class _Tree:
         # Key of the value that a piece continues. It is random, so that no text contains it.
         self._key = secrets.token_hex(16)
 
-    def add(self, text: bytes, piece: _Piece, *, is_last: bool = False) -> None:
-        """Decodes a piece and adds its values. Raises NotJsonSafe."""
-        inner = text.strip(_SPACE)
+    def add(self, text: bytes, start: int, end: int, piece: _Piece, *, is_last: bool = False) -> None:
+        """Decodes a piece, which is this part of the text, and adds its values. Raises NotJsonSafe."""
+        strings: dict[str, str] = {}
+        parts: list[bytes] = []
+        for opened, closed, string in piece.long_strings:
+            name = f"{self._key}{opened}"
+            strings[name] = string
+            parts += (text[start:opened], f'"{name}"'.encode())
+            start = closed
+        short = b"".join((*parts, text[start:end]))
+        if len(short) > _MAX_PIECE_BYTES:
+            raise NotJsonSafe("$ has a number or spaces that are too long")
+        inner = short.strip(_SPACE)
         # Without the comma that precedes or follows it, such a piece would be valid.
         if not inner or (self._open and inner[0] in b"]}") or (not is_last and inner[-1] in b"[{"):
             raise NotJsonSafe("malformed JSON: a comma has no value beside it")
         if not is_last and not piece.stack:
             raise NotJsonSafe("malformed JSON: the text continues after its value")
         closing = b"" if is_last else bytes(piece.stack[::-1]).translate(_CLOSING)
-        value = decode_bounded(self._opening(piece.before) + text + closing)
+        value = decode_bounded(self._opening(piece.before) + short + closing)
+        if strings:
+            value = _restore(value, strings)
         # The opening brackets have a key for each object that is continued, except the innermost one.
         keys = piece.keys + piece.before[:-1].count(b"{")
         if keys > 1 and _count_keys(value) != keys:
@@ -179,6 +243,17 @@ _CLOSING = bytes.maketrans(b"[{", b"]}")
 
 def _last_child(container: Any) -> Any:
     return container[-1] if isinstance(container, list) else next(reversed(container.values()))
+
+
+def _restore(value: Any, strings: dict[str, str]) -> Any:
+    """Replaces the names of long strings by the strings."""
+    if isinstance(value, str):
+        return strings.get(value, value)
+    if isinstance(value, list):
+        return [_restore(item, strings) for item in value]
+    if isinstance(value, dict):
+        return {strings.get(key, key): _restore(item, strings) for key, item in value.items()}
+    return value
 
 
 def _count_keys(value: Any) -> int:

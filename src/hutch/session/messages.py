@@ -28,6 +28,9 @@ MAX_FIELD_VALUES = 100_000
 MAX_PROVIDER_VALUES = 40_000
 # Maximum number of escapes in a field whose lone surrogates are replaced. Each takes half a microsecond.
 MAX_REPLACED_SURROGATES = 20_000
+# Maximum size of a runner's field other than the payload: the logs, in most cases.
+MAX_FIELD_BYTES = 4 * 1024 * 1024
+MAX_ERROR_BYTES = 256 * 1024
 MAX_ERROR_CHARS = 200
 TOO_DEEP = "a message is nested too deeply"
 
@@ -302,6 +305,7 @@ _FIELDS: dict[Any, dict[str, str]] = {
     kind.__struct_config__.tag: dict(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
     for kind in (Execute, Cancel, ToolResult, ToolItem, Started, ToolCall, Log, Done)
 }
+_FROM_RUNNER = tuple(kind.__struct_config__.tag for kind in (Started, ToolCall, Log, Done))
 _NAMES = {"type": "type"} | {field: name for names in _FIELDS.values() for field, name in names.items()}
 _PAYLOADS = ("result", "input", "inputs", "item")
 
@@ -343,6 +347,11 @@ def _decode_fields(decoder: msgspec.json.Decoder[Any], line: bytes) -> Any:
             message[name] = raw if is_most else Raw(bytes(raw))
             continue
         text = bytes(raw)
+        if name == "error" and len(text) > MAX_ERROR_BYTES:
+            message[name] = {"code": "runtime_error", "message": f"The error has {len(text)} bytes of JSON"}
+            continue
+        if len(text) > MAX_FIELD_BYTES and message["type"] in _FROM_RUNNER:
+            raise ProtocolError(f"{name}: has {len(text)} bytes; the limit is {MAX_FIELD_BYTES}")
         max_values = MAX_PROVIDER_VALUES if name == "providers" else MAX_FIELD_VALUES
         if find_excess(text, MAX_DEPTH - 1, max_values) is not None:
             raise _refusal(name, max_values, message)

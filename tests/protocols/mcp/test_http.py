@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 import pytest
@@ -12,6 +13,7 @@ from mcp.client.streamable_http import streamable_http_client
 from tests.protocols.mcp.harness import IMPORT, McpHarness, listening, run_structured, text_of
 from tests.protocols.mcp.observers import WAIT, ends_script
 from tests.support.processes import TIMEOUT_SECONDS
+from tests.support.stalls import LoopStalls, repeat_on_stall
 
 from hutch.app.app import App
 from hutch.http.cors import Cors
@@ -78,6 +80,50 @@ async def test_oversized_body_and_unknown_method_are_rejected(app: Any) -> None:
         assert (await client.post(url, json=HELLO, headers={"Accept": "text/html"})).status_code == 406
         broken = await client.post(url, content=b"{", headers={**ACCEPT, "Content-Type": "application/json"})
         assert broken.status_code == 400
+
+
+KEYS = b"{%b}" % b",".join(b'"k%d":1' % number for number in range(240_000))
+HOSTILE_ARGUMENTS = {
+    "240 000 keys": (KEYS, 413),
+    "49 000 keys": (KEYS[: KEYS.index(b',"k49000"')] + b"}", 200),
+    "10 MB of escapes": (b'{"a":"%b"}' % (rb"\"" * 5_000_000), 413),
+    "4 MB of escapes": (b'{"a":"%b"}' % (rb"\"" * 2_000_000), 200),
+    "130 levels": (b'{"a":' * 130 + b"1" + b"}" * 130, 400),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_ARGUMENTS)
+@repeat_on_stall
+async def test_message_that_takes_long_to_decode_does_not_block_the_server(
+    harness: McpHarness, name: str
+) -> None:
+    arguments, status = HOSTILE_ARGUMENTS[name]
+    call = (
+        b'{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"none","arguments":%b}}' % arguments
+    )
+    async with listening(harness) as (url, _, _), httpx2.AsyncClient(timeout=TIMEOUT_SECONDS) as client:
+        session = (await client.post(url, json=HELLO, headers=ACCEPT)).headers["mcp-session-id"]
+        headers = {**ACCEPT, "Content-Type": "application/json", "Mcp-Session-Id": session}
+        async with LoopStalls() as stalls:
+            response = await client.post(url, content=call, headers=headers)
+        assert response.status_code == status
+    stalls.assert_short()
+
+
+async def test_body_that_does_not_arrive_is_refused(app: Any) -> None:
+    harness = McpHarness(app, request_seconds=0.1)
+    async with listening(harness) as (url, _, _):
+        host = urlsplit(url)
+        reader, writer = await asyncio.open_connection(host.hostname, host.port)
+        head = (
+            f"POST /mcp HTTP/1.1\r\nHost: {host.netloc}\r\nContent-Length: 9\r\nConnection: close\r\n\r\n{{"
+        )
+        writer.write(head.encode())
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            response = await reader.read()
+        writer.close()
+    assert response.startswith(b"HTTP/1.1 400 ")
+    assert b"body: did not arrive within 0.1 s" in response
 
 
 class UserKeys:

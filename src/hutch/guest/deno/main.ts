@@ -37,11 +37,13 @@ const evaluate = eval;
 const { parse, stringify } = JSON;
 const { apply } = Reflect;
 const { assign, hasOwn, keys } = Object;
-const { replace } = String.prototype;
+const { replace, slice } = String.prototype;
 const { exec, test } = RegExp.prototype;
 const NO_PERMISSIONS = "; guests have no permissions, only tools";
 const NO_IMPORT = /--no-npm is specified|" not a dependency|Requires import access/;
 const NO_FUNCTION = /^([\w$.]+)\.([\w$]+) is not a function$/;
+/** The host truncates longer messages. */
+const MAX_MESSAGE = 8_000;
 /** Idle time after the warm-up before the runner loads what only some guests use. */
 const IDLE_MS = 100;
 
@@ -135,6 +137,7 @@ class Run {
   fail({ stack, ...error }: ErrorInfo): void {
     let { message } = error, at: Partial<Position> | undefined, frames: string | undefined;
     try {
+      message = apply(slice, message, [0, MAX_MESSAGE]);
       // Other messages come from the host and are not changed.
       if (error.code === "runtime_error") message = this.#withHint(message);
       at = this.#program?.locateStack(stack);

@@ -80,13 +80,13 @@ export class Run {
 
   /** `earlyLines` were printed before the first execution. */
   async start(earlyLines: readonly string[] = []): Promise<void> {
-    const { id, code, options, providers } = this.#request;
+    const { id, code, inputs, options, providers } = this.#request;
     this.#wire.send(startedLine(id));
     // The package may never yield, so write this before it starts.
     await this.#wire.drained();
     runAfter(options.timeoutMs, () => this.timeOut());
     try {
-      const request: Request = parse(code);
+      const request: Request = { ...parse(code), params: inputs };
       if (request.stream) this.#events = new Events(providers, this.#emitter());
       for (const line of earlyLines) this.#addLog(line);
       const output = await this.#perform(request);
@@ -119,8 +119,8 @@ export class Run {
 
   /** Checks a copy of the parameters while the tool runs. */
   #startCheck(tool: Tool): void {
-    const { params }: Request = parse(this.#request.code);
-    const check = checkParams(tool, params ?? {}, this.#package.zod).then(
+    const params = parse(stringify(this.#request.inputs ?? {}));
+    const check = checkParams(tool, params, this.#package.zod).then(
       (found) => this.#findings = findings(found),
       () => {},
     );

@@ -17,7 +17,7 @@ from hutch.kernel.execution import Source
 from hutch.protocols.abilities.definition import AbilityDefinition
 from hutch.protocols.abilities.fetch_tools import FetchTools
 from hutch.protocols.abilities.sandbox_run import AbilityRun
-from hutch.session.json_value import NotJsonSafe, encode_value
+from hutch.session.json_value import NotJsonSafe, encode_decoded_value
 from hutch.session.large_json import decode_large_value
 from hutch.session.messages import Job
 from hutch.session.run import RunHandle, new_run_id
@@ -116,7 +116,7 @@ async def run_wrapper(
     neither the wrapper's code nor values that come from it. Raises HutchError if the execution cannot start.
     """
     settings = ability_run.kernel.settings
-    arguments = json_text({"payload": params, "options": _OPTIONS}).decode()
+    arguments = encode_decoded_value({"payload": params, "options": _OPTIONS}).decode()
     result = await ability_run.run(
         definition.wrapper_code,
         Job("wrapper", arguments),
@@ -129,7 +129,7 @@ async def run_wrapper(
             redact=redact,
             record_level=None if is_own else "metadata",
         ),
-        source=Source(definition.wrapper_code, json_text(params)),
+        source=Source(definition.wrapper_code, encode_decoded_value(params)),
     )
     if result.error is not None:
         seconds = settings.ability_timeout_ms / 1000
@@ -226,7 +226,7 @@ async def run_transform(code: str, body: Any, ability_run: AbilityRun) -> Any:
     try:
         result = await ability_run.run(
             code,
-            Job("transform", json_text(body).decode()),
+            Job("transform", encode_decoded_value(body).decode()),
             "transform",
             timeout_ms=settings.transform_timeout_ms,
             memory_bytes=settings.ability_memory_bytes,
@@ -285,7 +285,7 @@ def truncate_body(body: Any, max_chars: int) -> TruncatedBody:
     """Truncates a body whose JSON text is longer than `max_chars`. The format is defined by the
     specification.
     """
-    encoded = json_text(body)
+    encoded = encode_decoded_value(body)
     # A text never has more UTF-16 units than UTF-8 bytes.
     if len(encoded) <= max_chars:
         return TruncatedBody(body)
@@ -297,14 +297,6 @@ def truncate_body(body: Any, max_chars: int) -> TruncatedBody:
         f"{_utf16_prefix(text, max_chars)}\n\n[... Response truncated. Original length: {length} characters]",
         length,
     )
-
-
-def json_text(value: Any) -> bytes:
-    """Encodes like `JSON.stringify`, without escaping non-ASCII characters. Raises NotJsonSafe."""
-    try:
-        return msgspec.json.encode(value)
-    except UnicodeEncodeError:
-        return encode_value(value)  # the value has lone surrogates, which `JSON.stringify` escapes too
 
 
 def _utf16_length(text: str) -> int:

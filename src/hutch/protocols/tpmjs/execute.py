@@ -31,7 +31,8 @@ from hutch.protocols.tpmjs.models import (
 from hutch.sandbox.jail.jail import Isolation, Mount
 from hutch.sandbox.runner.profile import UPLINK_PORT, Profile
 from hutch.session.host import Limits
-from hutch.session.json_value import encode_value
+from hutch.session.json_value import encode_decoded_value, encode_value
+from hutch.session.large_json import LARGE_TEXT_BYTES
 from hutch.session.run import Result, RunHandle
 from hutch.session.tools.provider import Provider
 from hutch.session.tools.tool import Tool, ToolContext
@@ -113,7 +114,7 @@ class ToolExecutor:
             profile=Profile("npm"),
             owner=call.caller,
             protocol="tpmjs",
-            source=Source(inputs=encode_value(call.params)),
+            source=Source(inputs=encode_decoded_value(call.params)),
             label=f"{call.spec}#{call.name}",
         )
         self._kernel.record_unstarted(execution, run, ExecutionError(failure.code, failure.message))
@@ -192,24 +193,23 @@ class ToolExecutor:
             # Descriptions are cached for all callers, so they come from a process that has not served any.
             profile = msgspec.structs.replace(profile, max_uses=1, keep_spare=False)
         validate = call.validate or self._settings.tpmjs_validate
-        request = {
-            "op": op,
-            "name": call.name,
-            "params": call.params,
-            "stream": events is not None,
-            "validate": validate,
-        }
+        request = {"op": op, "name": call.name, "stream": events is not None, "validate": validate}
+        params_json = encode_decoded_value(call.params)
+        if len(params_json) > LARGE_TEXT_BYTES:
+            # Let other tasks run: encoding took up to 40 ms.
+            await asyncio.sleep(0)
         providers = [] if events is None else [_event_provider(events)]
         if validate:
             providers.append(_params_provider(call.params))
         execution = Execution(
             code=encode_value(request).decode(),
+            inputs=params_json,
             profile=profile,
             limits=self._limits(),
             providers=providers,
             owner=call.caller,
             protocol="tpmjs",
-            source=Source(inputs=encode_value(call.params)),
+            source=Source(inputs=params_json),
             label=f"{package.name}@{package.version}#{call.name}",
         )
         redact = cached_redactor(tuple(call.env.values())).text if call.env else None

@@ -108,9 +108,10 @@ class Host {
   /** Runs a tool and returns `done`. With `cancel`, cancels the execution as soon as it has started. */
   async done(name: string, { op = "execute", stream = false, params = {}, cancel = false, ...options } = {}) {
     const id = `run${++this.#ids}`;
-    const code = JSON.stringify({ op, name, params, stream });
+    const code = JSON.stringify({ op, name, stream });
     const providers = stream ? [EVENTS] : [];
-    await this.send({ type: "execute", id, code, options: { ...OPTIONS, ...options }, providers });
+    const inputs = params;
+    await this.send({ type: "execute", id, code, inputs, options: { ...OPTIONS, ...options }, providers });
     for (;;) {
       const message = await this.next();
       assert(message, "the runner is gone");

@@ -1,0 +1,38 @@
+"""Parameters that take long to decode and encode."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from tests.contract.tpmjs.harness import tool
+from tests.support.packaged import ToolsHarness, open_tools
+from tests.support.stalls import LoopStalls, repeat_on_stall
+
+SLOW_PARAMS: dict[str, Any] = {
+    "exponents": [1e300] * 400_000,
+    "keys": {f"k{number}": 1 for number in range(200_000)},
+    "line breaks": "\n" * 4_000_000,
+    "quotes": '"' * 2_000_000,
+}
+
+
+@pytest.fixture(scope="module")
+async def packages(
+    anyio_backend: object, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[ToolsHarness]:
+    async with open_tools(tmp_path_factory.mktemp("home"), tool_timeout_ms=60_000) as made:
+        made.npm.publish("receiver", files={"index.js": tool("return typeof params.value")})
+        await made.execute("receiver")
+        yield made
+
+
+@pytest.mark.parametrize("name", SLOW_PARAMS)
+@repeat_on_stall
+async def test_large_params_do_not_block_the_event_loop(packages: ToolsHarness, name: str) -> None:
+    value = SLOW_PARAMS[name]
+    async with LoopStalls() as stalls:
+        output = await packages.execute("receiver", {"value": value})
+    assert output == ("string" if isinstance(value, str) else "object")
+    stalls.assert_short(name)
