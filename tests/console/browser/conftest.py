@@ -10,12 +10,13 @@ from pathlib import Path
 
 import deno
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Error, Page, ViewportSize, expect, sync_playwright
 from tests.support.processes import ServeProcess, running_server
 
 WEB = Path(__file__).parents[3] / "src/hutch/console/web"
 # For slow machines. It only matters for tests that fail.
 TIMEOUT_MS = 20_000
+VIEWPORT: ViewportSize = {"width": 1280, "height": 800}
 expect.set_options(timeout=TIMEOUT_MS)
 OpenPage = Callable[..., Page]
 
@@ -46,33 +47,53 @@ def server(home: str) -> Iterator[ServeProcess]:
         yield running
 
 
-@pytest.fixture
-def context(browser: Browser) -> Iterator[BrowserContext]:
-    context = browser.new_context(viewport={"width": 1280, "height": 800})
+@pytest.fixture(scope="module")
+def shared_page(browser: Browser) -> Iterator[Page]:
+    """A page that all tests of a module use in turn: a new one takes a second or two of CPU time, because
+    Chromium starts a process for it and compiles the scripts again.
+    """
+    context = browser.new_context(viewport=VIEWPORT)
     context.set_default_timeout(TIMEOUT_MS)
-    yield context
+    yield context.new_page()
     context.close()
 
 
 @pytest.fixture
-def open_page(context: BrowserContext) -> Iterator[OpenPage]:
-    """Opens pages, and fails the test if one of them raised an error or loaded something from elsewhere."""
+def page(shared_page: Page) -> Iterator[Page]:
+    """The page as it is in a new browser. Fails the test if the page raised an error."""
     errors: list[str] = []
 
-    def open_one(url: str) -> Page:
-        page = context.new_page()
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("console", lambda message: note(message.type, message.text))
+    def on_error(error: Error) -> None:
+        errors.append(str(error))
+
+    def on_message(message: ConsoleMessage) -> None:
+        # Failed requests are reported as console errors. Tests of failures expect them.
+        if message.type == "error" and "Failed to load resource" not in message.text:
+            errors.append(message.text)
+
+    shared_page.on("pageerror", on_error)
+    shared_page.on("console", on_message)
+    yield shared_page
+    shared_page.remove_listener("pageerror", on_error)
+    shared_page.remove_listener("console", on_message)
+    shared_page.evaluate("localStorage.clear(), sessionStorage.clear()")
+    # Otherwise a URL that differs only in its fragment would not load the page again.
+    shared_page.goto("about:blank")
+    shared_page.context.clear_cookies()
+    shared_page.set_viewport_size(VIEWPORT)
+    shared_page.emulate_media(color_scheme="null")
+    assert errors == []
+
+
+@pytest.fixture
+def open_page(page: Page) -> OpenPage:
+    """Opens a URL in the page."""
+
+    def open_url(url: str) -> Page:
         page.goto(url)
         return page
 
-    def note(kind: str, text: str) -> None:
-        # Failed requests are reported as console errors. Tests of failures expect them.
-        if kind == "error" and "Failed to load resource" not in text:
-            errors.append(text)
-
-    yield open_one
-    assert errors == []
+    return open_url
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import httpx2
 import pytest
-from playwright.sync_api import BrowserContext, expect
+from playwright.sync_api import expect
 from tests.console.browser.conftest import OpenPage
 from tests.support.processes import ServeProcess, running_server
 
@@ -54,9 +54,7 @@ def test_user_sees_no_operators_views(guarded: ServeProcess, open_page: OpenPage
         expect(navigation.get_by_role("link", name=view, exact=True)).to_have_count(0)
 
 
-def test_draft_survives_the_end_of_the_session(
-    guarded: ServeProcess, context: BrowserContext, open_page: OpenPage
-) -> None:
+def test_draft_survives_the_end_of_the_session(guarded: ServeProcess, open_page: OpenPage) -> None:
     path = httpx2.post(guarded.url + "/console/links", headers=HEADERS).json()["path"]
     page = open_page(guarded.url + path)
     expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
@@ -65,7 +63,7 @@ def test_draft_survives_the_end_of_the_session(
     editor.click()
     page.keyboard.press("Control+a")
     page.keyboard.type("return 'unsaved work'")
-    context.clear_cookies()
+    page.context.clear_cookies()
     # Not a click: the check of the types may already have brought up the form, which covers the button.
     page.keyboard.press("Control+Enter")
     expect(page.get_by_role("form", name="Sign in")).to_be_visible()
