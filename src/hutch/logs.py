@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hutch.settings import Settings
-from hutch.text import LINE, printable
+from hutch.text import LINE, cut, printable
 
 if TYPE_CHECKING:
     from structlog.typing import EventDict, Processor
+
+MAX_OWNER_CHARS = 24
+MAX_LABEL_CHARS = 60
+MAX_MESSAGE_CHARS = 160
+
+_RED, _YELLOW, _GREEN, _DIM, _RESET = "\x1b[1;31m", "\x1b[33m", "\x1b[32m", "\x1b[2m", "\x1b[0m"
+# Shown instead of the outcome. All other outcomes are failures.
+_WORDS = {"ok": ("ok   ", _GREEN), "cancelled": ("stop ", _YELLOW)}
 
 
 def configure(settings: Settings) -> None:
@@ -32,7 +43,7 @@ def configure(settings: Settings) -> None:
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_renderers(settings)],
     )
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(formatter)
+    handler.setFormatter(formatter if settings.log_json else RunLines(formatter, is_terminal=_is_terminal()))
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
     for name in ("hutch.runs", "hutch.serve"):
         logging.getLogger(name).setLevel(logging.ERROR if settings.log_level == "error" else logging.INFO)
@@ -59,8 +70,78 @@ def _renderers(settings: Settings) -> list[Processor]:
 
     if settings.log_json:
         return [processors.format_exc_info, processors.JSONRenderer()]
-    console = dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=_format_traceback)
+    console = dev.ConsoleRenderer(colors=_has_colors(), exception_formatter=_format_traceback)
     return [_escape_control_characters, console]
+
+
+class RunLines(logging.Formatter):
+    """Formats each run as one short line for people, and all other records with `others`:
+
+    `12:03:01 ok    execbox    quickjs     3.1 ms  anna  8f3a12bc…`
+
+    Only a terminal shows error messages: they may quote the guest's data, which is not written to files.
+    """
+
+    def __init__(self, others: logging.Formatter, *, is_terminal: bool) -> None:
+        super().__init__()
+        self._others = others
+        self._is_terminal = is_terminal
+        self._has_colors = is_terminal and _has_colors()
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: Mapping[str, Any] | None = getattr(record, "fields", None)
+        if record.name != "hutch.runs" or fields is None:
+            return self._others.format(record)
+        outcome = str(fields["outcome"])
+        word, color = _WORDS.get(outcome, ("FAIL ", _RED))
+        owner = getattr(record, "owner_name", None) or fields["owner"]
+        parts = [
+            self._time(record),
+            self._colored(word, color),
+            f"{fields['protocol']:<10} {fields['engine']:<8} {_duration(fields['duration_ms']):>9}",
+            f"{_shown(owner, MAX_OWNER_CHARS):<8}",
+        ]
+        is_failure = outcome != "ok"
+        # The whole id of a failed run, to look it up with `hutch runs show`.
+        parts.append(f"{fields['run_id']}" if is_failure else self._colored(f"{fields['run_id'][:8]}…", _DIM))
+        if fields.get("label"):
+            parts.append(_shown(fields["label"], MAX_LABEL_CHARS))
+        if is_failure:
+            parts.append(self._colored(self._error(record, fields), color))
+        return "  ".join(parts).rstrip()
+
+    def _time(self, record: logging.LogRecord) -> str:
+        if self._is_terminal:
+            return datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
+        return datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    def _error(self, record: logging.LogRecord, fields: Mapping[str, Any]) -> str:
+        line = fields.get("line")
+        code = f"{fields['outcome']}{'' if line is None else f', line {line}'}"
+        message = getattr(record, "error_message", None) if self._is_terminal else None
+        return f"{code}: {_shown(message, MAX_MESSAGE_CHARS)}" if message else code
+
+    def _colored(self, text: str, color: str) -> str:
+        return f"{color}{text}{_RESET}" if self._has_colors else text
+
+
+def _shown(text: str, max_chars: int) -> str:
+    """Returns text of clients and guests without characters that control the terminal or forge records."""
+    return cut(printable(" ".join(text.split()), keep=LINE), max_chars)
+
+
+def _duration(milliseconds: float) -> str:
+    if milliseconds >= 10_000:
+        return f"{milliseconds / 1000:.1f} s"
+    return f"{milliseconds:.0f} ms" if milliseconds >= 10 else f"{milliseconds:.1f} ms"
+
+
+def _is_terminal() -> bool:
+    return sys.stderr.isatty()
+
+
+def _has_colors() -> bool:
+    return _is_terminal() and not os.environ.get("NO_COLOR")
 
 
 def _escape_control_characters(_: Any, __: str, event: EventDict) -> EventDict:
