@@ -22,6 +22,7 @@ LAYERS: Sequence[set[str]] = (
         "streams",
         "strict_json",
         "tasks",
+        "telemetry",
         "text",
     },
     {"egress", "session", "store"},

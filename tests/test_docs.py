@@ -10,16 +10,12 @@ import click
 import msgspec
 import pytest
 from packaging.requirements import Requirement
-from prometheus_client.parser import text_string_to_metric_families
+from tests.support.metrics import exported_families
 
 from hutch.cli.commands import hutch
 from hutch.errors import WIRE_CODES
-from hutch.kernel.execution import Execution
-from hutch.kernel.metrics import RunCounters, exposition
-from hutch.sandbox.pool.pool import Pool
-from hutch.sandbox.runner.profile import ENGINES, profile_for
+from hutch.sandbox.runner.profile import ENGINES
 from hutch.session.messages import Done, Execute, Log, Options, Started, ToolCall, WireError
-from hutch.session.run import Result, RunHandle
 from hutch.settings import PROJECT_SETTINGS, Settings
 
 ROOT = Path(__file__).parent.parent
@@ -85,7 +81,7 @@ def test_page_starts_with_what_it_is_for(page: Path) -> None:
 def test_architecture_lists_every_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    dependencies = [*project["dependencies"], *extras["mcp"], *extras["server"]]
+    dependencies = [*project["dependencies"], *extras["mcp"], *extras["otel"], *extras["server"]]
     required = {Requirement(dependency).name for dependency in dependencies} - {"hutch"}
     assert set(re.findall(r"pypi\.org/project/([\w-]+)", section("architecture.md", "Libraries"))) == required
 
@@ -150,12 +146,7 @@ def test_execbox_lists_every_limit_with_its_default_and_maximum() -> None:
 
 
 def test_operations_lists_exactly_the_metrics() -> None:
-    pool = Pool(Settings(), launch=lambda _: pytest.fail("started a runner"))
-    counters = RunCounters()
-    counters.count(Execution(code="", profile=profile_for("quickjs")), RunHandle(), Result(ok=True))
-    families = text_string_to_metric_families(exposition(counters, pool).decode())
-    exported = {family.name + ("_total" if family.type == "counter" else "") for family in families}
-    assert set(names(section("operations.md", "Metrics"))) == exported
+    assert set(names(section("operations.md", "Metrics"))) == set(exported_families())
 
 
 def test_execbox_lists_exactly_the_wire_codes() -> None:

@@ -24,6 +24,7 @@ from hutch.session.log_relay import relay_logs
 from hutch.session.multiplexer import Multiplexer
 from hutch.session.run import Result, RunHandle, RunQueued, new_run_id
 from hutch.session.tools.provider import Provider, check_providers
+from hutch.telemetry.trace_context import calling_span
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -216,6 +217,7 @@ class Remote:
             run.report_started,
             inputs=execution.inputs,
             listeners=run.listeners,
+            trace=calling_span(),
         )
         try:
             return session, await session.wait()

@@ -36,8 +36,9 @@ async def test_metrics_count_runs_calls_and_processes(server: ServeProcess) -> N
     for pattern in (
         r'hutch_runs_total{engine="quickjs",outcome="ok",protocol="execbox"} [1-9]',
         r'hutch_runs_total{engine="quickjs",outcome="runtime_error",protocol="execbox"} 1.0',
-        r'hutch_run_seconds_count{engine="quickjs"} [2-9]',
-        r'hutch_run_seconds_bucket{engine="quickjs",le="\+Inf"} [2-9]',
+        r'hutch_run_seconds_count{engine="quickjs",protocol="execbox"} [2-9]',
+        r'hutch_run_seconds_bucket{engine="quickjs",le="\+Inf",protocol="execbox"} [2-9]',
+        r'hutch_owner_runs_total{owner="local",result="failed"} 1.0',
         r'hutch_tool_calls_total{engine="quickjs"} \d',
         r'hutch_processes{engine="quickjs"} [1-9]',
         r'hutch_executions_in_flight{engine="quickjs"} 0.0',

@@ -147,7 +147,7 @@ async def test_runs_are_logged_unless_the_level_is_error() -> None:
                 assert (await client.done("a"))["ok"]
             server.process.terminate()
             assert await asyncio.to_thread(server.wait) == 0
-            assert len([line for line in server.seen if "run_id=" in line]) == count
+            assert len([line for line in server.seen if "  ok     execbox    quickjs " in line]) == count
 
 
 def test_log_is_plain_text_by_default() -> None:

@@ -23,6 +23,8 @@ from hutch.sandbox.runner.profile import profile_for
 from hutch.sandbox.selftest import selftest
 from hutch.sandbox.selftest.result import SelfTestResult
 from hutch.settings import Settings
+from hutch.telemetry.counters import EgressCounters, InstallCounters
+from hutch.telemetry.tracer import open_tracer
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from hutch.protocols.tpmjs.execute import ToolExecutor
     from hutch.session.tools.provider import Provider
     from hutch.settings.config_text import ConfigText
+    from hutch.telemetry.tracer import Tracer
 
 logger = logging.getLogger("hutch")
 
@@ -59,16 +62,20 @@ class App:
         jail: Jail,
         verdict: SelfTestResult,
         project_servers: Callable[[], ConfigText | None] = lambda: None,
+        tracer: Tracer | None = None,
     ) -> None:
+        """`tracer` exports the traces of runs. The caller closes it, unless it uses `create`."""
         self.settings = settings
         self._project_servers = project_servers
         self.verdict = verdict
         self.counters = RunCounters()
+        self.installs = InstallCounters()
+        self.egress = EgressCounters()
         self.jail = jail
         self._mcp: McpEndpoint | None = None
         self._indexing: asyncio.Task[None] | None = None
         self._sampling: asyncio.Task[None] | None = None
-        self._uplinks = JailUplinks()
+        self._uplinks = JailUplinks(self.egress)
         self._launcher = Launcher(settings, jail, self._uplinks.open)
         self.pool = Pool(settings, self._launcher.launch)
         levels = RecordLevels(settings.record, settings.record_protocols, settings.max_record_bytes)
@@ -76,14 +83,27 @@ class App:
         self.kernel = Kernel(settings, self.pool, self._recorder)
         self.kernel.check_code = self._check_execution
         self.kernel.on_begin.append(self._recorder.begin)
-        self.storage = Storage(settings, self.kernel, self._recorder)
+        self.tracer = tracer
+        self._own_tracer: Tracer | None = None
+        if tracer is not None:
+            from hutch.kernel.spans import RunTracing
+
+            self._recorder.tracing = tracing = RunTracing(tracer)
+            self.kernel.on_begin.append(tracing.begin)
+        self.storage = Storage(settings, self.kernel, self._recorder, self.egress)
+        self._recorder.owner_name = self.storage.owner_names.get
 
     @classmethod
     async def create(
-        cls, settings: Settings, *, project_servers: Callable[[], ConfigText | None] = lambda: None
+        cls,
+        settings: Settings,
+        *,
+        project_servers: Callable[[], ConfigText | None] = lambda: None,
+        tracer: Tracer | None = None,
     ) -> Self:
         """Chooses the jail with the self-test and builds the app. The self-test runs in a thread, because it
-        takes about a second.
+        takes about a second. `tracer` is for several apps in one process; by default, the app has its own
+        if the environment configures traces.
 
         Raises SandboxUnavailable if the required isolation is not available.
         """
@@ -95,7 +115,10 @@ class App:
                 verdict.isolation,
                 await asyncio.to_thread(_explain_bwrap),
             )
-        return cls(settings, jail, verdict, project_servers)
+        own_tracer = await open_tracer() if tracer is None else None
+        app = cls(settings, jail, verdict, project_servers, tracer or own_tracer)
+        app._own_tracer = own_tracer
+        return app
 
     async def warm_up(self) -> None:
         """Starts quickjs and deno runners before the first request of a server.
@@ -116,7 +139,7 @@ class App:
     def packages(self) -> PackageManager:
         from hutch.npm.packages import PackageManager
 
-        return PackageManager(self.settings)
+        return PackageManager(self.settings, counters=self.installs)
 
     @cached_property
     def tools(self) -> ToolExecutor:
@@ -204,7 +227,7 @@ class App:
         """Returns the gateway alone as an ASGI app, for `hutch gateway start`."""
         from hutch.protocols.toolscript.gateway.routes import application
 
-        return application(self.gateway, access, self.settings)
+        return self._traced(application(self.gateway, access, self.settings))
 
     @cached_property
     def load_history(self) -> LoadHistory:
@@ -277,7 +300,14 @@ class App:
         web.router.default = responses.not_found_app
         web.router.redirect_slashes = False
         self.kernel.on_begin.append(note_run)
-        return Cors(RunIdHeaders(web))
+        return Cors(self._traced(RunIdHeaders(web)))
+
+    def _traced(self, web: ASGIApp) -> ASGIApp:
+        if self.tracer is None:
+            return web
+        from hutch.http.trace_headers import TraceHeaders
+
+        return TraceHeaders(web)
 
     async def _check_code(self, code: str) -> list[ScriptProblem]:
         declarations = await self.script_gateway.declarations()
@@ -290,6 +320,18 @@ class App:
             return None
         status = "ok" if state.failure is None else "waiting for the database"
         return {"status": status, "waiting": state.waiting, "dropped": state.dropped}
+
+    def metrics(self) -> bytes:
+        """Returns the body of `/metrics`."""
+        from hutch.app.metrics import server_metrics
+        from hutch.kernel.metrics import exposition
+
+        return exposition(server_metrics(self))
+
+    async def problems(self) -> dict[str, str]:
+        """Returns why this server cannot work normally, by component."""
+        found = {"sandbox": self.pool.problem, "store": await self.storage.problem()}
+        return {name: reason for name, reason in found.items() if reason is not None}
 
     async def _gateway_tools(self) -> list[Provider]:
         from hutch.protocols.toolscript.providers import tool_providers
@@ -307,6 +349,8 @@ class App:
         """
         built = self.__dict__
         async with AsyncExitStack() as stack:
+            if self._own_tracer is not None:
+                stack.push_async_callback(self._own_tracer.close)
             stack.push_async_callback(self.storage.close)
             stack.push_async_callback(self._launcher.close)
             stack.push_async_callback(self._uplinks.close)

@@ -13,6 +13,7 @@ from hutch.sandbox.runner.process import Uplink
 if TYPE_CHECKING:
     from hutch.egress.proxy.proxy import EgressProxy
     from hutch.protocols.toolscript.execute import ScriptGateway
+    from hutch.telemetry.counters import EgressCounters
 
 logger = logging.getLogger("hutch.egress")
 
@@ -20,7 +21,8 @@ logger = logging.getLogger("hutch.egress")
 class JailUplinks:
     """Opens an uplink for each jail of the launcher. The uplink lasts as long as the jail."""
 
-    def __init__(self) -> None:
+    def __init__(self, counters: EgressCounters | None = None) -> None:
+        self._counters = counters
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self, listener: socket.socket, dns: socket.socket | None, egress: Hashable) -> Uplink:
@@ -30,7 +32,7 @@ class JailUplinks:
             from hutch.egress.proxy.proxy import EgressProxy
 
             uplink = ProxyUplink(self)
-            uplink.proxy = await EgressProxy.start(listener, egress, uplink.log_refusal, dns)
+            uplink.proxy = await EgressProxy.start(listener, egress, uplink.log_refusal, dns, self._counters)
             return uplink
         from hutch.protocols.toolscript.jail_server.listener import JailListener
 

@@ -57,8 +57,8 @@ def _server() -> ApiPart:
     operation = OperationBuilder(ERROR_KINDS, ("FORBIDDEN",), failure)
     health = operation("Shows that the server lives", ref("Health"))
     health["responses"]["503"] = response("The server is shutting down", ref("Health"))
-    ready = operation("Shows whether every MCP server is connected or has failed", ref("Ready"))
-    ready["responses"]["503"] = response("Not yet, or the server is shutting down", ref("Ready"))
+    ready = operation("Shows whether the server can serve requests", ref("Ready"))
+    ready["responses"]["503"] = response("Not now; the body says why", ref("Ready"))
     metrics = operation("Returns metrics for Prometheus", TEXT, ("UNAUTHORIZED",))
     metrics["responses"]["200"]["content"] = {"text/plain": {"schema": TEXT}}
     metrics["security"] = [{"operator_key": []}]
@@ -82,7 +82,13 @@ def _server() -> ApiPart:
             },
             {"records": object_of({"status": TEXT, "waiting": COUNT, "dropped": COUNT})},
         ),
-        "Ready": object_of({"ready": FLAG, "connecting": TEXTS}),
+        "Ready": object_of(
+            {
+                "ready": FLAG,
+                "connecting": {**TEXTS, "description": "MCP servers that are being connected"},
+                "problems": {"type": "object", "additionalProperties": TEXT},
+            }
+        ),
     }
     return ApiPart("Server", "The state of the server, and this document.", paths, schemas)
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,13 +22,17 @@ if TYPE_CHECKING:
     from hutch.protocols.abilities.execute import AbilityExecutor
     from hutch.store.store import Store
     from hutch.store.write_behind import QueueState
+    from hutch.telemetry.counters import EgressCounters
     from hutch.vault.api_keys import Identity
     from hutch.vault.vault import Vault
 
 logger = logging.getLogger("hutch")
 
+CHECK_SECONDS = 2.0
+"""Time in which the database has to answer for the server to be ready."""
 _PRUNE_SECONDS = 3_600.0
 _DAY_SECONDS = 86_400.0
+MAX_NAMES = 10_000
 MAX_TARGETS = 50
 """Maximum number of tools, and of hosts, by which the list of runs finds a run."""
 # Fields of a run record that have their own column. All other fields are stored in `details`.
@@ -47,8 +52,13 @@ _RUN_COLUMNS = (
 class Storage:
     """The store, the vault and the abilities of one App."""
 
-    def __init__(self, settings: Settings, kernel: Kernel, recorder: RunRecorder) -> None:
-        """`recorder` passes run records to the store while it is open."""
+    def __init__(
+        self, settings: Settings, kernel: Kernel, recorder: RunRecorder, egress: EgressCounters | None = None
+    ) -> None:
+        """`recorder` passes run records to the store while it is open. `egress` counts the requests of
+        abilities.
+        """
+        self._egress = egress
         self.settings = settings
         self._kernel = kernel
         self._recorder = recorder
@@ -59,6 +69,10 @@ class Storage:
         self._http_client: FetchClient | None = None
         self._abilities: AbilityExecutor | None = None
         self._pruning: asyncio.Task[None] | None = None
+        self._problem: str | None = None
+        self._checked_until = 0.0
+        self.owner_names: dict[str, str] = {}
+        """Names of users by the owner of their runs, at most MAX_NAMES, for logs and metrics."""
 
     async def start(self) -> None:
         """Opens the store when a server starts, so that errors appear before the first request.
@@ -107,7 +121,11 @@ class Storage:
         from hutch.vault import api_keys
 
         api_keys.digest(secret)  # raises for a malformed key, before the store is opened
-        return await api_keys.authenticate(self._store or await self.store(), secret)
+        identity = await api_keys.authenticate(self._store or await self.store(), secret)
+        if len(self.owner_names) >= MAX_NAMES:
+            self.owner_names.clear()
+        self.owner_names[identity.user.id] = identity.user.name
+        return identity
 
     @property
     def stores_runs(self) -> bool:
@@ -117,6 +135,23 @@ class Storage:
     def record_queue(self) -> QueueState | None:
         """State of the queue of run records. None unless the store is open."""
         return None if self._store is None else self._store.write_behind.state
+
+    async def problem(self) -> str | None:
+        """Returns why the database does not answer, or None. The answer of the last second is used again."""
+        if self._store is None:
+            return None
+        now = time.monotonic()
+        if now >= self._checked_until:
+            try:
+                async with asyncio.timeout(CHECK_SECONDS):
+                    await self._store.check()
+                self._problem = None
+            except TimeoutError:
+                self._problem = f"the database did not answer within {CHECK_SECONDS:g} s"
+            except StoreError as error:
+                self._problem = str(error)
+            self._checked_until = time.monotonic() + 1.0
+        return self._problem
 
     def _queue_run(self, record: RunRecord) -> None:
         assert self._store is not None
@@ -173,7 +208,7 @@ class Storage:
             from hutch.egress.client.client import FetchClient
             from hutch.protocols.abilities.execute import AbilityExecutor
 
-            self._http_client = FetchClient(self.settings)
+            self._http_client = FetchClient(self.settings, counters=self._egress)
             self._abilities = AbilityExecutor(self._kernel, vault.store, vault, self._http_client)
 
     async def _prune(self, store: Store) -> None:

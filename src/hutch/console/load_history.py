@@ -96,8 +96,8 @@ class LoadHistory:
 
     def _buckets(self) -> list[int]:
         totals = [0] * (len(BUCKETS) + 1)
-        for counts in self._counters.buckets.values():
-            for index, count in enumerate(counts):
+        for durations in self._counters.seconds.values():
+            for index, count in enumerate(durations.counts):
                 totals[index] += count
         return totals
 

@@ -82,6 +82,8 @@ class EgressPolicy(msgspec.Struct, frozen=True):
     """Destinations for which the HTTP client may use http. Hosts and addresses in `allow`, but not suffixes,
     may use it too.
     """
+    trace_hosts: tuple[str, ...] = ()
+    """Destinations to which the HTTP client sends the trace context."""
 
     def check_host(self, host: Address | str, port: int | None) -> None:
         """Checks a host before it is resolved. With the port None, checks whether any port is permitted.
@@ -125,14 +127,23 @@ class EgressPolicy(msgspec.Struct, frozen=True):
             not isinstance(host, str) and _any_rule_matches(self.allow, host, port)
         )
 
+    def permits_trace(self, host: Address | str, port: int) -> bool:
+        return _any_rule_matches(self.trace_hosts, host, port)
+
 
 def fetch_policy(settings: Settings) -> EgressPolicy:
     """Returns the policy of the HTTP client. Raises SettingError for an invalid entry."""
     parse_rules("egress_allow", settings.egress_allow)
     parse_rules("egress_http_hosts", settings.egress_http_hosts)
+    parse_rules("trace_hosts", settings.trace_hosts)
     if settings.egress == "none":
         return EgressPolicy("none")
-    return EgressPolicy(settings.egress, settings.egress_allow, plain_http=settings.egress_http_hosts)
+    return EgressPolicy(
+        settings.egress,
+        settings.egress_allow,
+        plain_http=settings.egress_http_hosts,
+        trace_hosts=settings.trace_hosts,
+    )
 
 
 def policy_for(settings: Settings, package: str | None = None) -> EgressPolicy:

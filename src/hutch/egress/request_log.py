@@ -22,3 +22,5 @@ class OutgoingRequest(msgspec.Struct, kw_only=True):
     ms: float = 0.0
     """Time until the response body was read or abandoned, or the tunnel was closed."""
     error: str | None = None
+    span_id: str | None = None
+    """Id of the request's span if the run is traced."""

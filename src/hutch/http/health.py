@@ -1,4 +1,4 @@
-"""Routes `/health` and `/metrics`."""
+"""Routes `/health`, `/ready` and `/metrics`."""
 
 from __future__ import annotations
 
@@ -12,31 +12,36 @@ from starlette.routing import BaseRoute, Route
 from hutch._version import __version__
 from hutch.http.auth import AccessControl
 from hutch.http.routing import PrefixRoute
-from hutch.kernel.metrics import RunCounters, exposition
-from hutch.sandbox.pool.pool import Pool
 from hutch.sandbox.selftest.result import SelfTestResult
 from hutch.text import now_rfc3339
 
 # TPMJS protocol version. TPMJS clients read it from /health.
 PROTOCOL_VERSION = "1.0"
 
+_PUBLIC_REASONS = {"store": "the database does not answer", "sandbox": "no execution can start"}
+
 
 class GatewayHealth(Protocol):
     def health(self) -> dict[str, Any]: ...
+    def connecting(self) -> list[str]: ...
 
 
 class MonitoredServer(Protocol):
     """Server with the components that these routes report on."""
 
-    pool: Pool
     verdict: SelfTestResult
-    counters: RunCounters
 
     @property
     def gateway(self) -> GatewayHealth: ...
 
     def record_state(self) -> dict[str, Any] | None:
         """Returns whether run records can be written, and how many wait. None if they are not stored."""
+
+    def metrics(self) -> bytes:
+        """Returns all metrics in the Prometheus text format."""
+
+    async def problems(self) -> dict[str, str]:
+        """Returns why the server cannot work normally, by component."""
 
 
 def routes(server: MonitoredServer, access: AccessControl) -> list[BaseRoute]:
@@ -57,9 +62,21 @@ def routes(server: MonitoredServer, access: AccessControl) -> list[BaseRoute]:
         status = 503 if access.is_draining else 200
         return access.deny(request, public=True) or JSONResponse(body, status_code=status)
 
-    async def metrics(request: Request) -> Response:
-        return access.deny(request) or Response(
-            exposition(server.counters, server.pool), media_type="text/plain; version=0.0.4"
-        )
+    async def ready(request: Request) -> Response:
+        if (refusal := access.deny(request, public=True)) is not None:
+            return refusal
+        problems = await server.problems()
+        if access.deny(request) is not None:
+            # The reasons may name hosts and paths.
+            problems = {name: _PUBLIC_REASONS[name] for name in problems}
+        if access.is_draining:
+            problems["server"] = "it is shutting down"
+        connecting = server.gateway.connecting()
+        is_ready = not problems and not connecting
+        body = {"ready": is_ready, "connecting": connecting, "problems": problems}
+        return JSONResponse(body, status_code=200 if is_ready else 503)
 
-    return [PrefixRoute("/health", health), Route("/metrics", metrics)]
+    async def metrics(request: Request) -> Response:
+        return access.deny(request) or Response(server.metrics(), media_type="text/plain; version=0.0.4")
+
+    return [PrefixRoute("/health", health), PrefixRoute("/ready", ready), Route("/metrics", metrics)]

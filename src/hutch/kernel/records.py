@@ -20,6 +20,7 @@ from hutch.text import cut, format_rfc3339
 
 if TYPE_CHECKING:
     from hutch.kernel.metrics import RunCounters
+    from hutch.kernel.spans import RunTracing
 
 logger = logging.getLogger("hutch.runs")
 
@@ -47,6 +48,9 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     engine: str
     label: str | None = None
     parent_run_id: str | None = None
+    trace_id: str | None = None
+    """Id of the run's trace; None if it is not traced."""
+    span_id: str | None = None
     code_hash: str | None = None
     """SHA-256 of the guest's code. None for tools of npm packages, whose label names the package."""
     created_at: str
@@ -94,6 +98,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             engine=execution.profile.engine,
             label=None if execution.label is None else cut(execution.label, MAX_LABEL_CHARS),
             parent_run_id=execution.parent_run_id,
+            trace_id=None if run.trace is None else run.trace.trace_id,
+            span_id=None if run.trace is None else run.trace.span_id,
             code_hash=_code_hash(execution),
             created_at=_timestamp(run.started_at),
             started_at=None if clock.started is None else _timestamp(run.started_at + clock.started),
@@ -121,6 +127,8 @@ def _request(request: Any, clock: RunClock) -> dict[str, Any]:
     """Returns an outgoing request with its start relative to the guest's."""
     fields: dict[str, Any] = msgspec.to_builtins(request)
     start = fields.pop("started") - clock.created - (clock.started or 0.0)
+    if fields["span_id"] is None:
+        del fields["span_id"]
     return {**fields, "start_ms": round(start * 1000, 3)}
 
 
@@ -140,6 +148,10 @@ class RunRecorder:
         """None while records are not stored."""
         self._counters = counters
         self._levels = levels or RecordLevels()
+        self.tracing: RunTracing | None = None
+        """Exports a trace of each run. None if traces are not configured."""
+        self.owner_name: Callable[[str], str | None] = lambda owner: None
+        """Returns the name of an owner, if known."""
         self.on_end: list[Callable[[RunHandle], None]] = []
         """Called with each run at its end."""
 
@@ -156,39 +168,45 @@ class RunRecorder:
             self._counters.count(execution, run, result)
         for listener in self.on_end:
             listener(run)
-        is_internal = execution.is_internal
-        sink = None if is_internal else self.sink
-        level = logging.DEBUG if is_internal else logging.INFO
-        is_logged = logger.isEnabledFor(level)
-        if not is_logged and sink is None:
+        sink = None if execution.is_internal else self.sink
+        tracing = None if execution.is_internal or execution.is_group else self.tracing
+        log_level = logging.DEBUG if execution.is_internal else logging.INFO
+        is_logged = logger.isEnabledFor(log_level)
+        if not is_logged and sink is None and tracing is None:
             return
+        if tracing is not None and run.trace is None:
+            # The run ended before the kernel knew it, because its package could not be installed.
+            tracing.begin(execution, run)
         record = RunRecord.of(execution, run, result)
-        if is_logged:
-            calls = f"{record.tool_calls} tool call{'' if record.tool_calls == 1 else 's'}"
-            logger.log(
-                level,
-                "run %s: %s after %s ms (%s, %s)",
-                record.run_id,
-                record.outcome,
-                _rounded(record.duration_ms),
-                record.engine,
-                calls,
-                extra={"event": "run", "fields": record_fields(record)},
-            )
-        if sink is not None:
-            sink(self._with_content(record, execution, run, result))
-
-    def _with_content(
-        self, record: RunRecord, execution: Execution, run: RunHandle, result: Result
-    ) -> RunRecord:
         level = self._levels.of(execution.protocol, run.record_level)
-        if level == "metadata" or (level == "errors" and run.outcome == "ok"):
-            return msgspec.structs.replace(record, recorded=level)
-        return msgspec.structs.replace(
-            record,
-            recorded=level,
-            error_message=error_text(run, result),
-            content=run_content(execution, run, result, level, self._levels.max_bytes),
+        message = None if level == "metadata" else error_text(run, result)
+        if is_logged:
+            self._log(record, message, log_level)
+        if tracing is not None:
+            tracing.end(msgspec.structs.replace(record, error_message=message), run)
+        if sink is not None:
+            content = None
+            if level == "full" or (level == "errors" and run.outcome != "ok"):
+                content = run_content(execution, run, result, level, self._levels.max_bytes)
+            sink(msgspec.structs.replace(record, recorded=level, error_message=message, content=content))
+
+    def _log(self, record: RunRecord, message: str | None, level: int) -> None:
+        calls = f"{record.tool_calls} tool call{'' if record.tool_calls == 1 else 's'}"
+        logger.log(
+            level,
+            "run %s: %s after %s ms (%s, %s)",
+            record.run_id,
+            record.outcome,
+            _rounded(record.duration_ms),
+            record.engine,
+            calls,
+            extra={
+                "event": "run",
+                "fields": record_fields(record),
+                # For the lines of a terminal. They are not written to log files.
+                "owner_name": self.owner_name(record.owner),
+                "error_message": message,
+            },
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from typing import Any, Literal, TypeAlias
 
 import anyio
@@ -51,6 +51,8 @@ from hutch.mcp_client.transports import http, stdio
 from hutch.mcp_client.transports.process import ServerProcess
 from hutch.mcp_client.transports.stdio import DirectCalls
 from hutch.session.schema.hints import validator
+from hutch.telemetry.trace_context import current
+from hutch.telemetry.tracer import opentelemetry_context
 from hutch.text import printable
 
 ProgressCallback: TypeAlias = Callable[[float, float | None, str | None], Awaitable[None] | None]
@@ -377,14 +379,17 @@ class McpConnection:
         on_progress: ProgressCallback | None,
     ) -> CallToolResult | InputRequiredResult:
         modern = session.protocol_version in MODERN_PROTOCOL_VERSIONS
+        trace = current.get()
         if self._direct is not None and on_progress is None and not modern:
-            result = await self._direct.call(tool, arguments)
+            result = await self._direct.call(tool, arguments, None if trace is None else trace.headers)
             if isinstance(result, dict):
                 return CallToolResult.model_validate(result, by_name=False)
             return CallToolResult.model_validate_json(bytes(result), by_name=False)
         request = CallToolRequest(params=CallToolRequestParams(name=tool, arguments=arguments))
         callback = None if on_progress is None else _async_callback(on_progress)
-        return await session.send_request(request, _RESULT_ADAPTER, progress_callback=callback)
+        # The SDK sends the current context of OpenTelemetry in `_meta`.
+        with nullcontext() if trace is None else opentelemetry_context(trace):
+            return await session.send_request(request, _RESULT_ADAPTER, progress_callback=callback)
 
     async def _read_resource(self, session: ClientSession, uri: str) -> CallToolResult | InputRequiredResult:
         """Reads a resource and returns it in the form of a tool's result."""

@@ -29,6 +29,7 @@ from hutch.npm.refusals import Refusals
 from hutch.npm.tree import TreeLimit, TreeTooLarge
 from hutch.npm.version_resolver import VersionResolver
 from hutch.settings import Settings
+from hutch.telemetry.counters import InstallCounters
 
 __all__ = ["LocalPackage", "Package", "PackageInfo", "PackageManager", "Progress", "PruneResult"]
 
@@ -65,7 +66,14 @@ class _Installation:
 class PackageManager:
     """Provides installed packages. Belongs to one event loop. Many processes may share the folder."""
 
-    def __init__(self, settings: Settings, *, on_progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        on_progress: Progress | None = None,
+        counters: InstallCounters | None = None,
+    ) -> None:
+        self._counters = counters or InstallCounters()
         root = settings.home_path.absolute() / "npm"
         self._settings = settings
         self._on_progress = on_progress
@@ -170,19 +178,25 @@ class PackageManager:
         a range or tag for a while.
         """
         seconds = self._settings.install_seconds
+        began, outcome = time.monotonic(), "failed"
         try:
             async with asyncio.timeout(seconds), self._locks.acquire(file_name(spec.name)):
                 # Another process may have installed the package meanwhile.
                 if not refresh and (ready := self._find_fresh(spec)) is not None:
+                    outcome = ""
                     return ready
                 async with self._slots:
                     package = await self._install(spec, report, known)
+                outcome = "ok"
                 if not spec.is_exact:
                     self._resolver.save(spec, package.version)
                 return package
         except TimeoutError:
+            outcome = "timeout"
             failure = PackageNotFound(f"{spec} could not be installed within {seconds:g} s.", retryable=True)
         except PackageNotFound as error:
+            if not error.retryable:
+                outcome = "too_large" if isinstance(error, PackageTooLarge) else "not_found"
             failure = error
         except OSError as error:
             if known is None and (obstacle := errors.explain_home_error(error)) is not None:
@@ -192,6 +206,9 @@ class PackageManager:
             logger.error("installing %s: %s", spec, error)
             message = f"{spec} could not be installed because of an error on this server."
             failure = PackageNotFound(message, retryable=True)
+        finally:
+            if outcome:
+                self._counters.add(outcome, time.monotonic() - began)
         if known is None or not failure.retryable:
             raise failure
         logger.warning("%s still resolves to %s: %s", spec, known.version, failure.message)

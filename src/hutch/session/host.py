@@ -33,6 +33,7 @@ from hutch.session.messages import (
 from hutch.session.run import CallRecord, Listener, Result, RunEvent, RunLog
 from hutch.session.tool_calls import MAX_NAME_CHARS, ToolCalls
 from hutch.session.tools.provider import MAX_MESSAGE_CHARS, Provider
+from hutch.telemetry.trace_context import TraceContext
 
 BACKSTOP_SECONDS = 0.1
 START_TIMEOUT_SECONDS = 60.0
@@ -111,6 +112,7 @@ class Session:
         job: Job | None = None,
         inputs: bytes | None = None,
         listeners: Sequence[Listener] = (),
+        trace: TraceContext | None = None,
     ) -> None:
         """`send_result`: sends tool results, if there is a faster way than `send`.
 
@@ -123,7 +125,8 @@ class Session:
         execution nor sent anything else, according to `lines_received`; 0 for no such limit.
 
         `inputs`: JSON text of the object whose properties become variables of the guest. `listeners`: receive
-        log lines and tool calls as they come. With none, the runner sends log lines only at the end.
+        log lines and tool calls as they come. With none, the runner sends log lines only at the end. `trace`:
+        span of the run, to which the spans of its tool calls belong; if `trusted`, the span that calls it.
         """
         self.id = id
         self.limits = limits
@@ -171,7 +174,10 @@ class Session:
             writable=writable,
             on_abuse=self.mark_lost,
             loop=self._loop,
+            # The peer has spans of its own for the calls.
+            trace=None if trusted else trace,
         )
+        self._trace = trace
 
     @property
     def started(self) -> bool:
@@ -212,6 +218,8 @@ class Session:
             provider.manifest_json(full=self._full_manifests) for provider in self._providers.values()
         ]
         options = _options_json(self.limits, self._is_observed, self._trusted)
+        if self._trusted and self._trace is not None:
+            options = options[:-1] + f',"traceparent":"{self._trace.traceparent}"}}'.encode()
         self._send(execute_line(self.id, self._code, options, manifests, self._job, self._inputs))
 
     async def wait(self) -> Result:

@@ -36,7 +36,7 @@ TOO_DEEP = "a message is nested too deeply"
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Limits that the runner enforces. The last six fields are extensions of Hutch. Other runners ignore
+    """Limits that the runner enforces. The last seven fields are extensions of Hutch. Other runners ignore
     them.
     """
 
@@ -54,6 +54,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """True to get the source line of each call in `tool_call`."""
     check: bool | UnsetType = UNSET
     """True to type-check the code before it runs."""
+    traceparent: str | UnsetType = UNSET
+    """W3C trace context of the caller."""
 
 
 class WireError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

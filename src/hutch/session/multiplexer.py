@@ -13,6 +13,7 @@ from hutch.session.host import BACKSTOP_SECONDS, RUNNER_CODES, Limits, Session
 from hutch.session.messages import Done, Job, Log, RunnerMessage, ToolCall, decode_from_runner
 from hutch.session.run import Listener
 from hutch.session.tools.provider import Provider
+from hutch.telemetry.trace_context import TraceContext
 
 logger = logging.getLogger("hutch.session")
 
@@ -84,12 +85,13 @@ class Multiplexer:
         *,
         inputs: bytes | None = None,
         listeners: Sequence[Listener] = (),
+        trace: TraceContext | None = None,
         begin: bool = True,
     ) -> Session:
         """Starts a session. The caller awaits the result and then calls `forget`.
 
-        `may_poll`: returns True if the runner may use a core to poll for the next tool result. `inputs` and
-        `listeners`: see `Session`. `begin`: if False, the caller has to call `Session.begin`.
+        `may_poll`: returns True if the runner may use a core to poll for the next tool result. `inputs`,
+        `listeners` and `trace`: see `Session`. `begin`: if False, the caller has to call `Session.begin`.
         """
 
         def send_result(line: bytes) -> None:
@@ -114,6 +116,7 @@ class Multiplexer:
             job=job,
             inputs=inputs,
             listeners=listeners,
+            trace=trace,
         )
         self.sessions[id] = session
         if self.close_reason is not None:

@@ -18,6 +18,7 @@ from hutch.text import cut, format_rfc3339
 if TYPE_CHECKING:
     from hutch.session.host import Session
     from hutch.session.timeline import RunTimeline
+    from hutch.telemetry.trace_context import TraceContext
 
 # Limits of the calls in a run record, which is stored and logged.
 MAX_RECORDED_CALLS = 200
@@ -67,6 +68,8 @@ class CallRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """Line of the guest's source that made the call; None if not known."""
     code: str | None = None
     """Code of the error that the guest got."""
+    span_id: str | None = None
+    """Id of the call's span if the run is traced."""
 
     @classmethod
     def of(
@@ -79,10 +82,11 @@ class CallRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         start_ms: float | None = None,
         line: int | None = None,
         code: str | None = None,
+        span_id: str | None = None,
     ) -> CallRecord:
         """Returns the record of a call. Long names are truncated."""
         names = cut(provider, MAX_RECORDED_CHARS), cut(tool, MAX_RECORDED_CHARS)
-        return cls(*names, ok, round(seconds * 1000, 3), start_ms, line, code)
+        return cls(*names, ok, round(seconds * 1000, 3), start_ms, line, code, span_id)
 
 
 class Wait(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -243,6 +247,15 @@ class CallLog:
     def __init__(self) -> None:
         self.count = 0
         self.records: list[CallRecord] = []
+        self.run: RunHandle | None = None
+        """The run, when it is known."""
+
+    def since_start_ms(self, at: float) -> float | None:
+        """Converts a time of the monotonic clock to milliseconds since the guest began to run."""
+        if self.run is None:
+            return None
+        clock = self.run.clock
+        return round((at - clock.created - (clock.started or 0.0)) * 1000, 3)
 
     def add(self, call: CallRecord) -> None:
         self.count += 1
@@ -294,6 +307,8 @@ class RunHandle(msgspec.Struct, eq=False):
     """Collects log lines and tool calls if the run is recorded in full."""
     redact: Callable[[str], str] | None = None
     """Replaces the run's secrets in text that is recorded."""
+    trace: TraceContext | None = None
+    """Context of the run's span. None if the run is not traced."""
 
     @property
     def failure_message(self) -> str | None:

@@ -48,6 +48,7 @@ from hutch.session.messages import (
 from hutch.session.run import Result, RunHandle, log_listener
 from hutch.session.tools.provider import Provider
 from hutch.session.tools.tool import ToolContext
+from hutch.telemetry.trace_context import TRACEPARENT, current, parse_context
 
 logger = logging.getLogger("hutch.session")
 
@@ -215,6 +216,8 @@ class ChannelServer:
             if message.inputs is not UNSET:
                 inputs = await decode_inputs(bytes(message.inputs), providers)
             run = self._runs[message.id] = self._run_handle(message)
+            if message.options.traceparent is not UNSET:
+                current.set(parse_context({TRACEPARENT: message.options.traceparent}.get))
             result = await self._run(ExecutionRequest(message.code, message.options, providers, inputs, run))
             await self._channel.writable()
             return result

@@ -28,6 +28,7 @@ from hutch.session.run import (
 from hutch.session.tools.provider import Provider
 from hutch.session.tools.tool import ToolContext
 from hutch.tasks import start_now
+from hutch.telemetry.trace_context import TraceContext, current
 from hutch.text import cut
 
 if TYPE_CHECKING:
@@ -57,9 +58,10 @@ class ToolCalls:
         writable: Callable[[], Awaitable[None]] | None,
         on_abuse: Callable[[str], None],
         loop: asyncio.AbstractEventLoop,
+        trace: TraceContext | None = None,
     ) -> None:
         """`writable`: waits while the channel's buffer is full. `on_abuse`: called with the reason if the
-        runner sends too many invalid calls.
+        runner sends too many invalid calls. `trace`: span of the run.
         """
         self.run_id = run_id
         self.deadline = 0.0
@@ -78,6 +80,7 @@ class ToolCalls:
         self._listeners = listeners
         self._writable = writable
         self._on_abuse = on_abuse
+        self._trace = trace
         self._loop, self._thread = loop, threading.get_ident()
         self._ids: set[str] = set()
         self._tasks: dict[str, tuple[asyncio.Task[None], ToolCall]] = {}
@@ -141,6 +144,11 @@ class ToolCalls:
         began = monotonic()
         ok = False
         result, code, message = b"", "", ""
+        trace = self._trace
+        if trace is not None:
+            # The task is the call's own. What it calls belongs to the span of the call.
+            trace = trace if provider.is_internal else trace.child()
+            current.set(trace)
         if self._listeners:
             self._emit(
                 ToolCallStarted(
@@ -181,7 +189,10 @@ class ToolCalls:
             if len(self.records) < MAX_RECORDED_CALLS:
                 start_ms = round((began - self.started_at) * 1000, 3)
                 names = call.provider_name, call.safe_tool_name
-                self.records.append(CallRecord.of(*names, ok, elapsed, start_ms=start_ms, code=code or None))
+                span_id = None if trace is None or trace is self._trace else trace.span_id
+                self.records.append(
+                    CallRecord.of(*names, ok, elapsed, start_ms=start_ms, code=code or None, span_id=span_id)
+                )
             # Calls that are cancelled at the end of the run end after its last event.
             if self._listeners and not self._has_ended:
                 self._emit(

@@ -171,6 +171,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # Requests made by abilities.
     egress_http_hosts: tuple[str, ...] = ()
     """Hosts that abilities may reach over plain http, in addition to `egress_allow`."""
+    trace_hosts: tuple[str, ...] = ()
+    """Hosts to which requests of abilities and flows carry the trace context, if traces are exported."""
     proxy_url: str | None = None
     """HTTP proxy for the requests of abilities. Also read from PROXY_URL."""
     fetch_seconds: Seconds = 30.0

@@ -73,6 +73,7 @@ class SettingOverrides(TypedDict, total=False):
     egress_allow: Sequence[str]
     package_egress: Mapping[str, str]
     egress_http_hosts: Sequence[str]
+    trace_hosts: Sequence[str]
     proxy_url: str | None
     fetch_seconds: float
     max_fetch_bytes: int

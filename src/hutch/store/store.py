@@ -78,6 +78,10 @@ class Store:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    async def check(self) -> None:
+        """Raises StoreError if the database does not answer."""
+        await self._database.read("SELECT 1")
+
     async def write_backup(self, path: Path) -> Backup:
         """Writes all tables to a new file; see `hutch.store.backup`. Raises StoreError."""
         from hutch.store.backup import write_backup  # imported late, because only one command needs it

@@ -34,6 +34,8 @@ class QueueState(NamedTuple):
     """Number of records that were lost because the queue was full, since the database last worked."""
     failure: str | None
     """Why records cannot be written at the moment; None if they can."""
+    total_dropped: int = 0
+    """Number of records that were lost since the start."""
 
 
 class WriteBehindQueue:
@@ -55,14 +57,14 @@ class WriteBehindQueue:
         self._failure: str | None = None
         self._key_uses: dict[str, str] = {}
         self._max_queued = max_queued
-        self._dropped = 0
+        self._dropped = self._total_dropped = 0
         self._wake = asyncio.Event()
         self._writing = asyncio.Lock()
         self._task = asyncio.create_task(self._write_loop(), name="hutch store: write-behind")
 
     @property
     def state(self) -> QueueState:
-        return QueueState(len(self._runs), self._dropped, self._failure)
+        return QueueState(len(self._runs), self._dropped, self._failure, self._total_dropped)
 
     def add_run(self, run: NewRun | RunRow) -> None:
         """Queues a run record. Never waits and never fails."""
@@ -72,6 +74,7 @@ class WriteBehindQueue:
         while len(self._runs) > self._max_queued or (self._bytes > self._max_bytes and len(self._runs) > 1):
             self._pop()
             self._dropped += 1
+            self._total_dropped += 1
         self._wake.set()
 
     def _pop(self) -> None:

@@ -52,6 +52,8 @@ SERVERS = (FakeServer("github", "GitHub"), FakeServer("file-system"), FakeServer
 class McpHarness:
     """Replaces `hutch.app.app.App` for the MCP server, with its own tools."""
 
+    tracer = None
+
     def __init__(
         self,
         app: App,

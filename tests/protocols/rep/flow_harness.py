@@ -22,6 +22,8 @@ from hutch.protocols.rep.runtime.scheduler import FlowRun
 class NoServices:
     """For flows whose steps need no services."""
 
+    tracer = None
+
     @property
     def settings(self) -> Any:
         raise AssertionError("this flow must not need settings")

@@ -148,9 +148,7 @@ class TpmjsServer:
         self.settings = Settings(**settings)
         self.access = AccessControl(self.settings)
         monitored = SimpleNamespace(
-            pool=None,
             verdict=SELF_TEST,
-            counters=None,
             gateway=Gateway(SimpleNamespace()),
             record_state=lambda: None,
         )

@@ -20,6 +20,7 @@ from hutch.protocols.rep.runtime.journal import StoreJournals
 from hutch.protocols.rep.runtime.service import RepRuntime
 from hutch.session.channels.descriptors import DescriptorChannel
 from hutch.streams.lines import LineSplitter
+from hutch.telemetry.tracer import open_tracer
 from hutch.text import LINE, now_rfc3339, printable
 
 # Time after the end of stdin for steps to end, for output to be written, and for both together.
@@ -44,7 +45,7 @@ def serve_runs(
 async def _serve(
     read: int, write: int, lines: LineSplitter, waiting: list[bytes], project: Path | None
 ) -> int:
-    services = ProcessServices(project)
+    services = ProcessServices(project, await open_tracer())
     _configure_logging(os.environ, services.settings.log_level)
     journals = StoreJournals(lambda: services.settings)
     runtime = RepRuntime(services, journals=journals)

@@ -18,14 +18,16 @@ from hutch.settings import Settings
 if TYPE_CHECKING:
     from hutch.app.app import App
     from hutch.egress.client.client import FetchClient
+    from hutch.telemetry.tracer import Tracer
 
 
 class ProcessServices:
     """Services of a runtime process. They belong to the event loop that opens them."""
 
-    def __init__(self, project: Path | None = None) -> None:
-        """Uses the trusted files of the folder `project`, if given."""
+    def __init__(self, project: Path | None = None, tracer: Tracer | None = None) -> None:
+        """Uses the trusted files of the folder `project`, if given. Closes `tracer` at the end."""
         self._project = project
+        self.tracer = tracer
         self._apps: dict[tuple[str, ...], asyncio.Task[App]] = {}
         self._http_client: FetchClient | None = None
 
@@ -58,10 +60,13 @@ class ProcessServices:
         if egress_allow:
             rules = (*settings.egress_allow, *egress_allow)
             settings = msgspec.structs.replace(settings, egress_allow=rules)
-        return await App.create(settings, project_servers=project_servers(settings, self._project))
+        servers = project_servers(settings, self._project)
+        return await App.create(settings, project_servers=servers, tracer=self.tracer)
 
     async def close(self) -> None:
         async with AsyncExitStack() as stack:
+            if self.tracer is not None:
+                stack.push_async_callback(self.tracer.close)
             if self._http_client is not None:
                 stack.push_async_callback(self._http_client.close)
             for creating in self._apps.values():

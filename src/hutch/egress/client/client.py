@@ -20,7 +20,6 @@ from hutch.egress.addresses import Url, parse_host
 from hutch.egress.client.connection import ClientConnection
 from hutch.egress.client.fields import merge_fields, without_fields
 from hutch.egress.client.headers import (
-    MergedHeaders,
     merge_headers,
     without_body_headers,
     without_origin_headers,
@@ -41,8 +40,12 @@ from hutch.egress.client.response import ACCEPTED_ENCODINGS, FetchResponse, reda
 from hutch.egress.policy import EgressPolicy, fetch_policy
 from hutch.egress.redaction import Redactor, cached_redactor
 from hutch.settings import Settings
+from hutch.telemetry.counters import EgressCounters
+from hutch.telemetry.trace_context import current
 
 MAX_LOGGED_PATH = 1024
+COUNTED_AS = "fetch"
+"""Name of this client in metrics."""
 
 _METHOD = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,64}")
 # From the fetch standard: methods that are converted to upper case, and methods that are never sent.
@@ -61,8 +64,15 @@ T = TypeVar("T")
 class FetchClient:
     """HTTP client with a connection pool. A process has one client."""
 
-    def __init__(self, settings: Settings, *, trust: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        trust: ssl.SSLContext | None = None,
+        counters: EgressCounters | None = None,
+    ) -> None:
         """Creates a client. `trust` replaces the system's certificates. Raises SettingError."""
+        self._counters = counters or EgressCounters()
         self._policy = fetch_policy(settings)
         self._limits = FetchLimits.of(settings)
         operator_proxy = OperatorProxy(settings.proxy_url, trust) if settings.proxy_url else None
@@ -89,6 +99,7 @@ class FetchClient:
             policy or self._policy,
             limits or self._limits,
             log,
+            self._counters,
         )
 
     async def close(self) -> None:
@@ -105,7 +116,9 @@ class FetchSession:
         policy: EgressPolicy,
         limits: FetchLimits,
         log: LogFailure | None = None,
+        counters: EgressCounters | None = None,
     ) -> None:
+        self._counters = counters or EgressCounters()
         self.request_log: list[RequestLogEntry] = []
         self.redactor = redactor
         self._pool = pool
@@ -142,6 +155,8 @@ class FetchSession:
         self._closed = True
         for response in list(self._responses):
             response.close()
+        for entry in self.request_log:
+            self._counters.add_bytes(COUNTED_AS, entry.sent_bytes, entry.received_bytes)
 
     async def _send_and_redirect(self, request: FetchRequest, started: float) -> FetchResponse:
         method, body, guest_headers = _normalize_method(request), request.body, request.headers
@@ -178,6 +193,10 @@ class FetchSession:
             raise FetchError("too_many_requests", message)
         path = self.redactor.text(url.path)[:MAX_LOGGED_PATH]
         entry = RequestLogEntry(method=method, host=self.redactor.text(url.authority), path=path)
+        trace = current.get()
+        if trace is not None:
+            trace = trace.child()
+            entry.span_id = trace.span_id
         self.request_log.append(entry)
         try:
             # With mode "none", the error of the policy itself is clearer.
@@ -190,17 +209,23 @@ class FetchSession:
                 fields = merge_fields(injection.fields, url, merged.headers, body)
                 target, body = fields.target, fields.body
                 credentials = tuple(dict.fromkeys((*credentials, *fields.credentials)))
-            data = _serialize(method, url, target, merged, body)
+            headers = merged.headers
+            if trace is not None and self._policy.permits_trace(parse_host(url.host), url.port):
+                added = trace.headers
+                headers = [pair for pair in headers if pair[0].lower() not in added] + [*added.items()]
+            data = _serialize(method, url, target, headers, body)
             key = PoolKey(self._owner, self._policy, url.origin)
             connection, exchange = await self._send_on_connection(key, url, method, data, entry, credentials)
         except BaseException as error:
             entry.error = error.kind if isinstance(error, FetchError) else "closed"
+            self._counters.add(COUNTED_AS, entry.error)
             raise
         finally:
             # monotonic, because the event loop's clock only has a resolution of milliseconds.
             entry.ms = round((monotonic() - entry.started) * 1000, 3)
         entry.status = exchange.status
         entry.received_bytes = exchange.received
+        self._counters.add(COUNTED_AS, "ok" if exchange.status < 400 else "http_error")
         return entry, connection, exchange
 
     async def _send_on_connection(
@@ -306,10 +331,10 @@ def _http_refused(url: Url) -> str:
     )
 
 
-def _serialize(method: str, url: Url, target: str, merged: MergedHeaders, body: bytes | None) -> bytes:
+def _serialize(method: str, url: Url, target: str, headers: Headers, body: bytes | None) -> bytes:
     lines = [f"{method} {target} HTTP/1.1", f"Host: {url.authority}"]
-    lines += [f"{name}: {value}" for name, value in merged.headers]
-    names = {name.lower() for name, _ in merged.headers}
+    lines += [f"{name}: {value}" for name, value in headers]
+    names = {name.lower() for name, _ in headers}
     lines += [f"{name}: {value}" for name, value in _DEFAULT_HEADERS if name not in names]
     lines.append(f"accept-encoding: {ACCEPTED_ENCODINGS}")
     if body is not None or method in ("POST", "PUT", "PATCH"):

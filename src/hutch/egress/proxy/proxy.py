@@ -26,9 +26,12 @@ from hutch.egress.proxy.http1 import BadMessage, BodyFraming, ProxyRequest
 from hutch.egress.request_log import OutgoingRequest
 from hutch.egress.resolver import HostUnreachable, connect_to_first, resolve
 from hutch.tasks import finish
+from hutch.telemetry.counters import EgressCounters
 
 logger = logging.getLogger("hutch")
 
+COUNTED_AS = "proxy"
+"""Name of the proxy in metrics."""
 MAX_CONNECTIONS = 128
 MAX_LOOKUPS = 8
 HEAD_SECONDS = 30.0
@@ -55,7 +58,9 @@ class EgressProxy:
         policy: EgressPolicy,
         on_refused: OnRefused | None = None,
         dns: socket.socket | None = None,
+        counters: EgressCounters | None = None,
     ) -> None:
+        self._counters = counters or EgressCounters()
         self.policy = policy
         self.failures: OrderedDict[tuple[str, int], bytes] = OrderedDict()
         """Responses to the last failed tunnels, by host and port."""
@@ -79,10 +84,11 @@ class EgressProxy:
         policy: EgressPolicy,
         on_refused: OnRefused | None = None,
         dns: socket.socket | None = None,
+        counters: EgressCounters | None = None,
     ) -> EgressProxy:
         """Starts a proxy that serves until `close`. The proxy takes over both sockets and closes them."""
         listener.setblocking(False)
-        proxy = cls(listener, policy, on_refused, dns)
+        proxy = cls(listener, policy, on_refused, dns, counters)
         proxy._accepting = asyncio.get_running_loop().create_task(proxy._accept(), name="hutch-proxy")
         return proxy
 
@@ -103,6 +109,7 @@ class EgressProxy:
             client.abort_both()
         for client in clients:
             await client.wait_closed()
+        self._counters.add_bytes(COUNTED_AS, self.sent_bytes, self.received_bytes)
 
     async def _accept(self) -> None:
         """Accepts connections while a slot is free. Further connections wait in the backlog of the jail's
@@ -142,7 +149,19 @@ class EgressProxy:
 
     async def connect(self, host: str, port: int) -> socket.socket:
         """Connects to a destination that the policy permits. Raises EgressRefused and HostUnreachable."""
-        return await connect_to_first(await self._resolve(host, port), host, port)
+        outcome = "closed"
+        try:
+            sock = await connect_to_first(await self._resolve(host, port), host, port)
+            outcome = "ok"
+            return sock
+        except EgressRefused:
+            outcome = "egress_refused"
+            raise
+        except HostUnreachable:
+            outcome = "unreachable"
+            raise
+        finally:
+            self._counters.add(COUNTED_AS, outcome)
 
     async def _resolve_name(self, name: str) -> list[Address]:
         return await self._resolve(name, None)

@@ -17,6 +17,7 @@ from mcp.types import INTERNAL_ERROR
 
 from hutch.mcp_client.config import HttpConfig
 from hutch.mcp_client.transports import oauth_requests
+from hutch.telemetry.trace_context import current
 from hutch.text import printable
 
 TOO_LARGE = "the response is larger than"
@@ -81,6 +82,8 @@ async def connect(
 async def _check_request(config: HttpConfig, request: httpx2.Request) -> None:
     if oauth_requests.is_marked(request):
         await oauth_requests.check_url(config.url, str(request.url))
+    elif (trace := current.get()) is not None and request.url.host == httpx2.URL(config.url).host:
+        request.headers.update(trace.headers)
 
 
 async def _inspect_response(

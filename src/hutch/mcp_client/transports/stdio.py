@@ -178,8 +178,10 @@ class DirectCalls:
         """True if the server accepts no more calls. Calls in progress may still be answered."""
         return self._closed or self._output.is_closed
 
-    async def call(self, name: str, arguments: dict[str, Any]) -> RawResult:
-        """Calls a tool. Notifies the server if cancelled.
+    async def call(
+        self, name: str, arguments: dict[str, Any], meta: Mapping[str, str] | None = None
+    ) -> RawResult:
+        """Calls a tool. `meta` is sent as `_meta`. Notifies the server if cancelled.
 
         Raises MCPError, or CallNotSent if the server cannot have received the call.
         """
@@ -190,7 +192,10 @@ class DirectCalls:
         response: asyncio.Future[RawResult] = asyncio.get_running_loop().create_future()
         self._responses[id] = response
         try:
-            self._send(id=id, method="tools/call", params={"name": name, "arguments": arguments})
+            params: dict[str, Any] = {"name": name, "arguments": arguments}
+            if meta is not None:
+                params["_meta"] = meta
+            self._send(id=id, method="tools/call", params=params)
             if self._output.is_closed:
                 raise CallNotSent
             return await response

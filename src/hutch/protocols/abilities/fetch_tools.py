@@ -97,7 +97,12 @@ class FetchTools:
             "read": self._read,
             "drop": self._drop,
         }
-        return Provider("upstream", {name: Tool(name, partial(_call, tool)) for name, tool in tools.items()})
+        provider = Provider(
+            "upstream", {name: Tool(name, partial(_call, tool)) for name, tool in tools.items()}
+        )
+        # The trace shows the requests.
+        provider.is_internal = True
+        return provider
 
     async def body(self, response_id: int) -> bytes:
         """Reads the whole body of a response that the guest has not started to read. Raises FetchError."""

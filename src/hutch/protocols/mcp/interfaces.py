@@ -8,6 +8,7 @@ from hutch.kernel.kernel import Kernel
 from hutch.protocols.toolscript.execute import ScriptGateway, ScriptRequest, ScriptResult
 from hutch.protocols.toolscript.gateway.gateway import Gateway
 from hutch.settings import Settings
+from hutch.telemetry.tracer import Tracer
 
 # Scope key of the authenticated caller. The MCP endpoint sets it for the MCP server behind it.
 CALLER = "hutch.caller"
@@ -32,3 +33,5 @@ class McpServices(Protocol):
     def scripts(self) -> RunsScripts: ...
     @property
     def script_gateway(self) -> ScriptGateway: ...
+    @property
+    def tracer(self) -> Tracer | None: ...

@@ -56,6 +56,7 @@ from hutch.protocols.toolscript.gateway.catalog import Catalog, CatalogEntry
 from hutch.protocols.toolscript.gateway.gateway import CompletedCall
 from hutch.protocols.toolscript.gateway.search import similar_names
 from hutch.session.json_value import well_formed
+from hutch.telemetry.trace_context import TraceContext, parse_context, use_context
 from hutch.text import printable
 
 logger = logging.getLogger("hutch.mcp")
@@ -148,7 +149,7 @@ class HutchMcpServer:
         are protocol errors.
         """
         try:
-            with self._counted():
+            with self._counted(), use_context(self._trace_context(context)):
                 return await self._run_to_end(self._call(context, params.name, params.arguments))
         except HutchError as error:
             return text_result(str(error), failed=True)
@@ -157,6 +158,17 @@ class HutchMcpServer:
         except Exception:
             logger.exception("a call of %s failed", printable(params.name[:200]))
             return text_result("Hutch failed; its log says why", failed=True)
+
+    def _trace_context(self, context: Context) -> TraceContext | None:
+        """Returns the trace of the client, from `_meta` (SEP-414) or else from the HTTP headers. The current
+        one may be that of an earlier request of the session.
+        """
+        if self._hutch.tracer is None:
+            return None
+        sent = parse_context((context.meta or {}).get)
+        if sent is None and context.request is not None:
+            sent = parse_context(context.request.headers.get)
+        return sent
 
     async def _call(self, context: Context, name: str, arguments: Mapping[str, Any] | None) -> CallToolResult:
         caller = self._caller(context)

@@ -154,6 +154,7 @@ def _schemas() -> Json:
             {
                 **common,
                 "code_hash": _TEXT_OR_NULL,
+                "trace_id": _TEXT_OR_NULL,
                 "limits": _OBJECT,
                 "retries": COUNT,
                 "tool_calls": array_of("ToolCall"),

@@ -67,6 +67,7 @@ def ended_detail(row: RunRow, details: Mapping[str, Any], content: Mapping[str, 
     return {
         **entry,
         "code_hash": details.get("code_hash"),
+        "trace_id": details.get("trace_id"),
         "limits": {**_DEFAULT_LIMITS, **details.get("limits", {})},
         "retries": details.get("retries", 0),
         "error": error or entry["error"],

@@ -120,7 +120,7 @@ class ScriptRunner:
                 label=script.name,
                 source=Source(script.text, msgspec.json.encode(request.args)),
             )
-            run = _ScriptRun(run_id, on_output=request.on_output, call_log=calls)
+            run = calls.run = _ScriptRun(run_id, on_output=request.on_output, call_log=calls)
             result = await self._kernel.run(execution, run)
             return _script_result(result, execution.limits, gateway.open_calls(run_id))
 

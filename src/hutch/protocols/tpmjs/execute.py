@@ -293,7 +293,9 @@ def _event_provider(events: EventSink) -> Provider:
         if (json := _encode_json(text)) is not None:
             events.partial(json)
 
-    return Provider.of(tool("log", events.log), tool("partial", partial), name="events")
+    provider = Provider.of(tool("log", events.log), tool("partial", partial), name="events")
+    provider.is_internal = True
+    return provider
 
 
 def _params_provider(values: dict[str, Any]) -> Provider:
@@ -303,7 +305,9 @@ def _params_provider(values: dict[str, Any]) -> Provider:
         problems, complete = params.parse_params(schema if isinstance(schema, str) else "", values)
         return encode_value({"problems": problems, "value": complete})
 
-    return Provider.of(Tool("check", check), name="params")
+    provider = Provider.of(Tool("check", check), name="params")
+    provider.is_internal = True
+    return provider
 
 
 class _ToolRun(RunHandle):

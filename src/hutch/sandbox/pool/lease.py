@@ -87,6 +87,7 @@ class Lease:
             may_poll,
             inputs=inputs,
             listeners=run.listeners,
+            trace=run.trace,
             begin=False,
         )
         self._session = run.session = session

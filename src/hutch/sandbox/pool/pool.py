@@ -66,6 +66,8 @@ class Pool:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending: set[Runner] = set()
         self._failures: Counter[Profile] = Counter()
+        self._start_error: str | None = None
+        """Reason for which the last runner did not start; None if it did."""
         self._closed = False
         self._counters = PoolCounters()
         self._cleanup_timer: asyncio.TimerHandle | None = None
@@ -74,6 +76,11 @@ class Pool:
     @property
     def is_closed(self) -> bool:
         return self._closed
+
+    @property
+    def problem(self) -> str | None:
+        """Reason for which no execution can start, or None."""
+        return "it is shutting down" if self._closed else self._start_error
 
     # --- leasing ---
 
@@ -431,6 +438,7 @@ class Pool:
             raise
         self._start_finished(profile)
         del self._failures[profile]
+        self._start_error = None
         self._counters.started += 1
         runner.on_exit = self._on_exit
         if self._closed:
@@ -458,6 +466,7 @@ class Pool:
         del self._failures[profile]
         self._spares.forget(profile)
         unavailable = error if isinstance(error, HutchError) else SandboxUnavailable(str(error))
+        self._start_error = str(unavailable)
         for waiter in self._waiters.of(profile):
             if not waiter.future.done():
                 waiter.future.set_exception(unavailable)

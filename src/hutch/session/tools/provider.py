@@ -32,6 +32,8 @@ class Provider:
         supports this.
         """
         check_namespace(name if parent is None else parent)
+        self.is_internal = False
+        """True if a protocol uses the tools for itself, so that calls are not shown in traces."""
         self.name = name if parent is None else f"{parent}.{name}"
         self.tools = dict(tools)
         self._types = types

@@ -13,6 +13,7 @@ from msgspec import UNSET, UnsetType
 from hutch.egress.client.models import FetchError, FetchLimits, FetchRequest, Injection
 from hutch.egress.policy import EgressPolicy, fetch_policy
 from hutch.protocols.rep.kinds.registry import Call, Kind, StepFailed
+from hutch.protocols.rep.runtime.spans import export_requests
 from hutch.session.json_value import NotJsonSafe, encode_value
 from hutch.session.large_json import decode_large_value
 
@@ -87,6 +88,7 @@ async def _fetch(
         raise StepFailed(error.message, retriable=error.kind in _RETRIABLE_ERRORS, details=details) from None
     finally:
         await session.close()
+        export_requests(context.tracer, session.request_log)
     elapsed_ms = (time.monotonic() - started_at) * 1000
     call.log("debug", f"{method.upper()} {response['url']} {response['status']} in {elapsed_ms:.0f} ms")
     if response["status"] >= 400:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hutch.sandbox.jail.jail import Jail
     from hutch.settings import Settings
     from hutch.store.store import Store
+    from hutch.telemetry.tracer import Tracer
 
 DEFAULT_OWNER = "flow"
 
@@ -48,6 +49,8 @@ class RunContext(msgspec.Struct, frozen=True, kw_only=True):
     quota: RunQuota = msgspec.field(default_factory=lambda: RunQuota())
     depth: int = 0
     """Number of flows that this flow is nested in."""
+    tracer: Tracer | None = None
+    """Exports the spans of the run and its steps. None if traces are not configured."""
 
     @property
     def owner(self) -> str:
@@ -149,6 +152,10 @@ class RuntimeServices(Protocol):
     @property
     def settings(self) -> Settings:
         """Settings of this process. Raises SettingError."""
+
+    @property
+    def tracer(self) -> Tracer | None:
+        """Exports traces. None if they are not configured."""
 
     def http_client(self) -> FetchClient:
         """Returns the HTTP client for steps. Raises SettingError."""

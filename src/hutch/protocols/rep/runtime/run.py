@@ -15,6 +15,7 @@ from hutch.protocols.rep.runtime.events import RunEventBuffer
 from hutch.protocols.rep.runtime.models import JournalWriter, RunSummary, StepResult
 from hutch.protocols.rep.runtime.preflight import NotRunnable
 from hutch.protocols.rep.runtime.scheduler import FlowRun
+from hutch.protocols.rep.runtime.spans import flow_span
 from hutch.session.json_value import encode_value
 
 if TYPE_CHECKING:
@@ -131,7 +132,8 @@ class RuntimeRun:
 
     async def _run(self) -> None:
         try:
-            summary = await self._run_flow()
+            with flow_span(self._flow.name, self.context, self._options) as span:
+                summary = span.summary = await self._run_flow()
         except asyncio.CancelledError:
             raise
         except NotRunnable as error:

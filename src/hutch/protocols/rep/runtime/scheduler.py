@@ -25,8 +25,10 @@ from hutch.protocols.rep.jsonrpc import (
 from hutch.protocols.rep.runtime.handshake import MAX_CONCURRENCY
 from hutch.protocols.rep.runtime.models import RunSummary, StepResult
 from hutch.protocols.rep.runtime.retry import StepRetries
+from hutch.protocols.rep.runtime.spans import step_span
 from hutch.protocols.rep.runtime.step import MAX_OUTPUT_BYTES, AttemptFailed, AttemptSucceeded, StepAttempt
 from hutch.session.json_value import encode_value
+from hutch.telemetry.trace_context import TraceContext, current
 
 if TYPE_CHECKING:
     from hutch.protocols.rep.ir.flow import Flow, FlowEdge, FlowNode
@@ -74,6 +76,8 @@ class FlowRun:
         self.outputs: dict[str, Any] = {}
         self.results: dict[str, StepResult] = {}
         self.deadline: float | None = None
+        self.trace: TraceContext | None = None
+        """Span to which the spans of the steps belong."""
         self.emit = on_event
         self._finished_steps = dict(finished_steps or {})
         self._journal = journal
@@ -95,6 +99,7 @@ class FlowRun:
         """Runs the flow to its end. Cancelling the caller cancels the run."""
         assert self._done is None, "a flow run is run once"
         self._done = asyncio.get_running_loop().create_future()
+        self.trace = current.get()
         seconds = self.flow.timeout_ms / 1000 or None
         self.deadline = None if seconds is None else monotonic() + seconds
         try:
@@ -255,7 +260,9 @@ class FlowRun:
     async def _run_attempt(self, node: FlowNode, attempt: int) -> None:
         try:
             try:
-                outcome = await StepAttempt(self, node, attempt).run()
+                with step_span(self.trace, self.context, self.prefix + node.id, node.kind, attempt) as span:
+                    outcome = await StepAttempt(self, node, attempt).run()
+                    span.failed = isinstance(outcome, AttemptFailed)
             finally:
                 self._release_slot(asyncio.current_task())
             await self._on_attempt_end(node, attempt, outcome)

@@ -162,6 +162,7 @@ class RepRuntime:
             allow_shell=options.get("allow_shell") is True and shell_is_allowed(self._environ),
             egress_allow=tuple(egress_allow or ()),
             flows=_optional_object(options, "flows", "options.flows"),
+            tracer=self._services.tracer,
         )
 
     def _registry_for(self, options: dict[str, Any]) -> Registry:

@@ -41,6 +41,7 @@ from hutch.protocols.rep.server.responses import json_response
 from hutch.protocols.rep.server.retry import RunInProgress
 from hutch.protocols.rep.server.supervisor import ORIGIN, FlowSupervisor, NotWaiting
 from hutch.store.models import FlowRow, FlowRunHead, FlowRunRow, RunRow, now
+from hutch.telemetry.trace_context import current
 from hutch.text import cut
 
 PROTOCOL = "rep"
@@ -181,8 +182,10 @@ class FlowHandlers:
         referenced = await permissions.referenced_flows(flow, store.flows, context.owner, parse)
         _check_kinds(context.caller, flow, *referenced.values())
         identity = context.caller.identity
+        trace = current.get()
         options = {
-            "trace_id": str(uuid.uuid4()),
+            "trace_id": str(uuid.uuid4()) if trace is None else trace.trace_id,
+            "traceparent": None if trace is None else trace.traceparent,
             "user": None if identity is None else identity.user.name,
             "files": False,
             "kinds": kinds_for(context.caller),

@@ -16,6 +16,7 @@ from hutch.protocols.toolscript.codegen.types import schema_problems
 from hutch.protocols.toolscript.gateway.approvals import ApprovalPolicy, Approvals
 from hutch.protocols.toolscript.gateway.catalog import Catalog, ServerInfo, ToolInfo, filter_items
 from hutch.session.json_value import well_formed
+from hutch.telemetry.trace_context import current
 
 if TYPE_CHECKING:
     from hutch.protocols.toolscript.gateway.search import SearchIndex, SearchResult
@@ -76,6 +77,10 @@ class CompletedCall(NamedTuple):
     tool: str
     ok: bool
     seconds: float
+    started: float = 0.0
+    """Start of the call, on the monotonic clock."""
+    span_id: str | None = None
+    """Id of the call's span if its run is traced."""
 
 
 class _CatalogSnapshot:
@@ -208,6 +213,8 @@ class Gateway:
         if entry is None:
             raise await self._unknown_tool(f"{server}__{tool}")
         started, ok, key = time.monotonic(), False, object()
+        trace = current.get()
+        span_id = None if trace is None else trace.span_id
         self._open_calls[key] = run, f"tools.{entry.namespace}.{entry.member}"
         try:
             await self.approvals.check(server, tool, arguments, run)
@@ -219,7 +226,8 @@ class Gateway:
         finally:
             del self._open_calls[key]
             for callback in list(self.on_call):
-                callback(CompletedCall(run, server, tool, ok, time.monotonic() - started))
+                seconds = time.monotonic() - started
+                callback(CompletedCall(run, server, tool, ok, seconds, started, span_id))
 
     def open_calls(self, run: str) -> list[str]:
         """Returns the names of the tools that a run is waiting for."""

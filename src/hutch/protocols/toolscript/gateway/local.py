@@ -15,6 +15,7 @@ from hutch.protocols.toolscript.gateway.schemas import GatewayReply, api_error_r
 from hutch.protocols.toolscript.jail_server.http1 import JailRequest, JailResponse
 from hutch.session.run import CallLog, CallRecord
 from hutch.settings import DEFAULT_PORT
+from hutch.telemetry.trace_context import use_context
 
 
 class LocalGateway:
@@ -25,6 +26,7 @@ class LocalGateway:
         self._gateway = gateway
         self._endpoints = GatewayEndpoints(gateway)
         self._max_body_bytes = max_body_bytes
+        self._call_logs: dict[str, CallLog] = {}
 
     async def revision(self) -> str:
         await self._gateway.catalog()
@@ -39,12 +41,18 @@ class LocalGateway:
 
         def note(call: CompletedCall) -> None:
             if call.run == run_id:
-                calls.add(CallRecord.of(call.server, call.tool, call.ok, call.seconds))
+                start_ms = calls.since_start_ms(call.started)
+                names = call.server, call.tool
+                calls.add(
+                    CallRecord.of(*names, call.ok, call.seconds, start_ms=start_ms, span_id=call.span_id)
+                )
 
         self._gateway.on_call.append(note)
+        self._call_logs[run_id] = calls
         try:
             yield calls
         finally:
+            del self._call_logs[run_id]
             self._gateway.on_call.remove(note)
 
     def open_calls(self, run_id: str) -> list[str]:
@@ -65,7 +73,10 @@ class LocalGateway:
             name = tool_name(request.raw_path)
             with naming_tool(name):
                 arguments = await self._arguments(request)
-            return await self._endpoints.call(name, arguments, run_id)
+            calls = self._call_logs.get(run_id or "")
+            trace = None if calls is None or calls.run is None else calls.run.trace
+            with use_context(None if trace is None else trace.child()):
+                return await self._endpoints.call(name, arguments, run_id)
         endpoint = self._endpoints.by_path.get(path)
         if endpoint is None and path not in ("/health", "/ready"):
             raise _no_access(request, path)

@@ -8,7 +8,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import msgspec
@@ -21,6 +20,7 @@ from hutch.protocols.toolscript.gateway.approvals import Approval, ApprovalAnswe
 from hutch.protocols.toolscript.gateway.client import GatewayClient, GatewayResponse, RawHeaders, body_parts
 from hutch.protocols.toolscript.jail_server.http1 import JailRequest, JailResponse
 from hutch.session.run import CallLog
+from hutch.telemetry.trace_context import TRACEPARENT, TRACESTATE
 
 logger = logging.getLogger("hutch.toolscript")
 
@@ -32,7 +32,9 @@ POLL_SECONDS = 0.5
 # Headers that belong to a connection, not to the message.
 _HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"te", b"trailer"})
 # Headers that a script may not set: the gateway's own headers and Origin.
-_RESERVED = frozenset({b"host", b"authorization", b"origin", RUN_HEADER.encode()})
+_RESERVED = frozenset(
+    {b"host", b"authorization", b"origin", RUN_HEADER.encode(), TRACEPARENT.encode(), TRACESTATE.encode()}
+)
 
 PauseTimeout = Callable[[str, str], None]
 ResumeTimeout = Callable[[str], None]
@@ -60,6 +62,7 @@ class RemoteGateway:
         self._token = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
         self._client = GatewayClient(url, self._token)
         self._approvals = RemoteApprovals(self._client, ask, pause_timeout, resume_timeout)
+        self._call_logs: dict[str, CallLog] = {}
         self._revision = str(time.time_ns() // 1_000_000)
         self.url = f"http://127.0.0.1:{self._client.port}"
 
@@ -70,9 +73,14 @@ class RemoteGateway:
         """
         return self._revision
 
-    def record_calls(self, run_id: str) -> AbstractContextManager[CallLog]:
-        """Returns an empty log, because only the other process sees the calls."""
-        return nullcontext(CallLog())
+    @contextlib.contextmanager
+    def record_calls(self, run_id: str) -> Iterator[CallLog]:
+        """Yields an empty log, because only the other process sees the calls."""
+        calls = self._call_logs[run_id] = CallLog()
+        try:
+            yield calls
+        finally:
+            del self._call_logs[run_id]
 
     def open_calls(self, run_id: str) -> list[str]:
         """Returns an empty list, because only the other process sees the calls."""
@@ -135,9 +143,13 @@ class RemoteGateway:
         yield from self._token
         if run_id is not None:
             yield RUN_HEADER.encode(), run_id.encode()
-        for name, value in headers:
-            if name not in _RESERVED and name not in _HOP_BY_HOP:
-                yield name, value
+            calls = self._call_logs.get(run_id)
+            trace = None if calls is None or calls.run is None else calls.run.trace
+            for name, value in () if trace is None else trace.headers.items():
+                yield name.encode(), value.encode()
+        for field, content in headers:
+            if field not in _RESERVED and field not in _HOP_BY_HOP:
+                yield field, content
 
 
 async def _forward_response(exchange: HttpExchange, response: JailResponse) -> None:

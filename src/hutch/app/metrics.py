@@ -1,0 +1,94 @@
+"""Metrics of a server, from the counters of all its components."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from hutch._version import __version__
+from hutch.kernel.metrics import pool_metrics, run_metrics
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+    from hutch.app.app import App
+    from hutch.store.write_behind import QueueState
+    from hutch.telemetry.counters import EgressCounters, InstallCounters
+    from hutch.telemetry.tracer import Tracer
+
+
+def server_metrics(app: App) -> Iterator[Metric]:
+    from prometheus_client.core import GaugeMetricFamily
+
+    info = GaugeMetricFamily("hutch_info", "Version and isolation.", labels=["version", "isolation"])
+    info.add_metric([__version__, app.verdict.isolation], 1)
+    yield info
+    yield from run_metrics(app.counters, app.storage.owner_names.get)
+    yield from pool_metrics(app.pool)
+    yield from _install_metrics(app.installs)
+    yield from _egress_metrics(app.egress)
+    if (queue := app.storage.record_queue) is not None:
+        yield from _record_metrics(queue)
+    if app.tracer is not None:
+        yield from _trace_metrics(app.tracer)
+
+
+def _install_metrics(installs: InstallCounters) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+
+    outcomes = CounterMetricFamily(
+        "hutch_installs", "Installations of npm packages by outcome.", labels=["outcome"]
+    )
+    for outcome, value in installs.outcomes.items():
+        outcomes.add_metric([outcome], value)
+    yield outcomes
+    yield HistogramMetricFamily(
+        "hutch_install_seconds",
+        "Duration of installations.",
+        buckets=installs.seconds.cumulative(),
+        sum_value=installs.seconds.sum,
+    )
+
+
+def _egress_metrics(egress: EgressCounters) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily
+
+    requests = CounterMetricFamily(
+        "hutch_egress_requests",
+        "Requests of abilities and flows (fetch), and connections of tools (proxy), by outcome.",
+        labels=["client", "outcome"],
+    )
+    for labels, value in egress.outcomes.items():
+        requests.add_metric(labels, value)
+    yield requests
+    sent = CounterMetricFamily("hutch_egress_sent_bytes", "Bytes sent by guests.", labels=["client"])
+    received = CounterMetricFamily(
+        "hutch_egress_received_bytes", "Bytes received by guests.", labels=["client"]
+    )
+    for family, counts in ((sent, egress.sent_bytes), (received, egress.received_bytes)):
+        for client, value in counts.items():
+            family.add_metric([client], value)
+        yield family
+
+
+def _record_metrics(queue: QueueState) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    yield GaugeMetricFamily(
+        "hutch_store_up", "1 if run records can be written, otherwise 0.", int(queue.failure is None)
+    )
+    yield GaugeMetricFamily("hutch_records_waiting", "Run records waiting to be written.", queue.waiting)
+    yield CounterMetricFamily(
+        "hutch_records_dropped",
+        "Run records that were lost because too many waited.",
+        queue.total_dropped,
+    )
+
+
+def _trace_metrics(tracer: Tracer) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily
+
+    spans = CounterMetricFamily("hutch_spans", "Spans by outcome of their export.", labels=["outcome"])
+    spans.add_metric(["exported"], tracer.counters.exported)
+    spans.add_metric(["failed"], tracer.counters.failed)
+    yield spans

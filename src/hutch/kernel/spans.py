@@ -1,0 +1,157 @@
+"""Makes the spans of a trace from the record of a run, so that records, logs and traces agree."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from hutch.telemetry.trace_context import TraceContext
+from hutch.telemetry.tracer import AttributeValue, Span, Tracer
+
+if TYPE_CHECKING:
+    from hutch.kernel.execution import Execution
+    from hutch.kernel.records import RunRecord
+    from hutch.session.run import CallRecord, RunHandle
+
+# Protocols whose clients are other programs.
+_SERVED_PROTOCOLS = frozenset({"execbox", "tpmjs", "mcp", "abilities"})
+# Protocols in which a run is the execution of one tool for an agent.
+_TOOL_PROTOCOLS = frozenset({"tpmjs", "mcp", "abilities"})
+
+Attributes = dict[str, AttributeValue | None]
+
+
+class RunTracing:
+    """Gives each run the context of a span at its start, and exports its spans at its end."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+
+    def begin(self, execution: Execution, run: RunHandle) -> None:
+        if not execution.is_internal:
+            run.trace = self._tracer.begin(f"run {execution.profile.engine}")
+
+    def end(self, record: RunRecord, run: RunHandle) -> None:
+        """Exports the spans of a run after the caller has got its result. `record` has no content."""
+        if run.trace is not None and run.trace.is_sampled:
+            asyncio.get_running_loop().call_soon(self._export, record, run, run.trace)
+
+    def _export(self, record: RunRecord, run: RunHandle, trace: TraceContext) -> None:
+        self._tracer.export(run_spans(record, run, trace))
+
+
+def run_spans(record: RunRecord, run: RunHandle, trace: TraceContext) -> Iterator[Span]:
+    """Yields the span of a run, and the spans of its queue time, installation, waits, tool calls and
+    requests. They never have contents: only names, sizes, codes and, if it is recorded, the error message.
+    """
+    created, clock = run.started_at, run.clock
+    ended = created + (clock.ended or 0.0)
+    leased = ended if clock.leased is None else created + clock.leased
+    started = ended if clock.started is None else created + clock.started
+    installing = created - record.install_ms / 1000
+    yield _run_span(record, run, trace, installing, ended)
+    if record.install_ms:
+        yield Span(name="install", context=trace.child(), start=installing, end=created)
+    yield Span(name="queue", context=trace.child(), start=created, end=leased)
+    for wait in record.waits:
+        start = started + wait.start_ms / 1000
+        end = start + wait.duration_ms / 1000
+        attributes: Attributes = {"hutch.wait.subject": wait.subject}
+        yield Span(
+            name=f"wait {wait.kind}", context=trace.child(), start=start, end=end, attributes=attributes
+        )
+    for call in record.calls:
+        if call.span_id is not None and call.start_ms is not None:
+            yield _call_span(call, trace, started)
+    for request in record.requests:
+        yield request_span(request, trace, started + request["start_ms"] / 1000)
+
+
+def _run_span(record: RunRecord, run: RunHandle, trace: TraceContext, start: float, end: float) -> Span:
+    label = None if record.label is None else run.redacted(record.label)
+    is_ok = record.outcome == "ok"
+    attributes: Attributes = {
+        "hutch.run.id": record.run_id,
+        "hutch.run.parent_id": record.parent_run_id,
+        "hutch.protocol": record.protocol,
+        "hutch.engine": record.engine,
+        "hutch.owner": record.owner,
+        "hutch.label": label,
+        "hutch.outcome": record.outcome,
+        "hutch.limit": record.limit,
+        "hutch.tool_calls": record.tool_calls,
+        "hutch.log_lines": record.log_lines,
+        "hutch.retries": record.retries or None,
+        "code.line.number": record.line,
+        "error.type": None if is_ok else record.outcome,
+    }
+    name = f"run {record.engine}"
+    if record.protocol in _TOOL_PROTOCOLS and label is not None:
+        tool = label.rpartition("#")[2]
+        name = f"execute_tool {tool}"
+        attributes |= {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": tool}
+    return Span(
+        name=name,
+        context=trace,
+        start=start,
+        end=end,
+        kind="server" if record.protocol in _SERVED_PROTOCOLS else "internal",
+        attributes=attributes,
+        error=None if is_ok else record.error_message or record.outcome,
+    )
+
+
+def _call_span(call: CallRecord, trace: TraceContext, started: float) -> Span:
+    """Returns the span of a tool call, with the attributes of the semantic conventions for generative AI."""
+    assert call.span_id is not None
+    assert call.start_ms is not None
+    start = started + call.start_ms / 1000
+    return Span(
+        name=f"execute_tool {call.tool}",
+        context=msgspec.structs.replace(trace, span_id=call.span_id, parent_id=trace.span_id),
+        start=start,
+        end=start + call.duration_ms / 1000,
+        attributes={
+            "gen_ai.operation.name": "execute_tool",
+            "gen_ai.tool.name": call.tool,
+            "gen_ai.tool.type": "function",
+            "hutch.provider": call.provider,
+            "code.line.number": call.line,
+            "error.type": None if call.ok else call.code or "tool_error",
+        },
+        error=None if call.ok else call.code or "tool_error",
+    )
+
+
+def request_span(request: Mapping[str, Any], parent: TraceContext, start: float) -> Span:
+    """Returns the span of an outgoing request of a record, with the attributes of the semantic conventions
+    for HTTP.
+    """
+    host, _, port = request["host"].rpartition(":") if ":" in request["host"] else (request["host"], "", "")
+    status, error = request["status"], request["error"]
+    if error is None and status is not None and status >= 400:
+        error = str(status)
+    context = parent.child()
+    if request.get("span_id") is not None:
+        context = msgspec.structs.replace(context, span_id=request["span_id"])
+    return Span(
+        name=request["method"],
+        context=context,
+        start=start,
+        end=start + request["ms"] / 1000,
+        kind="client",
+        attributes={
+            "http.request.method": request["method"],
+            "http.request.size": request["sent_bytes"],
+            "http.response.size": request["received_bytes"],
+            "http.response.status_code": status,
+            "server.address": host,
+            "server.port": int(port) if port.isdecimal() else None,
+            "url.path": request["path"] or None,
+            "error.type": error,
+        },
+        error=error,
+    )

@@ -1,0 +1,1 @@
+"""Traces: the W3C trace context, and export through OpenTelemetry."""

@@ -1,0 +1,264 @@
+"""Exports spans through OpenTelemetry. This is the only module that imports OpenTelemetry."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import msgspec
+
+from hutch._version import __version__
+from hutch.telemetry.trace_context import TraceContext, calling_span, new_span_id
+from hutch.text import cut
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+    from opentelemetry.trace import SpanContext
+
+logger = logging.getLogger("hutch.telemetry")
+
+AttributeValue: TypeAlias = str | int | float | bool
+
+MAX_ATTRIBUTE_CHARS = 500
+MAX_NAME_CHARS = 120
+CLOSE_SECONDS = 3.0
+"""Time that a process waits at its end for spans to be exported."""
+
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_PROTOCOL = "http/protobuf"
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished span."""
+
+    name: str
+    context: TraceContext
+    start: float
+    """Unix time in seconds."""
+    end: float
+    kind: Literal["internal", "server", "client"] = "internal"
+    attributes: Mapping[str, AttributeValue | None] = {}
+    """Attributes with the value None are left out."""
+    error: str | None = None
+    """Description of the error, which may be empty; None if there was none."""
+
+
+class ExportCounters(msgspec.Struct):
+    """Spans since the start."""
+
+    exported: int = 0
+    failed: int = 0
+
+
+def is_configured(environ: Mapping[str, str]) -> bool:
+    """Returns True if the standard variables ask for traces through OTLP."""
+    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    exporter = environ.get("OTEL_TRACES_EXPORTER", "").strip().lower()
+    if exporter not in ("", "otlp"):
+        return False
+    return exporter == "otlp" or any(environ.get(name, "").strip() for name in _ENDPOINTS)
+
+
+async def open_tracer() -> Tracer | None:
+    """Returns a tracer if the environment asks for one. A configuration that cannot be used is logged,
+    because it may be meant for other programs.
+    """
+    if not is_configured(os.environ):
+        return None
+    # The import takes a quarter of a second.
+    return await asyncio.to_thread(_open)
+
+
+def _open() -> Tracer | None:
+    protocol = next((value for name in _PROTOCOLS if (value := os.environ.get(name))), _PROTOCOL)
+    if protocol != _PROTOCOL:
+        logger.warning("no traces: OTEL_EXPORTER_OTLP_PROTOCOL: expected %s, got %s", _PROTOCOL, protocol)
+        return None
+    try:
+        return Tracer()
+    except ImportError as error:
+        logger.warning("no traces: %s. Install it with: pip install 'hutch[otel]'", error)
+    except (ValueError, TypeError) as error:
+        logger.warning("no traces: an OTEL_ variable is invalid: %s", error)
+    return None
+
+
+class Tracer:
+    """Decides which traces are sampled, and exports spans in a thread of its own. Export never blocks the
+    caller: spans are dropped while the queue is full.
+    """
+
+    def __init__(self, exporter: SpanExporter | None = None) -> None:
+        """Reads the standard variables. Raises ImportError if OpenTelemetry is not installed."""
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+        # The exporter logs every failed attempt, and `_Exporter` the first one.
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+        resource = Resource.create()
+        if "service.name" not in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "") and not os.environ.get(
+            "OTEL_SERVICE_NAME"
+        ):
+            resource = resource.merge(Resource({"service.name": "hutch", "service.version": __version__}))
+        # Reads the sampler from the environment. Spans do not go through the provider, because they have ids
+        # before they have contents.
+        self._sampler = TracerProvider(shutdown_on_exit=False, resource=resource).sampler
+        self._resource = resource
+        self._scope = InstrumentationScope("hutch", __version__)
+        self.counters = ExportCounters()
+        self._exporter = _observed(exporter or OTLPSpanExporter(), self.counters)
+        self._processor = BatchSpanProcessor(self._exporter)
+
+    def begin(self, name: str) -> TraceContext:
+        """Returns the context of a new span below the current one, or of a new trace, and decides whether it
+        is sampled.
+        """
+        from opentelemetry import trace
+        from opentelemetry.sdk.trace.sampling import Decision
+
+        parent = calling_span()
+        around = None
+        if parent is not None:
+            around = trace.set_span_in_context(trace.NonRecordingSpan(_span_context(parent)))
+        trace_id = os.urandom(16).hex() if parent is None else parent.trace_id
+        sampled = self._sampler.should_sample(around, int(trace_id, 16), name, trace.SpanKind.INTERNAL)
+        return TraceContext(
+            trace_id,
+            new_span_id(),
+            sampled.decision is Decision.RECORD_AND_SAMPLE,
+            "" if parent is None else parent.state,
+            None if parent is None else parent.span_id,
+        )
+
+    def export(self, spans: Iterable[Span]) -> None:
+        for span in spans:
+            if span.context.is_sampled:
+                self._processor.on_end(self._readable(span))
+
+    def _readable(self, span: Span) -> ReadableSpan:
+        from opentelemetry.sdk.trace import ReadableSpan
+        from opentelemetry.trace import SpanKind, Status, StatusCode
+
+        context = span.context
+        parent = None
+        if context.parent_id is not None:
+            parent = _span_context(msgspec.structs.replace(context, span_id=context.parent_id))
+        status = Status()
+        if span.error is not None:
+            status = Status(StatusCode.ERROR, cut(span.error, MAX_ATTRIBUTE_CHARS) or None)
+        return ReadableSpan(
+            name=cut(span.name, MAX_NAME_CHARS),
+            context=_span_context(context),
+            parent=parent,
+            resource=self._resource,
+            attributes={
+                name: cut(value, MAX_ATTRIBUTE_CHARS) if isinstance(value, str) else value
+                for name, value in span.attributes.items()
+                if value is not None
+            },
+            kind=SpanKind[span.kind.upper()],
+            status=status,
+            start_time=int(span.start * 1e9),
+            end_time=int(max(span.start, span.end) * 1e9),
+            instrumentation_scope=self._scope,
+        )
+
+    async def flush(self) -> None:
+        """Exports all spans now, for at most CLOSE_SECONDS."""
+        await _wait_for_thread(self._processor.force_flush)
+
+    async def close(self) -> None:
+        """Exports the remaining spans, for at most CLOSE_SECONDS."""
+        if not await _wait_for_thread(self._processor.shutdown):
+            # Ends the retries.
+            self._exporter.shutdown()
+
+
+async def _wait_for_thread(work: Callable[[], object]) -> bool:
+    """Runs `work` in a thread that does not keep the process from ending. Returns False if it did not end
+    within CLOSE_SECONDS.
+    """
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+    def run() -> None:
+        work()
+        # The loop may be closed by now.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(done.set)
+
+    threading.Thread(target=run, daemon=True, name="hutch-telemetry").start()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(CLOSE_SECONDS):
+            await done.wait()
+    return done.is_set()
+
+
+def _observed(exporter: SpanExporter, counters: ExportCounters) -> SpanExporter:
+    """Returns an exporter that counts spans, and logs when the export begins to fail and when it works
+    again.
+    """
+    from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+    class ObservedExporter(SpanExporter):
+        _is_failing = False
+
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            try:
+                result = exporter.export(spans)
+            except Exception as error:
+                logger.debug("spans could not be exported", exc_info=error)
+                result = SpanExportResult.FAILURE
+            if result is SpanExportResult.SUCCESS:
+                counters.exported += len(spans)
+                if self._is_failing:
+                    logger.warning("spans can be exported again")
+            else:
+                counters.failed += len(spans)
+                if not self._is_failing:
+                    logger.warning("spans cannot be exported for now: the OTLP endpoint does not accept them")
+            self._is_failing = result is not SpanExportResult.SUCCESS
+            return result
+
+        def shutdown(self) -> None:
+            exporter.shutdown()
+
+        def force_flush(self, timeout_millis: int = 30_000) -> bool:
+            return exporter.force_flush(timeout_millis)
+
+    return ObservedExporter()
+
+
+@contextmanager
+def opentelemetry_context(context: TraceContext) -> Iterator[None]:
+    """Makes a span the current one for libraries that use OpenTelemetry's API."""
+    from opentelemetry import context as api
+    from opentelemetry import trace
+
+    token = api.attach(trace.set_span_in_context(trace.NonRecordingSpan(_span_context(context))))
+    try:
+        yield
+    finally:
+        api.detach(token)
+
+
+def _span_context(context: TraceContext) -> SpanContext:
+    from opentelemetry.trace import SpanContext, TraceFlags, TraceState
+
+    return SpanContext(
+        int(context.trace_id, 16),
+        int(context.span_id, 16),
+        is_remote=True,
+        trace_flags=TraceFlags(context.is_sampled),
+        trace_state=TraceState.from_header([context.state]) if context.state else None,
+    )

@@ -1,0 +1,250 @@
+"""Traces of each protocol, exported to a real OTLP receiver: one trace with the right parents."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from tests.contract.tpmjs.harness import no_registry_env
+from tests.npm import registry
+from tests.protocols.abilities.harness import AbilityServer, UserClient, start_ability_server
+from tests.support.flows import chain, flow, node
+from tests.support.mcp_servers import trace_echo
+from tests.support.mcp_servers.asgi_server import running_app
+from tests.support.otlp import OtlpReceiver
+from tests.support.processes import hutch
+
+import hutch as hutch_api
+from hutch.telemetry.trace_context import TraceContext, current
+
+CALLER_SPAN = "00f067aa0ba902b7"
+SECRET = "tok-0123456789abcdefghij"
+TOOLS = ("execbox", "mcp", "toolscript", "tpmjs", "rep", "abilities")
+
+
+def trace_headers() -> tuple[str, dict[str, str]]:
+    """Returns a new trace id, and the headers of a client that has begun this trace."""
+    trace_id = os.urandom(16).hex()
+    return trace_id, {"traceparent": f"00-{trace_id}-{CALLER_SPAN}-01", "tracestate": "vendor=1"}
+
+
+@pytest.fixture(scope="module")
+def otlp() -> Iterator[OtlpReceiver]:
+    with OtlpReceiver() as receiver:
+        yield receiver
+
+
+@pytest.fixture(scope="module")
+async def traced(
+    anyio_backend: object, otlp: OtlpReceiver, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[AbilityServer]:
+    """A server that exports traces and has an MCP server of each transport."""
+    home = tmp_path_factory.mktemp("traced")
+    with registry.run_registry() as npm, running_app(trace_echo.app()) as remote:
+        npm.publish("tool-package", files={"index.js": "export const add = {execute: ({a, b}) => a + b}"})
+        config = home / "mcp.json"
+        servers = {
+            "stdio": {"command": sys.executable, "args": [trace_echo.__file__]},
+            "http": {"type": "http", "url": f"{remote.url}/mcp"},
+        }
+        config.write_text(json.dumps({"mcpServers": servers}))
+        async with start_ability_server(
+            home,
+            HUTCH_MCP_CONFIG=str(config),
+            HUTCH_LOG_JSON="true",
+            OTEL_EXPORTER_OTLP_ENDPOINT=otlp.url,
+            OTEL_EXPORTER_OTLP_HEADERS="x-tenant=anna",
+            OTEL_RESOURCE_ATTRIBUTES="deployment.environment.name=test",
+            OTEL_SERVICE_NAME="sandbox",
+            OTEL_BSP_SCHEDULE_DELAY="20",
+            **no_registry_env(),
+            NPM_CONFIG_REGISTRY=npm.url,
+        ) as running:
+            yield running
+
+
+@pytest.fixture(scope="module")
+async def anna(traced: AbilityServer) -> UserClient:
+    return await traced.user("anna", scopes=TOOLS)
+
+
+async def run_code(anna: UserClient, code: str, headers: dict[str, str]) -> dict[str, Any]:
+    answer = await anna.call("POST", "/run", json={"code": code}, headers=headers)
+    body: dict[str, Any] = answer.json()
+    assert answer.status_code == 200, body
+    return body
+
+
+async def test_run_continues_the_trace_of_its_request(
+    anna: UserClient, otlp: OtlpReceiver, traced: AbilityServer
+) -> None:
+    trace_id, headers = trace_headers()
+    body = await run_code(anna, "nowhere.near()", headers)
+    spans = otlp.trace(trace_id, 2)
+    run, queue = spans["run quickjs"], spans["queue"]
+    assert (run.parent_id, queue.parent_id) == (CALLER_SPAN, run.span_id)
+    assert (run.kind, run.is_error) == ("server", True)
+    assert "nowhere is not defined" in run.message
+    expected = {
+        "hutch.run.id": body["run_id"],
+        "hutch.protocol": "execbox",
+        "hutch.owner": anna.user.id,
+        "hutch.outcome": "runtime_error",
+        "error.type": "runtime_error",
+        "code.line.number": 1,
+    }
+    assert expected.items() <= run.attributes.items()
+    assert run.resource["service.name"] == "sandbox"
+    assert run.resource["deployment.environment.name"] == "test"
+    assert otlp.headers["x-tenant"] == "anna"
+    logged = json.loads(traced.server.logged(body["run_id"]))
+    assert (logged["trace_id"], logged["span_id"]) == (trace_id, run.span_id)
+    record = (await anna.get(f"/runs/{body['run_id']}")).json()
+    assert record["trace_id"] == trace_id
+
+
+@pytest.mark.parametrize("server", ["stdio", "http"])
+async def test_tool_call_passes_its_span_to_the_mcp_server(
+    anna: UserClient, otlp: OtlpReceiver, server: str
+) -> None:
+    trace_id, headers = trace_headers()
+    body = await run_code(anna, f"return await tools.{server}.trace({{}})", headers)
+    spans = otlp.trace(trace_id, 3)
+    call = spans["execute_tool trace"]
+    assert call.parent_id == spans["run quickjs"].span_id
+    assert call.attributes["gen_ai.operation.name"] == "execute_tool"
+    assert call.attributes["gen_ai.tool.name"] == "trace"
+    sent = f"00-{trace_id}-{call.span_id}-01"
+    assert body["result"] == {"meta": sent, "header": sent if server == "http" else None}
+
+
+async def test_script_calls_belong_to_the_trace_in_meta(anna: UserClient, otlp: OtlpReceiver) -> None:
+    trace_id, headers = trace_headers()
+    code = 'import { tools } from "toolscript"; console.log(JSON.stringify(await tools.stdio.trace({})))'
+    request = {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "tools/call",
+        "params": {
+            "name": "run_code",
+            "arguments": {"code": code, "format": "json"},
+            "_meta": {
+                **headers,
+                "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+                "io.modelcontextprotocol/clientInfo": {"name": "test", "version": "1"},
+                "io.modelcontextprotocol/clientCapabilities": {},
+            },
+        },
+    }
+    answer = await anna.call(
+        "POST",
+        "/mcp",
+        json=request,
+        headers={
+            "accept": "application/json, text/event-stream",
+            "mcp-protocol-version": "2026-07-28",
+            "mcp-method": "tools/call",
+            "mcp-name": "run_code",
+        },
+    )
+    assert answer.status_code == 200, answer.text
+    spans = otlp.trace(trace_id, 3)
+    run, call = spans["run script"], spans["execute_tool trace"]
+    assert (run.parent_id, call.parent_id) == (CALLER_SPAN, run.span_id)
+    assert f"00-{trace_id}-{call.span_id}-01" in answer.text
+
+
+async def test_package_tool_is_an_execute_tool_span_with_its_installation(
+    anna: UserClient, otlp: OtlpReceiver
+) -> None:
+    trace_id, headers = trace_headers()
+    call = {"packageName": "tool-package", "version": "1.0.0", "name": "add", "params": {"a": 1, "b": 2}}
+    answer = await anna.call("POST", "/execute-tool", json=call, headers=headers)
+    assert answer.json()["output"] == 3
+    spans = otlp.trace(trace_id, 3)
+    run = spans["execute_tool add"]
+    assert (run.parent_id, run.attributes["gen_ai.tool.name"]) == (CALLER_SPAN, "add")
+    assert run.attributes["hutch.label"] == "tool-package@1.0.0#add"
+    assert {spans["install"].parent_id, spans["queue"].parent_id} == {run.span_id}
+    assert 0 < spans["install"].seconds < run.seconds
+
+
+async def test_ability_has_spans_of_requests_without_secrets(
+    anna: UserClient, otlp: OtlpReceiver, traced: AbilityServer
+) -> None:
+    await traced.vault.put_credential(anna.user, "127.0.0.1", "header", "Authorization", f"Bearer {SECRET}")
+    assert (await anna.add(requires_dynamic_headers=True)).status_code == 201
+    trace_id, headers = trace_headers()
+    body = {"ability_id": "twitter_get_user_profile", "params": {"username": SECRET}}
+    traced.upstream.seen.clear()
+    await anna.call("POST", "/my/abilities/twitter_get_user_profile/execute", json=body, headers=headers)
+    spans = otlp.trace(trace_id, 3)
+    request = spans["GET"]
+    assert (request.kind, request.is_error) == ("client", True)
+    assert request.attributes["http.response.status_code"] == 404
+    assert request.attributes["server.address"] == "127.0.0.1"
+    assert request.attributes["server.port"] == traced.upstream.port
+    run = spans["execute_tool twitter_get_user_profile"]
+    assert (request.parent_id, run.parent_id) == (run.span_id, CALLER_SPAN)
+    assert SECRET not in repr(spans)
+    assert "traceparent" not in traced.upstream.seen[0], "foreign hosts get no trace context by default"
+
+
+async def test_flow_is_one_trace_with_its_steps_and_their_runs(anna: UserClient, otlp: OtlpReceiver) -> None:
+    trace_id, headers = trace_headers()
+    steps = [
+        node("compute", "code.run", code="return 1 + 1"),
+        node("call", "mcp.call", server="stdio", tool="trace"),
+    ]
+    assert (await anna.call("POST", "/flows", json=flow(steps, chain("compute", "call")))).status_code == 201
+    started = await anna.call("POST", "/flows/tested/runs", json={}, headers=headers)
+    assert started.status_code == 202, started.text
+    spans = otlp.trace(trace_id, 5)
+    run = spans["flow tested"]
+    assert (run.parent_id, run.attributes["hutch.run.id"]) == (CALLER_SPAN, started.json()["run_id"])
+    assert {spans["step code.run"].parent_id, spans["step mcp.call"].parent_id} == {run.span_id}
+    assert spans["run quickjs"].parent_id == spans["step code.run"].span_id
+    assert not any(span.is_error for span in spans.values())
+
+
+async def test_connected_client_passes_its_trace_on(anna: UserClient, otlp: OtlpReceiver) -> None:
+    trace_id, _ = trace_headers()
+    url = anna.ability_server.server.execbox
+    async with hutch_api.connect(url, api_key=anna.secret) as remote:
+        current.set(TraceContext(trace_id, CALLER_SPAN))
+        assert (await remote.run("1 + 1")).result == 2
+        current.set(None)
+    assert otlp.trace(trace_id, 2)["run quickjs"].parent_id == CALLER_SPAN
+
+
+async def test_unsampled_trace_is_passed_on_and_not_exported(anna: UserClient, otlp: OtlpReceiver) -> None:
+    trace_id, headers = trace_headers()
+    unsampled = {"traceparent": headers["traceparent"][:-1] + "0"}
+    body = await run_code(anna, "return await tools.stdio.trace({})", unsampled)
+    assert body["result"]["meta"].startswith(f"00-{trace_id}-")
+    assert body["result"]["meta"].endswith("-00")
+    later, headers = trace_headers()
+    await run_code(anna, "1", headers)
+    otlp.trace(later, 2)
+    assert trace_id not in {span.trace_id for span in otlp.spans}
+
+
+def test_endpoint_that_is_down_neither_delays_nor_fails_a_command() -> None:
+    """Nothing listens on port 9."""
+    variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
+    done = hutch("eval", "1 + 1", env=variables)
+    assert (done.returncode, done.stdout) == (0, "2\n")
+
+
+def test_unsupported_protocol_is_reported_and_ignored() -> None:
+    variables = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4317",
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
+    }
+    done = hutch("eval", "1 + 1", env=variables)
+    assert (done.returncode, done.stdout) == (0, "2\n")
+    assert "OTEL_EXPORTER_OTLP_PROTOCOL: expected http/protobuf, got grpc" in done.stderr
