@@ -3,10 +3,12 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { offline, session, signOut } from "../api.ts";
+import { formatCount } from "../format.ts";
 import { location } from "../router.ts";
 import { pending, usePendingApprovals } from "../views/approvals.tsx";
 import { Button, Dialog } from "./basics.tsx";
 import { Icon, type IconName } from "./icons.tsx";
+import { useData } from "./load.ts";
 import { ThemeButton } from "./theme.tsx";
 
 interface NavigationEntry {
@@ -128,9 +130,29 @@ export function Layout({ children }: { children: ComponentChildren }) {
             {offline.value} What you see may be old. Retrying…
           </div>
         )}
+        <WaitingRecords />
         {children}
       </main>
       {help && <Shortcuts onClose={() => setHelp(false)} />}
+    </div>
+  );
+}
+
+const HEALTH_MS = 5_000;
+
+/** Says so if the database is gone, because the newest runs are missing in all lists then. */
+function WaitingRecords() {
+  const { data } = useData<{ records?: { status: string; waiting: number; dropped: number } }>(
+    "/health",
+    HEALTH_MS,
+  );
+  const records = data?.records;
+  if (!records || records.status === "ok") return null;
+  const lost = records.dropped ? ` ${formatCount(records.dropped)} records were lost.` : "";
+  return (
+    <div class="note note-bad" role="status">
+      The database does not answer. Runs go on; {formatCount(records.waiting)}{" "}
+      run records wait to be written and are missing in the lists.{lost}
     </div>
   );
 }
