@@ -69,7 +69,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Removes the tester's own settings, and uses a temporary home."""
     with pytest.MonkeyPatch.context() as patch:
         for name in [*os.environ]:
-            if (name.startswith("HUTCH_") and name not in BINARIES) or name in ALIASES:
+            if (name.startswith(("HUTCH_", "OTEL_")) and name not in BINARIES) or name in ALIASES:
                 patch.delenv(name)
         patch.setenv("HUTCH_HOME", str(tmp_path_factory.mktemp("home")))
         patch.setattr(httpx2._transports.default, "create_ssl_context", _certificates)
