@@ -18,6 +18,7 @@ import uvloop
 
 from bench import (
     abilities,
+    console,
     context,
     deno,
     fairness,
@@ -25,6 +26,7 @@ from bench import (
     flows,
     machine,
     quickjs,
+    run_search,
     scripts,
     search,
     startup,
@@ -52,6 +54,8 @@ BENCHES: dict[str, Callable[[Scale], Coroutine[Any, Any, list[Row]]]] = {
     "context": context.context,
     "search": search.search,
     "fairness": fairness.fairness,
+    "runs": run_search.run_search,
+    "console": console.console,
 }
 # Measured with both event loops: asyncio's own, as in the README's example, and uvloop, as in the server. The
 # other rows use uvloop.

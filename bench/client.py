@@ -32,7 +32,7 @@ class Client:
             if line.lower().startswith(b"content-length:")
         )
         response: dict[str, Any] = msgspec.json.decode(await self._reader.readexactly(length))
-        if response.get("success") is not True:
+        if response.get("success", response.get("ok")) is not True:
             raise RuntimeError(f"{path} failed: {response}")
         return response
 

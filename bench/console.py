@@ -1,0 +1,97 @@
+"""The web console in a browser while the server runs many executions: long tasks, and memory of the page."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+import time
+from typing import Any
+
+from playwright.async_api import Page, async_playwright
+
+from bench.client import Client
+from bench.report import Row, Scale, number
+from bench.tools import serving
+
+CLIENTS = 16
+BODY = {"code": "1 + 1"}
+# A page of each kind that follows the server live.
+VIEWS = ("", "runs")
+OBSERVE_LONG_TASKS = """
+globalThis.longTasks = [];
+new PerformanceObserver((list) => longTasks.push(...list.getEntries().map(({ duration }) => duration)))
+  .observe({ entryTypes: ["longtask"] });
+"""
+
+
+async def console(scale: Scale) -> list[Row]:
+    seconds = scale.of(600, 20)
+    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    if program is None:
+        raise RuntimeError("the console is measured in Chromium: run `apt install chromium`")
+    with tempfile.TemporaryDirectory(prefix="hutch-bench-") as home:
+        async with serving(home) as server, async_playwright() as playwright:
+            arguments = ["--no-sandbox"] if os.getuid() == 0 else []
+            browser = await playwright.chromium.launch(executable_path=program, args=arguments)
+            try:
+                pages = [await _open(await browser.new_page(), server.port, view) for view in VIEWS]
+                load = asyncio.create_task(_load(server.port, seconds))
+                # The first tenth fills lists and charts.
+                await asyncio.sleep(seconds / 10)
+                before = await _heap_bytes(pages)
+                executions = await load
+                after = await _heap_bytes(pages)
+                long_tasks = [task for page in pages for task in await page.evaluate("longTasks")]
+            finally:
+                await browser.close()
+    longest = max(long_tasks, default=0.0)
+    return [
+        Row(
+            what=f"console, 2 pages open for {number(seconds)} s: executions/s, longest task, memory",
+            measured=f"{number(executions / seconds)}/s; {number(float(longest))} ms;"
+            f" {number(before / 1e6)} → {number(after / 1e6)} MB",
+            target="500/s; no task over 100 ms; at most 10 MB more",
+            met=executions / seconds >= 500 and longest <= 100 and after - before <= 10e6,
+            data={"executions": executions, "long_tasks_ms": long_tasks, "heap_bytes": [before, after]},
+        )
+    ]
+
+
+async def _open(page: Page, port: int, view: str) -> Page:
+    await page.add_init_script(OBSERVE_LONG_TASKS)
+    await page.goto(f"http://127.0.0.1:{port}/#/{view}")
+    await page.get_by_role("heading", level=1).wait_for()
+    return page
+
+
+async def _load(port: int, seconds: float) -> int:
+    """Sends at most 500 executions per second. Returns their number."""
+    end = time.perf_counter() + seconds
+    return sum(await asyncio.gather(*(_send(port, end) for _ in range(CLIENTS))))
+
+
+async def _send(port: int, end: float) -> int:
+    client = Client(port)
+    await client.open()
+    interval, sent = CLIENTS / 500, 0
+    following = time.perf_counter()
+    while time.perf_counter() < end:
+        await client.post("/run", BODY)
+        sent += 1
+        following += interval
+        await asyncio.sleep(max(0.0, following - time.perf_counter()))
+    client.close()
+    return sent
+
+
+async def _heap_bytes(pages: list[Page]) -> float:
+    """Returns the size of the live objects of all pages, after a garbage collection."""
+    total = 0.0
+    for page in pages:
+        session: Any = await page.context.new_cdp_session(page)
+        await session.send("HeapProfiler.collectGarbage")
+        total += (await session.send("Runtime.getHeapUsage"))["usedSize"]
+        await session.detach()
+    return total
