@@ -97,7 +97,7 @@ def test_run_on_a_terminal_is_one_short_line_with_the_name_of_its_owner(
     logs.configure(Settings())
     log_run(label="pkg@1.0.0#add")
     line = terminal.getvalue()
-    shown = r"\d\d:\d\d:\d\d  ok     execbox    quickjs     3\.1 ms  anna      8f3a12bc…  pkg@1\.0\.0#add\n"
+    shown = r"\d\d:\d\d:\d\d  ok     execbox    quickjs     3\.1 ms  anna      pkg@1\.0\.0#add  8f3a12bc…\n"
     assert re.fullmatch(shown, line)
 
 
@@ -120,7 +120,7 @@ def test_messages_of_runs_are_not_written_to_files(capsys: pytest.CaptureFixture
     log_run("TypeError: secret", outcome="runtime_error", line=3)
     line = capsys.readouterr().err
     assert re.match(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ  FAIL   execbox ", line)
-    assert line.endswith("runtime_error, line 3\n")
+    assert line.endswith(f"runtime_error, line 3  {'8f3a12bc' * 4}\n")
     logs.configure(Settings(log_json=True))
     log_run("TypeError: secret", outcome="runtime_error", line=3)
     logged = json.loads(capsys.readouterr().err)

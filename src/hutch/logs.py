@@ -16,6 +16,7 @@ from hutch.text import LINE, cut, printable
 if TYPE_CHECKING:
     from structlog.typing import EventDict, Processor
 
+MAX_ID_CHARS = 100
 MAX_OWNER_CHARS = 24
 MAX_LABEL_CHARS = 60
 MAX_MESSAGE_CHARS = 160
@@ -101,13 +102,13 @@ class RunLines(logging.Formatter):
             f"{fields['protocol']:<10} {fields['engine']:<8} {_duration(fields['duration_ms']):>9}",
             f"{_shown(owner, MAX_OWNER_CHARS):<8}",
         ]
-        is_failure = outcome != "ok"
-        # The whole id of a failed run, to look it up with `hutch runs show`.
-        parts.append(f"{fields['run_id']}" if is_failure else self._colored(f"{fields['run_id'][:8]}…", _DIM))
         if fields.get("label"):
             parts.append(_shown(fields["label"], MAX_LABEL_CHARS))
-        if is_failure:
+        if outcome != "ok":
             parts.append(self._colored(self._error(record, fields), color))
+        # The whole id of a failed run, to look it up with `hutch runs show`.
+        run_id = _shown(fields["run_id"], MAX_ID_CHARS)
+        parts.append(self._colored(f"{run_id[:8]}…" if outcome == "ok" else run_id, _DIM))
         return "  ".join(parts).rstrip()
 
     def _time(self, record: logging.LogRecord) -> str:
@@ -118,7 +119,8 @@ class RunLines(logging.Formatter):
     def _error(self, record: logging.LogRecord, fields: Mapping[str, Any]) -> str:
         line = fields.get("line")
         code = f"{fields['outcome']}{'' if line is None else f', line {line}'}"
-        message = getattr(record, "error_message", None) if self._is_terminal else None
+        is_explained = self._is_terminal and fields["outcome"] != "cancelled"
+        message = getattr(record, "error_message", None) if is_explained else None
         return f"{code}: {_shown(message, MAX_MESSAGE_CHARS)}" if message else code
 
     def _colored(self, text: str, color: str) -> str:

@@ -6,12 +6,13 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.contract.tpmjs.harness import no_registry_env
 from tests.npm import registry
-from tests.protocols.abilities.harness import AbilityServer, UserClient, start_ability_server
+from tests.protocols.abilities.harness import AbilityServer, FakeApi, UserClient, start_ability_server
 from tests.support.flows import chain, flow, node
 from tests.support.mcp_servers import trace_echo
 from tests.support.mcp_servers.asgi_server import running_app
@@ -19,7 +20,12 @@ from tests.support.otlp import OtlpReceiver
 from tests.support.processes import hutch
 
 import hutch as hutch_api
-from hutch.telemetry.trace_context import TraceContext, current
+from hutch.egress.client.client import FetchClient
+from hutch.egress.client.models import FetchRequest
+from hutch.protocols.abilities.headers import HeaderInjector
+from hutch.settings import Settings
+from hutch.telemetry.trace_context import TraceContext, current, use_context
+from hutch.telemetry.tracer import open_tracer
 
 CALLER_SPAN = "00f067aa0ba902b7"
 SECRET = "tok-0123456789abcdefghij"
@@ -194,6 +200,31 @@ async def test_ability_has_spans_of_requests_without_secrets(
     assert "traceparent" not in traced.upstream.seen[0], "foreign hosts get no trace context by default"
 
 
+async def test_permitted_host_gets_the_span_of_the_request(
+    otlp: OtlpReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", otlp.url)
+    tracer = await open_tracer()
+    assert tracer is not None
+    with FakeApi() as api:
+        address = f"127.0.0.1:{api.port}"
+        settings = Settings(home=str(tmp_path), egress_allow=(address,), trace_hosts=(address,))
+        client = FetchClient(settings)
+        session = client.open_session(HeaderInjector([], []), (), owner="anna")
+        with use_context(tracer.begin("test")):
+            request = FetchRequest(
+                method="GET", url=f"{api.url}/users/elonmusk", headers=[("Traceparent", "00-forged")]
+            )
+            await session.send(request)
+        await session.close()
+        await client.close()
+        [entry] = session.request_log
+        _, trace_id, span_id, _ = api.seen[0]["traceparent"].split("-")
+        assert span_id == entry.span_id
+        assert len(trace_id) == 32
+    await tracer.close()
+
+
 async def test_flow_is_one_trace_with_its_steps_and_their_runs(anna: UserClient, otlp: OtlpReceiver) -> None:
     trace_id, headers = trace_headers()
     steps = [
@@ -248,3 +279,6 @@ def test_unsupported_protocol_is_reported_and_ignored() -> None:
     done = hutch("eval", "1 + 1", env=variables)
     assert (done.returncode, done.stdout) == (0, "2\n")
     assert "OTEL_EXPORTER_OTLP_PROTOCOL: expected http/protobuf, got grpc" in done.stderr
+    findings = json.loads(hutch("doctor", "--json", env=variables).stdout)["findings"]
+    assert findings[-1]["name"] == "traces"
+    assert findings[-1]["state"] == "weak"

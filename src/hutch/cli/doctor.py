@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import msgspec
 
 from hutch.cli.support.console import print_json, print_report
@@ -17,12 +19,25 @@ def doctor(*, json: bool) -> int:
     """Prints the report. Returns 0 if guests can run here with the isolation that the settings require."""
     settings = load_settings()
     report = examine_machine(settings)
-    report = msgspec.structs.replace(report, findings=[*report.findings, *_project_findings(settings)])
+    findings = [*report.findings, *_project_findings(settings), *_trace_findings()]
+    report = msgspec.structs.replace(report, findings=findings)
     if json:
         print_json(report.json().encode())
     else:
         print_report(report.lines())
     return 0 if report.healthy else 1
+
+
+def _trace_findings() -> list[DoctorFinding]:
+    """Tells whether the traces that the environment asks for can be exported."""
+    from hutch.telemetry.tracer import configuration_problem, is_configured
+
+    if not is_configured(os.environ):
+        return []
+    problem = configuration_problem(os.environ)
+    if problem is not None:
+        return [DoctorFinding("traces", "weak", problem)]
+    return [DoctorFinding("traces", "ok", "exported through OTLP/HTTP, as the OTEL_ variables say")]
 
 
 def _project_findings(settings: Settings) -> list[DoctorFinding]:

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
@@ -77,17 +78,26 @@ async def open_tracer() -> Tracer | None:
     return await asyncio.to_thread(_open)
 
 
+def configuration_problem(environ: Mapping[str, str]) -> str | None:
+    """Returns why the traces that the environment asks for cannot be exported, and what to do; or None."""
+    for name in _PROTOCOLS:
+        if protocol := environ.get(name):
+            if protocol != _PROTOCOL:
+                return f"{name}: expected {_PROTOCOL}, got {protocol}. Use the OTLP/HTTP port, often 4318."
+            break
+    if find_spec("opentelemetry.sdk") is None or find_spec("opentelemetry.exporter") is None:
+        return "OpenTelemetry's exporter is not installed. Install it with: pip install 'hutch[otel]'"
+    return None
+
+
 def _open() -> Tracer | None:
-    protocol = next((value for name in _PROTOCOLS if (value := os.environ.get(name))), _PROTOCOL)
-    if protocol != _PROTOCOL:
-        logger.warning("no traces: OTEL_EXPORTER_OTLP_PROTOCOL: expected %s, got %s", _PROTOCOL, protocol)
-        return None
+    problem = configuration_problem(os.environ)
     try:
-        return Tracer()
-    except ImportError as error:
-        logger.warning("no traces: %s. Install it with: pip install 'hutch[otel]'", error)
-    except (ValueError, TypeError) as error:
-        logger.warning("no traces: an OTEL_ variable is invalid: %s", error)
+        if problem is None:
+            return Tracer()
+    except (ImportError, TypeError, ValueError) as error:
+        problem = f"OpenTelemetry cannot be used: {error}. Look at the OTEL_ variables."
+    logger.warning("no traces: %s", problem)
     return None
 
 
