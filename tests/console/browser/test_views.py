@@ -143,3 +143,18 @@ def test_reloaded_view_has_the_same_filters(server: ServeProcess, open_page: Ope
     page.reload()
     expect(page.get_by_role("searchbox")).to_have_value("nothing-like-this")
     expect(page.get_by_text("No run matches these filters")).to_be_visible()
+
+
+def test_console_says_that_records_wait_for_the_database(server: ServeProcess, open_page: OpenPage) -> None:
+    """A test of `/ready` stops a real database. Here, only the page is tested."""
+    page = open_page(server.url + "/#/connect")
+    records = {"status": "waiting for the database", "waiting": 1234, "dropped": 0}
+    page.route("**/health", lambda route: route.fulfill(json={"status": "ok", "records": records}))
+    page.goto(server.url + "/#/runs")
+    page.reload()
+    note = page.get_by_text("The database does not answer.")
+    expect(note).to_contain_text("1 234 run records wait to be written")
+    page.unroute("**/health")
+    page.reload()
+    expect(page.get_by_role("heading", name="Runs")).to_be_visible()
+    expect(note).to_have_count(0)
