@@ -220,8 +220,8 @@ def _spread(layer: list[LayoutItem], wanted: Sequence[float]) -> None:
     """Moves the items of a layer to the wanted centres by least squares, in the same order and without
     overlaps.
 
-    Offsets are the smallest possible distances from the left. Adjacent items that would overlap move as a
-    group to their mean position.
+    The offset of an item is its smallest possible distance from the first item. Adjacent items that would
+    overlap move as a group to their mean position.
     """
     offsets: list[int] = []
     for number, item in enumerate(layer):

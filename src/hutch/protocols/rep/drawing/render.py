@@ -246,7 +246,7 @@ def _tracks(bars: list[_Bar]) -> dict[int, int]:
 
 
 def _upper_first(bars: list[_Bar]) -> list[_Bar]:
-    """Sorts the bars so that a bar comes after every bar whose item is above one of its ends.
+    """Sorts the bars so that a bar comes after every bar whose source is directly above one of its targets.
 
     Bars in a cycle keep their order.
     """

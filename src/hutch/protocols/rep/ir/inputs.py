@@ -50,9 +50,8 @@ def check_inputs(flow: Flow, inputs: Mapping[str, Any]) -> list[Problem]:
 
     try:
         return check_against_schema(schema, inputs, ("inputs",), untrusted=True)
-    except (
-        InvalidSchema
-    ) as error:  # `parse_flow` rejects such schemas, so this is a flow that it did not read.
+    except InvalidSchema as error:
+        # `parse_flow` rejects such schemas, so only a flow that was not parsed by it gets here.
         return [Problem("inputs_schema", f"expected a JSON Schema: {describe_fault(error)}")]
 
 
@@ -135,7 +134,7 @@ def _type_schema(name: str, depth: int = 0) -> dict[str, Any]:
 
 
 def _value_type(inner: str) -> str:
-    """Returns the second type of `string, list<int>`, or `int` itself for `int`."""
+    """Returns the value type of a map: `list<int>` for `string, list<int>`, and `int` for `int`."""
     depth = 0
     for index, char in enumerate(inner):
         depth += (char in "<[") - (char in ">]")
@@ -193,7 +192,6 @@ def _json_schema_problems(schema: dict[str, Any]) -> list[Problem]:
     try:
         check_against_schema(schema, {})
     except InvalidSchema as error:
-        # `parse_flow` rejects such schemas, so it has not read this flow.
         return [Problem("inputs_schema", f"expected a JSON Schema: {describe_fault(error)}")]
     return []
 

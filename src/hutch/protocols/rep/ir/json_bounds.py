@@ -11,14 +11,14 @@ MAX_DEPTH = 100
 MAX_VALUES = 100_000
 _VALUES_PER_CHECK = 1_000
 _TOO_DEEP = f"is nested deeper than {MAX_DEPTH} levels"
-# The place of a value: the place of its container, and its key or index there.
+# Path of a value as a linked list: the path of its container, and its key or index in the container.
 _Place: TypeAlias = "tuple[_Place, str | int] | None"
 
 
 def json_problem(document: Any, check: Callable[[], None] = lambda: None) -> Problem | None:
     """Returns a problem if a value is not JSON or exceeds a limit, otherwise None.
 
-    Calls `check` for every _VALUES_PER_CHECK values. It may raise an exception to stop.
+    Calls `check` for every _VALUES_PER_CHECK values. `check` may raise an exception to stop.
     """
     pending: list[tuple[_Place, int, Any]] = [(None, 0, [document])]
     count = 0

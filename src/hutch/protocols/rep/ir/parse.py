@@ -112,7 +112,7 @@ class _EdgeRef(NamedTuple):
 
 
 class _StepsById(dict[str, _StepRef]):
-    """Steps by id, with a shared limit for name suggestions."""
+    """Steps by id, with the suggester for misspelt ids. Its limit applies to all messages about the flow."""
 
     def __init__(self, steps: Iterable[tuple[str, _StepRef]]) -> None:
         super().__init__(steps)
@@ -126,7 +126,7 @@ def _graph_problems(document: dict[str, Any], budget: ValidationBudget, depth: i
     """
     nodes, raw_edges = _graph_list(document, "nodes"), _graph_list(document, "edges")
     if len(nodes) > schema.MAX_NODES or len(raw_edges) > schema.MAX_EDGES:
-        return  # the number is a problem of the shape
+        return  # `shape_problems` reports the number
     steps = list(_step_refs(nodes))
     edges = list(_edge_refs(raw_edges))
     yield from schema_problems(document.get("inputs_schema"))
@@ -311,7 +311,7 @@ def _for_each_schema() -> dict[str, Any]:
 
 
 def _item_steps(steps: list[_StepRef]) -> Iterator[_StepRef]:
-    """Yields the inner steps of all `for_each` steps, with the ids of these."""
+    """Yields the inner step of every `for_each` step, with the id of the `for_each` step."""
     for step in steps:
         inner = step.with_.get("step") if step.kind == schema.FOR_EACH else None
         if isinstance(inner, dict):
@@ -348,10 +348,10 @@ def _references(
             if reference.root == "input":
                 yield from _unknown_input(path, reference.path, names, known.suggester)
             elif reference.step is None:
-                continue  # the item, whose keys are not known
+                continue  # a reference to the item, whose keys are not known
             elif reference.step not in known:
                 yield Problem(format_path(path), f"{reference.text}: {_no_step(reference.step, known)}")
-            elif len(ordered) == len(known):  # there is no cycle, which would have been reported already
+            elif len(ordered) == len(known):  # otherwise there is a cycle, which is reported elsewhere
                 if reach is None:
                     reach = graph.ancestors(ordered, pairs)
                 if not reach[step.id] & bits[reference.step]:

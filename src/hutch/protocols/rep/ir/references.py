@@ -54,7 +54,8 @@ values could change what it does.
 """
 
 _HEAD = re.compile(r"\$(?P<word>input|step|\.inputs|\.vars)(?=[.\[]|$)")
-# The inner step of a `for_each` has more references. Elsewhere they are ordinary text.
+# In the inner step of a `for_each`, `$item` and `$index` are references too. Elsewhere they are ordinary
+# text.
 _ITEM_HEAD = re.compile(r"\$(?P<word>input|step|\.inputs|\.vars|item|index)(?=[.\[]|$)")
 _SEGMENT = re.compile(
     r'\.(?P<key>[^\s.\[\]()"\'`${}]+)|\[(?P<index>\d{1,9})\]|\[(?P<quoted>"(?:[^"\\]|\\.)*")\]'
@@ -262,6 +263,8 @@ def literal_reference(text: str, *, interpolate: bool) -> str | None:
 
 
 def misplaced_item(text: str) -> str | None:
-    """Returns a reference to the item of a `for_each`, for texts of other steps. None if there is none."""
+    """Returns a reference to the item of a `for_each`, which only its inner step may use. None if the text
+    has none. Call it with texts of other steps.
+    """
     match = _ITEM_INSIDE.search(text)
     return None if match is None else shorten(match[0])

@@ -89,7 +89,7 @@ class ReferenceValues(NamedTuple):
 
 
 def _member(reference: Reference, value: Any, index: int) -> Any:
-    """Returns the member of a value that the part `index` of the reference names."""
+    """Looks up part `index` of the reference's path in a value. Raises UnresolvedReference."""
     part = reference.path[index]
     if isinstance(value, Mapping):
         if part in value:
@@ -121,7 +121,7 @@ def _member(reference: Reference, value: Any, index: int) -> Any:
 
 
 def _container(reference: Reference, length: int) -> str:
-    """Describes the value that the first parts of a reference lead to."""
+    """Describes, for a message, the value to which the first `length` parts of a reference lead."""
     start = "the item" if reference.root == "item" else "the inputs"
     if reference.step is not None:
         start = f"the output of {reference.step}"
@@ -190,7 +190,7 @@ def _template_value(template: TemplateReference, values: ReferenceValues) -> Any
 
 
 def _as_text(value: Any, part: str | TemplateReference) -> str:
-    """Returns a value as a part of a text: JSON, and nothing for a missing optional value."""
+    """Formats a value for insertion into a text: as JSON, or as "" for a missing optional value."""
     if value is None and isinstance(part, TemplateReference) and part.is_optional:
         return ""
     return encode_value(value).decode()

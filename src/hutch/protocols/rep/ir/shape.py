@@ -24,8 +24,9 @@ _MAX_TEXT_CHARS = 1_000
 def shape_problems(document: dict[str, Any], error: msgspec.ValidationError) -> Iterator[Problem]:
     """Yields the problems of the shape, or the message of the decoder if the schema finds none.
 
-    The validator collects all problems of a value, with copies of it, before it returns the first one. So it
-    gets the head and every step and edge separately, and only in outline.
+    The validator collects all problems of a value, each with a copy of the value, before it returns the first
+    problem. To limit these copies, it gets the head of the flow, every step and every edge separately, and
+    without the contents of their fields.
     """
     has_problems = False
     for problem in _problems(document):
@@ -91,7 +92,9 @@ def _head(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _outline(value: Any, kind: type[msgspec.Struct]) -> Any:
-    """Returns the fields of a struct without their content, and unknown fields if they are a problem."""
+    """Returns the fields of a struct without their content. Unknown fields are included only if they are
+    forbidden.
+    """
     if not isinstance(value, dict):
         return _empty(value)
     known = kind.__struct_encode_fields__
@@ -103,7 +106,7 @@ def _outline(value: Any, kind: type[msgspec.Struct]) -> Any:
 
 
 def _empty(value: Any) -> Any:
-    """Returns a value of the same type without its content."""
+    """Returns an empty value of the same type. Strings are shortened instead."""
     if isinstance(value, dict):
         return {}
     return [] if isinstance(value, list) else value[:_MAX_TEXT_CHARS] if isinstance(value, str) else value

@@ -12,7 +12,7 @@ MAX_ITEMS = 10_000
 
 
 async def _run(call: Call) -> list[Any]:
-    """Returns the outputs of all items in order. The first item that fails fails the step."""
+    """Returns the outputs of all items in order. The step fails as soon as one item fails."""
     params: schema.ForEachParams = call.params
     count = len(params.items)
     if count > MAX_ITEMS:

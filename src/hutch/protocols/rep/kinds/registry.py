@@ -71,7 +71,9 @@ class StepRun(Protocol):
     async def run_items(
         self, node: FlowNode, items: Sequence[Any], max_parallel: int, parent_id: str
     ) -> RunSummary:
-        """Runs the inner step of a `for_each` for every item. `outputs` is the list of their outputs."""
+        """Runs the inner step of a `for_each` for every item. The `outputs` of the summary are the outputs of
+        the items as a list.
+        """
 
 
 class Call:
@@ -212,7 +214,9 @@ def _may_be(value: Any, expected_schema: Any) -> bool:
 
 
 def _is_template(value: Any) -> bool:
-    """Returns True if the value may be replaced as a whole. Other templates stay strings."""
+    """Returns True if the string may consist of one `${…}` reference. It then resolves to a value of any
+    type, while every other template resolves to a string.
+    """
     return isinstance(value, str) and value.startswith("${") and value.endswith("}")
 
 

@@ -19,7 +19,9 @@ _MAX_SHOWN_CHARS = 400
 
 
 class StepApprover:
-    """Asks for approvals through the steps that make tool calls. Finds the step by the call's run id."""
+    """Asks for the approval of a tool call as a question of the step that makes the call. Finds the step by
+    the call's run id.
+    """
 
     def __init__(self) -> None:
         self._steps: dict[str, tuple[Call, asyncio.Lock]] = {}
@@ -52,7 +54,9 @@ class StepApprover:
 
 @contextmanager
 def approve_through_step(call: Call, gateway: Gateway) -> Iterator[str]:
-    """Registers a step and yields the run id for its tool calls. The step asks for their approvals."""
+    """Registers a step, so that approvals of its tool calls are asked for as questions of this step. Yields
+    the run id for these tool calls.
+    """
     approvals = gateway.approvals
     approver = getattr(approvals.ask, "__self__", None)
     if not isinstance(approver, StepApprover):

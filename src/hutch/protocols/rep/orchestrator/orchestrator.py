@@ -91,7 +91,9 @@ class Orchestrator:
     # --- control ---
 
     def cancel(self) -> None:
-        """Cancels the run. Ends it if that takes longer than 5 s, or immediately on the second call."""
+        """Cancels the run. Ends the runtime if the run has not stopped after 5 s, or at once on the second
+        call.
+        """
         loop = asyncio.get_running_loop()
         if self._cancelled or not self._has_started:
             self._cancelled = True
@@ -100,7 +102,8 @@ class Orchestrator:
         self._cancelled = True
         self._wake.set()
         self._set_deadline(loop.time() + CANCEL_SECONDS)
-        # Do not wait longer, because the previous request may never be answered.
+        # Send the cancellation even if the previous request is still unanswered, because it may never be
+        # answered.
         loop.call_later(_CANCEL_TURN_SECONDS, self._send_cancel)
 
     async def approve(
@@ -243,7 +246,7 @@ class Orchestrator:
     def _finished(self, poll: PollResult) -> RunOutcome:
         if poll.status == "failed":
             return self._failed(run_failure(poll.summary), poll.summary)
-        # Report the interruption even if the run completed before it took effect.
+        # Use EXIT_INTERRUPTED even if the run completed before the cancellation took effect.
         code = EXIT_INTERRUPTED if self._cancelled else EXIT_OK
         return self._end("completed", code, poll.summary, None)
 

@@ -14,8 +14,8 @@ from hutch.tasks import finish
 
 MAX_LINE_BYTES = 32 * 1024 * 1024
 STDERR_TAIL_BYTES = 8 * 1024
-# Time for the process to exit after its input was closed. The built-in runtime needs less to exit, and a
-# reaper needs less to end all its processes.
+# Time that the process has to exit after its stdin was closed. It is longer than the built-in runtime needs
+# to exit, and longer than a reaper needs to end all its processes.
 END_SECONDS = 4.0
 # Time to wait for the exit status after the output or input has ended, so that the error message can contain
 # it.
@@ -26,7 +26,7 @@ class RuntimeTransport:
     """Line transport of one runtime process.
 
     Calls `on_line` with each line, without its newline, and then `on_end`. Belongs to the event loop that
-    created it. A line longer than MAX_LINE_BYTES ends the connection, so that no more than that is buffered.
+    created it. A line longer than MAX_LINE_BYTES ends the connection, which limits the buffer.
     """
 
     def __init__(self, process: ChildProcess, *, on_stderr: Callable[[bytes], None] | None = None) -> None:

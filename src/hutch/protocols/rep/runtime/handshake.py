@@ -79,8 +79,8 @@ def serve_handshake(
 
 
 def answer_request(request: jsonrpc.RpcRequest, methods: Mapping[str, jsonrpc.RpcMethod]) -> bytes | None:
-    """Answers a request. Notifications are ignored, because REP does not have them. JSON-RPC forbids an
-    answer.
+    """Answers a request. Ignores notifications, because REP defines none and JSON-RPC forbids answers to
+    them.
     """
     if request.is_notification:
         print(f"hutch: ignored {request.method[:100]!r}: it has no id", file=sys.stderr)  # noqa: T201

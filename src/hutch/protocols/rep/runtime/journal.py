@@ -113,7 +113,7 @@ class StoreJournals:
         try:
             return await self._resume(store, claimed, on_request)
         except HutchError:
-            # Release the lease, because another process may be able to read the run.
+            # Release the lease. This process cannot read the run, but another process may be able to.
             with contextlib.suppress(HutchError):
                 await store.journal.release(run_id, claimed.holder)
             raise
@@ -397,8 +397,8 @@ def _outcome_of(summary: RunSummary) -> str:
 
 
 def _failure_outcome(error: dict[str, Any]) -> str:
-    """Returns the outcome of a failed run: `timeout` if that is the error's cause, otherwise by the error
-    code.
+    """Returns the outcome of a failed run: `timeout` if a timeout caused the error, otherwise a name for the
+    class of the error code.
     """
     data = error.get("data")
     if isinstance(data, dict) and data.get("cause") == TIMEOUT:
@@ -407,8 +407,8 @@ def _failure_outcome(error: dict[str, Any]) -> str:
 
 
 def run_record(run: FlowRunHead, summary: RunSummary, at: str, settings: Settings) -> RunRow:
-    """Builds the record of a finished run, which contains neither inputs nor outputs. Whether it has the
-    error's message depends on the setting `record`.
+    """Builds the record of a finished run, which contains neither inputs nor outputs. The setting `record`
+    determines whether the record contains the error message.
     """
     level = RecordLevels(settings.record, settings.record_protocols).of(PROTOCOL)
     message = None if summary.error is None or level == "metadata" else _failure_message(summary.error)

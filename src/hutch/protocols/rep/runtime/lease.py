@@ -41,11 +41,11 @@ def _pid_namespace(process_id: str) -> str:
 
 
 def run_state(run: FlowRunHead, waiting_for: Collection[str] = ()) -> str:
-    """Returns the status of the run, `cancelled`, `interrupted` if no process executes the run, or `waiting`
-    if steps of it wait for an approval.
+    """Returns the state of a run as users see it. It is the stored status, or `cancelled`, `interrupted` if
+    no process executes the run, or `waiting` if steps wait for an approval.
 
-    `waiting_for` are these steps. A server resumes its runs when an answer arrives, so they are not
-    interrupted meanwhile.
+    `waiting_for` are the waiting steps. A waiting run of a server is not `interrupted`, because the server
+    resumes it when an answer arrives.
     """
     if run.outcome == "cancelled":
         return "cancelled"

@@ -18,7 +18,7 @@ class StepRetries:
     def __init__(
         self, start: Callable[[FlowNode, int], None], emit: Callable[..., None], prefix: str = ""
     ) -> None:
-        """`start` is called with a step and the number of its next attempt. `prefix` is that of the step ids
+        """`start` is called with a step and the number of its next attempt. `prefix` is prepended to step ids
         in events.
         """
         self._start = start

@@ -91,7 +91,9 @@ class RuntimeRun:
         return self._summary is not None
 
     def poll(self) -> dict[str, Any]:
-        """Returns the status, the next events and the summary. Reports the end only after the last event."""
+        """Returns the status, the next events and the summary. The status stays `running` until all events
+        have been returned.
+        """
         events = self._events.drain()
         status = "running" if self.is_over and len(self._events) else self.status
         if self._summary is not None and status == self.status:
@@ -199,7 +201,7 @@ class RuntimeRun:
         return summary
 
     async def _warm_up_first_step(self) -> None:
-        """Warms up the kind of the first step that supports it."""
+        """Warms up the first entry step whose kind has a `warm_up` function."""
         for id in self._flow.entries():
             node = self._flow.nodes[id]
             if (warm_up := self._registry.get(node.kind).warm_up) is not None:

@@ -151,7 +151,9 @@ class FlowRun:
     async def run_items(
         self, node: FlowNode, items: Sequence[Any], max_parallel: int, parent_id: str
     ) -> RunSummary:
-        """Runs the inner step of a `for_each` for every item. `outputs` is the list of their outputs."""
+        """Runs the inner step of a `for_each` for every item. The `outputs` of the summary are the outputs of
+        the items as a list.
+        """
         loop = Loop(self.reference_values(node), items, max_parallel)
         flow = self.flow.for_items(node, len(items))
         return await self._inner_run(flow, self.inputs, parent_id, self.context, loop).run()
@@ -165,7 +167,8 @@ class FlowRun:
         loop: Loop | None = None,
     ) -> FlowRun:
         inner_prefix = f"{parent_id.removeprefix(self.prefix)}/"
-        # Restored results are used only by the first attempt. A retry starts over.
+        # Remove the restored results, because only the first attempt at the outer step uses them. A retry
+        # starts over.
         inner_ids = [id for id in self._finished_steps if id.startswith(inner_prefix)]
         return FlowRun(
             flow,
@@ -183,8 +186,8 @@ class FlowRun:
     # --- steps ---
 
     def _start_steps(self, ids: list[str]) -> None:
-        """Starts steps. A step with a final result from an earlier attempt is recorded, and its successors
-        start.
+        """Starts steps. If a step has a final result from an earlier attempt at the run, records that result
+        instead, and starts the step's successors.
         """
         self._ready.extend(ids)
         while self._ready and (self._loop is None or self._open_steps < self._loop.max_parallel):
@@ -201,13 +204,15 @@ class FlowRun:
 
     @property
     def restored_count(self) -> int:
-        """Number of steps that an earlier attempt has finished and that are not repeated."""
+        """Number of steps that an earlier attempt at the run has finished and that are not repeated."""
         return sum(
             self._is_final(id, result) for id, result in self._finished_steps.items() if id in self.flow.nodes
         )
 
     def _is_final(self, id: str, result: StepResult) -> bool:
-        """Returns True if an earlier result counts. A failed step without a failure edge is tried again."""
+        """Returns True if a result from an earlier attempt at the run is kept. Failed steps without a failure
+        edge run again.
+        """
         return result.state == "succeeded" or self._progress.has_handler(id)
 
     def _emit_restored(self, id: str, result: StepResult) -> None:

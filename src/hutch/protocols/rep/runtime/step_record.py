@@ -19,7 +19,8 @@ MAX_DEPTH = 12
 MAX_SECRETS = 16
 MAX_SEARCHED = 2_000
 """Number of values of an input that are searched for secrets."""
-# Text that is redacted before it is cut, so that a cut never leaves the first half of a secret.
+# Number of characters of a text that are redacted. It is larger than MAX_TEXT_CHARS, to which the text is cut
+# afterwards, so that the cut text never ends with the first half of a secret.
 _REDACTED_CHARS = MAX_TEXT_CHARS + 4_096
 _SECRET_NAME = re.compile(
     r"(?:authorization|cookie|passw(?:or)?d|passphrase|secret|token|api[-_]?key|access[-_]?key"
@@ -38,8 +39,8 @@ _SECRET_PARAMETERS = {"tool.execute": ("env",)}
 def step_values(kind: str, parameters: Mapping[str, Any] | None, output: Any) -> dict[str, Any]:
     """Returns `input` and `output` for the record of a step.
 
-    Parameters that are code are left out, because they are in the flow. Values with names like `password`
-    are redacted, also where they occur again in the output.
+    Parameters that are code are left out, because they are in the flow. Values with names like `password` are
+    redacted, and so are copies of them in the output.
     """
     shown = {
         key: value
@@ -53,7 +54,9 @@ def step_values(kind: str, parameters: Mapping[str, Any] | None, output: Any) ->
 
 
 def _secrets(parameters: dict[str, Any], names: tuple[str, ...]) -> Iterator[str]:
-    """Yields the strings below keys that have the name of a secret, among the first `MAX_SEARCHED` values."""
+    """Searches the first `MAX_SEARCHED` values. Yields the strings whose own key, or the key of a value
+    around them, is the name of a secret.
+    """
     pending: deque[tuple[Any, bool]] = deque(
         (value, _is_secret(key, names)) for key, value in islice(parameters.items(), MAX_SEARCHED)
     )

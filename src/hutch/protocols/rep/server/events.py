@@ -34,7 +34,8 @@ NumberedEvent = tuple[int, dict[str, Any]]
 async def iter_events(
     journal: JournalTable, run_id: str, *, after: int = 0, follow: bool = True, with_records: bool = False
 ) -> AsyncIterator[NumberedEvent]:
-    """Yields events with their numbers. With `follow`, continues until the run ends or loses its process.
+    """Yields events with their numbers. With `follow`, continues until the run ends or no process executes it
+    any more.
 
     With `with_records`, also yields the records of finished steps.
     """

@@ -45,7 +45,8 @@ async def referenced_flows(
 ) -> dict[str, Flow]:
     """Returns the stored flows that `flow.run` steps name, directly or indirectly. Raises InvalidFlow.
 
-    `parse` parses a stored flow. A name that is not stored is not an error here. The step fails when it runs.
+    `parse` parses a stored flow. A name that is not stored is not an error here, because the step fails when
+    it runs.
     """
     flows: dict[str, Flow] = {}
     seen: set[str] = set()

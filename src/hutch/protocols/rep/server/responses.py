@@ -93,9 +93,10 @@ def step_record(entry: JournalEntry) -> dict[str, Any]:
 
 
 def run_detail(run: FlowRunRow, counts: StepCounts, pages: Mapping[str, Any]) -> dict[str, Any]:
-    """Builds a flow run with its inputs and summary. The summary has only counts until the end.
+    """Builds a flow run with its inputs and summary. Until the run ends, the summary contains only step
+    counts.
 
-    `pages` are the first finished steps and the first approvals.
+    `pages` contains the first page of the finished steps and the first page of the approvals.
     """
     summary: Any
     if run.summary is not None:

@@ -38,7 +38,7 @@ class RetryPlan(NamedTuple):
 
 
 def plan_retry(flow: Flow, finished: set[str], from_step: str, run_id: str) -> RetryPlan:
-    """Returns what a retry repeats and keeps. Raises InvalidInput.
+    """Returns the steps that a retry repeats and the steps whose results it keeps. Raises InvalidInput.
 
     `finished` are the steps with a recorded result.
     """
@@ -58,9 +58,10 @@ def plan_retry(flow: Flow, finished: set[str], from_step: str, run_id: str) -> R
 async def restart_run(
     journal: JournalTable, run: FlowRunHead, flow: Flow, from_step: str, *, origin: str
 ) -> RetryPlan:
-    """Deletes the results of a step and all later steps, and makes the run pending. It can be resumed then.
+    """Deletes the results of a step and of all later steps, and makes the run pending, so that it can be
+    resumed.
 
-    Raises InvalidInput and RunInProgress, without any change.
+    Raises InvalidInput and RunInProgress; the run is then unchanged.
     """
     plan = plan_retry(flow, await journal.finished_steps(run.run_id), from_step, run.run_id)
     event = {"type": "log", "timestamp": now_rfc3339(), "level": "info", "message": plan.text}

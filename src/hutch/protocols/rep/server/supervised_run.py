@@ -117,7 +117,7 @@ class RunObserver:
         """True if every running step waits for an approval."""
         if not self.questions:
             return False
-        # A question of a nested step, such as `outer/inner`, is also one of the outer step.
+        # While a nested step such as `outer/inner` waits for an approval, its outer steps wait too.
         asking = {
             step_id[:end]
             for step_id in self.questions
@@ -129,8 +129,8 @@ class RunObserver:
         """Returns True if the run has waited only for approvals for at least `seconds`, so that it can be
         stopped now and resumed when a decision arrives.
 
-        Only `approve` steps can ask again without repeating work. Runs and steps with a timeout cannot be
-        stopped, because their time has to elapse.
+        All waiting steps must be `approve` steps, because other kinds would repeat work in order to ask
+        again. Runs and steps with a timeout cannot be stopped, because the timeout must keep running.
         """
         if (
             self._has_timeout

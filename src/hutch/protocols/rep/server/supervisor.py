@@ -103,13 +103,15 @@ class FlowSupervisor:
         self._closing = False
 
     def start(self) -> None:
-        """Starts to resume interrupted runs: runs of earlier servers, and later every run that loses its
-        process.
+        """Starts a task that resumes interrupted runs: first the runs of earlier servers, then every run
+        whose process has died.
         """
         self._sweep_task = asyncio.create_task(self._sweep(), name="hutch flows: sweep")
 
     async def drain(self, seconds: float) -> None:
-        """Stops starting runs and waits for working runs. Runs that wait for approvals are resumed later."""
+        """Stops starting runs and waits for working runs. Runs that wait for approvals are left to the next
+        server.
+        """
         self._closing = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -158,8 +160,8 @@ class FlowSupervisor:
         journal = (await self.store()).journal
         can_start = not lease.is_held(run) and run.run_id not in self._parked
         if can_start and (supervised := self._supervised_runs.get(run.run_id)) is not None:
-            # This supervision may be about to end. It must know before the run is reopened, because it would
-            # store the old outcome as the end of the reopened run.
+            # The current supervision may be about to store the outcome of the previous attempt. Set the flag
+            # before the run is reopened, so that this outcome does not end the reopened run.
             supervised.is_reopened = True
         if run.is_over:
             await journal.reopen(run.run_id, ORIGIN)
@@ -274,7 +276,8 @@ class FlowSupervisor:
         del self._tasks[run.run_id]
         supervised = self._supervised_runs.pop(run.run_id)
         if supervised.decisions or supervised.is_reopened:
-            # Decisions arrived while the run was being parked, or the run was resumed after its end.
+            # Continue, because decisions arrived while the run was being parked, or it was resumed after its
+            # end.
             self._supervise(run).decisions |= supervised.decisions
         if all(other.owner != run.owner for other in self._supervised_runs.values()):
             self._owner_slots.pop(run.owner, None)
@@ -294,9 +297,9 @@ class FlowSupervisor:
                     lost = lost + 1 if steps == before else 1
                     await asyncio.sleep(RESTART_SECONDS * 2 ** (lost - 1))
         except VaultError as error:
-            # Sweeps skip this run for a while, because they would fail in the same way. An explicit request
-            # still tries. Pending decisions are dropped, because they would trigger an immediate retry. The
-            # steps ask again when the run can be read.
+            # Let sweeps skip this run for a while, because they would fail in the same way. A user's request
+            # to resume the run is still tried. Drop pending decisions, because they would trigger an
+            # immediate retry. The steps ask again when the run can be decrypted.
             self._unreadable[run_id] = monotonic() + UNREADABLE_SECONDS
             supervised.decisions.clear()
             logger.error("run %s cannot be resumed: %s", run_id, error)
@@ -395,7 +398,7 @@ class FlowSupervisor:
         return await journal.finish(run, record, json.dumps(summary.wire), at)
 
     async def _total_steps(self, run: FlowRunHead) -> int:
-        """Returns the number of steps. A run that cannot be decrypted counts 0, so that it can still be
+        """Returns the number of steps of a run, or 0 if the run cannot be decrypted, so that it can still be
         ended.
         """
         try:

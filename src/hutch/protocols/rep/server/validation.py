@@ -14,12 +14,12 @@ T = TypeVar("T")
 
 MAX_CPU_SECONDS = 2.0
 """CPU time of one validation. The largest flows take about half a second."""
-# More threads would only make the event loop wait longer for Python's lock.
+# More threads would only make the event loop wait longer for the GIL.
 _THREADS = 2
 
 
 class ValidationPool:
-    """Runs validations. Each owner has one at a time, so that none can occupy all threads."""
+    """Runs validations, one at a time for each owner, so that no owner can occupy all threads."""
 
     def __init__(self, max_cpu_seconds: float = MAX_CPU_SECONDS) -> None:
         self._max_cpu_seconds = max_cpu_seconds
@@ -29,7 +29,7 @@ class ValidationPool:
     async def run(self, owner: str, work: Callable[[ValidationBudget], T]) -> T:
         """Runs `work` in a thread. If the caller is cancelled, the thread stops at its next check.
 
-        Raises InvalidFlow if the time is over.
+        Raises InvalidFlow if the CPU time is used up.
         """
         budget = ValidationBudget(self._max_cpu_seconds)
         turn = self._turns.setdefault(owner, asyncio.Lock())

@@ -91,7 +91,7 @@ class FlowSource:
         return self._at_source(msgspec.structs.replace(problem, path=path))
 
     def _at_source(self, problem: Problem) -> Problem:
-        """Adds the line and the step of a problem whose path is one of the source."""
+        """Adds the line and the step to a problem. Its path must be a path in the source."""
         return msgspec.structs.replace(
             problem,
             line=problem.line or self._line(problem.path),

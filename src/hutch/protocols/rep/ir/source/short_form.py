@@ -86,8 +86,8 @@ def compile_flow(
     default_name: str = "",
     budget: ValidationBudget = UNLIMITED,
 ) -> CompiledFlow:
-    """Compiles the short form. The result is not validated yet. Raises InvalidFlow if there is too little to
-    compile.
+    """Compiles the short form. The result is not validated yet. Raises InvalidFlow if its problems prevent
+    the compilation.
     """
     limit_problem = json_problem(document, budget.check)
     if limit_problem is not None:
@@ -195,7 +195,8 @@ class _Compiler:
         inputs_schema = self._inputs(self._document.get("inputs"))
         steps = list(self._steps())
         if self._has_unusable_steps:
-            # Other steps may refer to them, which would be reported as a mistake of those.
+            # Stop here. If other steps refer to the unusable steps, these references would be reported as
+            # mistakes.
             self._problems.raise_if_any()
         self._add_graph(steps)
         document = {
@@ -236,7 +237,7 @@ class _Compiler:
         return name
 
     def _duration(self, path: JsonPath, value: Any) -> int:
-        """Returns a duration in milliseconds. Numbers are seconds, and nothing is 0."""
+        """Returns a duration in milliseconds. A number is in seconds. None is 0."""
         if value is None:
             return 0
         milliseconds = -1.0
@@ -513,7 +514,9 @@ class _Compiler:
         whens: Mapping[str, str],
         conditions: Mapping[str, _Condition],
     ) -> None:
-        """Adds edges from steps. If the condition of one is false, its edge is taken from the condition."""
+        """Adds an edge from each source to the target. If a source has a condition, also adds edges from the
+        condition to the target, which are taken when the source is skipped.
+        """
         for name in sources:
             self._add_edge(path, name, target)
             if name in whens:

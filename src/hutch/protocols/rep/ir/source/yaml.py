@@ -49,7 +49,7 @@ for _tag, _pattern, _first in (
 def decode_yaml(text: str, check: Callable[[], None] = lambda: None) -> Any:
     """Decodes one document. Raises InvalidYaml.
 
-    Calls `check` now and then. It may raise an exception to stop.
+    Calls `check` repeatedly, which may raise an exception to stop the decoding.
     """
     try:
         _check_yaml_events(text, check)
@@ -106,7 +106,7 @@ def find_lines(text: str) -> dict[str, int]:
 
 def _describe_error(error: yaml.MarkedYAMLError) -> str:
     context = error.context or ""
-    # The context of some errors is the first half of the sentence.
+    # In some errors, `context` is the first half of a sentence and `problem` is the second half.
     text = f"{context} {error.problem}" if context.startswith("expected") else str(error.problem)
     return " ".join(text.split())[:300]
 
