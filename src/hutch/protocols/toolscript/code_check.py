@@ -50,7 +50,9 @@ def _input_names(inputs: bytes | None) -> Iterable[str]:
 
 
 def _declarations(providers: Sequence[Provider], inputs: Iterable[str]) -> str:
-    """Returns the module from which the checker takes `tools`. Everything else becomes a global."""
+    """Returns a module for the checker. It exports `tools`, and declares inputs and other providers as
+    globals.
+    """
     tools: list[str] = []
     others = [f"const {name}: any;" for name in inputs]
     for provider in providers:

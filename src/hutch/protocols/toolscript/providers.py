@@ -31,8 +31,8 @@ MAX_CONFIGURATIONS = 16
 
 
 def tool_providers(catalog: Catalog, gateway: Gateway) -> list[Provider]:
-    """Returns a provider per MCP server, with the names that toolscripts use. Calls go through the gateway,
-    to which the catalog belongs, and its approval policy.
+    """Returns a provider per MCP server, with the names that toolscripts use. The catalog must belong to the
+    gateway. Calls go through the gateway and are subject to its approval policy.
     """
     providers = _providers.get(catalog)
     if providers is None:
@@ -106,8 +106,8 @@ class McpConfigurations:
         self._opened: dict[bytes, tuple[McpServers, Gateway]] = {}
 
     async def providers(self, mcp: str | Path | Mapping[str, Any]) -> tuple[list[Provider], dict[str, str]]:
-        """Connects to the servers of a configuration, a file or its content, and returns their tools, and the
-        reasons why servers cannot be reached, by name.
+        """Connects to the servers of a configuration, which is given as a file or as its content. Returns
+        their tools, and the reasons why servers cannot be reached, by server name.
 
         Raises ConfigError if the configuration is invalid.
         """
@@ -123,7 +123,7 @@ class McpConfigurations:
                 self._opened[key] = self._open(source)
             except ConfigError as error:
                 if isinstance(mcp, Mapping):
-                    # There is no file whose name and line would help.
+                    # Omit the position, because the configuration does not come from a file.
                     raise error.without_position("mcp") from None
                 raise
         _, gateway = self._opened[key]

@@ -237,7 +237,7 @@ class Checker:
             return None
 
     async def _fall_back(self, error: Exception) -> None:
-        """Uses `deno check` for RETRY_SECONDS. Reports the first fallback."""
+        """Switches to `deno check` for RETRY_SECONDS. Warns only the first time."""
         reason = (
             error.message
             if isinstance(error, PackageNotFound)
@@ -255,7 +255,7 @@ def _cache_key(script: Script, declarations: str | None, strict: bool) -> bytes:
 
 
 def _explain_language(script: Script, error: InvalidScript) -> InvalidScript:
-    """Says so if a script is Python: the compiler's other problems with it are of no use."""
+    """If the script is Python, replaces all problems by one that says so, because the others do not help."""
     for problem in error.problems[:MAX_SHOWN]:
         if hint := python_hint(script.text, problem.message):
             message = f"{problem.message.rstrip('.')}; {hint}."
@@ -274,7 +274,7 @@ def _at_original_position(problem: ScriptProblem, prepared: PreparedScript) -> S
 
 
 def _explain_server_name(problem: ScriptProblem, declarations: str) -> ScriptProblem:
-    """Corrects `github.createIssue(…)`: servers are members of `tools`."""
+    """Suggests `tools.github` if a script uses the name of a server, such as `github`, as a variable."""
     unknown = _UNKNOWN_NAME.match(problem.message) if problem.code in _UNKNOWN_NAME_CODES else None
     if unknown is None or not re.search(rf"^  {re.escape(unknown[1])}: ", declarations, re.M):
         return problem

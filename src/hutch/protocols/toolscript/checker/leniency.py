@@ -1,8 +1,8 @@
 """Decides which problems of ordinary JavaScript a lenient check allows.
 
-Names, arguments and declared results of tools are checked strictly. Elsewhere TypeScript also refuses correct
-programs, such as `const counts = {}; counts[key] = 1`. A problem is about tools if it disappears when all
-tools have the type `any`.
+Names, arguments and declared results of tools are checked strictly. Elsewhere many problems are allowed,
+because TypeScript also rejects correct programs such as `const counts = {}; counts[key] = 1`. A problem is
+about tools if it disappears when all tools have the type `any`.
 """
 
 from __future__ import annotations
@@ -26,20 +26,22 @@ _UNINITIALIZED_PROPERTY = 2564
 _ALWAYS_ALLOWED = _IMPLICIT_ANY | _UNKNOWN_VALUE | _POSSIBLY_NULL | {_UNINITIALIZED_PROPERTY}
 _IMPLICIT_ANY_ELEMENT = 7053
 _WRONG_ARGUMENT = 2345
-# A value of another type, or one that lacks properties.
+# A value has another type than expected, or lacks properties.
 _NOT_ASSIGNABLE = frozenset({2322, 2739, 2740, 2741, _WRONG_ARGUMENT})
 _NO_PROPERTY = frozenset({2339, 2551})
-# Number of arguments, overloads, and operands of other types than number, as in `date - date`.
+# Wrong number of arguments, no matching overload, or an operand that is not a number, as in `date - date`.
 _ALLOWED_OUTSIDE_TOOLS = frozenset({2362, 2363, 2365, 2554, 2555, 2556, 2769})
 
 _OF_UNKNOWN = re.compile(
     r"(?:Argument of type|Type) 'unknown' is not assignable|does not exist on type 'unknown'"
 )
-# A string of unknown value for an enumeration: `let state = "open"` has the type `string`.
+# A string that is passed where an enumeration is expected, as in `let state = "open"`, whose type is
+# `string`.
 _WIDENED_STRING = re.compile(r"""Type 'string' is not assignable to type '"[^\n]*\Z""")
 _TO_NEVER = re.compile(r"to (?:parameter of )?type 'never'")
 _TYPE_OF_OBJECT = re.compile(r"does not exist on type '(.*?)'(?:\.|$)", re.M)
-# Types of objects to which a program may add properties: literals, functions, errors, empty lists' elements.
+# Types of values to which a program may add properties: object literals, functions, errors, and elements of
+# empty lists (`never`).
 _EXTENSIBLE = re.compile(r"[{(]|never$|object$|\w*Error$")
 _EMPTY_OBJECT = "on type '{}'"
 _IDENTIFIER = re.compile(r"[A-Za-z_$][\w$]*")
@@ -49,15 +51,15 @@ _CALLEE = re.compile(r"([A-Za-z_$][\w$]*)\s*\([^()]*$")
 
 
 def is_allowed(problem: ScriptProblem, files: Mapping[str, str]) -> bool:
-    """Returns True if the problem is allowed everywhere, also in the use of tools."""
+    """Returns True if the problem is allowed everywhere, even where the script uses tools."""
     code, message = problem.code, problem.message
     if code == _IMPLICIT_ANY_ELEMENT:
-        # A literal key may be the misspelt name of a tool.
+        # Report literal keys, because a literal key may be the misspelt name of a tool.
         return "Property '" not in message
     if code in _ALWAYS_ALLOWED or _OF_UNKNOWN.search(message) or _WIDENED_STRING.search(message):
         return True
     if code in _NO_PROPERTY and _EMPTY_OBJECT in message:
-        # `tools` itself has this type if there are no tools.
+        # Report the problem for `tools` itself, which has the type `{}` if there are no tools.
         line = SourceText(problem.source_line)
         return not line.text[: line.index_at(1, problem.column)].endswith("tools.")
     name = _marked_name(problem) if code in _NOT_ASSIGNABLE else None
@@ -86,7 +88,8 @@ def is_allowed_outside_tools(problem: ScriptProblem, files: Mapping[str, str]) -
         return False
     if _TO_NEVER.search(message):
         return True
-    # Built-in functions convert their arguments, as in `parseInt(5)`. A script's own types are meant to hold.
+    # Built-in functions convert their arguments, as in `parseInt(5)`. The types of a script's own functions
+    # are checked.
     line = SourceText(problem.source_line)
     callee = _CALLEE.search(line.text[: line.index_at(1, problem.column)])
     return (

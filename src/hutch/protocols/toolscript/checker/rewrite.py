@@ -56,7 +56,9 @@ class PreparedScript:
 
     @property
     def shift(self) -> tuple[int, int, int] | None:
-        """The only line with moved columns, the first moved column and the offset, for stack traces."""
+        """Line, first column and offset of the moved text, used to correct stack traces. Columns move on one
+        line only.
+        """
         if not self.returns:
             return None
         # The inserted text is directly before the last segment.
@@ -105,8 +107,8 @@ def _return_and_export(name: str, text: str, outline: Outline, export: Statement
 
 
 def _on_one_line(declaration: str) -> str:
-    """Puts an import on one line of the same length. Comments are removed, because a `//` would hide the code
-    after it.
+    """Puts an import on one line without changing its length. Comments become spaces, because a `//` comment
+    would hide the code after it.
     """
     bare = _STRING_OR_COMMENT.sub(lambda match: match[1] or " " * len(match[0]), declaration)
     return _SPACE.sub(" ", bare)

@@ -37,7 +37,7 @@ _SOFT_MEMORY_BYTES = 512 * MIB
 _TASKS = 64
 # Number of checks after which a process is replaced, because every check leaks a little memory.
 RECYCLE_AFTER = 500
-# Size of the syntax tree of a few hundred lines. Larger inputs are processed in a thread.
+# Larger inputs are processed in a thread. A syntax tree of a few hundred lines has this size.
 _SMALL_BYTES = 64 * 1024
 _MAX_RESPONSE_BYTES = 256 * MIB
 
@@ -152,7 +152,8 @@ class TscProcess:
         """Starts a process and waits until it responds. Raises TscFailed and OSError."""
         folder = Mount(str(compiler.folder), _FOLDER)
         root = jail.guest_path(folder)
-        # In the jail, /proc/self/exe resolves to the root. The compiler looks for its library there.
+        # The compiler looks for its library in the folder of /proc/self/exe, which is the root folder in the
+        # jail.
         library = Mount(str(compiler.folder / "lib.d.ts"), "/lib.d.ts")
         launch = Launch(
             (f"{root}/tsc", "--api", "--async", "--cwd", "/", f"--callbacks={','.join(_CALLBACKS)}"),

@@ -126,7 +126,8 @@ def tools_module(catalog: Catalog, *, only: str | None = None) -> str:
 def declarations(catalog: Catalog, *, only: str | None = None, compact: bool = False) -> str:
     """Generates only the types: with documentation, or, if `compact`, one line per tool.
 
-    Declarations of chosen tools, and compact ones, are for readers: repeated types are declared once.
+    Compact declarations, and declarations of the tools selected by `only`, are meant for readers, so they
+    declare repeated types only once.
     """
     chosen = catalog.filtered(only)
     notes = _notes(catalog, chosen, only)

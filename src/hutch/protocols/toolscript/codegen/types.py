@@ -45,8 +45,9 @@ class ToolSignature(NamedTuple):
 class ServerTypes:
     """The types of one server's tools, in a separate namespace.
 
-    An object type that `sharing` repeats is declared once. That is shorter to read. A compiler gets types
-    without that, because its messages would name the type instead of showing it.
+    If the tools in `sharing` use an object type several times, it is declared once under a name, which is
+    shorter to read. Declarations for a compiler do not use this, because its messages would contain the name
+    instead of the type.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class ServerTypes:
             notes.append(f"Its server's schema of the arguments is not valid: {fault}.")
         if allows_only_empty_object(root):
             return "args?: Record<string, never>"
-        # The arguments are inline: a reader of the signature needs them.
+        # Write the type of the arguments inline, because a reader of the signature needs it.
         rendered = self._types.render(root, inline=True) if _may_be_object(root.schema) else "never"
         if rendered in ("any", "never"):
             if fault is None:
@@ -125,7 +126,9 @@ def _roots(entry: CatalogEntry) -> tuple[SchemaRoot, SchemaRoot | None]:
 
 
 def _may_be_object(schema: Any) -> bool:
-    """Returns True if the schema allows an object. Arguments are always an object, even if it does not."""
+    """Returns True if the schema of a tool's arguments allows an object. MCP requires arguments to be an
+    object.
+    """
     kinds = schema.get("type", "object") if isinstance(schema, dict) else None
     return "object" in (kinds if isinstance(kinds, list) else [kinds])
 

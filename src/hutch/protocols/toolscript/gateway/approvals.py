@@ -294,7 +294,7 @@ class Approvals:
 
 
 class _RunWait:
-    """Number of waiting calls of a run. Overlapping waits count as one wait."""
+    """Counts the waiting calls of a run, to tell when the first wait begins and the last wait ends."""
 
     def __init__(self) -> None:
         self.calls = 0

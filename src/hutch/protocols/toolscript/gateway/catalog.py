@@ -74,9 +74,10 @@ class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CatalogCollision(NamedTuple):
-    """Names that would be the same in scripts, and the script names that they got instead.
+    """Original names that would become the same script name `name`, and the script names that they got
+    instead.
 
-    The names are tools of `server`, or servers if `server` is None.
+    The original names are those of tools of `server`, or of servers if `server` is None.
     """
 
     server: str | None
@@ -172,8 +173,8 @@ def _filter_names(entry: CatalogEntry) -> tuple[str, ...]:
 
 def _entry(tool: ToolInfo, namespace: str, member: str, taken: dict[str, int]) -> CatalogEntry:
     base = qualified = well_formed(f"{tool.server}__{tool.name}")
-    # Number the name if it is taken. `a` with `b__c` and `a__b` with `c` are different tools with the same
-    # name.
+    # Number the name if it is taken. Tool `b__c` of server `a` and tool `c` of server `a__b` have the same
+    # qualified name.
     while qualified in taken:
         taken[base] += 1
         qualified = f"{base}__{taken[base]}"
@@ -195,7 +196,9 @@ def _entry(tool: ToolInfo, namespace: str, member: str, taken: dict[str, int]) -
 
 
 class NameCollision(NamedTuple):
-    """Original names with the same script name, and the script name that each of them got."""
+    """Original names that would become the same script name `name`, and the script names that they got
+    instead.
+    """
 
     name: str
     became: dict[str, str]
@@ -211,8 +214,9 @@ class ScriptNames(NamedTuple):
 def assign_names(originals: Iterable[str], default: str) -> ScriptNames:
     """Assigns script names. The result does not depend on the order of the original names.
 
-    On a collision, one original name keeps the script name, preferably an identical one or one in plain
-    ASCII. The others get a number. `default` is used for names without letters or digits.
+    On a collision, one original name gets the script name unchanged: preferably a name that equals the script
+    name, or one in plain ASCII. The others get the script name with a number. `default` is used for names
+    without letters or digits.
     """
     wanted = {original: camel_case(original) or default for original in originals}
     groups: defaultdict[str, list[str]] = defaultdict(list)

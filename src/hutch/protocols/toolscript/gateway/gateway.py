@@ -134,7 +134,9 @@ class Gateway:
         return await self._text(module.tools_module, "module", only)
 
     async def declarations(self, only: str | None = None, *, compact: bool = False) -> EtaggedText:
-        """Returns the types of the module: for a compiler, or, if `compact`, for a model."""
+        """Returns the type declarations of the module for a compiler, or, if `compact`, a short form for a
+        model.
+        """
         make = partial(module.declarations, compact=compact)
         return await self._text(make, "compact" if compact else "full", only)
 
@@ -171,7 +173,8 @@ class Gateway:
     async def keep_indexed(self) -> None:
         """Builds the search index now and after every change of the tools, until cancelled.
 
-        Servers call it. Otherwise the index is built on the first search, because most scripts do not search.
+        Only servers call this. Elsewhere the index is built on the first search, because most scripts do not
+        search.
         """
         changed = asyncio.Event()
         self.on_change.append(changed.set)

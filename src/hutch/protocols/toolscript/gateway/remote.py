@@ -69,7 +69,8 @@ class RemoteGateway:
     async def revision(self) -> str:
         """Returns an id that is different for every instance.
 
-        Asking the gateway for its revision would take longer than loading the module again.
+        The id makes every instance load the module again. That is faster than asking the gateway for its
+        revision.
         """
         return self._revision
 

@@ -49,15 +49,18 @@ _NAME = 0
 
 _SYNONYM_WEIGHT = 0.8
 _PREFIX_WEIGHT = 0.85
-# Queries often start with the verb.
+# Weight of the first word of a query, which is often the verb.
 _FIRST_WORD_WEIGHT = 1.2
 # Weight of query words that no tool contains. It is below 1, so that a query in prose still finds tools.
 _UNKNOWN_WORD_WEIGHT = 0.4
-# Below 1, because a tool that matches one rare word is often worse than one that matches two common words.
+# Exponent for the rarity of a word. It is below 1, because a tool that matches one rare word is often worse
+# than one that matches two common words.
 _RARITY_EXPONENT = 0.7
-# 0 compares a match with a match in a name, 1 compares it with the best match of the same word.
+# From 0 to 1. With 0, the strength of a match is absolute. With 1, it is relative to the best match of the
+# same word.
 _RELATIVE_STRENGTH = 0.5
-# 0 compares a tool with one that matches all query words, 1 compares it with the best tool.
+# From 0 to 1. With 0, the score of a tool is relative to a tool that matches all query words. With 1, it is
+# relative to the best tool.
 _RELATIVE_SCORE = 0.5
 # Share of the score that a tool loses if its name consists of other words than the query.
 _NAME_COVERAGE_WEIGHT = 0.2
@@ -84,7 +87,7 @@ _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _WORD = re.compile(r"[^\W_]+")
 _IDENTIFIER = re.compile(r"[\w.-]*\w")
 _SENTENCE_END = re.compile(r"[.!?:](?=\s)|\n\s*\n")
-# "Lists deprecated APIs" does not match.
+# Matches a description that says that the tool is deprecated, but not "Lists deprecated APIs".
 _DEPRECATED = re.compile(
     r"\bDEPRECATED\b"
     r"|(?i:^\W*deprecated\b|\b(?:is|are|been|now|and|but) deprecated\b|\bdeprecated\s*[:;,.!)\]])"
@@ -143,8 +146,8 @@ class SearchIndex:
 
     def __init__(self, catalog: Catalog) -> None:
         self._entries = list(catalog)
-        # Rows of the tools by stem, for each field. Of the fields of a tool that contain a stem, only the one
-        # with the highest weight is listed.
+        # Rows of the tools by stem, for each field. If several fields of a tool contain a stem, only the
+        # field with the highest weight lists the tool.
         self._postings: list[defaultdict[str, array[int]]] = [defaultdict(_rows) for _ in _FIELDS]
         self._name_lengths: list[int] = []
         self._changing: set[int] = set()
@@ -383,7 +386,8 @@ def similar_names(wanted: str, known: Iterable[str], limit: int = 3) -> list[str
 def _indexed_words(entry: CatalogEntry, shared: set[str]) -> list[list[str]]:
     """Returns the words of each field of a tool, in the order of `_FIELDS`.
 
-    `shared` are words that all tools of the server have in their names. They say nothing about the tool.
+    `shared` are words that all tools of the server have in their names. They are indexed as words of the
+    server, because they do not distinguish its tools.
     """
     name = _name_words(entry.tool)
     description = _plain((entry.description or "")[:MAX_TEXT_CHARS])
@@ -512,7 +516,9 @@ def stem(word: str) -> str:
 
 
 def _synonyms() -> dict[str, dict[str, str]]:
-    """Returns the synonyms of each stem: their stems, and the words for reasons."""
+    """Returns the synonyms of each stem. Maps the stem of each synonym to the word that the reason of a
+    result shows.
+    """
     synonyms: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for group in synonym_groups():
         for word in group:

@@ -41,14 +41,16 @@ class JailListener:
         self._accepting = asyncio.create_task(self._accept(listener))
 
     def begin_run(self, run_id: str) -> Sequence[Any]:
-        """Called before a run starts. A script's requests to the gateway are tool calls, so the list of its
-        outgoing requests is empty.
+        """Called before a run starts. Returns the list of the run's outgoing requests. It is always empty,
+        because requests to the gateway are recorded as tool calls.
         """
         self.run_id = run_id
         return ()
 
     async def _accept(self, listener: socket.socket) -> None:
-        """Accepts connections while slots are free. Waiting connections use no resources of the host."""
+        """Accepts connections while slots are free. Connections that are not accepted yet use no resources of
+        the host.
+        """
         loop = asyncio.get_running_loop()
         listener.setblocking(False)
         with listener:
