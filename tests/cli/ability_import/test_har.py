@@ -145,19 +145,22 @@ def test_imported_ability_runs(echo_api: EchoApi, tmp_path: Path) -> None:
     code = '"); fetch("http://x"); //'
     entries = [
         entry(f"{echo_api.url}/users/17?{code}=1&page=1", headers={"X-Api-Key": SECRET}),
-        entry(f"{echo_api.url}/users/17", "POST", body={code: "y", "n": 2}),
+        entry(f"{echo_api.url}/users/17", "POST", body={code: "y", "n": 2, "password": SECRET}),
     ]
     (tmp_path / "a.har").write_text(json.dumps({"log": {"entries": entries}}))
     notes = add_imported("--har", "a.har", folder=tmp_path)
     assert any("--kind header 127.0.0.1::X-Api-Key" in note for note in notes)
     stored = hutch("credential", "set", "--user", "bo", "127.0.0.1::X-Api-Key", input=SECRET)
     assert stored.returncode == 0
+    body = ("--kind", "body", "127.0.0.1::password")
+    assert hutch("credential", "set", "--user", "bo", *body, input=SECRET).returncode == 0
     before = len(echo_api.seen)
     echo = echo_api.run("127_0_0_1_get_users_users_id", users_id="a/b", page=3)
     assert echo["request"] == "GET /users/a%2Fb?%22%29%3B+fetch%28%22http%3A%2F%2Fx%22%29%3B+%2F%2F=1&page=3"
     assert echo["headers"]["x-api-key"] == "[redacted]"
     created = echo_api.run("127_0_0_1_post_users_users_id", users_id=18, n=3)
-    assert json.loads(created["body"]) == {code: "y", "n": 3}
+    assert json.loads(created["body"]) == {code: "y", "n": 3, "password": "[redacted]"}
+    assert created["headers"]["content-type"] == "application/json"
     assert len(echo_api.seen) == before + 2
 
 

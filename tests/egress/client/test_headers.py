@@ -22,6 +22,14 @@ def test_guest_header_overrides_dynamic_and_static_ones() -> None:
     assert lowered(merged) == [("authorization", "own"), ("x-both", "dynamic"), ("x-static", "1")]
 
 
+def test_static_type_overrides_the_one_that_fetch_adds() -> None:
+    static = [InjectedHeader("Content-Type", "application/json")]
+    added = [("content-type", "text/plain;charset=UTF-8")]
+    assert lowered(merge_headers(static, added)) == [("content-type", "application/json")]
+    assert lowered(merge_headers([], added)) == added
+    assert lowered(merge_headers(static, [("content-type", "text/csv")])) == [("content-type", "text/csv")]
+
+
 def test_only_credentials_that_are_sent_are_listed() -> None:
     injected = [
         InjectedHeader("Authorization", "a", "c1"),

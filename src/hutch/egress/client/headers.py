@@ -34,6 +34,8 @@ _FORBIDDEN_HEADERS = frozenset(
 )
 # Removed before a redirect to another origin.
 _ORIGIN_HEADERS = frozenset(("authorization", "cookie"))
+# What `fetch` sets for a body that is a string, unless the wrapper names a type.
+_DEFAULT_TYPE = ("content-type", "text/plain;charset=UTF-8")
 _BODY_HEADERS = frozenset(("content-encoding", "content-language", "content-location", "content-type"))
 
 
@@ -47,9 +49,9 @@ class MergedHeaders(msgspec.Struct, frozen=True):
 def merge_headers(
     injected: Sequence[InjectedHeader], guest_headers: Iterable[tuple[str, str]]
 ) -> MergedHeaders:
-    """Merges headers by name, ignoring case. A header of the guest replaces an injected one, and a later
-    injected header replaces an earlier one. Values of a header that the guest sets repeatedly are joined,
-    and so are all cookies. Raises FetchError.
+    """Merges headers by name, ignoring case. A header of the guest replaces an injected one, except for the
+    type that `fetch` gives to texts by itself, and a later injected header replaces an earlier one. Values of
+    a header that the guest sets repeatedly are joined, and so are all cookies. Raises FetchError.
     """
     chosen: dict[str, tuple[str, str, tuple[str, ...]]] = {}
     cookies: list[str] = []
@@ -74,7 +76,8 @@ def merge_headers(
             text = value.strip(" \t")
             guest[name] = (given, text) if before is None else (before[0], f"{before[1]}, {text}")
     for name, (given, value) in guest.items():
-        chosen[name] = (given, value, ())
+        if name not in chosen or (name, value) != _DEFAULT_TYPE:
+            chosen[name] = (given, value, ())
     headers = [(given, value) for given, value, _ in chosen.values()]
     ids_sent = [credential for _, _, ids in chosen.values() for credential in ids]
     if joined := "; ".join(filter(None, cookies)):
