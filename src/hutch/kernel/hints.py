@@ -22,8 +22,7 @@ _MISSING = {
     **dict.fromkeys(("process", "Buffer", "global"), _NODE_GLOBAL),
     "tools": "this run was given no tools",
 }
-# In the deno engine, Node's own modules can be imported.
-_DENO_MODULES = '; its own modules can be imported: `const { createHash } = await import("node:crypto")`'
+_NODE_MODULES = '; modules of Node can be imported: `const { createHash } = await import("node:crypto")`'
 # Errors that a missing namespace of tools causes.
 _MISSING_NAMES = ("ReferenceError", "TypeError", "TypeCheckError")
 _IS_MISSING = re.compile(r"undefined|is not defined|not a function|does not exist|Cannot find name")
@@ -35,14 +34,19 @@ def with_hint(source: str, engine: str, result: Result) -> Result:
     if error is None or error.name not in ("SyntaxError", "ReferenceError"):
         return result
     missing = _NOT_DEFINED.match(error.message)
-    hint = None if missing is None else _MISSING.get(missing[1])
-    if missing is None or hint is None:
-        hint = python_hint(source, error.message)
-    else:
-        hint = hint.format(name=missing[1]) + (
-            _DENO_MODULES if hint is _NO_MODULES and engine == "deno" else ""
-        )
+    hint = None if missing is None else missing_name_hint(missing[1], engine)
+    hint = hint or python_hint(source, error.message)
     return result if hint is None else _explained(result, error, hint)
+
+
+def missing_name_hint(name: str, engine: str | None = None) -> str | None:
+    """Returns what a guest can use instead of a name that programs for Node or browsers expect. `engine` is
+    None if any engine may run the code.
+    """
+    hint = _MISSING.get(name)
+    if hint is None or (hint is _NODE_GLOBAL and engine != "quickjs"):
+        return None
+    return hint.format(name=name) + (_NODE_MODULES if hint is _NO_MODULES and engine == "deno" else "")
 
 
 def with_unavailable_servers(result: Result, reasons: Mapping[str, str]) -> Result:

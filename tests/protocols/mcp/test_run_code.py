@@ -297,3 +297,23 @@ async def test_script_can_use_only_its_tools(client: Client) -> None:
     assert found["result"].endswith("; scripts have no permissions, only tools")
     found = await run_structured(client, "return typeof fetch + typeof Deno + typeof process", "javascript")
     assert found["result"] == "undefinedundefinedundefined"
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+async def test_server_that_is_not_connected_is_named(client: Client, language: str) -> None:
+    answer = text_of(await run(client, "return await tools.slack.post({})", language))
+    expected = (
+        "the MCP server slack is not connected"
+        if language == "toolscript"
+        else "not connected: MCP server slack"
+    )
+    assert expected in answer
+    # A misspelt name is not that of a configured server.
+    other = text_of(await run(client, "return await tools.slak.post({})", "toolscript"))
+    assert "not connected" not in other
+
+
+async def test_missing_require_is_explained_without_advice_for_node(client: Client) -> None:
+    answer = text_of(await run(client, "const fs = require('fs'); return fs"))
+    assert "Cannot find name 'require': guests have no CommonJS modules" in answer
+    assert "npm i" not in answer

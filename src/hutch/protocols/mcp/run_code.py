@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypedDict
 
 import msgspec
@@ -27,7 +27,7 @@ from hutch.protocols.mcp.results import (
     report_result,
 )
 from hutch.protocols.toolscript.checker.checker import Script
-from hutch.protocols.toolscript.checker.diagnostics import InvalidScript
+from hutch.protocols.toolscript.checker.diagnostics import InvalidScript, ScriptProblem
 from hutch.protocols.toolscript.execute import TIMEOUT_EXIT_CODE, ScriptRequest, ScriptResult
 from hutch.protocols.toolscript.gateway.gateway import CompletedCall
 from hutch.protocols.toolscript.providers import tool_providers, unavailable_servers
@@ -43,6 +43,7 @@ class Output(TypedDict):
     stderr: CapturedOutput
 
 
+_MISSING_SERVER = re.compile(r"Property '([\w$]+)' does not exist on type '(?:Tools|\{\})'")
 # Line that the script runner writes before it ends a failed script.
 _UNCAUGHT = re.compile(r"^error: Uncaught ", re.M)
 
@@ -102,7 +103,8 @@ class CodeRunner:
             else:
                 report = await self._toolscript(arguments, run, output)
         except InvalidScript as error:
-            report = RunReport(ok=False, error=_invalid_script(error), exit_code=1)
+            explained = _with_unavailable(error, unavailable_servers(self._hutch.gateway))
+            report = RunReport(ok=False, error=_invalid_script(explained), exit_code=1)
         value, media = take_media(report.result)
         report = cut_report(msgspec.structs.replace(report, result=value), **output)
         return report_result(report, media, structured=arguments.format == "json")
@@ -216,6 +218,26 @@ def _invalid_script(error: InvalidScript) -> RunFailure:
         for problem in error.problems[:MAX_LISTED_PROBLEMS]
     ]
     return RunFailure(message=error.message, code=error.code, problems=problems)
+
+
+def _with_unavailable(error: InvalidScript, servers: Iterable[str]) -> InvalidScript:
+    """Says why a server is not a member of `tools`, if it is configured but not connected."""
+    by_word = {_letters(name): name for name in servers}
+
+    def explained(problem: ScriptProblem) -> ScriptProblem:
+        missing = _MISSING_SERVER.match(problem.message)
+        name = None if missing is None else by_word.get(_letters(missing[1]))
+        if name is None:
+            return problem
+        message = f"{problem.message.rstrip('.')}: the MCP server {name} is not connected."
+        return msgspec.structs.replace(problem, message=message)
+
+    return InvalidScript([explained(problem) for problem in error.problems]) if by_word else error
+
+
+def _letters(name: str) -> str:
+    """Returns what a server's name and its name in scripts have in common."""
+    return "".join(filter(str.isalnum, name)).lower()
 
 
 def _javascript_report(result: Result, run: ClientRun) -> RunReport:

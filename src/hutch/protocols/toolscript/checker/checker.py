@@ -15,6 +15,7 @@ from typing import Protocol
 import msgspec
 
 from hutch.errors import PackageNotFound
+from hutch.kernel.hints import missing_name_hint
 from hutch.protocols.toolscript.checker.deno import DenoBackend
 from hutch.protocols.toolscript.checker.diagnostics import (
     MAX_SHOWN,
@@ -182,10 +183,12 @@ class Checker:
         if problems and not strict:
             problems = await self._without_allowed(problems, files)
         explained = [
-            _explain_missing_module(
-                _explain_server_name(
-                    _at_original_position(problem, prepared) if problem.file == script.name else problem,
-                    declarations,
+            _explain_missing_name(
+                _explain_missing_module(
+                    _explain_server_name(
+                        _at_original_position(problem, prepared) if problem.file == script.name else problem,
+                        declarations,
+                    )
                 )
             )
             for problem in problems
@@ -280,6 +283,15 @@ def _explain_server_name(problem: ScriptProblem, declarations: str) -> ScriptPro
         return problem
     message = f"Cannot find name '{unknown[1]}'. Did you mean tools.{unknown[1]}?"
     return msgspec.structs.replace(problem, message=message)
+
+
+def _explain_missing_name(problem: ScriptProblem) -> ScriptProblem:
+    """Replaces TypeScript's advice to install type definitions for Node or a browser."""
+    unknown = _UNKNOWN_NAME.match(problem.message)
+    hint = None if unknown is None else missing_name_hint(unknown[1])
+    if unknown is None or hint is None:
+        return problem
+    return msgspec.structs.replace(problem, message=f"Cannot find name '{unknown[1]}': {hint}.")
 
 
 def _explain_missing_module(problem: ScriptProblem) -> ScriptProblem:
