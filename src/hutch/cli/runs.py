@@ -204,17 +204,9 @@ def show_run(run_id: str, url: str | None, key_env: str, *, as_json: bool) -> in
     if as_json:
         print_json_value(run)
         return 0
-    for name in (
-        "run_id",
-        "status",
-        "state",
-        "outcome",
-        "protocol",
-        "label",
-        "engine",
-        "created_at",
-        "parent_run_id",
-    ):
+    # The state of a flow run says more than its status, such as `waiting`.
+    state = "state" if "state" in run else "status"
+    for name in ("run_id", state, "outcome", "protocol", "label", "engine", "created_at", "parent_run_id"):
         if run.get(name) is not None:
             print_line(f"{name:14} {run[name]}")
     if waits := _waits_for(run):
@@ -224,6 +216,8 @@ def show_run(run_id: str, url: str | None, key_env: str, *, as_json: bool) -> in
         waited = f", waited {_milliseconds(run['queue_ms'])} for a runner" if run["queue_ms"] >= 1 else ""
         print_line(f"{'took':14} {_milliseconds(run['duration_ms'])}{waited}")
     _show_error(run)
+    if run["kind"] == "flow":
+        print_note(f"`hutch flow logs {run['run_id']} --values` shows its steps")
     if isinstance(run["tool_calls"], list) and run["tool_calls"]:
         print_line("")
         print_table(

@@ -115,7 +115,8 @@ def test_failed_run_is_resumed_from_the_step_that_failed(home: FlowHome, upstrea
     assert "failed (step_failed)" in table
     listed = hutch("runs", "list", env=home.env).stdout
     assert re.search("held: GET .*/held was answered with 500", listed)
-    assert "held: " in hutch("runs", "show", "r", env=home.env).stdout
+    shown = hutch("runs", "show", "r", env=home.env).stdout
+    assert ("held: " in shown, "state          failed" in shown, "status" in shown) == (True, True, False)
     # Starting it again continues the same run.
     assert home.run("run", str(home.file), "--run-id", "r").returncode == 1
     assert upstream.request_counts == {"/a": 1, "/b": 1, "/held": 1}
