@@ -13,7 +13,7 @@ class CheckFailed(Exception):
 
 
 class FeatureMissing(CheckFailed):
-    """Raised if the target lacks the feature in the name of the check."""
+    """Raised if the target lacks the feature that the check is named after."""
 
 
 class NotTested(Exception):

@@ -16,7 +16,7 @@ from hutch.kernel.metrics import BUCKETS, RunCounters
 from hutch.sandbox.pool.pool import Pool
 
 HISTORY_SECONDS = 600
-# Percentiles are computed over this many samples, because one second may have few runs.
+# Number of samples over which percentiles are computed. One sample, of one second, may contain few runs.
 _WINDOW = 10
 _PAGE_BYTES = 4096
 

@@ -55,7 +55,7 @@ def routes(services: ConsoleServices, access: AccessControl) -> list[BaseRoute]:
     handlers = ConsoleHandlers(services, access, bodies)
     protocol = HttpProtocol(name=None, access=access, render=_render, logger=logger)
     operator = replace(protocol, check=_require_operator)
-    # The problems of code tell about the tools of the operator's MCP servers.
+    # Require the scope `toolscript`, because problems of code reveal the tools of the operator's MCP servers.
     scripts = replace(protocol, name="toolscript")
 
     async def page(request: Request) -> Response:
@@ -91,8 +91,9 @@ class ConsoleHandlers:
         self._bodies = bodies
 
     async def check_account_access(self, context: RequestContext) -> None:
-        """Lets the operator manage users. Without a key, every program on this machine is the operator, and
-        could issue itself a key that uses the credentials of a user.
+        """Allows only the operator to manage users, and no changes on a server without a key. There, every
+        program on this machine counts as the operator, and could issue itself a key that uses the credentials
+        of a user.
         """
         await _require_operator(context)
         if context.request.method != "GET" and self._services.settings.api_key is None:
@@ -103,7 +104,9 @@ class ConsoleHandlers:
             )
 
     async def session(self, request: Request) -> Response:
-        """Says who the browser is, for the page to choose what it shows. Answers everyone."""
+        """Returns whether and as whom the browser is signed in, which decides what the page shows. Needs no
+        key.
+        """
         denied = self._access.deny(request, public=True)
         if denied is not None:
             return denied

@@ -80,7 +80,7 @@ async def _clean_up(
 
 
 def minimal_params(tool: JsonObject) -> JsonObject:
-    """Returns a value for each required parameter: its default, its first choice, or one of its type."""
+    """Returns a value for each required parameter: its default, its first enum value, or one of its type."""
     schema = tool.get("inputSchema")
     schema = schema if isinstance(schema, dict) else {}
     properties, required = schema.get("properties"), schema.get("required")

@@ -105,7 +105,7 @@ def _refuses(body: bytes) -> RunCheck:
 
 
 def refuses_change(**changes: object) -> RunCheck:
-    """Returns a check that the valid request is refused after these changes."""
+    """Returns a check that passes if the executor refuses the valid request with these changes."""
 
     async def check(target: ExecutorTarget) -> None:
         body: JsonObject = target.tool.request(**changes)

@@ -11,10 +11,10 @@ from hutch.conformance.tpmjs.response import ExecutorResponse, is_natural, show,
 from hutch.conformance.tpmjs.target import EXECUTE, UNKNOWN, ExecutorTarget
 
 ISOLATIONS = ("none", "process", "container", "vm")
-# Minimum and recommendation of the specification.
+# Minimum timeout, and the timeout that the specification recommends.
 MIN_EXECUTION_MS = 60_000
 EXECUTION_MS = 120_000
-# A timeout before this fraction of the declared limit contradicts /info.
+# If an execution times out before this fraction of the limit in /info, the executor contradicts /info.
 MIN_TIMEOUT_SHARE = 0.9
 
 # Larger body limits are not tested.

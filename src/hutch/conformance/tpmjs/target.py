@@ -23,7 +23,7 @@ EXECUTE = "/execute-tool"
 UNKNOWN = f"hutch-check-{uuid.uuid4().hex}"
 
 LOAD_CLIENTS = 8
-# A fast executor gets all rounds. For a slow executor, no new round starts after LOAD_SECONDS.
+# Number of requests that each client sends. After LOAD_SECONDS, clients of a slow executor stop earlier.
 LOAD_ROUNDS = 5
 LOAD_SECONDS = 5.0
 # Pause between requests to /health, and the minimum number of these requests.

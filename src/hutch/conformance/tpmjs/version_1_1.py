@@ -58,7 +58,7 @@ async def _description(target: ExecutorTarget) -> JsonObject:
 
 
 async def _health_check(target: ExecutorTarget) -> str:
-    """Does not need a successful valid request, whose parameters may not suit the tool."""
+    """Runs even if the valid request failed, because its parameters may not suit the tool."""
     described = await _description(target)
     return await run_health_check(target, described["tool"], _HEADER)
 

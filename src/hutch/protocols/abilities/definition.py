@@ -38,7 +38,7 @@ _HOST_WITH_PORT = re.compile(
 
 _SEGMENT = r"(?:\.[^.\[\]\s]+|\[[0-9]{1,9}\])"
 _PATH = re.compile(rf"body{_SEGMENT}*|(?:headers|cookies)\.[^.\[\]\s]+")
-# Kinds of produced credentials by the lower-case name, if the definition has no kind.
+# Default kind of a produced credential, by its name in lower case.
 _DEFAULT_KINDS = {"authorization": "auth_token", "cookie": "cookie"}
 
 
@@ -53,7 +53,7 @@ class StaticHeader(msgspec.Struct, frozen=True):
 
 
 class ProducedCredential(msgspec.Struct, frozen=True):
-    """A part of the response that is stored as a credential: `body.access_token` for `host::Name`."""
+    """A part of the response, such as `body.access_token`, that is stored as the credential `host::Name`."""
 
     key: str
     path: str

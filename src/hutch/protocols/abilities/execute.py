@@ -151,8 +151,8 @@ class AbilityExecutor:
             )
 
     async def _execute(self, call: _Call, run_id: str | None) -> AbilityResponse:
-        """Executes an ability, and once more if a credential was missing or rejected and a login obtained a
-        new one.
+        """Executes an ability. If a credential was missing or rejected, and a login obtained a new one,
+        executes it once more.
         """
         started = now_rfc3339()
         response: AbilityResponse | None = None
@@ -241,7 +241,7 @@ class AbilityExecutor:
         return row
 
     async def _check_dependencies(self, definition: AbilityDefinition, user: User) -> None:
-        """Checks that all declared dependencies exist, including those declared as missing by the author."""
+        """Checks that all declared dependencies exist, including those in `dependencies.missing`."""
         required = dict.fromkeys((*definition.missing_dependencies, *definition.dependency_order))
         required.pop(definition.ability_id, None)
         if not required:
@@ -296,8 +296,8 @@ class AbilityExecutor:
         fetch_tools: FetchTools,
         builder: AbilityResponseBuilder,
     ) -> ResponseContent | None:
-        """Returns the error response, or None if the ability succeeded. A successful body may still be
-        transformed.
+        """Returns the error response, or None if the ability succeeded. The caller may transform the body
+        then.
         """
         response = outcome.response
         status = credentials.last_status
@@ -324,7 +324,7 @@ class AbilityExecutor:
     ) -> Any:
         """Stores the credentials that the ability declares in `produces`, and returns the body without them.
 
-        Transforms get this body, because the caller writes them. Raises ValueNotFound.
+        Transforms get this body, because their code comes from the caller. Raises ValueNotFound.
         """
         values = [(each, find_credential(each, response)) for each in definition.produces]
         found = tuple(value for _, value in values if value is not None)
@@ -337,7 +337,7 @@ class AbilityExecutor:
         stored = []
         for produced, value in values:
             key = parse_header_key(produced.key, definition.service_name)
-            # A value that the ability itself has sent was redacted on arrival. It is stored already.
+            # Skip redacted values. The ability has sent them itself, so they are stored already.
             if value is not None and key.host is not None and MARK not in value:
                 try:
                     await self._vault.put_credential(user, key.host, produced.kind, key.name, value)
@@ -355,7 +355,8 @@ class AbilityExecutor:
         """
         for ability_id in call.definition.dependency_order:
             row = await self._store.abilities.get(ability_id, call.user.id)
-            # An ability that somebody else shares with the user runs only if the user asks for it.
+            # Skip abilities of other users, except the owner of the called ability. They run only at the
+            # user's request.
             if row is None or not (row.shared or row.owner_id in (call.user.id, call.owner_id)):
                 continue
             login = decode_definition(row.document)

@@ -224,7 +224,9 @@ def _invalid_statuses(text: str) -> SettingError:
 
 
 def login_abilities(abilities: Sequence[Ability], service_name: str) -> list[Ability]:
-    """Returns the abilities that log in to this service and need no credentials themselves."""
+    """Returns the abilities that, by their names and descriptions, log in to this service, and that need no
+    credentials themselves.
+    """
     service = service_name.lower()
     return [
         ability

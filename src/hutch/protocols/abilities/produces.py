@@ -21,7 +21,7 @@ class ValueNotFound(Exception):
 
 
 def find_credential(produced: ProducedCredential, response: WrapperResponse) -> str | None:
-    """Returns the credential in a response, or None if it has no such text."""
+    """Returns the credential in a response, or None if the response has no text or integer at its path."""
     source, *parts = _PART.findall(produced.path)
     match source:
         case "headers":
@@ -36,8 +36,8 @@ def find_credential(produced: ProducedCredential, response: WrapperResponse) -> 
 
 
 def mask_body(produces: Sequence[ProducedCredential], body: Any) -> Any:
-    """Returns a body without the declared values. Redaction does not find values of fewer than four
-    characters.
+    """Masks the declared credentials in a body. This is done in addition to redaction, which does not find
+    values of fewer than four characters.
     """
     for produced in produces:
         source, *parts = _PART.findall(produced.path)

@@ -48,14 +48,16 @@ def execution_error_response(error: ApiError) -> Response:
 
 
 def error_response(error: ApiError) -> Response:
-    """Builds the error of all other routes, in the shape that most of Hutch's routes have."""
+    """Builds the error response of routes other than executions, in the format that most of Hutch's routes
+    use.
+    """
     kind = ABILITY_ERRORS[error.kind]
     body = {"code": kind.code, "message": error.message, **_more_fields(error)}
     return json_response({"success": False, "error": body}, kind.status, error.headers)
 
 
 def _more_fields(error: ApiError) -> dict[str, Any]:
-    """Returns the other fields of an error. An invalid request always has `problems`."""
+    """Returns the additional fields of an error. An invalid request always has `problems`."""
     problems = {"problems": [error.message]} if error.kind == "invalid_request" else {}
     return {**problems, **error.extra}
 
@@ -80,7 +82,7 @@ def success(status: int = 200, /, **fields: Any) -> Response:
 
 def ability_json(row: Ability, user_id: str, owner: str | None = None) -> dict[str, Any]:
     """Converts an ability to JSON, without the code and the values of static headers. `owner` is the name of
-    another user who shares it with this one.
+    the other user who shares the ability with this user, if any.
     """
     definition = decode_definition(row.document)
     fields = {
@@ -101,7 +103,7 @@ def ability_json(row: Ability, user_id: str, owner: str | None = None) -> dict[s
         "created_at": row.created_at,
         "updated_at": row.updated_at,
     }
-    # The public client reads camel case, and one field under another name.
+    # Repeat the fields under the names that the public client reads.
     renamed = {camel_case(name): value for name, value in fields.items()}
     return {
         **fields,

@@ -297,8 +297,8 @@ class AbilityHandlers:
         return success(201, credential=credential)
 
     async def store_credentials(self, context: RequestContext) -> Response:
-        """Stores credentials of one domain. Those that are encrypted with a key that the request does not
-        have are stored as they are.
+        """Stores credentials of one domain. Encrypted credentials are decrypted with the key in the request,
+        or stored encrypted if the request has no key.
         """
         bodies = requests.parse_credential_stream(await self._body.read_object(context.request))
         has_key = bool(_credential_key(context))
@@ -351,7 +351,7 @@ async def _list_json(rows: Sequence[Ability], user: User, store: Store) -> list[
 
 
 def _search_response(text: str, abilities: list[dict[str, Any]]) -> Response:
-    # The public client reads `results` of one search and `abilities` of the other.
+    # The public client reads `results` from one search route and `abilities` from the other.
     return success(count=len(abilities), query=text, abilities=abilities, results=abilities)
 
 

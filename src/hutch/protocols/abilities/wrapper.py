@@ -112,8 +112,9 @@ async def run_wrapper(
 ) -> WrapperOutcome:
     """Calls `wrapper(payload, options)` in the sandbox. `redact` replaces secrets in what is recorded.
 
-    `is_own`: the user is the ability's author. Others can read the record of their run, so that it contains
-    neither the wrapper's code nor values that come from it. Raises HutchError if the execution cannot start.
+    `is_own` is true if the user is the ability's author. Otherwise the record of the run, which the user can
+    read, contains neither the wrapper's code nor values that come from it. Raises HutchError if the execution
+    cannot start.
     """
     settings = ability_run.kernel.settings
     arguments = encode_decoded_value({"payload": params, "options": _OPTIONS}).decode()
@@ -171,7 +172,7 @@ def hide_literals(message: str, wrapper_code: str) -> str:
     """Removes texts that an error message quotes from the wrapper's code. Messages that the author wrote
     stay as they are.
 
-    The quoting message may be a part of another one, because wrappers add their own words to errors that they
+    The message is also searched for messages that it contains, because wrappers add text to errors that they
     catch.
     """
 
@@ -185,8 +186,8 @@ def hide_literals(message: str, wrapper_code: str) -> str:
 
 
 def _is_known_name(text: str, wrapper_code: str) -> bool:
-    """Returns True for a single character, and for the name of a property that the code accesses with a
-    dot.
+    """Returns True if the text may be shown: a single character, or the name of a property that the code
+    accesses with a dot.
     """
     if len(text) <= 1:
         return True

@@ -35,7 +35,7 @@ from hutch.session.tools.provider import Provider
 from hutch.text import cut, did_you_mean
 
 PROTOCOL = "execbox"
-# As everywhere, users need this scope for the tools of the operator's MCP servers.
+# Scope that users need, in every protocol, for the tools of the operator's MCP servers.
 SERVERS_SCOPE = "toolscript"
 PATH = "/run"
 RUN_ID_HEADER = "X-Run-Id"

@@ -46,8 +46,8 @@ def routes(kernel: Kernel, access: AccessControl, mcp_tools: ProvideTools) -> li
                 # a long message that the server has just decoded.
                 await asyncio.sleep(0)
                 channel.feed(data)
-                # Backpressure: do not read more messages from a client that does not read its own, so that
-                # the output buffer stays small.
+                # Backpressure: do not read more messages from a client that does not read ours, so that the
+                # output buffer stays small.
                 await channel.writable()
             channel.on_disconnect("the client closed the connection")
 

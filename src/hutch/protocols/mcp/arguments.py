@@ -117,6 +117,6 @@ def _argument_problems(kind: type[msgspec.Struct], values: Mapping[str, Any]) ->
 
 
 def _allowed_values(kind: Any) -> str:
-    """Returns the values of an enumeration as a part of a message, or nothing for other types."""
+    """Returns the values of an enumeration as a part of a message, or an empty text for other types."""
     inner = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     return f"; expected {', '.join(get_args(inner))}" if get_origin(inner) is Literal else ""

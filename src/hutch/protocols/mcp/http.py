@@ -119,7 +119,7 @@ class McpEndpoint:
             raise ApiError("too_large", message)
         if excess == "depth":
             raise ApiError("invalid_request", f"body: expected at most {MAX_DEPTH} nested levels.")
-        # Counting takes up to 20 ms, too.
+        # Let other tasks run, because counting the values takes up to 20 ms.
         await asyncio.sleep(0)
         return body
 
@@ -162,7 +162,7 @@ class McpEndpoint:
                     self._closing.set()
                     mcp_server.close()
         finally:
-            # Needed for clients without a session, which the manager does not track.
+            # Finish the requests of clients without a session, which the manager does not track.
             await self._finish_requests()
 
     def _session_manager(self, mcp_server: HutchMcpServer) -> StreamableHTTPSessionManager:
@@ -200,7 +200,9 @@ class McpEndpoint:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Returns a function that receives a body that was read already, and then what the client does next."""
+    """Returns an ASGI receive function that first returns `body`, which was read already, and then calls
+    `receive`.
+    """
     parts: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive_again() -> Message:

@@ -12,7 +12,8 @@ from pydantic import TypeAdapter, ValidationError
 from hutch.protocols.mcp.results import MAX_CHARS, clip, replace_surrogates
 
 MAX_MEDIA = 20
-# Blocks deeper in a result, and after so many other values, stay in the result.
+# Limits of the search for content blocks. Blocks that are nested deeper, or come after more values, stay in
+# the result.
 _MAX_DEPTH = 5
 _MAX_VALUES = 2_000
 _KINDS = ("image", "audio", "resource")

@@ -25,8 +25,8 @@ _RESOURCE_PREFIX = "hutch://"
 
 
 def passed_tools(catalog: Catalog) -> dict[str, CatalogEntry]:
-    """Returns the tools by name. A tool keeps its name as long as it exists. Clients read resources with
-    `resources/read` instead of a tool.
+    """Returns the tools by name. A tool keeps its name as long as it exists. Tools that read resources are
+    left out, because clients use `resources/read` instead.
     """
     tools: dict[str, CatalogEntry] = {}
     for entry in catalog:
@@ -115,8 +115,8 @@ def parse_passed_uri(uri: str) -> tuple[str, str] | None:
 
 
 def wrap_resource(uri: str, value: Any) -> ReadResourceResult:
-    """Converts the result of a server's resource reader. All contents get the URI that the client asked for,
-    or one that it can ask for.
+    """Converts the result of a server's resource reader. The URIs of the contents are converted to URIs that
+    the client can read.
     """
     parsed = parse_passed_uri(uri)
     server = "" if parsed is None else parsed[0]

@@ -39,7 +39,7 @@ async def search_tools(gateway: Gateway, arguments: SearchTools) -> CallToolResu
         count = len(await gateway.catalog())
         text = f"No tool matches {arguments.query!r}. describe_tools without names lists all {count}."
         return _answer(text, FoundTools([]), arguments)
-    # The best tools come first, so only worse ones are left out.
+    # The best tools come first, so that only the worst ones are left out if the text becomes too long.
     shown: list[FoundTool] = []
     texts: list[str] = []
     for tool in tools:

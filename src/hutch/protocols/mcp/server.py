@@ -260,7 +260,7 @@ class HutchMcpServer:
     async def list_resources(
         self, context: Context, params: PaginatedRequestParams | None
     ) -> ListResourcesResult:
-        """Lists nothing: clients read the resources that results link to."""
+        """Lists nothing, because clients only read resources that results link to."""
         return ListResourcesResult(resources=[])
 
     async def read_resource(self, context: Context, params: ReadResourceRequestParams) -> ReadResourceResult:
@@ -405,8 +405,8 @@ class _SdkServer(Server[Any]):
 
 
 class InitializeMiddleware:
-    """Middleware for `initialize`: adds the current instructions to the response, and assigns the client's
-    share of the sessions to the new session.
+    """Middleware for `initialize`: adds the current instructions to the response, and keeps the session
+    reserved for the client until the new session ends.
     """
 
     def __init__(self, mcp: HutchMcpServer) -> None:

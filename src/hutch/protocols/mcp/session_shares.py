@@ -19,8 +19,8 @@ RETRY_SECONDS = 60
 
 
 class SessionShares:
-    """Counts open sessions. Users have `max_sessions` together and `max_per_user` each. The operator has as
-    many apart from them, so users cannot keep the operator out.
+    """Counts open sessions. All users together may have `max_sessions`, and each user `max_per_user`. The
+    operator may have another `max_sessions`, so that users cannot lock the operator out.
     """
 
     def __init__(self, max_sessions: int, max_per_user: int) -> None:

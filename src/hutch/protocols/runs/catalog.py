@@ -32,7 +32,7 @@ ActiveRuns = Callable[[], Mapping[str, tuple[Execution, RunHandle]]]
 
 
 class Visibility(msgspec.Struct, frozen=True):
-    """Runs that a caller may see. None for all."""
+    """Restricts the runs that a caller may see. None means no restriction."""
 
     owner: str | None = None
     protocols: tuple[str, ...] | None = None
@@ -97,8 +97,8 @@ class RunCatalog:
     async def list(self, query: RunListQuery, visible: Visibility) -> dict[str, Any]:
         """Returns a page of runs. Raises StoreError."""
         store = await self.store()
-        # Runs that have just ended are neither in progress nor stored for a moment. If they cannot be
-        # written, the search says why.
+        # Write pending records first, because runs that have just ended are neither in progress nor stored
+        # yet. If they cannot be written, the search reports the error.
         with contextlib.suppress(StoreError):
             await store.write_behind.flush()
         query = await self._resolve(query, visible)
@@ -176,7 +176,7 @@ class RunCatalog:
         if visible.protocols is not None:
             asked = search.protocol.any_of or visible.protocols
             allowed = tuple(protocol for protocol in asked if protocol in visible.protocols)
-            # No protocol has an empty name.
+            # If no protocol is allowed, search for an empty name, which no protocol has.
             protocol = Match(allowed or ("",), search.protocol.none_of)
             search = msgspec.structs.replace(search, protocol=protocol)
         return msgspec.structs.replace(query, search=search)
@@ -244,7 +244,9 @@ class RunCatalog:
 
 
 class FoundRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run in one of its three forms."""
+    """A run that was found. Exactly one field is set, depending on whether it is in progress, a flow run or a
+    record.
+    """
 
     active: tuple[Execution, RunHandle] | None = None
     flow: FlowRunHead | None = None
@@ -263,11 +265,11 @@ def _merge(
     *,
     descending: bool,
 ) -> tuple[list[dict[str, Any]], SortKey | None]:
-    """Merges runs in progress with a page of ended runs. Returns the entries, and the sort key of the next
-    page.
+    """Merges runs in progress with a page of ended runs. Returns the entries, and the sort key after which
+    the next page starts.
 
-    `boundary` is the sort key up to which the ended runs are known. Runs in progress behind it come on a
-    later page.
+    `boundary` is the sort key at which the page of ended runs stops, or None if it is the last page. Runs in
+    progress after the boundary belong to a later page.
     """
 
     def is_known(key: SortKey) -> bool:

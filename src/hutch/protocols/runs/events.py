@@ -65,8 +65,9 @@ def _end(run_id: str, outcome: str, at: str | None) -> dict[str, Any]:
 async def encoded_events(
     detail: Mapping[str, Any], run: RunHandle | None, after: int, access: AccessControl
 ) -> AsyncIterator[bytes]:
-    """Yields the events after number `after`. `run` is the handle of a run in progress; then `detail` must
-    have been made without a pause since.
+    """Yields the events after number `after`. `run` is the handle if the run is in progress. In that case, no
+    `await` may lie between the creation of `detail` and the first iteration, because events in between would
+    be lost.
     """
     buffer = LiveEvents(run, detail, after)
     access.on_drain_expired.add(buffer.end)

@@ -39,7 +39,7 @@ class RunListQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def includes_open(self) -> bool:
-        # A run in progress has no duration yet.
+        # Runs in progress have no duration yet, so a list in the order of the durations leaves them out.
         return bool(self.statuses & OPEN_STATUSES) and self.search.sort == "created"
 
     @property
@@ -130,13 +130,14 @@ def _time(single: Mapping[str, str], name: str) -> str | None:
 
 
 def parse_time(text: str, name: str) -> str:
-    """Converts RFC 3339, or how long ago (`15m`), to the format of the tables. Raises InvalidInput."""
+    """Converts an RFC 3339 time, or an age such as `15m`, to the format of the tables. Raises InvalidInput.
+    """
     if match := _AGO.fullmatch(text.strip()):
         seconds = int(match[1]) * _UNIT_SECONDS[match[2]]
         try:
             return now(plus_seconds=-seconds)
         except OverflowError:
-            return ""  # before all runs
+            return ""  # an earlier time than that of any run
     try:
         # A plus sign in a URL that was not escaped is a space.
         moment = datetime.fromisoformat(text.strip().replace(" ", "+"))
@@ -153,7 +154,7 @@ def encode_cursor(key: SortKey) -> str:
 
 
 def decode_cursor(text: str, sort: SortColumn) -> SortKey:
-    """Raises InvalidInput if the cursor is not one of a list with this order."""
+    """Raises InvalidInput if the cursor is malformed or belongs to a list in another order."""
     expected: Any = tuple[str, str] if sort == "created" else tuple[float, str]
     try:
         data = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
@@ -179,7 +180,7 @@ class Matchable(Protocol):
 
 
 def matches(run: Matchable, query: RunListQuery) -> bool:
-    """Checks a run in memory as the search checks a record."""
+    """Returns True if a run in memory matches the filters that the database applies to records."""
     entry, search = run.entry, query.search
     if entry["status"] not in query.statuses or search.outcome.any_of:
         return False

@@ -46,7 +46,7 @@ class ReplayRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def replay_modes(row: RunRow, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns which modes are possible, and why not if one is not."""
+    """Returns which replay modes are possible, and the reason if one of them is not."""
     reasons = {mode: _obstacle(row, content, mode) for mode in ("same", "recorded")}
     return {
         **{mode: reason is None for mode, reason in reasons.items()},
@@ -82,7 +82,7 @@ def _is_cut(call: Mapping[str, Any]) -> bool:
 
 
 class ReplayRun(RunHandle):
-    """Handle of a replay. Its outcome says if the code made other calls than the recorded run."""
+    """Handle of a replay. Its outcome is DIVERGED if the code made other tool calls than the recorded run."""
 
     divergence: str | None = None
 
@@ -136,7 +136,7 @@ class Replay:
 
 class RecordedTools:
     """Tools that return what the recorded calls returned. Each recorded call answers one call with the same
-    input; the order of calls does not matter, because concurrent calls have none.
+    input; the order of calls does not matter, because the order of concurrent calls is not defined.
     """
 
     def __init__(self, content: Mapping[str, Any], run: ReplayRun) -> None:

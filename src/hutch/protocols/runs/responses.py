@@ -87,7 +87,9 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def call_label(call: Mapping[str, Any]) -> str:
-    """Returns a short name of a call that tells it from other calls of the same tool."""
+    """Returns the tool name and the first argument, to distinguish the call from other calls of the same
+    tool.
+    """
     values = call.get("input")
     shown = []
     if isinstance(values, Mapping):

@@ -38,7 +38,7 @@ from hutch.store.models import FlowRunHead
 from hutch.store.store import Store
 
 RUN_ID_HEADER = "X-Run-Id"
-# Protocols without a scope: a user's runs on the command line.
+# Protocols of runs on the command line and in Python. They have no scope, so all keys may see these runs.
 _PROTOCOLS_OF_ALL_KEYS = ("cli", "python")
 
 logger = logging.getLogger("hutch.runs.api")
@@ -109,7 +109,7 @@ class RunHandlers:
     async def list(self, context: RequestContext) -> Response:
         query = parse_list_query(context.request.query_params.multi_items())
         listing = self._catalog.list(query, _visibility(context))
-        # A list that nobody waits for is not searched any further.
+        # Stop the search if the client disconnects.
         body = await cancel_on_disconnect(context.request.receive, listing, self._access)
         return JsonBody(body)
 

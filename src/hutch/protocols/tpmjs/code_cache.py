@@ -61,8 +61,8 @@ class CodeCache:
         return _with_cache(profile, Scratch(CACHE_DIR, MAX_CACHE_BYTES, str(package.cache / self._version)))
 
     def note_use(self, package: Package, plain_profile: Callable[[], Profile]) -> None:
-        """Counts a use of a package and fills its cache if that is due. `plain_profile` returns a profile
-        without data of a caller.
+        """Counts a use of a package. Starts to fill its cache after MIN_USES uses. `plain_profile` returns a
+        profile without data of a caller.
         """
         cache, now = package.cache, time.monotonic()
         self._uses[cache] += 1

@@ -40,12 +40,13 @@ from hutch.session.tools.tool import Tool, ToolContext
 logger = logging.getLogger("hutch.tpmjs")
 
 TREE_DIR = "/pkg"
-# The container's own tmpfs, whose size is limited: many tools write into their working directory.
+# A tmpfs of limited size in the container. It must be writable, because many tools write into their working
+# directory.
 WORKING_DIR = "/tmp"
 PROXY_URL = f"http://127.0.0.1:{UPLINK_PORT}"
 # Variables that programs expect. The caller's `env` may override them.
 _DEFAULT_ENV = {"HOME": WORKING_DIR, "TMPDIR": WORKING_DIR}
-# TypeScript imports files by the names that they have after the build: `./util.js` for util.ts.
+# Lets `./util.js` import util.ts, because TypeScript code uses the file names that exist after a build.
 _TYPESCRIPT_ENV = (("DENO_UNSTABLE_SLOPPY_IMPORTS", "1"),)
 _NETWORK_UNAVAILABLE = "This server has no containers, so tools have no network access."
 _NETWORK_OFF = "Network access is off for this tool."
@@ -58,7 +59,7 @@ _GUEST_FAILURES: dict[str, FailureCode] = {
     "invalid_params": "invalid_params",
 }
 _MAX_LOCATION_CHARS = 300
-# Shorter waits for a package only look it up.
+# A package that is available in less time was installed already.
 MIN_INSTALL_SECONDS = 0.02
 
 
@@ -94,7 +95,7 @@ class ToolExecutor:
         events: EventSink | None = None,
         install_ms: float = 0.0,
     ) -> ToolOutcome:
-        """Runs a tool of this package, whatever the call's spec says. Raises Busy."""
+        """Runs a tool of this package. Ignores the package spec of the call. Raises Busy."""
         result, run, failure = await self._run("execute", package, call, events, install_ms)
         return ToolOutcome(
             output_json=run.output_json,
@@ -151,7 +152,7 @@ class ToolExecutor:
     async def describe_package(
         self, package: Package, call: PackageToolCall
     ) -> tuple[ToolDescription | None, ToolFailure | None]:
-        """Describes a tool of this package, whatever the call's spec says. Raises Busy."""
+        """Describes a tool of this package. Ignores the package spec of the call. Raises Busy."""
         _, run, failure = await self._run("describe", package, call, None)
         if run.output_json is None:
             return None, failure
@@ -190,7 +191,7 @@ class ToolExecutor:
         """Runs the guest. Returns the execution result, what the guest returned, and the failure."""
         profile = self._cached_profile(package, call)
         if op == "describe" and profile.max_uses > 1:
-            # Descriptions are cached for all callers, so they come from a process that has not served any.
+            # Use a process that has not served any caller, because descriptions are cached for all callers.
             profile = msgspec.structs.replace(profile, max_uses=1, keep_spare=False)
         validate = call.validate or self._settings.tpmjs_validate
         request = {"op": op, "name": call.name, "stream": events is not None, "validate": validate}
@@ -225,7 +226,8 @@ class ToolExecutor:
         settings = self._settings
         requested = {"timeout_ms": settings.tool_timeout_ms, "memory_limit_bytes": settings.tool_memory_bytes}
         limits = self._kernel.limits(requested, clamp=True)
-        # The output is JSON inside a JSON string, which doubles quotes. It shares one line with the logs.
+        # The output is JSON inside a JSON string, where escapes may double its size. The line also contains
+        # the logs, so leave space for them.
         max_bytes = settings.max_line_bytes - 4 * limits.max_log_chars - 65_536
         return msgspec.structs.replace(limits, max_result_bytes=min(2 * limits.max_result_bytes, max_bytes))
 
@@ -264,8 +266,8 @@ class ToolExecutor:
             permissions=("--allow-env", *container_permissions),
             cwd=WORKING_DIR,
             stdin_payload=msgspec.json.encode(payload),
-            # Callers may share a spare, because it has not served anyone, but never a process that serves
-            # several calls.
+            # Any caller may get a spare process, because it has not served a call yet. A process that serves
+            # several calls, or has the `env` of a caller, belongs to one caller.
             owner=caller if env or max_uses > 1 else "",
             egress=policy if connected else None,
             memory_bytes=min(self._settings.tool_memory_bytes, self._settings.max_memory_limit_bytes),
@@ -274,7 +276,9 @@ class ToolExecutor:
 
 
 def _install_ms(seconds: float) -> float:
-    """Returns the time in milliseconds, or 0 if the package was installed already."""
+    """Converts the time that it took to get a package to milliseconds. Returns 0 if the package was installed
+    already.
+    """
     return 0.0 if seconds < MIN_INSTALL_SECONDS else round(seconds * 1000, 3)
 
 
@@ -330,7 +334,9 @@ class _ToolRun(RunHandle):
         return None if self.failure is None else self.failure.message
 
     def warnings(self, call: PackageToolCall) -> list[str]:
-        """Returns the problems of the parameters. If these are the failure, it has them in its message."""
+        """Returns the problems of the parameters. Returns none if they made the call fail, because the error
+        message contains them then.
+        """
         fields = self._fields
         if self.failure is not None and self.failure.code == "invalid_params":
             return []

@@ -25,7 +25,7 @@ class CleanupStep(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class HealthCheck(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
-    """How to check a tool without harm."""
+    """Describes how to check a tool without lasting effects."""
 
     skip_execution: bool = False
     """True if the tool may be imported and described, but not called."""
@@ -53,12 +53,12 @@ def listed_tools(package: Package) -> dict[str, dict[str, Any]]:
 
 
 def read_health_check(package: Package, name: str) -> tuple[HealthCheck | None, str | None]:
-    """Returns the health check of a tool, or what is wrong with it. Both are None if there is none."""
+    """Returns the health check of a tool, or an error message if it is invalid. Both are None without one."""
     declared = listed_tools(package).get(name, {}).get("healthCheck")
     if declared is None:
         return None, None
     try:
-        encode_value(declared)  # responses contain it, and their depth is limited
+        encode_value(declared)  # fails if it is nested too deeply for a response
         return msgspec.convert(declared, HealthCheck), None
     except (msgspec.ValidationError, NotJsonSafe) as error:
         return None, f"package.json: healthCheck of {name}: {error}"

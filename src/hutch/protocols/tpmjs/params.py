@@ -53,7 +53,7 @@ def _is_valid(validator: Any, params: dict[str, Any]) -> bool:
 
 
 def warnings_of(schema: str, params: dict[str, Any]) -> list[str]:
-    """Returns the problems of parameters, or the reason why these are not known."""
+    """Returns the problems of parameters, or the reason why the parameters cannot be checked."""
     try:
         return problems_of(schema, params)
     except Unchecked as error:
@@ -63,11 +63,11 @@ def warnings_of(schema: str, params: dict[str, Any]) -> list[str]:
 def parse_params(schema: str, params: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
     """Returns the problems of parameters, and the parameters with the defaults of the schema."""
     try:
-        # Before anything else, because this checks the schema.
+        # Do this first, because it also checks the schema, which `apply_defaults` relies on.
         problems = problems_of(schema, params)
         complete = apply_defaults(msgspec.json.decode(schema), params)
         if problems and complete != params:
-            # A required parameter may have a default.
+            # Check again, because a missing required parameter may have a default.
             problems = problems_of(schema, complete)
     except Unchecked as error:
         return [f"params: cannot be checked, because {error}"], params

@@ -47,7 +47,8 @@ FAILURE_KINDS = {
     "tool_invalid": FailureKind(200, "TOOL_INVALID", "load", "INVALID_TOOL"),
     # Version 1.0 has no other code for a function without `.execute()`.
     "configuration_required": FailureKind(200, "TOOL_INVALID", "load", "TOOL_CONFIGURATION_REQUIRED"),
-    # The client has to change the request: it asked for this check, or the operator demands it.
+    # The status is 400, because the client has to change the request. Parameters are checked only if the
+    # client asks for it or the operator requires it.
     "invalid_params": FailureKind(400, "INVALID_REQUEST", "request", "INVALID_REQUEST"),
     "schema_unavailable": FailureKind(200, "TOOL_INVALID", "load", "SCHEMA_UNAVAILABLE"),
     "execution_error": FailureKind(200, "TOOL_EXECUTION_ERROR", "execute", "TOOL_EXECUTION_FAILED"),
@@ -72,8 +73,8 @@ def error_response(
 ) -> TpmjsResponse:
     """Builds an error response.
 
-    `elapsed_ms` is None for a request without access. Version 1.0 then omits the duration, and version 1.1
-    has 0.
+    `elapsed_ms` is None if the client was denied access. Version 1.0 then omits the duration, and version 1.1
+    reports 0.
     """
     kind = FAILURE_KINDS[error.kind]
     fields: dict[str, Any] = {"success": False}

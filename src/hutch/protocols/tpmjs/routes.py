@@ -216,7 +216,9 @@ class ExecutionEvents(EventBuffer):
 
 
 def _caller(context: RequestContext) -> str:
-    """Returns whose limits apply: the owner, or the client address on a server without keys."""
+    """Returns the name under which limits are counted: the owner, or the client address on a server without
+    keys.
+    """
     if context.owner != "local":
         return context.owner
     client = context.request.client
