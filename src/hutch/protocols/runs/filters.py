@@ -130,8 +130,7 @@ def _time(single: Mapping[str, str], name: str) -> str | None:
 
 
 def parse_time(text: str, name: str) -> str:
-    """Converts an RFC 3339 time, or an age such as `15m`, to the format of the tables. Raises InvalidInput.
-    """
+    """Converts an RFC 3339 time or an age such as `15m` to the format of the tables. Raises InvalidInput."""
     if match := _AGO.fullmatch(text.strip()):
         seconds = int(match[1]) * _UNIT_SECONDS[match[2]]
         try:
