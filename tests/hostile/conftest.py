@@ -6,6 +6,7 @@ import asyncio
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.contract.abilities.harness import AbilityHarness, ability_harness
@@ -25,6 +26,7 @@ import hutch
 from hutch.settings import Settings
 
 MAX_BYTES = 400 * 2**20
+HONEST_ATTEMPTS = 5
 
 
 @pytest.fixture(scope="session")
@@ -52,7 +54,7 @@ async def tools(victim: ToolServer) -> AsyncIterator[ToolServer]:
     """The server; after each test, it must work and nothing may be left behind."""
     yield victim
     assert await victim.healthy()
-    answer = await victim.run(tool("return { sum: params.a + 1 }"), params={"a": 1})
+    answer = await _run_honest_tool(victim)
     assert (answer["success"], answer.get("output")) == (True, {"sum": 2})
     await asyncio.to_thread(wait_until, lambda: not runners(victim.pid))
     # Groups of dying processes are removed when the next ones are created.
@@ -63,6 +65,17 @@ async def tools(victim: ToolServer) -> AsyncIterator[ToolServer]:
     await asyncio.to_thread(wait_until, lambda: not [*(home / "npm" / "staging").iterdir()])
     assert [line for line in victim.server.seen if "Traceback" in line or '"level": "error"' in line] == []
     assert peak_bytes(victim.pid) < MAX_BYTES
+
+
+async def _run_honest_tool(victim: ToolServer) -> dict[str, Any]:
+    """Runs a tool that returns at once. On a busy machine, its process may take longer to start than tools
+    have time on this server; then it is run again.
+    """
+    for _ in range(HONEST_ATTEMPTS - 1):
+        answer = await victim.run(tool("return { sum: params.a + 1 }"), params={"a": 1})
+        if answer["success"] or "TIMEOUT" not in str(answer["error"]):
+            return answer
+    return await victim.run(tool("return { sum: params.a + 1 }"), params={"a": 1})
 
 
 def peak_bytes(pid: int) -> int:

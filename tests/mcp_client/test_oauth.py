@@ -525,7 +525,11 @@ PUBLIC, OTHER = "https://8.8.8.8/mcp", "8.8.4.4"
     ("server_url", "url", "reason"),
     [
         (PUBLIC, f"https://{OTHER}/token", None),
-        (PUBLIC, "http://8.8.8.8/token", None),
+        (PUBLIC, "https://8.8.8.8:8443/token", None),
+        # The server can point its own name at this machine.
+        (PUBLIC, "http://8.8.8.8/token", "an http URL"),
+        ("http://8.8.8.8/mcp", "http://8.8.8.8/token", None),
+        ("http://8.8.8.8/mcp", "http://8.8.8.8:8080/token", "an http URL"),
         (PUBLIC, f"http://{OTHER}/token", "an http URL"),
         (PUBLIC, "https://127.0.0.1/token", "a loopback address"),
         (PUBLIC, "https://2130706433/token", "a loopback address"),

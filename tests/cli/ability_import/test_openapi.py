@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from tests.cli.ability_import.conftest import EchoApi, add_imported
@@ -339,6 +342,96 @@ def test_large_documents_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(openapi_document, "MAX_DOCUMENT_BYTES", 100)
     with pytest.raises(InvalidInput, match="at most"):
         load_document(str(file))
+
+
+class HostileSite(BaseHTTPRequestHandler):
+    """Site that sends a document in the way that the path says."""
+
+    requests: ClassVar[list[str]] = []
+    ended = threading.Event()
+
+    def do_GET(self) -> None:
+        self.requests.append(f"{self.headers['Host'].partition(':')[0]}{self.path}")
+        port = self.server.server_address[1]
+        match self.path:
+            case "/other":
+                self._send(302, f"Location: http://localhost:{port}/document")
+            case "/file":
+                self._send(302, "Location: file:///etc/hostname")
+            case "/own":
+                self._send(302, "Location: /document")
+            case "/circle":
+                self._send(302, "Location: /circle")
+            case "/slow":
+                self.wfile.write(b"HTTP/1.1 200 OK\r\n")
+                while not self.ended.wait(0.01):
+                    self.wfile.write(b"x")
+            case "/huge":
+                self._send(200, "Content-Type: text/plain", b" " * 1_000)
+            case _:
+                self._send(200, "Content-Type: text/plain", b'{"openapi": "3.0.0"}')
+
+    def _send(self, status: int, header: str, body: bytes = b"") -> None:
+        name, _, value = header.partition(": ")
+        self.send_response(status)
+        self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hostile_site() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), HostileSite)
+    server.daemon_threads = True
+    HostileSite.requests.clear()
+    HostileSite.ended.clear()
+    serving = threading.Thread(target=server.serve_forever, args=(0.01,))
+    serving.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    HostileSite.ended.set()
+    server.shutdown()
+    serving.join()
+    server.server_close()
+
+
+def test_download_follows_redirects_within_its_server(hostile_site: str) -> None:
+    assert load_document(f"{hostile_site}/own").root == {"openapi": "3.0.0"}
+
+
+def test_server_of_a_document_cannot_choose_another_server(hostile_site: str) -> None:
+    with pytest.raises(InvalidInput, match="leads to another server") as caught:
+        load_document(f"{hostile_site}/other")
+    assert "if you trust that server" in (caught.value.remedy or "")
+    with pytest.raises(InvalidInput, match="is not allowed"):
+        load_document(f"{hostile_site}/file")
+    assert HostileSite.requests == ["127.0.0.1/other", "127.0.0.1/file"]
+
+
+def test_download_that_does_not_end_is_refused(hostile_site: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hutch.cli.ability_import import openapi_document
+
+    with pytest.raises(InvalidInput, match="infinite loop"):
+        load_document(f"{hostile_site}/circle")
+    monkeypatch.setattr(openapi_document, "MAX_DOCUMENT_BYTES", 100)
+    with pytest.raises(InvalidInput, match="at most"):
+        load_document(f"{hostile_site}/huge")
+    # Each byte arrives in time, but the headers have no end.
+    monkeypatch.setattr(openapi_document, "MAX_DOWNLOAD_SECONDS", 0.3)
+    with pytest.raises(InvalidInput, match=r"took longer than 0\.3 s"):
+        load_document(f"{hostile_site}/slow")
+
+
+def test_long_references_are_not_followed() -> None:
+    """Each of 20 000 path items would take a tenth of a second."""
+    far = {"$ref": "#/" + "a/" * 1_000_000}
+    paths: dict[str, Any] = {f"/p{number}": {"$ref": "#/far"} for number in range(20_000)}
+    document = OpenApiDocument({"openapi": "3.0.0", "far": far, "paths": paths})
+    with pytest.raises(InvalidInput, match="no operations"):
+        import_openapi(document)
 
 
 def test_too_many_operations_ask_for_a_choice() -> None:

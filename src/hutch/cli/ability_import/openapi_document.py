@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -16,9 +17,9 @@ MAX_DOCUMENT_BYTES = 32 * 1024 * 1024
 MAX_YAML_BYTES = 4 * 1024 * 1024
 """Decoding YAML takes about a hundred times as long as decoding JSON."""
 MAX_DOWNLOAD_SECONDS = 60.0
-_CHUNK_BYTES = 64 * 1024
 _OPTION = "--openapi"
 _MAX_REFERENCES = 20
+_MAX_REFERENCE_CHARS = 2_000
 _MAX_SCHEMAS = 2_000
 _MAX_DEFINITIONS = 100
 _MAX_NESTING = 30
@@ -57,6 +58,8 @@ class OpenApiDocument:
         """Returns the target of a reference. Raises UnsupportedOperation."""
         if not reference.startswith("#/"):
             raise UnsupportedOperation(f"it refers to another document, {cut(reference, 80)!r}")
+        if len(reference) > _MAX_REFERENCE_CHARS:
+            raise UnsupportedOperation("it has a reference that is too long")
         node: Any = self.root
         for step in reference[2:].split("/"):
             key = unquote(step).replace("~1", "/").replace("~0", "~")
@@ -107,23 +110,47 @@ def _read(file: Path) -> bytes:
 
 
 def _download(url: str) -> bytes:
-    from http.client import HTTPException
-    from urllib.request import urlopen
-
     if urlsplit(url).username is not None:
         raise InvalidInput(_OPTION, "the URL contains a user name. Download the document and name its file.")
-    deadline = time.monotonic() + MAX_DOWNLOAD_SECONDS
-    raw = b""
+    outcomes: SimpleQueue[bytes | Exception] = SimpleQueue()
+    # In a thread: a server that sends its headers a byte at a time never reaches the timeout of a socket.
+    Thread(target=lambda: outcomes.put(_fetch(url)), daemon=True).start()
     try:
-        # The scheme is http or https, and redirects to other schemes but ftp are refused.
-        with urlopen(url, timeout=MAX_DOWNLOAD_SECONDS) as response:
-            while len(raw) <= MAX_DOCUMENT_BYTES and (chunk := response.read1(_CHUNK_BYTES)):
-                raw += chunk
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"it took longer than {MAX_DOWNLOAD_SECONDS:g} s")
-    except (OSError, HTTPException, ValueError) as error:
-        raise InvalidInput(_OPTION, f"{url}: cannot be downloaded: {error}.") from None
-    return _bounded(raw)
+        outcome = outcomes.get(timeout=MAX_DOWNLOAD_SECONDS)
+    except Empty:
+        outcome = TimeoutError(f"it took longer than {MAX_DOWNLOAD_SECONDS:g} s")
+    if isinstance(outcome, InvalidInput):
+        raise outcome
+    if isinstance(outcome, Exception):
+        raise InvalidInput(_OPTION, f"{url}: cannot be downloaded: {outcome}.")
+    return _bounded(outcome)
+
+
+def _fetch(url: str) -> bytes | Exception:
+    """Returns at most a byte more than a document may have, or the error."""
+    from http.client import HTTPException, HTTPMessage
+    from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+    class OwnRedirects(HTTPRedirectHandler):
+        """Refuses redirects to other servers: the person who runs the command may have access to servers that
+        the first one has not.
+        """
+
+        def redirect_request(
+            self, req: Request, fp: Any, code: int, msg: str, headers: HTTPMessage, newurl: str
+        ) -> Request | None:
+            old, new = urlsplit(req.full_url), urlsplit(newurl)
+            if old.hostname != new.hostname or new.scheme not in (old.scheme, "https"):
+                remedy = f"Use {cut(newurl, 200)} if you trust that server."
+                raise InvalidInput(_OPTION, f"{cut(url, 200)} leads to another server.", remedy=remedy)
+            return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+    try:
+        with build_opener(OwnRedirects).open(url, timeout=MAX_DOWNLOAD_SECONDS) as response:
+            document: bytes = response.read(MAX_DOCUMENT_BYTES + 1)
+            return document
+    except (OSError, HTTPException, ValueError, InvalidInput) as error:
+        return error
 
 
 def _bounded(raw: bytes) -> bytes:

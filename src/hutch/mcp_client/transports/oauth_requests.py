@@ -31,21 +31,27 @@ def is_marked(request: httpx2.Request) -> bool:
 async def check_url(server_url: str, url: str) -> None:
     """Raises ServerUnreachable if an MCP server may not direct a login to this URL.
 
-    A server on the internet may name only https URLs on the internet: it must not make Hutch send requests to
-    this machine or its network. A server on this machine or its network may also name others there. The
-    metadata services of clouds are always refused.
+    A server on the internet may name only https URLs, on the internet or on its own host: it must not make
+    Hutch send requests to this machine or its network. It controls the addresses of its own name, but without
+    a certificate no other server there accepts a request over https. A server on this machine or its network
+    may also name others there. The metadata services of clouds are always refused.
     """
     server, target = httpx2.URL(server_url), httpx2.URL(url)
     kinds = await _special_kinds(target.host)
     if _METADATA not in kinds:
-        if target.host == server.host or await _is_local(server.host):
+        if target.scheme == "https" and (not kinds or target.host == server.host):
             return
-        if target.scheme == "https" and not kinds:
+        # An http URL of the configured scheme, host and port sends no request anywhere else.
+        if _origin(target) == _origin(server) or await _is_local(server.host):
             return
     where = target.copy_with(userinfo=b"", query=None, fragment=None)
     reason = kinds[0] if kinds else "an http URL"
     message = f"it directs the login to {printable(str(where))}, which is refused because it is {reason}"
     raise ServerUnreachable(message, "login_required", lasting=True)
+
+
+def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port
 
 
 async def _is_local(host: str) -> bool:

@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -80,25 +80,47 @@ async def run_installer(
 
     `watched` are the folders that the installer fills.
     """
-    process = await asyncio.create_subprocess_exec(
-        *argv,
-        cwd=cwd,
-        env=env,
-        pass_fds=pass_fds,
-        stdin=DEVNULL,
-        stdout=PIPE,
-        stderr=STDOUT,
-        start_new_session=True,
+    starting = asyncio.ensure_future(
+        asyncio.create_subprocess_exec(
+            *argv,
+            cwd=cwd,
+            env=env,
+            pass_fds=pass_fds,
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=STDOUT,
+            start_new_session=True,
+        )
     )
-    reading = asyncio.ensure_future(_read_output(process, on_line))
-    watching = asyncio.ensure_future(_watch_limits(process, watched, limits))
     try:
-        await process.wait()
-        error_output = await reading
-        exceeded = watching.result() if watching.done() else None
-        return InstallerExit(process.returncode or 0, error_output, exceeded)
+        process = await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        # asyncio would kill only the jail's process and not wait for the installer, which would then write into
+        # a folder that is being removed.
+        with contextlib.suppress(OSError):
+            async with _read_until_end(await starting, on_line):
+                pass
+        raise
+    async with _read_until_end(process, on_line) as reading:
+        watching = asyncio.ensure_future(_watch_limits(process, watched, limits))
+        try:
+            await process.wait()
+            error_output = await reading
+            exceeded = watching.result() if watching.done() else None
+            return InstallerExit(process.returncode or 0, error_output, exceeded)
+        finally:
+            watching.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _read_until_end(
+    process: Process, on_line: Callable[[str], None]
+) -> AsyncIterator[asyncio.Future[str]]:
+    """Reads the output of the installer. At the end, kills it and waits until all its processes are gone."""
+    reading = asyncio.ensure_future(_read_output(process, on_line))
+    try:
+        yield reading
     finally:
-        watching.cancel()
         exited = asyncio.ensure_future(process.wait())
         try:
             _kill_installer(process)
@@ -107,7 +129,7 @@ async def run_installer(
             # Kill the rest of the group, because a leader that has ended may have left children behind.
             _signal(os.killpg, process.pid)
         # The output ends when the last process of the group has ended. Then the pipe is closed.
-        await asyncio.wait([exited, reading, watching], timeout=EXIT_SECONDS)
+        await asyncio.wait([exited, reading], timeout=EXIT_SECONDS)
         reading.cancel()
 
 

