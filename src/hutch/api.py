@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack, overloa
 
 import msgspec
 
-from hutch.errors import HutchError, InvalidExecution, InvalidTool, SettingError
+from hutch.errors import HutchError, InvalidExecution, InvalidTool, QuotaExceeded, SettingError
 from hutch.kernel.execution import Execution
 from hutch.kernel.kernel import Kernel
 from hutch.kernel.records import RunRecorder
@@ -23,7 +23,7 @@ from hutch.sandbox.runner.profile import EXTERNAL, profile_for
 from hutch.session.inputs import encode_inputs
 from hutch.session.live_run import Run
 from hutch.session.log_relay import relay_logs
-from hutch.session.run import Result
+from hutch.session.run import Result, RunHandle, refused_result
 from hutch.session.tools.provider import Provider
 from hutch.session.tools.tool import Tool
 from hutch.settings import load_settings
@@ -228,8 +228,9 @@ class Hutch:
         servers, a file or a dict, whose tools the guest calls as `tools.<server>.<tool>`. With `check`, the
         code is TypeScript that is checked against the declarations of all tools before it runs.
 
-        Raises HutchError if the execution could not be started: Busy, InvalidExecution, InvalidTool,
-        SandboxUnavailable. Cancelling the call stops the guest and its tools.
+        A refusal because of a quota is a Result with the code `rate_limited`, too. Raises HutchError if the
+        execution could not be started: Busy, InvalidExecution, InvalidTool, SandboxUnavailable. Cancelling
+        the call stops the guest and its tools.
         """
         kernel, execution = await self._execution(
             code,
@@ -245,8 +246,8 @@ class Hutch:
             max_log_chars=max_log_chars,
         )
         if on_log is None:
-            return await kernel.run(execution)
-        return await relay_logs(on_log, partial(kernel.run, execution))
+            return await _run(kernel, execution)
+        return await relay_logs(on_log, partial(_run, kernel, execution))
 
     async def start(self, code: str, **options: Unpack[StartOptions]) -> Run:
         """Starts guest code without waiting for its result. The arguments are those of `run`.
@@ -261,7 +262,7 @@ class Hutch:
         Raises InvalidExecution, InvalidTool, SandboxUnavailable. `Run.result` raises Busy.
         """
         kernel, execution = await self._execution(code, **options)
-        return Run(partial(kernel.run, execution))
+        return Run(partial(_run, kernel, execution))
 
     async def _execution(
         self,
@@ -364,6 +365,14 @@ class Hutch:
             return sync_tool(lambda code: background.run(code, run_options), providers, name, max_chars)
         run = partial(self.run, tools=providers, **options)
         return async_tool(run, providers, name, max_chars)
+
+
+async def _run(kernel: Kernel, execution: Execution, run: RunHandle | None = None) -> Result:
+    run = run or RunHandle()
+    try:
+        return await kernel.run(execution, run)
+    except QuotaExceeded as error:
+        return refused_result(str(error), error.retry_after, run.id)
 
 
 def _external_pool(settings: Settings, command: Sequence[str]) -> Pool:

@@ -22,7 +22,7 @@ from hutch.session.json_value import encode_value
 from hutch.session.live_run import Run
 from hutch.session.log_relay import relay_logs
 from hutch.session.multiplexer import Multiplexer
-from hutch.session.run import Result, RunHandle, RunQueued, new_run_id
+from hutch.session.run import Result, RunHandle, RunQueued, new_run_id, refused_result
 from hutch.session.tools.provider import Provider, check_providers
 from hutch.telemetry.trace_context import calling_span
 
@@ -173,6 +173,8 @@ class Remote:
             with contextlib.suppress(SandboxUnavailable):
                 session, result = await self._attempt(execution, run)
         if result.error is not None and result.error.retry_after is not None and not session.started:
+            if result.error.name == "RateLimited":
+                return refused_result(result.error.message, result.error.retry_after, result.run_id)
             raise Busy("All runners of the server are busy.", retry_after=result.error.retry_after)
         return result
 

@@ -284,9 +284,19 @@ class InvalidAbility(HutchError):
 
 
 class RateLimited(Busy):
-    """Too many requests in a short time."""
+    """The caller has reached a limit. `limit` is its name, which is also in the message."""
 
     code = "rate_limited"
+
+    def __init__(
+        self, message: str | None = None, *, retry_after: float = 1.0, limit: str | None = None
+    ) -> None:
+        super().__init__(message, retry_after=retry_after)
+        self.limit = limit
+
+
+class QuotaExceeded(RateLimited):
+    """An execution was refused because its owner or key has used up its quota."""
 
 
 class InvalidText(HutchError):

@@ -92,6 +92,8 @@ class App:
             self.kernel.on_begin.append(tracing.begin)
         self.storage = Storage(settings, self.kernel, self._recorder, self.egress)
         self._recorder.owner_name = self.storage.owner_names.get
+        self.kernel.fair_use.open_store = self.storage.store
+        self.kernel.fair_use.refusals = self.counters.refusals
 
     @classmethod
     async def create(
@@ -276,9 +278,10 @@ class App:
                 count_spares=lambda package: self.pool.count_warm(str(package.tree)),
                 storage=self.storage,
             ),
+            fair_use=self.kernel.fair_use,
             check_code=self._check_code,
         )
-        flow_handlers = rep.FlowHandlers(self.flows, access)
+        flow_handlers = rep.FlowHandlers(self.flows, access, self.kernel.fair_use)
         web = Starlette(
             routes=[
                 *health.routes(self, access),

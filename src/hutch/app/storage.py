@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hutch.errors import HutchError, StoreError
+from hutch.kernel.fair_use import QuotaStore
 from hutch.kernel.records import RunRecord, RunRecorder, record_fields
 from hutch.settings import Settings
 
@@ -33,6 +34,7 @@ CHECK_SECONDS = 2.0
 _PRUNE_SECONDS = 3_600.0
 _DAY_SECONDS = 86_400.0
 MAX_NAMES = 10_000
+KEEP_USAGE_DAYS = 31
 MAX_TARGETS = 50
 """Maximum number of tools, and of hosts, by which the list of runs finds a run."""
 # Fields of a run record that have their own column. All other fields are stored in `details`.
@@ -174,6 +176,8 @@ class Storage:
         """Writes the queued run records and closes the store. Must be called after all runs have ended."""
         self._closed = True
         self._recorder.sink = None
+        await self._kernel.fair_use.close()
+        self._kernel.fair_use.store = None
         async with contextlib.AsyncExitStack() as stack, self._opening:
             if self._store is not None:
                 stack.push_async_callback(self._store.close)
@@ -192,6 +196,7 @@ class Storage:
             self._store = await flow_keys.open_store(self.settings)
             if not self._closed:
                 self._recorder.sink = self._queue_run
+                self._kernel.fair_use.store = QuotaStore(self._store.quotas, self._store.rate_limits)
         return self._store
 
     async def _open_vault(self) -> Vault:
@@ -220,6 +225,7 @@ class Storage:
                 if self.settings.keep_runs_days:
                     await store.runs.prune(older)
                     await store.journal.prune(older)
+                await store.quotas.prune(models.now(plus_seconds=-_DAY_SECONDS * KEEP_USAGE_DAYS)[:10])
                 if self.settings.max_runs_bytes:
                     await store.runs.prune_to(self.settings.max_runs_bytes)
             except HutchError as error:

@@ -6,16 +6,19 @@ from collections.abc import Awaitable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
+import msgspec
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 
 from hutch.http.endpoint import HttpProtocol, RequestContext
 from hutch.http.errors import ApiError
 from hutch.http.requests import JsonBodyReader
+from hutch.kernel.fair_use import FairUse, today
+from hutch.problems import describe_value
 from hutch.store import models
-from hutch.store.models import ApiKey, Credential, User
+from hutch.store.models import ApiKey, Credential, Quota, User
 from hutch.store.store import Store
-from hutch.text import format_rfc3339
+from hutch.text import cut, format_rfc3339
 from hutch.vault import api_keys
 from hutch.vault.vault import Vault
 
@@ -27,23 +30,28 @@ class AccountStorage(Protocol):
     def vault(self) -> Awaitable[Vault]: ...
 
 
-def routes(storage: AccountStorage, protocol: HttpProtocol, bodies: JsonBodyReader) -> list[BaseRoute]:
+def routes(
+    storage: AccountStorage, protocol: HttpProtocol, bodies: JsonBodyReader, fair_use: FairUse
+) -> list[BaseRoute]:
     """`protocol` must give access to the operator alone."""
-    handlers = AccountHandlers(storage, bodies)
+    handlers = AccountHandlers(storage, bodies, fair_use)
     return [
         protocol.route("/console/users", GET=handlers.users, POST=handlers.add_user),
         protocol.route("/console/users/{name}", GET=handlers.user, DELETE=handlers.remove_user),
+        protocol.route("/console/users/{name}/quota", PUT=handlers.set_user_quota),
         protocol.route("/console/users/{name}/keys", POST=handlers.add_key),
         protocol.route("/console/users/{name}/credentials", POST=handlers.put_credential),
         protocol.route("/console/users/{name}/credentials/{id}", DELETE=handlers.remove_credential),
         protocol.route("/console/keys/{id}", DELETE=handlers.revoke_key),
+        protocol.route("/console/keys/{id}/quota", PUT=handlers.set_key_quota),
     ]
 
 
 class AccountHandlers:
-    def __init__(self, storage: AccountStorage, bodies: JsonBodyReader) -> None:
+    def __init__(self, storage: AccountStorage, bodies: JsonBodyReader, fair_use: FairUse) -> None:
         self._storage = storage
         self._bodies = bodies
+        self._fair_use = fair_use
 
     async def users(self, context: RequestContext) -> Response:
         store = await self._storage.store()
@@ -67,13 +75,43 @@ class AccountHandlers:
     async def user(self, context: RequestContext) -> Response:
         user = await self._find(context)
         store = await self._storage.store()
+        keys = await store.api_keys.list(user.id)
+        subjects = [user.id, *(key.id for key in keys)]
+        quotas, used = await store.quotas.get(subjects), await store.quotas.usage(subjects, today())
+
+        def quota_body(subject: str) -> dict[str, Any]:
+            quota = msgspec.to_builtins(quotas.get(subject, Quota()))
+            executions, cpu_seconds = used[subject]
+            return {"quota": quota, "today": {"executions": executions, "cpuSeconds": cpu_seconds}}
+
         return JSONResponse(
             {
                 **_user_body(user),
-                "keys": [_key_body(key) for key in await store.api_keys.list(user.id)],
+                **quota_body(user.id),
+                "defaults": msgspec.to_builtins(self._fair_use.defaults),
+                "keys": [{**_key_body(key), **quota_body(key.id)} for key in keys],
                 "credentials": [_credential_body(item) for item in await store.credentials.list(user.id)],
             }
         )
+
+    async def set_user_quota(self, context: RequestContext) -> Response:
+        """Replaces the quota of a user with the body's. A limit that is missing or null is that of the
+        settings.
+        """
+        quota = _quota(await self._bodies.read_object(context.request))
+        return await self._set_quota((await self._find(context)).id, quota)
+
+    async def set_key_quota(self, context: RequestContext) -> Response:
+        """Replaces the quota of a key. A limit that is missing or null is that of its user."""
+        quota = _quota(await self._bodies.read_object(context.request))
+        if quota.weight is not None:
+            raise ApiError("invalid_request", "`weight`: only users have one. Set it for the user.")
+        return await self._set_quota(await self._find_key(context), quota)
+
+    async def _set_quota(self, subject: str, quota: Quota) -> Response:
+        await (await self._storage.store()).quotas.set(subject, quota)
+        self._fair_use.forget(subject)
+        return JSONResponse(msgspec.to_builtins(quota))
 
     async def remove_user(self, context: RequestContext) -> Response:
         user = await self._find(context)
@@ -97,11 +135,8 @@ class AccountHandlers:
         return JSONResponse({**_key_body(key), "secret": secret}, status_code=201)
 
     async def revoke_key(self, context: RequestContext) -> Response:
-        store = await self._storage.store()
-        key_id = context.path_param("id")
-        if all(key.id != key_id for key in await store.api_keys.list()):
-            raise ApiError("not_found", "There is no such key.")
-        await store.api_keys.revoke(key_id, models.now())
+        key_id = await self._find_key(context)
+        await (await self._storage.store()).api_keys.revoke(key_id, models.now())
         return Response(status_code=204)
 
     async def put_credential(self, context: RequestContext) -> Response:
@@ -125,6 +160,13 @@ class AccountHandlers:
             raise ApiError("not_found", "There is no such credential.")
         return Response(status_code=204)
 
+    async def _find_key(self, context: RequestContext) -> str:
+        key_id = context.path_param("id")
+        store = await self._storage.store()
+        if all(key.id != key_id for key in await store.api_keys.list()):
+            raise ApiError("not_found", "There is no such key.")
+        return key_id
+
     async def _find(self, context: RequestContext) -> User:
         user = await (await self._storage.store()).users.by_name(context.path_param("name"))
         if user is None:
@@ -137,6 +179,18 @@ def _text(body: dict[str, Any], name: str) -> str:
     if not isinstance(value, str) or not value:
         raise ApiError("invalid_request", f"`{name}`: expected a string that is not empty.")
     return value
+
+
+def _quota(body: dict[str, Any]) -> Quota:
+    fields = Quota.__struct_fields__
+    for name, value in body.items():
+        if name not in fields:
+            raise ApiError("invalid_request", f"`{cut(name, 100)}`: expected one of {', '.join(fields)}.")
+        lowest, highest = (1, 100) if name == "weight" else (0, 2**53)
+        if value is not None and (type(value) is not int or not lowest <= value <= highest):
+            expected = f"a whole number from {lowest} to {highest}, or null"
+            raise ApiError("invalid_request", f"`{name}`: expected {expected}, got {describe_value(value)}.")
+    return msgspec.convert(body, Quota)
 
 
 def _user_body(user: User) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from hutch.http.endpoint import HttpProtocol, RequestContext
 from hutch.http.errors import ERROR_KINDS, ApiError, Refusal
 from hutch.http.requests import JsonBodyReader
 from hutch.http.sse import encode_event, event_stream
+from hutch.kernel.fair_use import FairUse
 from hutch.sandbox.selftest.result import SelfTestResult
 from hutch.settings import SECRETS, Settings
 
@@ -46,6 +47,7 @@ class ConsoleServices:
     load: LoadHistory
     storage: AccountStorage
     catalog: ToolCatalogServices
+    fair_use: FairUse
     check_code: Callable[[str], Awaitable[Sequence[Any]]]
     """Checks the types of a script against the tools of the MCP servers. Returns its problems."""
 
@@ -80,7 +82,12 @@ def routes(services: ConsoleServices, access: AccessControl) -> list[BaseRoute]:
         scripts.route("/console/check", POST=handlers.check),
         operator.route("/console/system", GET=handlers.system),
         *tool_catalog.routes(services.catalog, operator, bodies),
-        *accounts.routes(services.storage, replace(protocol, check=handlers.check_account_access), bodies),
+        *accounts.routes(
+            services.storage,
+            replace(protocol, check=handlers.check_account_access),
+            bodies,
+            services.fair_use,
+        ),
     ]
 
 

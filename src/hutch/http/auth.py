@@ -20,6 +20,7 @@ from hutch.http.browser_sessions import BrowserSessions
 from hutch.http.errors import SHUTTING_DOWN, Refusal
 from hutch.http.requests import RUN_HEADER
 from hutch.http.responses import error_response
+from hutch.kernel.caller import caller_key
 from hutch.session.channels.websocket import WebSocketChannel
 from hutch.session.runner import ChannelServer
 from hutch.settings import Settings
@@ -142,6 +143,7 @@ class AccessControl:
         if protocol is not None and not identity.may(protocol):
             scopes = ", ".join(identity.key.scopes) or "nothing"
             return Refusal(403, f"This key is for {scopes}, not for {protocol}; {key_advice(protocol)}")
+        caller_key.set(identity.key.id)
         return Caller(identity.user.id, identity)
 
     def deny(self, connection: HTTPConnection, *, public: bool = False) -> Response | None:

@@ -97,7 +97,9 @@ def to_api_error(error: Exception, logger: logging.Logger) -> ApiError:
         case ApiError():
             return error
         case RateLimited():
-            return ApiError("rate_limited", str(error), headers=_retry_after_header(error.retry_after))
+            extra = {} if error.limit is None else {"limit": error.limit}
+            headers = _retry_after_header(error.retry_after)
+            return ApiError("rate_limited", str(error), headers=headers, **extra)
         case Busy():
             return ApiError("busy", str(error), headers=_retry_after_header(error.retry_after))
         case InvalidExecution() | InvalidInput() | InvalidPackage() | InvalidText() | UnstorableValue():

@@ -25,20 +25,22 @@ _MAX_CALLERS = 10_000
 class KeyRateLimit:
     """Limit on one kind of request per key, counted in the store so that all servers share it."""
 
-    def __init__(self, name: str, per_minute: int, message: str) -> None:
+    def __init__(self, name: str, limit_name: str, per_minute: int, message: str) -> None:
         """`name` separates the counters of different limits. 0 per minute means no limit."""
         self._name = name
+        self._limit_name = limit_name
         self._limit = per_minute
         self._message = message.format(limit=per_minute)
 
     @classmethod
     def for_abilities(cls, per_minute: int) -> KeyRateLimit:
-        return cls("key", per_minute, "This key may make {limit} requests a minute.")
+        message = "This key may make {limit} requests a minute (ability_rate_limit)."
+        return cls("key", "ability_rate_limit", per_minute, message)
 
     @classmethod
     def for_flows(cls, per_minute: int) -> KeyRateLimit:
-        message = "This key may register flows and start runs {limit} times a minute."
-        return cls("flows", per_minute, message)
+        message = "This key may register flows and start runs {limit} times a minute (flow_rate_limit)."
+        return cls("flows", "flow_rate_limit", per_minute, message)
 
     async def check(self, key: ApiKey, limiter: RateLimiter) -> None:
         """Counts one request. Raises RateLimited if the limit is exceeded."""
@@ -46,7 +48,7 @@ class KeyRateLimit:
             return
         wait = await limiter.hit(f"{self._name}:{key.id}", self._limit, WINDOW_SECONDS)
         if wait is not None:
-            raise RateLimited(self._message, retry_after=math.ceil(wait))
+            raise RateLimited(self._message, retry_after=math.ceil(wait), limit=self._limit_name)
 
 
 class ConcurrencyLimit:
@@ -60,13 +62,14 @@ class ConcurrencyLimit:
         self._shares = OwnerShares(limit, per_caller)
 
     def check(self, caller: str) -> None:
-        """Raises Busy if a limit is reached."""
+        """Raises Busy if the limit of all callers is reached, RateLimited if that of this caller is."""
         if self._active >= self._limit:
             raise Busy(f"{self._limit} tool calls are already running (max_tools).")
         if not self._shares.may_take(caller):
-            raise Busy(
+            raise RateLimited(
                 "Too many of your tool calls are already running: one caller may have"
-                f" {self._shares.per_owner} of them (max_tools_per_caller)."
+                f" {self._shares.per_owner} of them (max_tools_per_caller).",
+                limit="max_tools_per_caller",
             )
 
     @contextlib.contextmanager
@@ -98,7 +101,8 @@ class CallRateLimit:
         tokens = self._tokens(caller)
         if tokens < 1:
             wait = math.ceil((1 - tokens) * 60 / self._limit)
-            raise RateLimited(f"The limit is {self._limit} tool calls a minute.", retry_after=wait)
+            message = f"The limit is {self._limit} tool calls a minute (rate_limit)."
+            raise RateLimited(message, retry_after=wait, limit="rate_limit")
         self._store(caller, tokens - 1)
 
     def charge(self, caller: str, calls: int) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 
-from hutch.errors import ExecutionError, HutchError, InvalidExecution
+from hutch.errors import ExecutionError, HutchError, InvalidExecution, QuotaExceeded, RateLimited
 from hutch.kernel.execution import CheckCode, Execution, Recorder
+from hutch.kernel.fair_use import FairUse
 from hutch.kernel.hints import with_hint, with_unavailable_servers
 from hutch.kernel.precompile import Precompiler
 from hutch.sandbox.pool.lease import Lease
@@ -47,6 +48,7 @@ class Kernel:
         """Called with each run before it is queued, for example to add a listener."""
         self.check_code: CheckCode | None = None
         """Type-checks code. None if there is no compiler, as with an external runner."""
+        self.fair_use = FairUse(settings, pool.shares.set_weight)
         self._leases = 0
         self._pauses: dict[str, list[tuple[float, str]]] = {}
         """Start and tool of the current waits for approvals, by run id."""
@@ -88,6 +90,20 @@ class Kernel:
         """
         self._check(execution)
         run = run or RunHandle()
+        try:
+            accounts = () if execution.is_internal else await self.fair_use.begin(execution.owner)
+        except QuotaExceeded as error:
+            run.fail(error.code)
+            raise
+        try:
+            return await self._run_counted(execution, run)
+        except RateLimited as error:
+            self.fair_use.refusals[error.limit or ""] += 1
+            raise
+        finally:
+            self.fair_use.end(accounts, run.cpu_seconds)
+
+    async def _run_counted(self, execution: Execution, run: RunHandle) -> Result:
         for observe in self.on_begin:
             observe(execution, run)
         if run.listeners:

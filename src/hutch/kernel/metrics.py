@@ -31,6 +31,8 @@ class RunCounters:
         self.retries: Counter[str] = Counter()
         self.seconds: dict[tuple[str, str], Histogram] = {}
         """Durations by protocol and engine."""
+        self.refusals: Counter[str] = Counter()
+        """Executions that were refused because of a limit of their owner or key, by its name."""
 
     def count(self, execution: Execution, run: RunHandle, result: Result) -> None:
         protocol, engine = execution.protocol, execution.profile.engine
@@ -72,6 +74,12 @@ def run_metrics(runs: RunCounters, owner_name: OwnerName = lambda owner: None) -
     for engine, value in runs.retries.items():
         retries.add_metric([engine], value)
     yield retries
+    refusals = CounterMetricFamily(
+        "hutch_quota_refusals", "Executions refused because of a limit of their owner.", labels=["limit"]
+    )
+    for limit, value in runs.refusals.items():
+        refusals.add_metric([limit], value)
+    yield refusals
     durations = HistogramMetricFamily("hutch_run_seconds", "Duration of runs.", labels=["protocol", "engine"])
     for names, histogram in runs.seconds.items():
         durations.add_metric(names, histogram.cumulative(), histogram.sum)

@@ -55,6 +55,12 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         return self
 
 
+def refused_result(message: str, retry_after: float, run_id: str) -> Result:
+    """Returns the result of a run that was refused because its owner has used up a quota."""
+    error = ExecutionError("rate_limited", message, retry_after=retry_after)
+    return Result(ok=False, error=error, run_id=run_id)
+
+
 class CallRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """One tool call of a run."""
 
@@ -301,6 +307,8 @@ class RunHandle(msgspec.Struct, eq=False):
     install_ms: float = 0.0
     """Time that the installation of the run's package took, before the run was created."""
     waits: list[Wait] = []
+    cpu_seconds: float = 0.0
+    """CPU time of the runner's process that the run accounts for."""
     record_level: str | None = None
     """Level with which the run is recorded. None for the level of the settings."""
     timeline: RunTimeline | None = None

@@ -22,6 +22,7 @@ from hutch.errors import (
     HutchError,
     InvalidExecution,
     ProtocolError,
+    RateLimited,
     ToolError,
     wire_code,
 )
@@ -331,4 +332,6 @@ def _check_tools(message: Execute) -> None:
 def _execution_error(error: HutchError) -> ExecutionError:
     code = "validation_error" if error.code in ("invalid_tool", "invalid_request") else error.code
     retry_after = error.retry_after if isinstance(error, Busy) else None
-    return ExecutionError(wire_code(code), str(error), retry_after=retry_after)
+    # The name tells a limit of this client from a busy server, which has the same code.
+    name = "RateLimited" if isinstance(error, RateLimited) else None
+    return ExecutionError(wire_code(code), str(error), name, retry_after=retry_after)

@@ -108,6 +108,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Maximum waiting executions of one owner; 0 means four fifths of `max_queue`. The last fifth is kept for
     owners without a waiting execution.
     """
+    max_concurrent_executions: Count = 0
+    """Maximum executions of one owner that wait or run; 0 means no limit. This and the next three limits can
+    be set for single users and keys.
+    """
+    max_executions_per_minute: Count = 0
+    """Maximum executions that one owner may start per minute; 0 means no limit."""
+    max_executions_per_day: Count = 0
+    """Maximum executions that one owner may start per day (UTC); 0 means no limit."""
+    max_cpu_seconds_per_day: Count = 0
+    """Maximum CPU seconds of the executions of one owner per day (UTC); 0 means no limit."""
     queue_seconds: Seconds = 30.0
     """Seconds that an execution waits for a runner before it fails with `Busy`."""
     idle_seconds: Seconds = 300.0

@@ -45,6 +45,10 @@ class SettingOverrides(TypedDict, total=False):
     max_processes_per_owner: int
     max_queue: int
     max_queue_per_owner: int
+    max_concurrent_executions: int
+    max_executions_per_minute: int
+    max_executions_per_day: int
+    max_cpu_seconds_per_day: int
     queue_seconds: float
     idle_seconds: float
     recycle_after: int

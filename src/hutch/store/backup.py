@@ -31,6 +31,8 @@ TABLES = (
     "users",
     "api_keys",
     "credentials",
+    "quotas",
+    "usage_days",
     "abilities",
     "ability_versions",
     "ability_words",

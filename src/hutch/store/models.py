@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Literal
+from typing import Annotated, Literal, NamedTuple
 from uuid import uuid4
 
 import msgspec
 
 from hutch.text import format_rfc3339
+
+# Up to what JavaScript can represent exactly.
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 def now(*, plus_seconds: float = 0.0) -> str:
@@ -45,6 +48,31 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         return f"ApiKey({self.id}, {self.name!r})"
+
+
+class Quota(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Limits of one owner or key. None stands for the limit of the owner or, for an owner, of the settings; 0
+    for no limit.
+    """
+
+    max_concurrent_executions: Count | None = None
+    max_executions_per_minute: Count | None = None
+    max_executions_per_day: Count | None = None
+    max_cpu_seconds_per_day: Count | None = None
+    weight: Annotated[int, msgspec.Meta(ge=1, le=100)] | None = None
+    """Turns that the owner gets in the queue for runners while an owner with the weight 1 gets one. Keys have
+    none.
+    """
+
+
+class Usage(NamedTuple):
+    """What an owner or a key used in a day."""
+
+    executions: int = 0
+    cpu_seconds: float = 0.0
+
+    def __add__(self, other: Usage) -> Usage:  # type: ignore[override]
+        return Usage(self.executions + other.executions, self.cpu_seconds + other.cpu_seconds)
 
 
 class Credential(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from hutch.store.tables.flows import FlowTable
 from hutch.store.tables.groups import GroupTable
 from hutch.store.tables.journal import JournalTable
 from hutch.store.tables.meta import MetaTable
+from hutch.store.tables.quotas import QuotaTable
 from hutch.store.tables.rate_limits import RateLimiter
 from hutch.store.tables.runs import RunTable
 from hutch.store.tables.users import ApiKeyTable, UserTable
@@ -57,6 +58,7 @@ class Store:
         self.groups = GroupTable(database)
         self.flows = FlowTable(database, encryption)
         self.journal = JournalTable(database, encryption)
+        self.quotas = QuotaTable(database, self.write_behind)
         self.rate_limits = RateLimiter(database if shares_rate_limits else None)
 
     @classmethod

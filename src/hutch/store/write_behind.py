@@ -1,5 +1,5 @@
-"""Writes run records and the use of API keys in batches in the background, so that no run waits for the
-disk.
+"""Writes run records, the use of API keys and the usage of owners in batches in the background, so that no
+run waits for the disk.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from hutch.errors import HutchError, UnstorableValue
 from hutch.store.backends.base import Database
-from hutch.store.models import NewRun, RunRow
+from hutch.store.models import NewRun, RunRow, Usage
+from hutch.store.tables.quotas import write_usage
 from hutch.store.tables.runs import RunTable
 
 logger = logging.getLogger("hutch.store")
@@ -56,6 +57,8 @@ class WriteBehindQueue:
         self._max_bytes = max_bytes
         self._failure: str | None = None
         self._key_uses: dict[str, str] = {}
+        self._usages: dict[tuple[str, str], Usage] = {}
+        self._usages_in_flight: dict[tuple[str, str], Usage] = {}
         self._max_queued = max_queued
         self._dropped = self._total_dropped = 0
         self._wake = asyncio.Event()
@@ -84,6 +87,15 @@ class WriteBehindQueue:
         self._key_uses[id] = at
         self._wake.set()
 
+    def add_usage(self, subject: str, day: str, usage: Usage) -> None:
+        self._usages[subject, day] = self._usages.get((subject, day), Usage()) + usage
+        self._wake.set()
+
+    def unwritten_usage(self, subject: str, day: str) -> Usage:
+        """Returns the queued usage. What is being written counts, too, unless that has just succeeded."""
+        waiting = self._usages.get((subject, day), Usage())
+        return waiting + self._usages_in_flight.get((subject, day), Usage())
+
     async def flush(self) -> None:
         """Writes all queued rows. If that fails, raises StoreError and keeps the rows in the queue."""
         async with self._writing:
@@ -101,6 +113,16 @@ class WriteBehindQueue:
                 except BaseException:
                     self._key_uses = uses | self._key_uses
                     raise
+            if self._usages:
+                self._usages_in_flight, self._usages = self._usages, {}
+                try:
+                    await write_usage(self._database, self._usages_in_flight)
+                except BaseException:
+                    for key, usage in self._usages_in_flight.items():
+                        self._usages[key] = usage + self._usages.get(key, Usage())
+                    raise
+                finally:
+                    self._usages_in_flight = {}
 
     async def close(self) -> None:
         """Writes all queued rows. Logs how many rows are lost if they cannot be written."""

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 from tests.http.asgi_server import serve_app
 from tests.support.processes import TIMEOUT_SECONDS
 
-from hutch.errors import Busy, InvalidPackage
+from hutch.errors import Busy, InvalidPackage, QuotaExceeded
 from hutch.http import health, responses
 from hutch.http.auth import AccessControl
 from hutch.http.cors import Cors
@@ -125,6 +125,11 @@ class FakeTools:
 
     async def busy(self, _: PackageToolCall, __: EventSink | None) -> ToolOutcome:
         raise Busy("No runner became free.", retry_after=7.2)
+
+    async def over_quota(self, _: PackageToolCall, __: EventSink | None) -> ToolOutcome:
+        raise QuotaExceeded(
+            "Used up (max_executions_per_day).", retry_after=60, limit="max_executions_per_day"
+        )
 
     async def unknown(self, _: PackageToolCall, __: EventSink | None) -> ToolOutcome:
         raise InvalidPackage("version", "there is no such version")

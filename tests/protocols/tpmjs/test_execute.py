@@ -213,6 +213,16 @@ async def test_internal_error_is_hidden_and_logged(name: str, caplog: pytest.Log
     assert (await server.execute("echo")).status_code == 200
 
 
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+async def test_used_up_quota_names_the_limit(version: str) -> None:
+    response = await TpmjsServer().execute("over_quota", X_TPMJS_Protocol_Version=version)
+    assert (response.status_code, response.headers["retry-after"]) == (429, "60")
+    data = response.json()
+    error = data["error"] if version == "1.0" else data
+    assert error["limit"] == "max_executions_per_day"
+    assert "max_executions_per_day" in response.text.replace('"limit":"max_executions_per_day"', "")
+
+
 async def test_busy_server_returns_retry_after() -> None:
     server = TpmjsServer()
     response = await server.execute("busy")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -89,6 +90,44 @@ def remove_user(name: str, yes: bool) -> int:
     return remove_user(name, yes=yes)
 
 
+def quota_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Adds one option for each limit."""
+    number = click.IntRange(min=0, max=2**53)
+    options = [
+        ("--max-concurrent-executions", number, "Executions that wait or run."),
+        ("--max-executions-per-minute", number, "Executions started per minute."),
+        ("--max-executions-per-day", number, "Executions started per day (UTC)."),
+        ("--max-cpu-seconds-per-day", number, "CPU seconds per day (UTC)."),
+    ]
+    for name, kind, text in reversed(options):
+        command = click.option(name, type=kind, metavar="N", help=f"{text} 0 means no limit.")(command)
+    return click.option("--clear", is_flag=True, help="Remove all limits that were set here.")(command)
+
+
+@user.command(
+    "quota",
+    epilog="""\b
+Examples:
+  hutch user quota bo
+  hutch user quota bo --max-executions-per-day 1000 --weight 2
+""",
+)
+@click.argument("name")
+@quota_options
+@click.option(
+    "--weight", type=click.IntRange(1, 100), metavar="N", help="Turns in the queue for runners.  [default: 1]"
+)
+@json_option
+def user_quota(name: str, clear: bool, json: bool, **limits: int | None) -> int:
+    """Show or change the limits of a user, and show what was used today.
+
+    Limits that are not set here are those of the settings. A running server applies changes within seconds.
+    """
+    from hutch.cli.vault.accounts import user_quota
+
+    return user_quota(name, limits, clear=clear, json=json)
+
+
 @click.group(
     epilog="""\b
 Example:
@@ -160,6 +199,24 @@ def show_key(key: str, json: bool) -> int:
     from hutch.cli.vault.accounts import show_key
 
     return show_key(key, json=json)
+
+
+@key.command(
+    "quota",
+    epilog="""\b
+Examples:
+  hutch key quota key_1a2b3c4d5e6f
+  hutch key quota key_1a2b3c4d5e6f --max-executions-per-minute 30
+""",
+)
+@click.argument("key")
+@quota_options
+@json_option
+def key_quota(key: str, clear: bool, json: bool, **limits: int | None) -> int:
+    """Show or change the limits of an API key, which take precedence over its user's. KEY is its id."""
+    from hutch.cli.vault.accounts import key_quota
+
+    return key_quota(key, limits, clear=clear, json=json)
 
 
 @key.command(

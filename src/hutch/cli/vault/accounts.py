@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 import click
@@ -22,9 +22,10 @@ from hutch.cli.support.console import (
 )
 from hutch.cli.support.store import find_user, with_store, with_vault
 from hutch.errors import InvalidInput
+from hutch.kernel.fair_use import today
 from hutch.settings import load_settings
 from hutch.store import models
-from hutch.store.models import ApiKey, User
+from hutch.store.models import ApiKey, Quota, User
 from hutch.store.store import Store
 from hutch.text import format_rfc3339
 from hutch.vault import api_keys, crypto
@@ -137,6 +138,75 @@ async def _user_details(store: Store, name: str) -> UserDetails:
 
 def _user_summary(user: User) -> UserSummary:
     return UserSummary(id=user.id, name=user.name, created_at=user.created_at)
+
+
+# --- quotas ---
+
+
+class QuotaSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """JSON output of `hutch user quota` and `hutch key quota`."""
+
+    subject: str
+    quota: Quota
+    executions_today: int
+    cpu_seconds_today: float
+
+
+def user_quota(name: str, changes: Mapping[str, int | None], *, clear: bool, json: bool) -> int:
+    async def load(store: Store) -> QuotaSummary:
+        return await _change_quota(store, (await find_user(store, name)).id, changes, clear=clear)
+
+    settings = load_settings()
+    defaults = {limit: getattr(settings, limit, 1) for limit in Quota.__struct_fields__}
+    return _print_quota(with_store(load), defaults, "setting", json=json)
+
+
+def key_quota(key_id: str, changes: Mapping[str, int | None], *, clear: bool, json: bool) -> int:
+    async def load(store: Store) -> QuotaSummary:
+        return await _change_quota(store, (await _find_key(store, key_id)).id, changes, clear=clear)
+
+    return _print_quota(with_store(load), {}, "its user's", json=json)
+
+
+async def _change_quota(
+    store: Store, subject: str, changes: Mapping[str, int | None], *, clear: bool
+) -> QuotaSummary:
+    quota = (await store.quotas.get([subject])).get(subject, Quota())
+    given = {name: value for name, value in changes.items() if value is not None}
+    if clear or given:
+        quota = msgspec.structs.replace(Quota() if clear else quota, **given)
+        await store.quotas.set(subject, quota)
+    used = (await store.quotas.usage([subject], today()))[subject]
+    return QuotaSummary(
+        subject=subject,
+        quota=quota,
+        executions_today=used.executions,
+        cpu_seconds_today=round(used.cpu_seconds, 3),
+    )
+
+
+def _print_quota(summary: QuotaSummary, defaults: Mapping[str, int], source: str, *, json: bool) -> int:
+    if json:
+        print_json(msgspec.json.encode(summary))
+        return 0
+    facts = []
+    for name in Quota.__struct_fields__:
+        value = getattr(summary.quota, name)
+        if value is not None:
+            facts.append((name, _quota_text(name, value)))
+        elif name in defaults:
+            facts.append((name, f"{_quota_text(name, defaults[name])} ({source})"))
+        elif name != "weight":
+            facts.append((name, source))
+    facts.append(
+        ("used today", f"{summary.executions_today} executions, {summary.cpu_seconds_today:g} CPU s")
+    )
+    print_facts(facts)
+    return 0
+
+
+def _quota_text(name: str, value: int) -> str:
+    return "no limit" if value == 0 and name != "weight" else str(value)
 
 
 # --- API keys ---

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from hutch.http.openapi import (
     COUNT,
     FLAG,
+    LIMIT_NAME,
     NEXT_PAGE,
     TEXT,
     TEXTS,
@@ -261,7 +262,10 @@ def _success(required: Json, optional: Json | None = None) -> Json:
     return object_of({"success": TRUE, **required}, optional)
 
 
-_PROBLEMS: Json = {"problems": {**TEXTS, "description": "Each starts with the name of the field"}}
+_PROBLEMS: Json = {
+    "problems": {**TEXTS, "description": "Each starts with the name of the field"},
+    "limit": LIMIT_NAME,
+}
 
 
 def _failure(codes: Sequence[str]) -> Json:

@@ -228,7 +228,10 @@ def _wants_events(request: Request) -> bool:
 
 def _error_json(error: ApiError) -> bytes:
     return encode_value(
-        {"success": False, "error": {"code": ERROR_KINDS[error.kind].code, "message": error.message}}
+        {
+            "success": False,
+            "error": {"code": ERROR_KINDS[error.kind].code, "message": error.message, **error.extra},
+        }
     )
 
 

@@ -20,7 +20,15 @@ from hutch.http.openapi import (
 )
 from hutch.settings import Settings
 
-_ALWAYS = ("UNAUTHORIZED", "FORBIDDEN", "METHOD_NOT_ALLOWED", "INTERNAL_ERROR", "BUSY", "UNAVAILABLE")
+_ALWAYS = (
+    "UNAUTHORIZED",
+    "FORBIDDEN",
+    "METHOD_NOT_ALLOWED",
+    "RATE_LIMITED",
+    "INTERNAL_ERROR",
+    "BUSY",
+    "UNAVAILABLE",
+)
 _DESCRIPTION = """\
 Runs JavaScript or TypeScript in the sandbox. If the code fails, that is a result with `ok: false` and the
 status 200. With `Accept: text/event-stream`, the response is a stream of the run's events; its last event is

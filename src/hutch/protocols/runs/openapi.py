@@ -118,7 +118,7 @@ def _replay() -> Json:
     operation = _operation(
         "Runs recorded code again; with `wait`, responds 200 with the new run when it has ended",
         object_of({"run_id": TEXT, "parent_run_id": TEXT, "mode": _MODE}),
-        ("NOT_FOUND", "CONFLICT"),
+        ("NOT_FOUND", "CONFLICT", "RATE_LIMITED"),
         body="Replay",
         example={"mode": "recorded"},
         parameters=[_ID, query("wait", FLAG)],

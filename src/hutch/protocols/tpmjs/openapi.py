@@ -9,6 +9,7 @@ from hutch.http.health import PROTOCOL_VERSION
 from hutch.http.openapi import (
     COUNT,
     FLAG,
+    LIMIT_NAME,
     TEXT,
     ApiPart,
     Json,
@@ -177,7 +178,8 @@ def _failures(kinds: Sequence[str], *, timed: bool = True) -> list[Json]:
     if not kinds:
         return []
     rows = [FAILURE_KINDS[kind] for kind in kinds]
-    error = object_of({"code": _enum(row.code for row in rows), "message": TEXT})
+    limited = {"limit": LIMIT_NAME} if "rate_limited" in kinds else {}
+    error = object_of({"code": _enum(row.code for row in rows), "message": TEXT}, limited)
     old: Json = {"success": {"const": False}, "error": error}
     new: Json = {
         "success": {"const": False},
@@ -189,7 +191,7 @@ def _failures(kinds: Sequence[str], *, timed: bool = True) -> list[Json]:
     }
     return [
         object_of({**old, "executionTimeMs": COUNT} if timed else old, _FAILED_FIELDS),
-        object_of(new, _FAILED_FIELDS),
+        object_of(new, {**_FAILED_FIELDS, **limited}),
     ]
 
 

@@ -78,14 +78,16 @@ def error_response(
     """
     kind = FAILURE_KINDS[error.kind]
     fields: dict[str, Any] = {"success": False}
+    limit = {"limit": error.extra["limit"]} if "limit" in error.extra else {}
     if version == "1.0":
-        fields["error"] = {"code": kind.code, "message": error.message}
+        fields["error"] = {"code": kind.code, "message": error.message, **limit}
     else:
         fields |= {
             "error": error.message,
             "errorStage": kind.stage,
             "errorCode": kind.code_1_1,
             "retryable": error.extra.get("retryable", kind.retryable),
+            **limit,
         }
     if elapsed_ms is not None or version != "1.0":
         fields["executionTimeMs"] = elapsed_ms or 0

@@ -113,6 +113,9 @@ class Lease:
             if timer is not None:
                 timer.cancel()
             if session.result is not None:
+                cpu_seconds = runner.take_cpu_seconds()
+                # A process that was killed has no clock any more.
+                run.cpu_seconds += session.result.duration_ms / 1000 if cpu_seconds is None else cpu_seconds
                 session.result = self._result = runner.execution_ended(session.result, session)
             multiplexer.forget(session)
             if max_seconds is not None and not session.started:

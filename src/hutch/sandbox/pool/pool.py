@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from operator import attrgetter
 
-from hutch.errors import Busy, HutchError, SandboxUnavailable
+from hutch.errors import Busy, HutchError, RateLimited, SandboxUnavailable
 from hutch.sandbox.pool.lease import Lease
 from hutch.sandbox.pool.queue import Waiter, WaitQueue
 from hutch.sandbox.pool.shares import PoolShares
@@ -128,7 +128,9 @@ class Pool:
             self._release_assigned(waiter)
             message = f"No runner became available within {self._settings.queue_seconds:g} s."
             reason = self.shares.explain_wait(profile, owner)
-            raise self._busy_error(f"{message} {reason}".rstrip()) from None
+            if reason is None:
+                raise self._busy_error(message) from None
+            raise self._share_error(reason.limit, f"{message} {reason.text}") from None
         except asyncio.CancelledError:
             self._release_assigned(waiter)
             raise
@@ -142,14 +144,20 @@ class Pool:
         self._counters.refused += 1
         return Busy(message, retry_after=retry_after(len(self._waiters)))
 
+    def _share_error(self, limit: str, message: str) -> RateLimited:
+        """Returns the error of an owner that has its whole share."""
+        self._counters.refused += 1
+        return RateLimited(message, retry_after=retry_after(len(self._waiters)), limit=limit)
+
     def _check_queue(self, owner: str) -> None:
         """Raises Busy if the queue, or the owner's share of it, is full."""
         if len(self._waiters) >= self._settings.max_queue:
             raise self._busy_error(f"{len(self._waiters)} executions are waiting already (max_queue).")
         if not self.shares.queue.may_take(owner):
-            raise self._busy_error(
+            raise self._share_error(
+                "max_queue_per_owner",
                 "Too many of your executions are waiting already: one owner may have"
-                f" {self.shares.queue.per_owner} of them (max_queue_per_owner)."
+                f" {self.shares.queue.per_owner} of them (max_queue_per_owner).",
             )
 
     def _release_assigned(self, waiter: Waiter) -> None:

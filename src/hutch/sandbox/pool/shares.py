@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from hutch.owner_shares import OwnerShares, OwnerTurns
 from hutch.sandbox.runner.base import Runner
 from hutch.sandbox.runner.profile import Profile
 from hutch.settings import Settings
+
+
+class ShareLimit(NamedTuple):
+    """A limit of one owner that was reached, with a sentence about it."""
+
+    limit: str
+    text: str
 
 
 class PoolShares:
@@ -63,22 +72,22 @@ class PoolShares:
             self.processes.give_back(runner.holder)
             runner.holder = None
 
-    def explain_wait(self, profile: Profile, owner: str) -> str:
-        """Returns the limit that kept an execution waiting as a sentence, or an empty text if it was not one
-        of the owner's.
-        """
+    def explain_wait(self, profile: Profile, owner: str) -> ShareLimit | None:
+        """Returns the limit of the owner that kept an execution waiting, or None if it was another one."""
         if not self.may_run(profile, owner):
             assert self._shared_executions is not None
-            return (
+            return ShareLimit(
+                "quickjs_vms",
                 "Your executions occupy your share of the shared processes: one owner may have"
-                f" {self._shared_executions.per_owner} executions in them (quickjs_vms)."
+                f" {self._shared_executions.per_owner} executions in them (quickjs_vms).",
             )
         is_all = self.processes.per_owner == self._settings.max_processes
         if is_all or self.processes.may_take(self.holder(profile, owner)):
-            return ""
-        return (
+            return None
+        return ShareLimit(
+            "max_processes_per_owner",
             "Your executions occupy your share of the runner processes: one owner may have"
-            f" {self.processes.per_owner} of them (max_processes_per_owner)."
+            f" {self.processes.per_owner} of them (max_processes_per_owner).",
         )
 
 

@@ -77,6 +77,12 @@ class Runner(ABC):
         """Opens a folder as the guest sees it. The descriptor outlives the guest. Raises OSError."""
         raise OSError(errno.ENOTSUP, f"The folders of {self.profile.engine} runners cannot be opened")
 
+    def take_cpu_seconds(self) -> float | None:
+        """Returns the CPU time of the process that an execution which ends now accounts for, or None if it is
+        unknown. Each second is counted once.
+        """
+        return None
+
     def memory_used(self) -> int:
         """Returns the memory in bytes, or 0 if it is unknown."""
         return 0

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import IO, Any, Literal, Protocol
@@ -107,6 +108,8 @@ class RunnerProcess(Runner):
         self._on_early_exit: Callable[[], None] = _noop
         self._output = bytearray()
         self._frozen: list[int] = []
+        self._cpu_clock: int | None = None
+        self._cpu_counted = 0.0
         self.uplink: Uplink | None = None
         self._output_pipes: set[OutputPipe] = set()
         stdin = subprocess.DEVNULL
@@ -226,6 +229,7 @@ class RunnerProcess(Runner):
     # --- idle ---
 
     def _send_warm_up(self, channel: StreamChannel) -> None:
+        self._find_cpu_clock()
         if self.in_flight == 0 and self.executions == 0 and self.is_alive:
             channel.send(WARM_UP)
 
@@ -270,6 +274,8 @@ class RunnerProcess(Runner):
             self.requests = self.uplink.begin_run(session.id)
         if self._frozen:
             self._thaw()
+        if self.in_flight <= 1:
+            self._cpu_counted = self._cpu_seconds() or 0.0
         if self.executions > 1:
             self._output.clear()
         if not self.profile.engine_spec.own_process or self.profile.memory_bytes:
@@ -312,6 +318,35 @@ class RunnerProcess(Runner):
         if not self.profile.engine_spec.own_process:
             return False
         return result is None or not result.ok or self.executions >= self.profile.max_uses
+
+    def take_cpu_seconds(self) -> float | None:
+        """Divides the CPU time since the last call equally among the executions in flight, one of which ends
+        now. The rest stays for the others.
+        """
+        now = self._cpu_seconds()
+        if now is None:
+            return None
+        seconds = max(0.0, now - self._cpu_counted) / max(1, self.in_flight)
+        self._cpu_counted += seconds
+        return seconds
+
+    def _cpu_seconds(self) -> float | None:
+        """Returns the CPU time of the guest's process, with all its threads."""
+        if self._cpu_clock is None:
+            self._find_cpu_clock()
+        try:
+            return None if self._cpu_clock is None else time.clock_gettime(self._cpu_clock)
+        except OSError:
+            return None
+
+    def _find_cpu_clock(self) -> None:
+        """Finds the guest's process, which takes as long as a tenth of a short execution: if possible, before
+        the first one.
+        """
+        if self.has_exited or self._cpu_clock is not None:
+            return
+        # The clock of another process, as `clock_getcpuclockid` returns it.
+        self._cpu_clock = (~process_tree(self.pid)[-1] << 3) | 2
 
     def memory_used(self) -> int:
         if self._group is not None:

@@ -72,14 +72,19 @@ class UserTable:
 
     async def remove(self, id: str) -> bool:
         """Deletes a user and everything that the user owns, except run records."""
-        changed = await self._database.write(
+        quotas = """
+            DELETE FROM quotas
+            WHERE subject = :id OR subject IN (SELECT id FROM api_keys WHERE user_id = :id)
+        """
+        _, changed, *_ = await self._database.write(
+            SqlStatement(quotas, {"id": id}),
             SqlStatement("DELETE FROM users WHERE id = :id", {"id": id}),
             # There is no foreign key, because flows and runs may also belong to the operator, who is not a
             # user.
             SqlStatement("DELETE FROM flows WHERE owner = :id", {"id": id}),
             SqlStatement("DELETE FROM flow_runs WHERE owner = :id", {"id": id}),
         )
-        return changed[0].row_count == 1
+        return changed.row_count == 1
 
     async def set_data_key(self, id: str, old: str, new: str) -> bool:
         """Replaces the data keys of a user if they are still `old`."""
@@ -152,8 +157,9 @@ class ApiKeyTable:
         return changed.row_count == 1
 
     async def remove(self, id: str) -> bool:
-        (changed,) = await self._database.write(
-            SqlStatement("DELETE FROM api_keys WHERE id = :id", {"id": id})
+        changed, _ = await self._database.write(
+            SqlStatement("DELETE FROM api_keys WHERE id = :id", {"id": id}),
+            SqlStatement("DELETE FROM quotas WHERE subject = :id", {"id": id}),
         )
         return changed.row_count == 1
 

@@ -1,11 +1,12 @@
-/** Users, their API keys and their credentials. */
+/** Users, their API keys, their quotas and their credentials. */
 
 import { useState } from "preact/hooks";
 import { post, remove } from "../api.ts";
 import { visible } from "../format.ts";
 import { link, location, navigate } from "../router.ts";
-import { Age, Badge, Button, Card, Copy, Empty, ErrorNote, Field, Page } from "../ui/basics.tsx";
+import { Age, Badge, Button, Card, Copy, Dialog, Empty, ErrorNote, Field, Page } from "../ui/basics.tsx";
 import { useData } from "../ui/load.ts";
+import { type Quota, QuotaForm, quotaText, type Used, usedText } from "./access/quota.tsx";
 
 interface UserHead {
   id: string;
@@ -29,6 +30,8 @@ interface ApiKey {
   createdAt: string;
   expiresAt: string | null;
   lastUsedAt: string | null;
+  quota: Quota;
+  today: Used;
 }
 
 interface Credential {
@@ -44,6 +47,9 @@ interface Credential {
 interface UserDetail {
   name: string;
   createdAt: string;
+  quota: Quota;
+  today: Used;
+  defaults: Quota;
   keys: ApiKey[];
   credentials: Credential[];
 }
@@ -166,8 +172,12 @@ function UserPanel({ name, list, onChanged }: { name: string; list: UserList; on
         <KeyTable
           keys={user.keys}
           revoke={(id) => change(remove(`/console/keys/${encodeURIComponent(id)}`))}
+          onChanged={reload}
         />
         <AddKey path={path} list={list} onAdded={() => change(Promise.resolve())} />
+      </Card>
+      <Card title="Limits of executions" actions={<span>Today: {usedText(user.today)}</span>}>
+        <QuotaForm path={`${path}/quota`} quota={user.quota} inherited={user.defaults} onSaved={reload} />
       </Card>
       <Card title="Credentials">
         <CredentialTable
@@ -180,10 +190,32 @@ function UserPanel({ name, list, onChanged }: { name: string; list: UserList; on
   );
 }
 
-function KeyTable({ keys, revoke }: { keys: ApiKey[]; revoke: (id: string) => void }) {
+function KeyTable({ keys, revoke, onChanged }: {
+  keys: ApiKey[];
+  revoke: (id: string) => void;
+  onChanged: () => void;
+}) {
+  const [edited, setEdited] = useState<string>();
   if (!keys.length) return <Empty title="No keys" />;
+  const key = keys.find(({ id }) => id === edited);
   return (
     <div class="scroll">
+      {key && (
+        <Dialog
+          title={`Limits of the key …${visible(key.endsWith)}`}
+          onClose={() => setEdited(undefined)}
+        >
+          <p>Used today: {usedText(key.today)}. A limit of a key takes precedence over its user's.</p>
+          <QuotaForm
+            path={`/console/keys/${encodeURIComponent(key.id)}/quota`}
+            quota={key.quota}
+            onSaved={() => {
+              setEdited(undefined);
+              onChanged();
+            }}
+          />
+        </Dialog>
+      )}
       <table class="table">
         <thead>
           <tr>
@@ -192,6 +224,7 @@ function KeyTable({ keys, revoke }: { keys: ApiKey[]; revoke: (id: string) => vo
             <th>Scopes</th>
             <th>Expires</th>
             <th>Last used</th>
+            <th>Limits</th>
             <th></th>
           </tr>
         </thead>
@@ -209,8 +242,14 @@ function KeyTable({ keys, revoke }: { keys: ApiKey[]; revoke: (id: string) => vo
               <td>
                 <Age time={key.lastUsedAt} />
               </td>
+              <td>{quotaText(key.quota)}</td>
               <td>
-                {key.state === "active" && <Button small onClick={() => revoke(key.id)}>Revoke</Button>}
+                {key.state === "active" && (
+                  <div class="actions">
+                    <Button small onClick={() => setEdited(key.id)}>Limits</Button>
+                    <Button small onClick={() => revoke(key.id)}>Revoke</Button>
+                  </div>
+                )}
               </td>
             </tr>
           ))}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from hutch.http.openapi import (
     COUNT,
+    LIMIT_NAME,
     NEXT_PAGE,
     TEXT,
     TIME,
@@ -195,7 +196,8 @@ _NAME = path_param("name", TEXT)
 def _failure(codes: Sequence[str]) -> Json:
     problem = object_of({"path": TEXT, "message": TEXT})
     error = object_of(
-        {"code": {"enum": sorted(codes)}, "message": TEXT}, {"problems": {"type": "array", "items": problem}}
+        {"code": {"enum": sorted(codes)}, "message": TEXT},
+        {"problems": {"type": "array", "items": problem}, "limit": LIMIT_NAME},
     )
     return object_of({"success": {"const": False}, "error": error})
 

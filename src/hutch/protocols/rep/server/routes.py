@@ -22,6 +22,7 @@ from hutch.http.errors import ApiError
 from hutch.http.rate_limit import KeyRateLimit
 from hutch.http.requests import JsonBodyReader, is_yaml, query_integer, query_text
 from hutch.http.sse import event_stream
+from hutch.kernel.fair_use import FairUse
 from hutch.problems import Problem
 from hutch.protocols.rep import jsonrpc
 from hutch.protocols.rep.ir.budget import ValidationBudget
@@ -80,10 +81,11 @@ def routes(handlers: FlowHandlers, access: AccessControl) -> list[BaseRoute]:
 class FlowHandlers:
     """Request handlers, one per route."""
 
-    def __init__(self, flows: FlowSupervisor, access: AccessControl) -> None:
+    def __init__(self, flows: FlowSupervisor, access: AccessControl, fair_use: FairUse) -> None:
         self.settings = flows.settings
         self._access = access
         self._flows = flows
+        self._fair_use = fair_use
         self._rate = KeyRateLimit.for_flows(flows.settings.flow_rate_limit)
         max_bytes, seconds = flows.settings.max_body_bytes, flows.settings.request_seconds
         self._body = JsonBodyReader(max_bytes, seconds, MAX_VALUES)
@@ -213,7 +215,9 @@ class FlowHandlers:
                 f"the flow, its sub-flows and the inputs have {size} bytes; the limit is {MAX_START_BYTES}"
             )
             raise ApiError("too_large", message)
-        run = await self._flows.start_run(row)
+        # Its steps run in other processes, so a flow run counts as one execution.
+        async with self._fair_use.count(context.owner):
+            run = await self._flows.start_run(row)
         if run is not row and (
             run.owner not in _owners(context) or run.flow != row.flow or json.loads(run.inputs) != body.inputs
         ):

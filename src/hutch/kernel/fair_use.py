@@ -1,0 +1,267 @@
+"""Quotas of owners and API keys: concurrent executions, executions per minute and day, CPU seconds per day.
+
+Each execution is counted here, once, before it gets a runner. What was used in a day is also in the store,
+which is written behind the executions, so that a restart does not reset it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import msgspec
+
+from hutch.errors import HutchError, QuotaExceeded
+from hutch.kernel.caller import caller_key
+from hutch.settings import Settings
+from hutch.store.models import Quota, Usage
+from hutch.store.tables.quotas import QuotaTable
+from hutch.store.tables.rate_limits import RateLimiter
+
+logger = logging.getLogger("hutch.fair_use")
+
+DAY_SECONDS = 86_400
+MINUTE_SECONDS = 60
+REFRESH_SECONDS = 5.0
+"""Time after which quotas and usage are read again, because another process may have changed them."""
+MAX_ACCOUNTS = 10_000
+"""Maximum number of owners and keys in memory. Those that have not been used for longest are dropped."""
+
+
+class QuotaStore(NamedTuple):
+    """Parts of the store that quotas need."""
+
+    quotas: QuotaTable
+    rate_limits: RateLimiter
+
+
+class Account(msgspec.Struct, eq=False):
+    """Quota and usage of one owner or key."""
+
+    subject: str
+    quota: Quota = Quota()
+    active: int = 0
+    """Executions that wait or run."""
+    day: int = -1
+    """Day of `used`, counted since 1970. -1 before the first execution."""
+    used: Usage = Usage()
+    read_at: float = -math.inf
+    """When quota and usage were read from the store."""
+    first_read: asyncio.Task[None] | None = None
+    """Reads them for the first time that day. Executions wait for it."""
+
+    def use(self, usage: Usage, day: int) -> None:
+        if day == self.day:
+            self.used += usage
+
+
+class FairUse:
+    """Counts executions and refuses those beyond a quota.
+
+    A limit of the key takes precedence over that of its owner, and this over the setting. It counts
+    what the key, or the owner with all keys, has used.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        set_weight: Callable[[str, float], None] = lambda owner, weight: None,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`set_weight` tells the queue for runners how many turns an owner gets."""
+        self.defaults = Quota(
+            max_concurrent_executions=settings.max_concurrent_executions,
+            max_executions_per_minute=settings.max_executions_per_minute,
+            max_executions_per_day=settings.max_executions_per_day,
+            max_cpu_seconds_per_day=settings.max_cpu_seconds_per_day,
+        )
+        self._set_weight = set_weight
+        self._clock = clock
+        self._accounts: OrderedDict[str, Account] = OrderedDict()
+        self._rates = RateLimiter(None)
+        self._refreshing: set[asyncio.Task[None]] = set()
+        self.store: QuotaStore | None = None
+        """None while no store is open. Then only the settings limit executions."""
+        self.open_store: Callable[[], Awaitable[object]] | None = None
+        """Opens the store, which sets `store`. Called if a setting limits what is used in a day."""
+        self.refusals: Counter[str] = Counter()
+        """Refused executions by the name of the limit."""
+
+    @contextlib.asynccontextmanager
+    async def count(self, owner: str) -> AsyncIterator[None]:
+        """Counts something that is not an execution of the kernel, such as a flow run. Raises
+        QuotaExceeded.
+        """
+        accounts = await self.begin(owner)
+        try:
+            yield
+        finally:
+            self.end(accounts, 0.0)
+
+    async def begin(self, owner: str) -> tuple[Account, ...]:
+        """Counts an execution of this owner and of the current task's API key. Returns their accounts for
+        `end`. Raises QuotaExceeded.
+        """
+        key = caller_key.get()
+        day = int(self._clock() // DAY_SECONDS)
+        accounts = (self._account(owner),) if key is None else (self._account(owner), self._account(key))
+        now = time.monotonic()
+        for account in accounts:
+            if account.day != day:
+                # Also if the clock was set back: the store has the usage of that day.
+                account.day, account.used, account.read_at = day, Usage(), -math.inf
+            if now - account.read_at >= REFRESH_SECONDS:
+                await self._refresh(account, now)
+            elif account.first_read is not None:
+                await asyncio.shield(account.first_read)
+        self._check(accounts)
+        for account in accounts:
+            account.active += 1
+            account.use(Usage(1), day)
+        account, limit = self._limit("max_executions_per_minute", accounts)
+        if limit:
+            try:
+                await self._check_rate(account, limit)
+            except BaseException:
+                for account in accounts:
+                    account.active -= 1
+                    account.use(Usage(-1), day)
+                raise
+        return accounts
+
+    def end(self, accounts: tuple[Account, ...], cpu_seconds: float) -> None:
+        """Ends the execution that `begin` counted. Its CPU time counts for the day on which it ends."""
+        day = int(self._clock() // DAY_SECONDS)
+        for account in accounts:
+            account.active -= 1
+            account.use(Usage(0, cpu_seconds), day)
+            if self.store is not None:
+                self.store.quotas.add_usage(account.subject, day_name(day), Usage(1, cpu_seconds))
+
+    def used(self, subject: str) -> Usage:
+        """Returns what an owner or key has used today, as far as this process knows."""
+        account = self._accounts.get(subject)
+        return Usage() if account is None else account.used
+
+    def forget(self, subject: str) -> None:
+        """Reads the quota of an owner or key again before its next execution."""
+        if (account := self._accounts.get(subject)) is not None:
+            account.read_at = -math.inf
+
+    def _account(self, subject: str) -> Account:
+        account = self._accounts.get(subject)
+        if account is None:
+            account = self._accounts[subject] = Account(subject)
+            if len(self._accounts) > MAX_ACCOUNTS:
+                self._drop_oldest()
+        else:
+            self._accounts.move_to_end(subject)
+        return account
+
+    def _drop_oldest(self) -> None:
+        for subject, account in self._accounts.items():
+            if not account.active:
+                del self._accounts[subject]
+                return
+
+    # --- limits ---
+
+    def _check(self, accounts: tuple[Account, ...]) -> None:
+        account, limit = self._limit("max_concurrent_executions", accounts)
+        if limit and account.active >= limit:
+            self._refuse("max_concurrent_executions", f"{limit} executions at the same time", 1)
+        account, limit = self._limit("max_executions_per_day", accounts)
+        if limit and account.used.executions >= limit:
+            self._refuse("max_executions_per_day", f"{limit} executions a day", self._until_tomorrow())
+        account, limit = self._limit("max_cpu_seconds_per_day", accounts)
+        if limit and account.used.cpu_seconds >= limit:
+            self._refuse("max_cpu_seconds_per_day", f"{limit} CPU seconds a day", self._until_tomorrow())
+
+    async def _check_rate(self, account: Account, limit: int) -> None:
+        rates = self._rates if self.store is None else self.store.rate_limits
+        try:
+            wait = await rates.hit(f"executions:{account.subject}", limit, MINUTE_SECONDS)
+        except HutchError as error:
+            logger.warning("executions per minute cannot be counted: %s", error)
+            return
+        if wait is not None:
+            self._refuse("max_executions_per_minute", f"{limit} executions a minute", math.ceil(wait))
+
+    def _limit(self, name: str, accounts: tuple[Account, ...]) -> tuple[Account, int]:
+        """Returns the limit in force, and the owner or the key whose usage it limits."""
+        for account in reversed(accounts):
+            limit = getattr(account.quota, name)
+            if limit is not None:
+                return account, limit
+        return accounts[0], getattr(self.defaults, name)
+
+    def _refuse(self, limit: str, allowed: str, retry_after: float) -> None:
+        self.refusals[limit] += 1
+        message = f"The quota is used up: {allowed} ({limit})."
+        raise QuotaExceeded(message, retry_after=retry_after, limit=limit)
+
+    def _until_tomorrow(self) -> float:
+        return math.ceil(DAY_SECONDS - self._clock() % DAY_SECONDS)
+
+    # --- the store ---
+
+    async def _refresh(self, account: Account, now: float) -> None:
+        """Reads quota and usage. Waits for the first read of a day; the next ones are done meanwhile."""
+        is_first = account.read_at == -math.inf
+        account.read_at = now
+        if self.store is None and not (self._limits_days and self.open_store):
+            return
+        task = asyncio.get_running_loop().create_task(self._read(account))
+        self._refreshing.add(task)
+        task.add_done_callback(self._refreshing.discard)
+        if is_first:
+            account.first_read = task
+            await asyncio.shield(task)
+
+    @property
+    def _limits_days(self) -> bool:
+        return bool(self.defaults.max_executions_per_day or self.defaults.max_cpu_seconds_per_day)
+
+    async def _read(self, account: Account) -> None:
+        subject, day = account.subject, account.day
+        try:
+            if self.store is None and self.open_store is not None:
+                await self.open_store()
+            store = self.store
+            if store is None:
+                return
+            quotas = await store.quotas.get([subject])
+            used = (await store.quotas.usage([subject], day_name(day)))[subject]
+        except HutchError as error:
+            # Executions go on without the store; the limits that are known still hold.
+            logger.warning("the quota of %s cannot be read: %s", subject, error)
+            return
+        finally:
+            account.first_read = None
+        account.quota = quotas.get(subject, Quota())
+        self._set_weight(subject, account.quota.weight or 1)
+        if account.day == day:
+            # Executions that have not ended are only counted here.
+            account.used = Usage(
+                max(account.used.executions, used.executions), max(account.used.cpu_seconds, used.cpu_seconds)
+            )
+
+    async def close(self) -> None:
+        await asyncio.gather(*self._refreshing, return_exceptions=True)
+
+
+def day_name(day: int) -> str:
+    """Returns the date of a day that is counted since 1970, such as `2031-02-03`."""
+    return datetime.fromtimestamp(day * DAY_SECONDS, UTC).date().isoformat()
+
+
+def today() -> str:
+    return day_name(int(time.time() // DAY_SECONDS))
