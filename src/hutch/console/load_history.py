@@ -48,7 +48,7 @@ class LoadHistory:
         self._runs, self._failed = self._count_runs()
         self._tool_calls = sum(counters.tool_calls.values())
         self.sampled = asyncio.Event()
-        """Set at each sample. Waiting tasks have to get a new event each time."""
+        """Set at the next sample, and then replaced by a new event."""
 
     async def sample_forever(self) -> None:
         while True:

@@ -42,7 +42,7 @@ class ConsoleServices:
 
     settings: Settings
     setting_sources: Mapping[str, str]
-    """Where each setting was set. Settings with their default values are missing."""
+    """Source of each setting. Settings that have their default values are missing."""
     verdict: SelfTestResult
     load: LoadHistory
     storage: AccountStorage

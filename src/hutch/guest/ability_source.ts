@@ -75,7 +75,7 @@ function defaultExportEdits(
   let name = "$default";
   while (text.includes(name)) name += "$";
   exported.default = name;
-  // The parentheses around an expression are before its start.
+  // Keep opening parentheses, which come before the start of the expression.
   const parentheses = text.slice(from, to).replace(EXPORT_DEFAULT, "");
   // The former declaration is now an expression, which has to end before the next statement.
   return [{ from, to, text: `const ${name} =${parentheses}` }, { from: node.end, to: node.end, text: ";" }];

@@ -46,6 +46,7 @@ export function replaceFlagAdvice(instead: string): void {
       super(typeof message === "string" ? apply(replace, message, [FLAG_ADVICE, instead]) : message, options);
     }
   }
-  // Deno itself creates these errors with its class, whose constructor calls that of its prototype.
+  // Deno creates these errors with its own class. Its constructor calls `super`, which is the constructor of
+  // the prototype, so replacing the prototype changes all these errors.
   Object.setPrototypeOf(NotCapable, NotCapableBase);
 }

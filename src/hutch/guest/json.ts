@@ -17,7 +17,7 @@ const FRAME = /^ +at /;
 /** A frame of the runner, of Deno or of a built-in. */
 const INTERNAL_FRAME = /[ (](?:(?:prelude|deno)\.js[:,]|(?:ext|node):|native\)|<anonymous>\)$)/;
 
-/** Below the host's limit for a message, which contains the value. */
+/** Maximum nesting of a value. It is below the host's limit for the message that contains the value. */
 const MAX_DEPTH = 120;
 
 export class NotJsonSafe extends Error {
@@ -64,7 +64,8 @@ export function tooLarge(label: string, maxBytes: number): NotJsonSafe {
 }
 
 function check(value: unknown, depth: number, walk: Walk): void {
-  // Shared references can make the JSON of a small value long. Every value takes a character and a comma.
+  // Check the length here, because shared references can make the JSON of a small value very long. Every
+  // value takes at least a character and a comma.
   walk.bytesLeft -= typeof value === "string" ? value.length + 2 : 2;
   if (walk.bytesLeft < 0) throw tooLarge(walk.label, walk.maxBytes);
   switch (typeof value) {

@@ -7,8 +7,8 @@ const encoder = new TextEncoder();
 const { encode } = encoder;
 
 /**
- * Writes a log line to stdout immediately, in case the process is killed before it sends `done`.
- * null means that lines were dropped or truncated.
+ * Writes a log line to stdout immediately, in case the process is killed before it sends `done`. `null` tells
+ * the host that lines were dropped or truncated.
  */
 export function echoLine(line: string | null): void {
   apply(writeSync, Deno.stdout, [apply(encode, encoder, [`\x1e${stringify(line)}\n`])]);

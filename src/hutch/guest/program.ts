@@ -8,7 +8,9 @@ export interface Position {
 }
 
 export class GuestSyntaxError extends Error {
-  /** `needsCompiler`: the source may be TypeScript that cannot be run by removing its types. */
+  /**
+   * `needsCompiler` is true if the source may be TypeScript that needs more than the removal of its types.
+   */
   constructor(readonly reason: string, readonly at?: Position, readonly needsCompiler = false) {
     super(at ? `${reason} (${at.line}:${at.column})` : reason);
   }
@@ -57,9 +59,9 @@ const MAX_COLUMN = 2 ** 31 - 1;
 
 export class Program {
   /**
-   * `code` evaluates to the function to call; its first `prefixLength` characters are not the guest's.
-   * With a `sourceError`, `code` is instead a TypeScript module whose default export is the function; if Deno
-   * cannot compile it either, that error is reported.
+   * `code` evaluates to the function to call; its first `prefixLength` characters are not the guest's. With a
+   * `sourceError`, `code` is instead a TypeScript module whose default export is the function; if Deno cannot
+   * compile it either, the `sourceError` is reported.
    */
   constructor(
     readonly code: string,
@@ -112,14 +114,14 @@ export class Program {
     return frames.length ? frames.join("\n") : undefined;
   }
 
-  /** A guest can forge the numbers in a stack trace. */
+  /** Limits the line and the column, because a guest can forge the numbers in a stack trace. */
   #bounded([, line, column]: RegExpExecArray): Position {
     return { line: Math.min(Number(line), this.lineCount), column: Math.min(Number(column), MAX_COLUMN) };
   }
 
   /** Maps a position in `code` to the source as its author wrote it. */
   locate(line: number, column: number, insertions = this.insertions()): Position {
-    // Code that follows the guest's.
+    // The position is in the code that follows the guest's code.
     if (line > this.lineCount) return { line: this.lineCount, column: 1 };
     if (line === 1) column -= this.prefixLength;
     for (const [insertedLine, insertedColumn, length] of insertions) {

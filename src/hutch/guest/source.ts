@@ -124,7 +124,7 @@ export function assemble(
   );
 }
 
-/** Edits must be in the order of the text. */
+/** Returns the insertions that the edits make. The edits must be sorted by position. */
 function insertions(text: string, edits: Edit[]): Insertion[] {
   let line = 1, start = 0;
   return edits.map(({ from, to, text: inserted }) => {
@@ -142,7 +142,7 @@ function countLines(text: string): number {
   return count;
 }
 
-/** End of an expression statement without its semicolon, but with its parentheses. */
+/** Returns the end of an expression statement, after its parentheses and before its semicolon. */
 function expressionEnd(text: string, statement: Statement): number {
   return text[statement.end - 1] === ";" ? statement.end - 1 : statement.end;
 }
@@ -188,7 +188,7 @@ function atOriginalColumn(error: GuestSyntaxError, stripped: Stripped): GuestSyn
   return new GuestSyntaxError(error.reason, at, isDecorator(stripped.text, line, column));
 }
 
-/** Whether a decorator may begin there: Sucrase does not remove them. */
+/** Whether a decorator may begin at the position. Sucrase does not remove decorators. */
 function isDecorator(text: string, line: number, column: number): boolean {
   return text.includes("class") && DECORATOR.test(text.split("\n", line).at(-1)!.slice(0, column + 1));
 }
@@ -225,7 +225,7 @@ function parseJs(text: string): Tree {
 
 /** Rewrites `import a, { b as c } from "m"` to `const { default: a, b: c } = await import("m");`. */
 export function importEdit(node: ImportDeclaration, text: string): Edit {
-  // The exports of the module of toolscripts are globals.
+  // The exports of the module "toolscript" are globals, so they are not imported.
   const module = node.source.value === "toolscript" ? "globalThis" : `await import(${node.source.raw})`;
   let declaration = `${module};`;
   const namespace = node.specifiers.find(({ type }) => type === "ImportNamespaceSpecifier");

@@ -15,15 +15,15 @@ const { includes } = Array.prototype;
 const { indexOf, slice } = String.prototype;
 const CallSite = Error;
 
-/** Further calls are queued, so that `Promise.all` over many items works. */
+/** Maximum number of open calls. Further calls are queued, so that `Promise.all` over many items works. */
 const MAX_OUTSTANDING = 128;
-/** Queued calls that record where they were made. */
+/** Maximum number of queued calls that record where they were made. */
 const MAX_CALL_SITES = 1_000;
 const UNREADABLE = "The guest threw a value that cannot be read";
 
 /**
- * `tool` is the index of the tool among those of all providers. `stack` contains the position of the call; it is
- * empty if nobody asked for it.
+ * `tool` is the index of the tool among those of all providers. `stack` contains the position of the call; it
+ * is empty if positions are not sent.
  */
 export type Emit = (call: number, tool: number, input: string, stack: string) => void;
 
@@ -33,7 +33,7 @@ export type ProviderTools = [name: string, tools: string[], streaming?: string[]
 interface PendingCall {
   resolve: (value: unknown) => void;
   reject: (error: unknown) => void;
-  /** Rejects the call if it fails: its stack contains the position of the call. */
+  /** Error with which the call is rejected if it fails. Its stack contains the position of the call. */
   error?: Error;
   stream?: ItemStream;
 }
@@ -58,7 +58,10 @@ export function provideProxyCheck(check: (value: object) => boolean): void {
   isProxy = check;
 }
 
-/** Errors that the guest did not make, by error object: the guest may change the object, but not this. */
+/**
+ * Details of errors that the guest did not create, by error object. The guest can change the object, but not
+ * these details.
+ */
 const trustedErrors = new WeakMap<object, ErrorInfo>();
 const pending: Record<number, PendingCall> = create(null);
 const backlog: (() => void)[] = [];
@@ -86,7 +89,8 @@ export function createToolFunction(
   return (input) => {
     // With very many calls at once, their stack traces would use up the memory.
     const failure = backlog.length < MAX_CALL_SITES ? new CallSite() : undefined;
-    // V8 formats the stack of an error once, so that of `failure` must not be read before it has its message.
+    // Use another error: V8 formats a stack only once, so that of `failure` must not be read before its
+    // message is set.
     const stack = sendPositions && failure && stackOf(new CallSite()) || "";
     const stream = streams ? new ItemStream() : undefined;
     const result = new Promise((resolve, reject) => {
@@ -237,7 +241,8 @@ function describeReadable(error: unknown): ErrorInfo {
   }
   if (typeof error === "object" && error !== null) {
     const trusted: ErrorInfo | undefined = apply(weakGet, trustedErrors, [error]);
-    // Formatting a stack takes longer than the call, and most errors of tools are caught: only do it here.
+    // Format the stack only here, because that takes longer than the call, and most errors of tools are
+    // caught.
     if (trusted) return { ...trusted, __proto__: null, stack: stackOf(error as Error) } as ErrorInfo;
   }
   if (error instanceof Error) {

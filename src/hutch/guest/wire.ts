@@ -36,7 +36,10 @@ export interface Execute {
 }
 
 export interface Job {
-  /** `prepare` returns the program made from `code`; another runner gets it as `program`. */
+  /**
+   * With `prepare`, the runner returns the program made from `code`. With `program`, `input` is such a
+   * program.
+   */
   form: "wrapper" | "transform" | "headers" | "prepare" | "program";
   /** JSON text. */
   input: string;
@@ -158,7 +161,7 @@ function jsonStrings(lines: string[]): string {
   return text;
 }
 
-/** One less than the host's limit, because the message adds a level. */
+/** One less than the host's limit for nesting, because the message adds a level. */
 const MAX_DEPTH = 127;
 
 /** Whether text from a guest can be copied into a message: one line of valid JSON, not nested too deeply. */
@@ -192,7 +195,10 @@ function depth(text: string): number {
   return max;
 }
 
-/** `setImmediate` and `setTimeout` would load Node for 15 ms. Captured before a guest can replace it. */
+/**
+ * Used because `setImmediate` and `setTimeout` load Node's timers, which takes 15 ms. Captured before a guest
+ * can replace it.
+ */
 const schedule = queueMicrotask;
 
 const encoder = new TextEncoder();

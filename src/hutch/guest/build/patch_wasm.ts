@@ -29,7 +29,10 @@ const SIZE_SITE = [0x3f, 0x00, 0x41, 0x10, 0x74];
 const GROW_SITE = [0x40, 0x00, 0x22, -1, 0x41, 0x7f, 0x46];
 /** `i32.const 10000; i32.store offset=292`: the number of checks between two calls of the interrupt hook */
 const INTERRUPT_SITE = [0x41, 0x90, 0xce, 0x00, 0x36, 0x02, 0xa4, 0x02];
-/** 32, padded to the same length: between two checks there may be a native call that takes milliseconds. */
+/**
+ * `i32.const 32`, padded to the same length. The number is small, because a native call between two checks
+ * may take milliseconds.
+ */
 const INTERRUPT_EVERY = [0x41, 0xa0, 0x80, 0x00];
 const EXHAUSTED = ["out of memory", "string too long"];
 
@@ -295,8 +298,8 @@ export function patchWasm(wasm: Uint8Array): Uint8Array<ArrayBuffer> {
 }
 
 /**
- * grow(n): end = pages + n; fails above the maximum; grows the actual memory if it ends before that;
- * returns the old break.
+ * grow(n): end = pages + n; fails above the maximum; grows the actual memory if it ends before `end`; returns
+ * the old break.
  */
 function growBody(pages: number, maxPages: number): Uint8Array {
   const fail = [0x04, 0x40, 0x41, 0x7f, 0x0f, END];

@@ -170,7 +170,7 @@ class Run {
     this.#over = true;
     const { lines: logs, truncated: logsTruncated } = this.#logs;
     const durationMs = Math.round((clock() - this.#startedAt) * 1000) / 1000;
-    // A guest that does not yield keeps the host's `cancel` from being received.
+    // Check the timeout here, because the host's `cancel` is not received while the guest does not yield.
     if (durationMs >= this.#request.options.timeoutMs) [ok, result, error] = [false, undefined, TIMED_OUT];
     this.#wire.send(doneLine(this.#request.id, { ok, result, error, logs, logsTruncated, durationMs }));
   }
@@ -222,7 +222,10 @@ function receive(message: HostMessage | WarmUp): void {
   else run?.timeOut();
 }
 
-/** Runs an execution from the line that is read to the line that is written. */
+/**
+ * Runs a complete execution, from the line that is read to the line that is written, because the first one is
+ * slow.
+ */
 async function warmUp(): Promise<void> {
   const program = {
     code: "(async () => 1)",

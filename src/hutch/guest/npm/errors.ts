@@ -66,7 +66,10 @@ export function locationOf(error: unknown, packageName: string): string | undefi
   }
 }
 
-/** An error of another realm (`node:vm`) is not an instance of Error: every object with a message counts. */
+/**
+ * Returns the message of an error. Accepts every object with a message, because an error of another realm
+ * (`node:vm`) is not an instance of Error.
+ */
 export function messageOf(error: unknown): string {
   try {
     const message = (error as Error | null | undefined)?.message;
@@ -83,7 +86,7 @@ export function messageOf(error: unknown): string {
   }
 }
 
-/** Node's `fetch` has the reason of a failure only in the cause. */
+/** Adds the cause of a failed `fetch`, because Node's error has the reason only there. */
 function failedRequestMessage(message: string, { cause }: Error): string | undefined {
   const reason = message === "fetch failed" && (cause as Error | undefined)?.message;
   return typeof reason === "string" && reason ? `${message}: ${reason}` : undefined;

@@ -51,7 +51,7 @@ export class Events {
         this.#pending.delete(delivery!);
       },
       () => {
-        // After one error the others would fail too.
+        // Stop sending events of this kind, because the next ones would fail too.
         this.#pending.delete(delivery!);
         this.#calls[kind] = undefined;
       },

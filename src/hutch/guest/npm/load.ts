@@ -52,14 +52,17 @@ function withoutFolders(text: string, tree: string, name: string): string {
   return text.replace(new RegExp(`(^|[\\s'"(])${own}`, "g"), "$1");
 }
 
-/** What Deno says about a package that is not installed: in JavaScript, and in TypeScript that is not published. */
+/**
+ * Deno's messages about a package that is not installed, for JavaScript and for TypeScript that is not
+ * published.
+ */
 const NOT_INSTALLED = [
   /Could not find package '([^']+)' from referrer '([^']*)'\./,
   /Import "([^"]+)" not a dependency(?:\n *hint: .*)?\n *at (\S+)/,
   /Could not resolve "([^"]+)", but found it in a package\.json\..*\n *at (\S+)/,
 ];
 
-/** Adds what the author of the package can do. */
+/** Replaces Deno's message about a missing package by one that tells the author of the tool what to do. */
 function withAdvice(text: string): string {
   for (const pattern of NOT_INSTALLED) {
     text = text.replace(pattern, (_, imported: string, file: string) => {

@@ -10,7 +10,7 @@ const { isArray } = Array;
 /** The host lists at most 50 problems, and says if there are more. */
 const MAX_PROBLEMS = 51;
 const MAX_CHARS = 500;
-/** How deeply functions may return functions that return a schema. */
+/** Maximum depth of functions that return functions that return a schema. */
 const MAX_LAZY = 8;
 
 /** Result of the tool's own validator, or the JSON Schema that the host has to check. */
@@ -21,7 +21,9 @@ interface Issue {
   message?: unknown;
 }
 
-/** Returns undefined if the tool does not describe its parameters. `params` may be changed by the tool. */
+/**
+ * Returns undefined if the tool does not describe its parameters. The tool's validator may change `params`.
+ */
 export async function checkParams(
   tool: Tool,
   params: unknown,
@@ -67,7 +69,7 @@ function describe(issue: Issue): string {
     .slice(0, MAX_CHARS).toWellFormed();
 }
 
-/** A step of a standard schema may be an object with the key. */
+/** Formats one step of a path. In a standard schema, a step may be an object with a `key`. */
 function step(value: unknown): string {
   const key = typeof value === "object" && value !== null ? (value as { key?: unknown }).key : value;
   if (typeof key === "number") return `[${key}]`;

@@ -44,7 +44,10 @@ interface Candidate {
   value: unknown;
 }
 
-/** Returns what the name can mean, the best match first. Only own properties count, not `toString`. */
+/**
+ * Returns the exports that the name can mean, the best match first. Ignores inherited properties such as
+ * `toString`.
+ */
 function candidates(pkg: Exports, name: string): Candidate[] {
   const defaults = defaultExports(pkg);
   if (name === "default") return defaults;
@@ -58,7 +61,10 @@ function find(pkg: Exports, name: string): unknown {
   return candidates(pkg, name)[0]?.value;
 }
 
-/** Returns the default exports: CommonJS that was compiled from an ES module has a second inside the first. */
+/**
+ * Returns the default exports: CommonJS that was compiled from an ES module has a second default export
+ * inside the first.
+ */
 function defaultExports(pkg: Exports): Candidate[] {
   const [outer] = own(pkg, "default");
   if (!outer) return [];
@@ -71,7 +77,10 @@ function ownNames(exported: unknown): unknown[] {
   return ["name", "toolName", "id"].flatMap((name) => own(exported, name)).map(({ value }) => value);
 }
 
-/** `execute` and `name` of a tool or a function are not exports, so only tools count there. */
+/**
+ * Returns a member of an export. Members of a tool or a function, such as `execute` and `name`, count only if
+ * they are tools.
+ */
 function member(exported: unknown, name: string): Candidate[] {
   const found = own(exported, name);
   const isPart = isTool(exported) || typeof exported === "function";
@@ -111,7 +120,8 @@ async function callFactory(
     }
   }
   if (firstResult) throw invalid(`${label} is a function that returns ${describe(firstResult.value)}`);
-  // A factory says what it needs. Other functions fail with "Cannot read properties of undefined".
+  // A factory throws an error that says what it needs. Other functions throw a TypeError such as "Cannot read
+  // properties of undefined".
   const reported = errors.find((error) => !(error instanceof TypeError));
   if (reported === undefined) throw invalid(`${label} is a function that throws ${messageOf(errors.at(-1))}`);
   throw toToolError("configuration_required", reported, packageName);
@@ -148,7 +158,7 @@ function notFound(pkg: Exports, name: string, packageName: string): string {
 
 function toolNames(pkg: Exports): string[] {
   const tools = exportNames(pkg).filter((key) => isTool(find(pkg, key)));
-  // The default export is usually one of the others.
+  // Leave out the default export if it is also exported under another name.
   const isDuplicate = tools.some((tool) => tool !== "default" && find(pkg, tool) === find(pkg, "default"));
   return isDuplicate ? tools.filter((tool) => tool !== "default") : tools;
 }

@@ -48,7 +48,7 @@ export interface Package {
   zod: ZodConverters;
   /** Prints unfinished lines. */
   flush: () => void;
-  /** Returns once the uncaught error from before this execution. */
+  /** Returns the uncaught error that occurred before this execution. Returns it only once. */
   takeEarlyError: () => ToolError | undefined;
 }
 
@@ -60,7 +60,7 @@ export class Run {
   readonly #startedAt = clock();
   readonly #abort = new AbortController();
   #events?: Events;
-  /** Check of the parameters, until it has ended. */
+  /** The check of the parameters while it is running. */
   #checking?: Promise<void>;
   /** Findings of the check, as fields of the result. */
   #findings = "";
@@ -201,7 +201,7 @@ export class Run {
   #succeed(output: string): void {
     const { maxResultBytes = Infinity } = this.#request.options;
     const result = (more: string) => `{"ok":true,"output":${stringify(output)}${more}}`;
-    // As a JSON string the output is longer, because its quotes are escaped.
+    // Check the size of the result, because the output becomes longer when its quotes are escaped.
     if (exceeds(result(""), maxResultBytes)) this.#fail(tooLarge("The output", maxResultBytes));
     else this.#finish(this.#withFindings(result));
   }

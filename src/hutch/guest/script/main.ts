@@ -90,7 +90,7 @@ class Run {
     return `file://${FOLDER}/.hutch-main.js`;
   }
 
-  /** The event loop is empty: a script that returned no value ends here. */
+  /** Called when the event loop is empty. Ends a script that returned no value. */
   finishIdle(event: Event): void {
     if (!this.#loaded || this.#over) return;
     event.preventDefault();
@@ -123,7 +123,7 @@ class Run {
     this.#over = true;
     const durationMs = Math.round((clock() - this.#startedAt) * 1000) / 1000;
     const outcome = { ok, result, error, logs: [], logsTruncated: false, durationMs };
-    // From now on the host ends this process.
+    // Keep the process alive until the host ends it.
     connection.ref();
     wire.send(doneLine(this.#request.id, outcome));
   }

@@ -42,7 +42,9 @@ RUN_ID_HEADER = "X-Run-Id"
 MAX_LABEL_CHARS = 200
 
 ProvideTools = Callable[[], Awaitable[tuple[Sequence[Provider], Mapping[str, str]]]]
-"""Returns the tools of the server's MCP servers, and those that are not connected, without reasons."""
+"""Returns the tools of the MCP servers, and the MCP servers that are not connected, by name. The reasons why
+they are not connected are left out.
+"""
 
 
 class RunLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

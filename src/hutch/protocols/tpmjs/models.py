@@ -75,7 +75,7 @@ class ToolDescription(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
     input_schema: dict[str, Any]
     health_check: HealthCheck | msgspec.UnsetType = msgspec.UNSET
     warnings: list[str] | msgspec.UnsetType = msgspec.UNSET
-    """What is wrong with the health check that package.json declares."""
+    """Problems of the health check that package.json declares."""
 
 
 class EventSink(Protocol):

@@ -63,7 +63,7 @@ export function Field({ api, name, schema, required, where }: {
   );
 }
 
-/** The fields of a field: shown at once for an inline object, on request for a named schema. */
+/** The nested fields of a field: shown at once for an inline object, on request for a named schema. */
 function Inner({ api, schema }: { api: OpenApi; schema: Schema }) {
   const inner = schema.items ?? schema;
   const references = [inner, ...inner.oneOf ?? inner.anyOf ?? []].filter((each) => each.$ref);

@@ -59,7 +59,7 @@ const TONES: Record<string, Tone> = {
   skipped: "quiet",
 };
 
-/** A state with its colour. States that are not known are failures. */
+/** A state with its colour. Unknown states have the colour of failures. */
 export function Badge({ state, children }: Children & { state: string }) {
   return <span class={`badge badge-${TONES[state] ?? "bad"}`}>{children ?? visible(state)}</span>;
 }
@@ -82,7 +82,7 @@ export function Button({ kind = "plain", small, children, ...rest }: Children & 
   );
 }
 
-/** What an empty list says, and what to do about it. */
+/** Text that is shown instead of an empty list, and what the user can do. */
 export function Empty({ title, children }: Children & { title: string }) {
   return (
     <div class="empty">

@@ -140,7 +140,9 @@ export function Layout({ children }: { children: ComponentChildren }) {
 
 const HEALTH_MS = 5_000;
 
-/** Says so if the database is gone, because the newest runs are missing in all lists then. */
+/**
+ * Shows a notice while the database does not answer, because the newest runs are missing in all lists then.
+ */
 function WaitingRecords() {
   const { data } = useData<{ records?: { status: string; waiting: number; dropped: number } }>(
     "/health",

@@ -14,7 +14,7 @@ export interface Schema {
   default?: unknown;
 }
 
-/** Returns the schema of a value that can be empty, without "null". */
+/** Returns the type of a schema other than "null", or undefined if it has several. */
 function plainType(schema: Schema): string | undefined {
   const types = [schema.type ?? []].flat().filter((type) => type !== "null");
   return types.length === 1 ? types[0] : undefined;

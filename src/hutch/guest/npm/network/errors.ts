@@ -17,7 +17,7 @@ const NUMBERS: Record<string, number> = {
   ETIMEDOUT: -110,
 };
 
-/** Codes by number of the system error in Deno's messages. */
+/** Error codes by the number of the system error (errno) in Deno's messages. */
 const SYSTEM_ERRORS: Record<string, string> = {
   32: "EPIPE",
   101: "ENETUNREACH",
@@ -69,7 +69,10 @@ export function fetchError(cause: unknown): TypeError {
   return new TypeError("fetch failed", { cause });
 }
 
-/** Returns the cause of a failed `fetch` for a cause that Deno reports; the same if it is not known. */
+/**
+ * Converts the cause that Deno reports for a failed `fetch` to Node's error. Returns an unknown cause
+ * unchanged.
+ */
 export function translateCause(cause: Error): Error {
   const number = /\(os error (\d+)\)/.exec(cause.message)?.[1];
   const code = number === undefined ? undefined : SYSTEM_ERRORS[number];
@@ -80,7 +83,10 @@ export function translateCause(cause: Error): Error {
   return cause;
 }
 
-/** Returns the error for an error of reading a body; the same if it is not about the connection. */
+/**
+ * Converts an error of reading a body to Node's error. Returns errors that are not about the connection
+ * unchanged.
+ */
 export function bodyError(error: unknown): unknown {
   const isLost = error instanceof TypeError &&
     error.message.startsWith("error reading a body from connection");

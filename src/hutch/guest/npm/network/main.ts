@@ -113,7 +113,7 @@ function withClient(init: any, client: () => Deno.HttpClient): any {
   if (init.client !== undefined) return init;
   const prototype = getPrototypeOf(init);
   if (prototype === Object.prototype || prototype === null) return { ...init, client: client() };
-  // For example a Request, whose properties are not its own.
+  // `init` may be a Request, for example. Its properties are inherited, so they cannot be copied as above.
   return new Proxy(init, {
     get: (target, name) => name === "client" ? client() : Reflect.get(target, name, target),
   });
@@ -124,7 +124,8 @@ async function throwIfFromProxy(response: Response): Promise<Response> {
   const code = response.headers.get("x-hutch-egress");
   if (code === null) return response;
   const { protocol, hostname: host, port } = new URL(response.url);
-  // The proxy removes this header from other responses, except in tunnels.
+  // The proxy removes this header from the responses of servers, but not inside tunnels, which are used for
+  // https.
   if (protocol !== "http:") return response;
   const reason = (await response.text()).trim();
   throw fetchError(connectionError({ host, port: Number(port || 80) }, code, reason));
@@ -148,7 +149,10 @@ function explainBodyErrors(): void {
   }
 }
 
-/** Returns Node's error for an error of Deno's `fetch`; the same if it is not about the network. */
+/**
+ * Converts an error of Deno's `fetch` to Node's error. Returns errors that are not about the network
+ * unchanged.
+ */
 async function explainFetchError(
   error: any,
   failureOf: (target: Target) => Promise<Error | undefined>,

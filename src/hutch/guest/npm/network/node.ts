@@ -33,7 +33,7 @@ export function onProcess(use: (process: any) => void): void {
       return load();
     } finally {
       if (!used) queueMicrotask(tryLoad);
-      // Unless another hook has already restored the global.
+      // Restore the global, unless another hook has already done so.
       else if (getOwnPropertyDescriptor(globalThis, "process")?.get === get) {
         defineProperty(globalThis, "process", descriptor);
       }

@@ -87,7 +87,8 @@ export function tunnelSockets(net: any, proxy: Target): void {
     const { keepAlive, keepAliveInitialDelay, noDelay } = options;
     connect.call(this, { keepAlive, keepAliveInitialDelay, noDelay, ...direct }, callback);
     this._host = target.host;
-    // In the next tick Node connects the handle: an inner socket connects instead and passes on its handle.
+    // Node connects the handle in the next tick. Connect an inner socket through the tunnel instead, and then
+    // take over its handle.
     this._handle!.connect = (request) => {
       const inner: Socket = new net.Socket();
       this.once("close", () => inner.destroy());
@@ -110,9 +111,9 @@ export function blockSockets(net: any, error: () => Error): void {
   const connect: Connect = net.Socket.prototype.connect;
   net.Socket.prototype.connect = function (this: Socket, ...args: unknown[]) {
     if (isLocal(normalized(net, args)[0])) return connect.apply(this, args);
-    // Otherwise a write would fail first, with another reason.
+    // Otherwise a write would fail first, with another error.
     this.connecting = true;
-    // The caller has not yet added its error listener.
+    // Fail later, because the caller has not yet added its error listener.
     setImmediate(() => this.destroy(error()));
     return this;
   };
@@ -132,7 +133,7 @@ function normalized(net: any, args: unknown[]): [options: any, callback: Listene
   return (Array.isArray(args[0]) ? args[0] : net._normalizeArgs(args)) as [any, Listener | null];
 }
 
-/** Whether it is a Unix socket, or an invalid port, for which Node reports the error. */
+/** Whether the target is a Unix socket, or has an invalid port, for which Node reports the error. */
 function isLocal({ port, path }: any): boolean {
   return !(Number(port) >= 0 && Number(port) <= 65535) || (path !== undefined && path !== null);
 }

@@ -9,16 +9,19 @@ const { parse, stringify } = JSON;
 /** `toJSONSchema` of a Zod 4. */
 export type Zod4Converter = (schema: unknown, options: unknown) => unknown;
 
-/** Each is loaded only when a tool has such a schema. */
+/** Converters by version of Zod. Each is loaded only when a tool has a schema of that version. */
 export interface ZodConverters {
   /** Loads the converter of the Zod 4 that the package uses, if it uses one. */
   zod4: () => Promise<Zod4Converter | undefined>;
   zod3: () => Zod3Converter;
 }
 
-/** How deeply schemas may wrap schemas. */
+/** Maximum depth of schemas that wrap other schemas. */
 const MAX_WRAPPED = 8;
-/** Describes the input: properties with a default are optional; types without JSON accept anything. */
+/**
+ * Describes the input: properties with a default are optional; types that JSON cannot represent accept
+ * anything.
+ */
 const AS_INPUT = { io: "input", unrepresentable: "any" };
 const KEYWORDS = [
   "$ref",

@@ -11,7 +11,10 @@ interface Zod4 {
   description?: unknown;
 }
 
-/** Position in the traversal: its JSON pointer, and those of the schemas around it. */
+/**
+ * Position in the traversal: the JSON pointer of the current schema, and the JSON pointers of the schemas
+ * around it.
+ */
 interface Position {
   path: string;
   ancestors: Map<unknown, string>;
@@ -91,7 +94,7 @@ const FORMATS: Record<string, string> = {
   ipv6: "ipv6",
 };
 
-/** A schema such as `z.email()` is a check itself. */
+/** Returns the checks of a schema. A schema such as `z.email()` is itself one of its checks. */
 function checksOf(def: Definition): Definition[] {
   const checks = (def.checks ?? []).map((check: any) => check._zod?.def ?? check);
   return def.check ? [def, ...checks] : checks;
@@ -102,7 +105,7 @@ function string(def: Definition): JsonSchema {
   const patterns: string[] = [];
   for (const { check, format, pattern } of checksOf(def)) {
     if (check !== "string_format") continue;
-    // The pattern of a known format adds nothing.
+    // A known format needs no pattern.
     if (FORMATS[format]) schema.format = FORMATS[format];
     else if (pattern) patterns.push(pattern.source);
   }
@@ -147,7 +150,7 @@ function oneOf(values: unknown[]): JsonSchema {
   };
 }
 
-/** A numeric enum of TypeScript also has its names as values. */
+/** Converts an enum. Leaves out the reverse mappings (from value to name) of a numeric TypeScript enum. */
 function enumeration({ entries }: Definition): JsonSchema {
   const names = Object.keys(entries).filter((name) => typeof entries[entries[name]] !== "number");
   return oneOf(names.map((name) => entries[name]));
@@ -190,7 +193,10 @@ function withDefault(def: Definition, at: Position): JsonSchema {
   };
 }
 
-/** Converts the wrapped schema; of a pipe the first one, unless that is a transform, which accepts anything. */
+/**
+ * Converts the wrapped schema. For a pipe, this is its input, or its output if the input is a transform,
+ * which accepts anything.
+ */
 function inner({ innerType, in: first, out, getter }: Definition, at: Position): JsonSchema {
   const input = isZod4(first) && typeOf(first) === "transform" ? undefined : first;
   return convert([innerType, input, out].find(isZod4) ?? getter?.(), at);

@@ -86,7 +86,7 @@ class FlowRun:
         self._skipped = 0
         self._loop = loop
         self._ready: deque[str] = deque()
-        """Steps that may start. They wait only in a loop with as many open steps as it may have."""
+        """Steps that may start. They wait only in a `for_each`, while `max_parallel` steps are open."""
         self._open_steps = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._has_slot: set[asyncio.Task[None]] = set()

@@ -14,7 +14,7 @@ from hutch.protocols.rep.orchestrator.options import MAX_ID_CHARS, is_run_id
 
 MAX_PAGE_SIZE = 1_000
 MAX_STEP_CHARS = 2_000
-"""Ids of inner steps contain the ids of all their outer steps."""
+"""Maximum length of a step id. Ids of inner steps contain the ids of all their outer steps."""
 
 
 class StartRunBody(msgspec.Struct, frozen=True, kw_only=True):

@@ -88,8 +88,8 @@ function completeTools(tools: () => ToolName[]) {
 }
 
 /**
- * `code` is the text at the start. To replace it later, give the editor another `key`: an editor that followed
- * `code` would undo what is typed while the page is drawn.
+ * `code` is the text at the start. To replace it later, give the editor another `key`: if the editor followed
+ * `code`, it would undo text that is typed while the page is drawn.
  */
 export function Editor({ code, onChange, onRun, tools, checks }: {
   code: string;

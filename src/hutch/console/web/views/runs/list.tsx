@@ -14,7 +14,7 @@ const ROW_PX = 37;
 const EXTRA_ROWS = 10;
 const MAX_BULK = 200;
 
-/** Loads pages of runs, and the first one again and again while the list shows its beginning. */
+/** Loads pages of runs. Reloads the first page regularly while the list shows its beginning. */
 function useRuns(filters: string, live: boolean) {
   const [runs, setRuns] = useState<RunEntry[]>();
   const [page, setPage] = useState<RunPage>();

@@ -17,7 +17,7 @@ export interface Ability {
   updatedAt: string;
   /** Name of the user; only the operator sees abilities of others. */
   owner?: string | null;
-  /** Only for own abilities, which can be run. */
+  /** Set only for the user's own abilities, because only these can be run here. */
   inputSchema?: Schema;
 }
 

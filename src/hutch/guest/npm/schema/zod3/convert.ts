@@ -9,7 +9,7 @@ export interface Zod3Converter {
   fromShape(shape: Record<string, unknown>): JsonSchema;
 }
 
-/** Keywords that are followed by a name or an index. */
+/** Keywords that are followed by a name or an index in a path. */
 const KEYWORDS_WITH_MEMBERS = ["properties", "anyOf", "allOf"];
 
 const OPTIONS: Partial<Options<"jsonSchema7">> = {
@@ -17,7 +17,8 @@ const OPTIONS: Partial<Options<"jsonSchema7">> = {
   // Zod removes unknown properties by default, so they are allowed in the input.
   removeAdditionalStrategy: "strict",
   allowedAdditionalProperties: undefined,
-  // Only recursive schemas get references: the library does not escape names in its own.
+  // References are made below, and only for recursive schemas, because the library does not escape names in
+  // its references.
   $refStrategy: "none",
   override(_def, { currentPath }, seen) {
     const isAncestor = seen?.path.every((step, i) => currentPath[i] === step);
@@ -38,7 +39,7 @@ function tuple({ items, additionalItems = false, ...rest }: any): any {
   return { ...rest, prefixItems: items, items: additionalItems };
 }
 
-/** Makes a JSON pointer of the library's path, which has a tuple's keywords of draft 7. */
+/** Converts a path of the library, which has the keywords of draft 7 for tuples, to a JSON pointer. */
 function pointer(path: string[]): string {
   const steps = ["#"];
   for (let i = 1; i < path.length; i++) {
@@ -52,7 +53,7 @@ function pointer(path: string[]): string {
 
 export function fromSchema(schema: unknown): JsonSchema {
   const { $schema: _, ...converted } = zodToJsonSchema(schema as any, OPTIONS);
-  // Bounds and defaults of z.bigint() have no JSON.
+  // Bounds and defaults of z.bigint() are bigints, which JSON cannot represent.
   return JSON.parse(
     JSON.stringify(converted, (_, value) => typeof value === "bigint" ? Number(value) : value),
   );

@@ -132,7 +132,9 @@ class _Origin(NamedTuple):
 
     path: str
     renames: Mapping[str, str] | None = _STEP_RENAMES
-    """New names of the step's fields. None if the step comes from a single value."""
+    """Maps fields of the compiled step to fields of the source. None if the source is a single value without
+    fields.
+    """
     nested: SourceMap | None = None
     """Source of the flow in `with.flow`."""
 
