@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.protocols.toolscript.checkers import find_problems
+from tests.support.stalls import LoopStalls, repeat_on_stall
 
 from hutch.protocols.toolscript.checker.checker import Checker
 
@@ -77,6 +78,14 @@ async def test_correct_javascript_is_accepted(checker: Checker) -> None:
 
 async def test_wrong_use_of_tools_and_certain_mistakes_are_found(checker: Checker) -> None:
     assert [problem.line for problem in await find_problems(checker, WRONG)] == WRONG_LINES
+
+
+@repeat_on_stall
+async def test_a_thousand_problems_on_one_line_do_not_stall_the_event_loop(native: Checker) -> None:
+    many = "".join(f"const x{number}: number = 'x'; " for number in range(1_500))
+    async with LoopStalls() as stalls:
+        assert len(await find_problems(native, f"{many}let y = 1, z; z.a[1] = [y]; // 漢字")) == 1_000
+    stalls.assert_short()
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,7 @@ from hutch.protocols.toolscript.checker.diagnostics import (
 from hutch.protocols.toolscript.checker.imports import import_objection, read_files
 from hutch.protocols.toolscript.checker.leniency import (
     ANY_TOOLS,
-    is_allowed,
-    is_allowed_outside_tools,
+    LenientCheck,
     location,
 )
 from hutch.protocols.toolscript.checker.rewrite import PreparedScript, may_return, rewrite
@@ -209,12 +208,21 @@ class Checker:
         self, problems: list[ScriptProblem], files: Mapping[str, str]
     ) -> list[ScriptProblem]:
         """Removes the problems that a lenient check allows."""
-        problems = [problem for problem in problems if not is_allowed(problem, files)]
-        allowed = {location(problem) for problem in problems if is_allowed_outside_tools(problem, files)}
+        check = LenientCheck(files)
+        kept: list[ScriptProblem] = []
+        allowed = set()
+        for number, problem in enumerate(problems):
+            if number % 100 == 99:
+                # A thousand problems would take longer than others may wait.
+                await asyncio.sleep(0)
+            if not check.is_allowed(problem):
+                kept.append(problem)
+                if check.is_allowed_outside_tools(problem):
+                    allowed.add(location(problem))
         if allowed:
             # Problems that remain if all tools have the type `any` are not about tools.
             allowed.intersection_update(map(location, await self._problems(files, ANY_TOOLS)))
-        return [problem for problem in problems if location(problem) not in allowed]
+        return [problem for problem in kept if location(problem) not in allowed]
 
     def _cache(self, key: bytes, prepared: PreparedScript, chars: int) -> None:
         if chars <= _MAX_CACHED_CHARS:

@@ -8,7 +8,8 @@ about tools if it disappears when all tools have the type `any`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from functools import cached_property
 
 from hutch.protocols.toolscript.checker.diagnostics import ScriptProblem
 from hutch.protocols.toolscript.checker.source_text import SourceText
@@ -44,77 +45,105 @@ _TYPE_OF_OBJECT = re.compile(r"does not exist on type '(.*?)'(?:\.|$)", re.M)
 # empty lists (`never`).
 _EXTENSIBLE = re.compile(r"[{(]|never$|object$|\w*Error$")
 _EMPTY_OBJECT = "on type '{}'"
-_IDENTIFIER = re.compile(r"[A-Za-z_$][\w$]*")
+_NAME = r"[A-Za-z_$][\w$]*"
+_IDENTIFIER = re.compile(_NAME)
+_OWN_CLASS = re.compile(rf"(?:typeof )?({_NAME})(?:<.*>)?")
 # The compiler marks the key of a property whose value is wrong, as in `{ state: "opne" }`.
 _BEFORE_KEY = re.compile(r"(?:^|[{,])\s*$")
-_CALLEE = re.compile(r"([A-Za-z_$][\w$]*)\s*\([^()]*$")
+_CALLEE = re.compile(rf"({_NAME})\s*\([^()]*$")
+# How much of a long line is looked at before and after the marked part.
+_CONTEXT_CHARS = 200
+
+# Each pattern finds all names in one pass: a script can have a thousand problems and be a single line.
+_CLASS = re.compile(rf"\bclass\s+({_NAME})")
+_DECLARED = re.compile(rf"\b(?:function\*?|class|const|let|var)\s+({_NAME})")
+# Variables of `let a = 1, b;` to the end of the statement or line, or of the next line after a comma.
+_DECLARATIONS = re.compile(r"\b(?:let|var)\s+((?:[^;\n]|(?<=,)\n)*)")
+_UNTYPED = re.compile(rf"(?:^|,|\b(?:let|var)\s)\s*({_NAME})\s*(?=[=;,]|$)")
+# An object that gets its properties later, as in `const args = {}; args.path = "x"`.
+_EXTENDED = re.compile(rf"(?<![\w$])({_NAME})(?:\.[\w$]+|\[[^\]\n]{{0,200}}\])\s*=[^=]")
 
 
-def is_allowed(problem: ScriptProblem, files: Mapping[str, str]) -> bool:
-    """Returns True if the problem is allowed everywhere, even where the script uses tools."""
-    code, message = problem.code, problem.message
-    if code == _IMPLICIT_ANY_ELEMENT:
-        # Report literal keys, because a literal key may be the misspelt name of a tool.
-        return "Property '" not in message
-    if code in _ALWAYS_ALLOWED or _OF_UNKNOWN.search(message) or _WIDENED_STRING.search(message):
-        return True
-    if code in _NO_PROPERTY and _EMPTY_OBJECT in message:
-        # Report the problem for `tools` itself, which has the type `{}` if there are no tools.
-        line = SourceText(problem.source_line)
-        return not line.text[: line.index_at(1, problem.column)].endswith("tools.")
-    name = _marked_name(problem) if code in _NOT_ASSIGNABLE else None
-    if name is None:
-        return False
-    # A variable without a type annotation, or an object that gets its properties later, as in
-    # `const args = {}; args.path = "x"`.
-    is_untyped = code != _WRONG_ARGUMENT and _matches(
-        rf"\b(?:let|var)\s+(?:[^;\n]*,\s*)?{name}\s*(?:[=;,]|$)", files
-    )
-    return is_untyped or _matches(rf"\b{name}(?:\.[\w$]+|\[[^\]\n]*\])\s*=[^=]", files)
+class LenientCheck:
+    """Decides about the problems of one script. `files` are its files by name."""
 
+    def __init__(self, files: Mapping[str, str]) -> None:
+        self._sources = [text for name, text in files.items() if not name.endswith(".json")]
+        self._lines: dict[str, SourceText] = {}
 
-def is_allowed_outside_tools(problem: ScriptProblem, files: Mapping[str, str]) -> bool:
-    """Returns True if the problem is allowed unless it is about tools."""
-    code, message = problem.code, problem.message
-    if code in _ALLOWED_OUTSIDE_TOOLS or code == _IMPLICIT_ANY_ELEMENT:
-        return True
-    if code in _NO_PROPERTY:
-        found = _TYPE_OF_OBJECT.search(message)
-        return found is not None and (
-            _EXTENSIBLE.match(found[1]) is not None
-            or _matches(rf"\bclass\s+{re.escape(found[1].removeprefix('typeof '))}(?![\w$])", files)
-        )
-    if code not in _NOT_ASSIGNABLE:
-        return False
-    if _TO_NEVER.search(message):
-        return True
-    # Built-in functions convert their arguments, as in `parseInt(5)`. The types of a script's own functions
-    # are checked.
-    line = SourceText(problem.source_line)
-    callee = _CALLEE.search(line.text[: line.index_at(1, problem.column)])
-    return (
-        code == _WRONG_ARGUMENT
-        and callee is not None
-        and not _matches(rf"\b(?:function\*?|class|const|let|var)\s+{re.escape(callee[1])}(?![\w$])", files)
-    )
+    @cached_property
+    def _classes(self) -> frozenset[str]:
+        return self._names(_CLASS)
+
+    @cached_property
+    def _declared(self) -> frozenset[str]:
+        return self._names(_DECLARED)
+
+    @cached_property
+    def _extended(self) -> frozenset[str]:
+        return self._names(_EXTENDED)
+
+    @cached_property
+    def _untyped(self) -> frozenset[str]:
+        declarations = (found[1] for text in self._sources for found in _DECLARATIONS.finditer(text))
+        return frozenset(name for text in declarations for name in _UNTYPED.findall(text))
+
+    def _names(self, pattern: re.Pattern[str]) -> frozenset[str]:
+        return frozenset(name for text in self._sources for name in pattern.findall(text))
+
+    def is_allowed(self, problem: ScriptProblem) -> bool:
+        """Returns True if the problem is allowed everywhere, even where the script uses tools."""
+        code, message = problem.code, problem.message
+        if code == _IMPLICIT_ANY_ELEMENT:
+            # Report literal keys, because a literal key may be the misspelt name of a tool.
+            return "Property '" not in message
+        if code in _ALWAYS_ALLOWED or _OF_UNKNOWN.search(message) or _WIDENED_STRING.search(message):
+            return True
+        if code in _NO_PROPERTY and _EMPTY_OBJECT in message:
+            # Report the problem for `tools` itself, which has the type `{}` if there are no tools.
+            return not self._around(problem)[0].endswith("tools.")
+        name = self._marked_name(problem) if code in _NOT_ASSIGNABLE else None
+        if name is None:
+            return False
+        return (code != _WRONG_ARGUMENT and name in self._untyped) or name in self._extended
+
+    def is_allowed_outside_tools(self, problem: ScriptProblem) -> bool:
+        """Returns True if the problem is allowed unless it is about tools."""
+        code, message = problem.code, problem.message
+        if code in _ALLOWED_OUTSIDE_TOOLS or code == _IMPLICIT_ANY_ELEMENT:
+            return True
+        if code in _NO_PROPERTY:
+            found = _TYPE_OF_OBJECT.search(message)
+            if found is None:
+                return False
+            own_class = _OWN_CLASS.fullmatch(found[1])
+            return _EXTENSIBLE.match(found[1]) is not None or (
+                own_class is not None and own_class[1] in self._classes
+            )
+        if code in _NOT_ASSIGNABLE and _TO_NEVER.search(message):
+            return True
+        if code != _WRONG_ARGUMENT:
+            return False
+        # Built-in functions convert their arguments, as in `parseInt(5)`. The types of a script's own
+        # functions are checked.
+        callee = _CALLEE.search(self._around(problem)[0])
+        return callee is not None and callee[1] not in self._declared
+
+    def _marked_name(self, problem: ScriptProblem) -> str | None:
+        """Returns the marked part of the source line if it is a variable."""
+        before, marked, after = self._around(problem)
+        is_key = _BEFORE_KEY.search(before) is not None and after.lstrip().startswith(":")
+        return None if is_key or not _IDENTIFIER.fullmatch(marked) else marked
+
+    def _around(self, problem: ScriptProblem) -> tuple[str, str, str]:
+        """Returns the marked part of the source line, with the text before and after it."""
+        line = self._lines.get(problem.source_line)
+        if line is None:
+            line = self._lines[problem.source_line] = SourceText(problem.source_line)
+        start, end = line.index_at(1, problem.column), line.index_at(1, problem.column + problem.length)
+        before = line.text[max(0, start - _CONTEXT_CHARS) : start]
+        return before, line.text[start:end], line.text[end : end + _CONTEXT_CHARS]
 
 
 def location(problem: ScriptProblem) -> tuple[str, int, int, int]:
     return problem.file, problem.line, problem.column, problem.code
-
-
-def _marked_name(problem: ScriptProblem) -> str | None:
-    """Returns the marked part of the source line if it is a variable, escaped for a pattern."""
-    line = SourceText(problem.source_line)
-    start, end = line.index_at(1, problem.column), line.index_at(1, problem.column + problem.length)
-    before, marked, after = line.text[:start], line.text[start:end], line.text[end:]
-    is_key = _BEFORE_KEY.search(before) is not None and after.lstrip().startswith(":")
-    return None if is_key or not _IDENTIFIER.fullmatch(marked) else re.escape(marked)
-
-
-def _matches(pattern: str, files: Mapping[str, str]) -> bool:
-    return any(re.search(pattern, text, re.M) for text in _sources(files))
-
-
-def _sources(files: Mapping[str, str]) -> Iterable[str]:
-    return (text for name, text in files.items() if not name.endswith(".json"))
