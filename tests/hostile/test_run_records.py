@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Iterator
 
@@ -10,6 +11,8 @@ import httpx2
 import pytest
 from tests.support.processes import NO_WARM_RUNNERS, ServeProcess, hutch, running_server
 from tests.support.stalls import ServerStalls, repeat_on_stall
+
+from hutch.protocols.runs.events import MAX_FOLLOWERS
 
 OPERATOR = "operator-key-operator-key"
 LITERAL = "authors-literal-0123456789"
@@ -74,6 +77,44 @@ async def test_large_inputs_do_not_stall_the_server(server: ServeProcess, value:
         )
     assert response.status_code == 200
     stalls.assert_short()
+
+
+@repeat_on_stall
+async def test_events_of_a_run_with_many_lines_do_not_stall_the_server(
+    server: ServeProcess, client: httpx2.Client
+) -> None:
+    code = "for (let line = 0; line < 9_900; line++) console.log(`line ${line}`)"
+    limits = {"max_log_lines": 10_000, "max_log_chars": 1_000_000, "timeout_ms": 60_000}
+    run_id = client.post("/run", json={"code": code, "limits": limits}).json()["run_id"]
+    # The first request waits for the record.
+    client.get(f"/runs/{run_id}")
+    with ServerStalls(server.process.pid, server.url) as stalls:
+        events = client.get(f"/runs/{run_id}/events").text
+    assert events.count("event: log") == 9_900
+    assert "id: 9903\nevent: end" in events
+    stalls.assert_short()
+
+
+async def test_number_of_clients_that_follow_a_run_is_limited(
+    server: ServeProcess, client: httpx2.Client
+) -> None:
+    headers = {"Authorization": f"Bearer {OPERATOR}"}
+    async with httpx2.AsyncClient(base_url=server.url, headers=headers, timeout=60) as connection:
+        body = {"code": "await new Promise(() => {})", "label": "followed", "limits": {"timeout_ms": 60_000}}
+        running = asyncio.create_task(connection.post("/run", json=body))
+        found: list[dict[str, str]] = []
+        while not found:
+            found = (await connection.get("/runs", params={"label": "followed"})).json()["runs"]
+        path = f"/runs/{found[0]['run_id']}"
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(MAX_FOLLOWERS):
+                stream = await stack.enter_async_context(connection.stream("GET", f"{path}/events"))
+                assert stream.status_code == 200
+            refused = await connection.get(f"{path}/events")
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+            assert f"{MAX_FOLLOWERS} clients follow this run already" in refused.text
+        await connection.post(f"{path}/cancel")
+        await running
 
 
 @pytest.mark.parametrize("time", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])

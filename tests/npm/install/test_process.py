@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from pathlib import Path
 
 from hutch.npm.install.process import InstallLimits, installer_jail_prefix, run_installer
@@ -42,6 +41,6 @@ def _processes_in(folder: Path) -> list[str]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if os.readlink(process / "cwd") == str(folder):
+            if (process / "cwd").readlink() == folder:
                 found.append(process.name)
     return found

@@ -95,8 +95,8 @@ async def run_installer(
     try:
         process = await asyncio.shield(starting)
     except asyncio.CancelledError:
-        # asyncio would kill only the jail's process and not wait for the installer, which would then write into
-        # a folder that is being removed.
+        # asyncio would kill only the jail's process and not wait for the installer, which would then write
+        # into a folder that is being removed.
         with contextlib.suppress(OSError):
             async with _read_until_end(await starting, on_line):
                 pass

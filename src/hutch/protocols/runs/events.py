@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
@@ -16,6 +17,10 @@ from hutch.text import format_rfc3339
 if TYPE_CHECKING:
     from hutch.http.auth import AccessControl
 
+MAX_FOLLOWERS = 10
+"""Maximum number of clients that follow one run. Each event is added to all of their buffers at once."""
+MAX_CHUNK_EVENTS = 250
+"""Number of past events that are encoded at a time. Other requests are served in between."""
 RETRY_HINT = b"retry: 1000\n\n"
 """Delay in milliseconds after which a client connects again."""
 
@@ -41,7 +46,8 @@ def past_events(detail: Mapping[str, Any]) -> list[dict[str, Any]]:
         at_ms = detail["duration_ms"] or 0.0 if log["at_ms"] is None else log["at_ms"]
         events.append((at_ms, {"type": "log", "line": log["line"]}))
     events.sort(key=lambda item: item[0])
-    timed = [{**event, "run_id": run_id, "at": _after(started, at_ms)} for at_ms, event in events]
+    begin = None if started is None else datetime.fromisoformat(started)
+    timed = [{**event, "run_id": run_id, "at": _after(begin, at_ms)} for at_ms, event in events]
     result = [{"type": "queued", "run_id": run_id, "at": detail["created_at"]}]
     if started is not None:
         result.append({"type": "started", "run_id": run_id, "at": started, "engine": detail["engine"]})
@@ -51,10 +57,8 @@ def past_events(detail: Mapping[str, Any]) -> list[dict[str, Any]]:
     return result
 
 
-def _after(started: str | None, milliseconds: float) -> str | None:
-    if started is None:
-        return None
-    return format_rfc3339(datetime.fromisoformat(started) + timedelta(milliseconds=milliseconds))
+def _after(started: datetime | None, milliseconds: float) -> str | None:
+    return None if started is None else format_rfc3339(started + timedelta(milliseconds=milliseconds))
 
 
 def _end(run_id: str, outcome: str, at: str | None) -> dict[str, Any]:
@@ -62,39 +66,56 @@ def _end(run_id: str, outcome: str, at: str | None) -> dict[str, Any]:
     return {"type": "end", "run_id": run_id, "at": at, "status": status, "outcome": outcome}
 
 
-async def encoded_events(
-    detail: Mapping[str, Any], run: RunHandle | None, after: int, access: AccessControl
-) -> AsyncIterator[bytes]:
-    """Yields the events after number `after`. `run` is the handle if the run is in progress. In that case, no
-    `await` may lie between the creation of `detail` and the first iteration, because events in between would
-    be lost.
-    """
-    buffer = LiveEvents(run, detail, after)
-    access.on_drain_expired.add(buffer.end)
+async def encoded_events(follower: LiveEvents, access: AccessControl) -> AsyncIterator[bytes]:
+    access.on_drain_expired.add(follower.end)
     try:
         yield RETRY_HINT
-        while (chunk := await buffer.next()) is not None:
+        for past in follower.past_chunks():
+            yield past
+            await asyncio.sleep(0)
+        while (chunk := await follower.next()) is not None:
             yield chunk
     finally:
-        access.on_drain_expired.discard(buffer.end)
-        buffer.detach()
+        access.on_drain_expired.discard(follower.end)
+        follower.detach()
+
+
+class TooManyFollowers(Exception):
+    """MAX_FOLLOWERS clients follow the run already."""
 
 
 class LiveEvents(EventBuffer):
-    """Numbered events of a run, encoded. Attached to the run until `detach`."""
+    """Numbered events of a run, encoded. Attached to the run until `detach`, or until the run ends."""
+
+    # The last event, whether its values are shown, and its JSON text: the same for all followers of a run.
+    _encoded: ClassVar[tuple[RunEvent, bool, bytes] | None] = None
 
     def __init__(self, run: RunHandle | None, detail: Mapping[str, Any], after: int) -> None:
+        """Prepares the events after number `after`. `run` is the handle if the run is in progress. In that case,
+        no `await` may come between the creation of `detail` and this, because events in between would be lost.
+        Raises TooManyFollowers.
+        """
         super().__init__()
+        if run is not None and sum(map(_is_follower, run.listeners)) >= MAX_FOLLOWERS:
+            raise TooManyFollowers
         self._run = run
         self._after = after
-        self._number = 0
         self._shows_values = run is not None and run.timeline is not None
         if run is not None and not run.outcome:
             run.listeners.append(self._on_event)
-        for event in past_events(detail):
-            self._add(event["type"], encode_recorded(event))
+        self._past = past_events(detail)
+        self._number = len(self._past)
         if run is None or run.outcome:
             self.end()
+
+    def past_chunks(self) -> Iterator[bytes]:
+        """Yields the events before those that are added to the buffer."""
+        for start in range(self._after, len(self._past), MAX_CHUNK_EVENTS):
+            chunk = self._past[start : start + MAX_CHUNK_EVENTS]
+            yield b"".join(
+                encode_event(event["type"], encode_recorded(event), number)
+                for number, event in enumerate(chunk, start + 1)
+            )
 
     def detach(self) -> None:
         if self._run is not None and self._on_event in self._run.listeners:
@@ -108,9 +129,20 @@ class LiveEvents(EventBuffer):
             self.end()
         else:
             name = str(event.__struct_config__.tag)
-            self._add(name, event_json(event, run.id, values=self._shows_values))
+            self._add(name, self._encode(event, run))
+
+    def _encode(self, event: RunEvent, run: RunHandle) -> bytes:
+        encoded = LiveEvents._encoded
+        if encoded is None or encoded[0] is not event or encoded[1] != self._shows_values:
+            json = event_json(event, run.id, values=self._shows_values)
+            encoded = LiveEvents._encoded = (event, self._shows_values, json)
+        return encoded[2]
 
     def _add(self, name: str, json: bytes) -> None:
         self._number += 1
         if self._number > self._after:
             self.add(encode_event(name, json, self._number))
+
+
+def _is_follower(listener: Callable[[RunEvent], None]) -> bool:
+    return isinstance(getattr(listener, "__self__", None), LiveEvents)

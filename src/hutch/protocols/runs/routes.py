@@ -22,7 +22,7 @@ from hutch.http.requests import JsonBodyReader, query_flag, query_integer
 from hutch.http.sse import event_stream
 from hutch.kernel.kernel import Kernel
 from hutch.protocols.runs.catalog import FoundRun, RunCatalog, Visibility
-from hutch.protocols.runs.events import encoded_events
+from hutch.protocols.runs.events import MAX_FOLLOWERS, LiveEvents, TooManyFollowers, encoded_events
 from hutch.protocols.runs.filters import parse_list_query
 from hutch.protocols.runs.replay import (
     GATEWAY_PROTOCOL,
@@ -137,7 +137,14 @@ class RunHandlers:
             after = int(last_event_id[:18])
         detail = await self._catalog.detail(found)
         run = None if found.active is None else found.active[1]
-        return event_stream(encoded_events(detail, run, after, self._access))
+        try:
+            follower = LiveEvents(run, detail, after)
+        except TooManyFollowers:
+            message = (
+                f"{MAX_FOLLOWERS} clients follow this run already. Close one, or read GET /runs/ID instead."
+            )
+            raise ApiError("busy", message, headers={"Retry-After": "1"}) from None
+        return event_stream(encoded_events(follower, self._access))
 
     async def cancel(self, context: RequestContext) -> Response:
         found = await self._find(context)
