@@ -91,9 +91,9 @@ class LiveEvents(EventBuffer):
     _encoded: ClassVar[tuple[RunEvent, bool, bytes] | None] = None
 
     def __init__(self, run: RunHandle | None, detail: Mapping[str, Any], after: int) -> None:
-        """Prepares the events after number `after`. `run` is the handle if the run is in progress. In that case,
-        no `await` may come between the creation of `detail` and this, because events in between would be lost.
-        Raises TooManyFollowers.
+        """Prepares the events after number `after`. `run` is the handle if the run is in progress. In that
+        case, no `await` may come between the creation of `detail` and this, because events in between would
+        be lost. Raises TooManyFollowers.
         """
         super().__init__()
         if run is not None and sum(map(_is_follower, run.listeners)) >= MAX_FOLLOWERS:
