@@ -100,7 +100,7 @@ class FetchTools:
         provider = Provider(
             "upstream", {name: Tool(name, partial(_call, tool)) for name, tool in tools.items()}
         )
-        # The trace shows the requests.
+        # Traces show the requests instead of these tool calls.
         provider.is_internal = True
         return provider
 

@@ -85,7 +85,9 @@ def _is_host_name(service_name: str) -> bool:
 
 
 def ability_domain(definition: AbilityDefinition) -> str | None:
-    """Returns the host of an ability's API: of its service name, or else of its first key with a host."""
+    """Returns the host of an ability's API, taken from its service name, or else from its first key with a
+    host.
+    """
     keys = (*definition.dynamic_header_keys, *definition.static_header_keys)
     parsed = (parse_header_key(text, definition.service_name) for text in ("", *keys))
     return next((key.host for key in parsed if key.host is not None), None)

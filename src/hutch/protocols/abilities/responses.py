@@ -114,7 +114,7 @@ def ability_json(row: Ability, user_id: str, owner: str | None = None) -> dict[s
 
 
 def is_under(domain: str | None, parents: Sequence[str]) -> bool:
-    """Returns True if a domain is one of `parents` or below one."""
+    """Returns True if a domain is one of `parents` or a subdomain of one."""
     return domain is not None and any(domain == each or domain.endswith(f".{each}") for each in parents)
 
 

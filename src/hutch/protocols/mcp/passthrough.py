@@ -20,7 +20,8 @@ MAX_TOOL_NAME = 64
 INVALID_NAME_CHARS = re.compile(r"[^A-Za-z0-9_-]+")
 _BLOCK_LIST: TypeAdapter[list[ContentBlock]] = TypeAdapter(list[ContentBlock])
 MAX_DESCRIPTION = 8_000
-# Scheme of the URIs under which clients read the resources of MCP servers. Two servers may use the same URI.
+# Start of the URIs under which clients read the resources of MCP servers. The server's own URI is not used,
+# because two servers may have the same URI.
 _RESOURCE_PREFIX = "hutch://"
 
 

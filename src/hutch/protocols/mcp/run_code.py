@@ -221,7 +221,7 @@ def _invalid_script(error: InvalidScript) -> RunFailure:
 
 
 def _with_unavailable(error: InvalidScript, servers: Iterable[str]) -> InvalidScript:
-    """Says why a server is not a member of `tools`, if it is configured but not connected."""
+    """Adds the reason to problems about a server that is missing in `tools` because it is not connected."""
     by_word = {_letters(name): name for name in servers}
 
     def explained(problem: ScriptProblem) -> ScriptProblem:
@@ -236,7 +236,9 @@ def _with_unavailable(error: InvalidScript, servers: Iterable[str]) -> InvalidSc
 
 
 def _letters(name: str) -> str:
-    """Returns what a server's name and its name in scripts have in common."""
+    """Returns the letters and digits of a name in lower case. They are the same in a server's original name
+    and in its name in scripts.
+    """
     return "".join(filter(str.isalnum, name)).lower()
 
 

@@ -160,8 +160,8 @@ class HutchMcpServer:
             return text_result("Hutch failed; its log says why", failed=True)
 
     def _trace_context(self, context: Context) -> TraceContext | None:
-        """Returns the trace of the client, from `_meta` (SEP-414) or else from the HTTP headers. The current
-        one may be that of an earlier request of the session.
+        """Returns the trace of the client, from `_meta` (SEP-414) or else from the HTTP headers. Does not use
+        the current trace context, which may be that of an earlier request of the session.
         """
         if self._hutch.tracer is None:
             return None

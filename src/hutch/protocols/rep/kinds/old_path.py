@@ -21,7 +21,7 @@ NEW_PATH = "hutch.step_kinds"
 
 
 class _OldPathImporter(MetaPathFinder, Loader):
-    """Imports the former module and its parent packages, which no longer exist."""
+    """Import hook for the former module and its parent packages, which no longer exist as files."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None

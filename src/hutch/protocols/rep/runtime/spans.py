@@ -41,7 +41,9 @@ class StepOutcome:
 
 @contextmanager
 def flow_span(name: str, context: RunContext, options: Mapping[str, Any]) -> Iterator[FlowOutcome]:
-    """Makes a flow run one span, below the span in the option `traceparent` of `Runtime.StartRun`."""
+    """Creates the span of a flow run. Its parent is the span in the option `traceparent` of
+    `Runtime.StartRun`.
+    """
     outcome = FlowOutcome()
     tracer = context.tracer
     if tracer is None:
@@ -78,7 +80,9 @@ def flow_span(name: str, context: RunContext, options: Mapping[str, Any]) -> Ite
 
 
 def _flush(tracer: Tracer) -> None:
-    """Exports the spans soon, because the process may end as soon as the orchestrator knows the outcome."""
+    """Exports the spans without delay, because the process may end as soon as the orchestrator knows the
+    outcome.
+    """
     task = asyncio.get_running_loop().create_task(tracer.flush())
     _flushing.add(task)
     task.add_done_callback(_flushing.discard)
@@ -91,8 +95,8 @@ _flushing: set[asyncio.Task[None]] = set()
 def step_span(
     flow: TraceContext | None, context: RunContext, step_id: str, kind: str, attempt: int
 ) -> Iterator[StepOutcome]:
-    """Makes one attempt at a step a span below that of the flow. The runs, calls and requests of the step
-    belong to it.
+    """Creates the span of one attempt at a step. Its parent is the span of the flow. Its children are the
+    spans of the step's runs, calls and requests.
     """
     outcome = StepOutcome()
     tracer = context.tracer
@@ -122,7 +126,7 @@ def step_span(
 
 
 def export_requests(tracer: Tracer | None, requests: Sequence[RequestLogEntry]) -> None:
-    """Exports the requests of a step."""
+    """Exports a span for each request of a step."""
     trace = current.get()
     if tracer is None or trace is None:
         return

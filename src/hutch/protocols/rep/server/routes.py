@@ -215,7 +215,8 @@ class FlowHandlers:
                 f"the flow, its sub-flows and the inputs have {size} bytes; the limit is {MAX_START_BYTES}"
             )
             raise ApiError("too_large", message)
-        # Its steps run in other processes, so a flow run counts as one execution.
+        # Count the flow run as one execution, because its steps run in other processes, which this server
+        # cannot count.
         async with self._fair_use.count(context.owner):
             run = await self._flows.start_run(row)
         if run is not row and (
@@ -350,7 +351,7 @@ class FlowHandlers:
         return run
 
     async def _any_run(self, context: RequestContext) -> FlowRunHead | RunRow:
-        """Finds a run of any protocol. Runs of other protocols are stored shortly after their end."""
+        """Finds a run of any protocol. Runs of other protocols are found only after their end."""
         run_id = context.path_param("id")
         store = await self._flows.store()
         # Another owner's flow run with this id must not hide a run of the caller.

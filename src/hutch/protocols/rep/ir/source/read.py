@@ -57,7 +57,7 @@ class FlowSource:
             self._readable_document, own = self._compiled(budget)
             flow = parse_flow(self._readable_document, budget)
         except InvalidFlow as error:
-            # A value that has a problem in the short form would often be reported again in Flow IR.
+            # Leave out problems of Flow IR that only result from problems of the short form.
             others = without_consequences(map(self.locate, error.problems), own)
             problems = [*map(self._at_source, own), *others]
             raise InvalidFlow(problems, received_version=error.received_version) from None
