@@ -238,7 +238,7 @@ class HutchMcpServer:
 
     @contextlib.contextmanager
     def _registered_call(self, context: Context) -> Iterator[str]:
-        """Yields a run id for one call, so that the client can be asked for an approval."""
+        """Yields a run id for one call. The id leads to the client that can be asked for an approval."""
         run_id = f"mcp:{os.urandom(8).hex()}"
         with self._runs.registered(run_id, ClientRun(context, lambda *_: None)):
             try:

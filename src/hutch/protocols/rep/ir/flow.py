@@ -98,7 +98,9 @@ class Flow:
                 yield node.item_step
 
     def for_items(self, node: FlowNode, count: int) -> Flow:
-        """Returns a flow with the inner step of a `for_each` for each item. The index is the step id."""
+        """Returns a flow that has the inner step of a `for_each` once for each item. Step ids are the item
+        indexes.
+        """
         assert node.item_step is not None
         flow = copy(self)
         flow.timeout_ms = 0

@@ -155,7 +155,7 @@ class RuntimeServices(Protocol):
 
     @property
     def tracer(self) -> Tracer | None:
-        """Exports traces. None if they are not configured."""
+        """Tracer that exports the spans of runs. None if traces are not configured."""
 
     def http_client(self) -> FetchClient:
         """Returns the HTTP client for steps. Raises SettingError."""

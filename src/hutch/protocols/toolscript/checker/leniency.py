@@ -51,13 +51,15 @@ _OWN_CLASS = re.compile(rf"(?:typeof )?({_NAME})(?:<.*>)?")
 # The compiler marks the key of a property whose value is wrong, as in `{ state: "opne" }`.
 _BEFORE_KEY = re.compile(r"(?:^|[{,])\s*$")
 _CALLEE = re.compile(rf"({_NAME})\s*\([^()]*$")
-# How much of a long line is looked at before and after the marked part.
+# Number of characters before and after the marked part that are considered.
 _CONTEXT_CHARS = 200
 
-# Each pattern finds all names in one pass: a script can have a thousand problems and be a single line.
+# Each pattern finds all names in one pass. A search per problem would be slow, because a script can have a
+# thousand problems and be a single long line.
 _CLASS = re.compile(rf"\bclass\s+({_NAME})")
 _DECLARED = re.compile(rf"\b(?:function\*?|class|const|let|var)\s+({_NAME})")
-# Variables of `let a = 1, b;` to the end of the statement or line, or of the next line after a comma.
+# The variables in `let a = 1, b;`, up to the end of the statement or of the line. After a comma, the next
+# line belongs to it too.
 _DECLARATIONS = re.compile(r"\b(?:let|var)\s+((?:[^;\n]|(?<=,)\n)*)")
 _UNTYPED = re.compile(rf"(?:^|,|\b(?:let|var)\s)\s*({_NAME})\s*(?=[=;,]|$)")
 # An object that gets its properties later, as in `const args = {}; args.path = "x"`.

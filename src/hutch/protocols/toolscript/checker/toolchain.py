@@ -58,9 +58,10 @@ _STRING_OR_COMMENT = re.compile(
     r"""("(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|`(?:\\.|[^`\\])*`)|//[^\n]*|/\*.*?\*/""", re.S
 )
 _INDENTATION = re.compile(r"[ \t]*\n\s*")
-# Names that Deno gets from its bundled Node types, which other compilers cannot find. Node modules and timers
-# have the type `any`, because a timer is a number in one API and an object in the other. Timer functions have
-# two overloads each, because a void argument may only be omitted if no other arguments are expected.
+# Declarations of names that Deno takes from its bundled Node types, which the native compiler cannot read.
+# Node modules and timers have the type `any`, because a timer is a number in the web API and an object in
+# Node. Timer functions have two overloads each, because a void argument may only be omitted if no other
+# arguments are expected.
 NODE_TYPES = """
 declare module "node:*";
 declare namespace NodeJS { type Timeout = any; }

@@ -126,8 +126,8 @@ def _roots(entry: CatalogEntry) -> tuple[SchemaRoot, SchemaRoot | None]:
 
 
 def _may_be_object(schema: Any) -> bool:
-    """Returns True if the schema of a tool's arguments allows an object. MCP requires arguments to be an
-    object.
+    """Returns True if the schema of a tool's arguments allows an object. Other schemas are ignored, because
+    MCP requires arguments to be an object.
     """
     kinds = schema.get("type", "object") if isinstance(schema, dict) else None
     return "object" in (kinds if isinstance(kinds, list) else [kinds])
