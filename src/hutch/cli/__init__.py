@@ -18,11 +18,12 @@ def main() -> NoReturn:
     import click
 
     from hutch.cli.commands import hutch
-    from hutch.cli.support.log_format import PrintableFormatter
+    from hutch.cli.support.log_format import PrintableFormatter, SettingWarningsOnce
     from hutch.errors import HutchError
 
     handler = logging.StreamHandler()
     handler.setFormatter(PrintableFormatter("hutch: %(message)s"))
+    handler.addFilter(SettingWarningsOnce())
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     try:
         status = hutch.main(prog_name="hutch", standalone_mode=False)

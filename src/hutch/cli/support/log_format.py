@@ -16,3 +16,20 @@ class PrintableFormatter(logging.Formatter):
 
     def formatException(self, ei: object) -> str:
         return printable(super().formatException(ei), keep=PROSE)  # type: ignore[arg-type]
+
+
+class SettingWarningsOnce(logging.Filter):
+    """Drops warnings about settings that were printed before: a command may load the settings repeatedly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._printed: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        # Not by import, which would take time at each start.
+        if not record.pathname.endswith("hutch/settings/load.py"):
+            return True
+        message = record.getMessage()
+        is_new = message not in self._printed
+        self._printed.add(message)
+        return is_new

@@ -69,6 +69,12 @@ def test_all_problems_are_reported_with_their_paths() -> None:
     ]
 
 
+def test_unknown_input_is_named_if_it_resembles_a_missing_one() -> None:
+    [problem] = input_problems({"name": {"type": "string"}}, {"nme": "bo", "other": 1})
+    assert problem.startswith("inputs.name: is missing; expected a string")
+    assert problem.endswith('; "nme" is not an input of this flow')
+
+
 def test_optional_inputs_may_be_omitted_and_others_added() -> None:
     schema = {"a": {"type": "int", "required": False}, "b": {"type": "int?"}}
     assert input_problems(schema, {}) == []

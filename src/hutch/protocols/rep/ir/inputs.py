@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from hutch.problems import Problem, describe_value, format_path
+from hutch.problems import NameSuggester, Problem, describe_value, format_path
 from hutch.text import did_you_mean
 
 if TYPE_CHECKING:
@@ -49,10 +49,29 @@ def check_inputs(flow: Flow, inputs: Mapping[str, Any]) -> list[Problem]:
     from hutch.session.schema.validate import InvalidSchema
 
     try:
-        return check_against_schema(schema, inputs, ("inputs",), untrusted=True)
+        problems = check_against_schema(schema, inputs, ("inputs",), untrusted=True)
     except InvalidSchema as error:
         # `parse_flow` rejects such schemas, so only a flow that was not parsed by it gets here.
         return [Problem("inputs_schema", f"expected a JSON Schema: {describe_fault(error)}")]
+    return _with_misspelled(problems, inputs, declared_names(flow.inputs_schema))
+
+
+def _with_misspelled(
+    problems: list[Problem], inputs: Mapping[str, Any], names: frozenset[str] | None
+) -> list[Problem]:
+    """Says which unknown input a missing one is probably meant by."""
+    unknown = inputs.keys() - (names or ())
+    if not problems or not names or not unknown:
+        return problems
+    suggester = NameSuggester()
+    missing = {format_path(("inputs", name)): name for name in names - inputs.keys()}
+
+    def explained(problem: Problem) -> Problem:
+        close = suggester.closest(missing[problem.path], unknown) if problem.path in missing else None
+        hint = f"; {describe_value(close)} is not an input of this flow"
+        return problem if close is None else Problem(problem.path, problem.message + hint)
+
+    return [explained(problem) for problem in problems]
 
 
 def _as_json_schema(schema: dict[str, Any]) -> dict[str, Any]:
