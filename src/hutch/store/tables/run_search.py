@@ -15,10 +15,12 @@ import msgspec
 from hutch.store.backends.base import Database, Values
 from hutch.store.models import RunRow
 
-MAX_SCANNED = 10_000
+MAX_SCANNED = 5_000
 """Maximum number of rows that one search looks at, and that are counted."""
-MAX_SCANNED_FOR_TEXT = 1_000
-"""The same for a search for text, which takes many times longer for each row."""
+MAX_SCANNED_SLOWLY = 500
+"""The same for a search for text, a tool or a host, which takes many times longer for each row: a text is
+compared with several columns, and the rows of a tool or host are scattered over the table.
+"""
 SEARCH_SECONDS = 2.0
 """Time limit of one statement. MAX_SCANNED rows take much less, so only a busy machine reaches it."""
 
@@ -161,7 +163,8 @@ def sort_key(run: RunRow, sort: SortColumn) -> SortKey:
 
 
 def _max_scanned(query: RunQuery) -> int:
-    return min(MAX_SCANNED, MAX_SCANNED_FOR_TEXT) if query.text else MAX_SCANNED
+    is_slow = query.text or _target(query) is not None
+    return min(MAX_SCANNED, MAX_SCANNED_SLOWLY) if is_slow else MAX_SCANNED
 
 
 def _order(query: RunQuery) -> str:
