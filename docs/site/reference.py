@@ -19,6 +19,7 @@ from hutch.app.openapi import document
 from hutch.cli.commands import hutch
 from hutch.errors import HutchError
 from hutch.http.errors import ERROR_KINDS
+from hutch.http.openapi import Json, resolve_response
 from hutch.protocols.abilities.responses import ERROR_CODES
 from hutch.protocols.tpmjs.responses import FAILURE_KINDS
 from hutch.settings import PROJECT_SETTINGS, SECRETS, Settings, model
@@ -244,14 +245,14 @@ same with all schemas: as a page at `/docs/api`, and as an OpenAPI 3.1 document 
         parts.append(f"## {tag['name']}\n\n{tag['description']}\n")
         for path, item in api["paths"].items():
             parts += [
-                _operation(method, path, operation)
+                _operation(api, method, path, operation)
                 for method, operation in item.items()
                 if operation["tags"] == [tag["name"]]
             ]
     return "\n".join(parts)
 
 
-def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
+def _operation(api: Json, method: str, path: str, operation: Json) -> str:
     security = [name for each in operation["security"] for name in each]
     needs = f"Needs {' or '.join(_ACCESS[name] for name in security)}." if security else "Needs no key."
     parts = [f"### {method.upper()} {path}\n\n{operation['summary']}. {needs}\n"]
@@ -267,13 +268,14 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
             f"Body, for example:\n\n```json\n{json.dumps(example, indent=2, ensure_ascii=False)}\n```\n"
         )
     statuses = ", ".join(
-        f"{status} {reply['description']}" for status, reply in sorted(operation["responses"].items())
+        f"{status} {resolve_response(api, reply)['description']}"
+        for status, reply in sorted(operation["responses"].items())
     )
     parts.append(f"Responses: {statuses}.\n")
     return "\n".join(parts)
 
 
-def _description(parameter: dict[str, Any]) -> str:
+def _description(parameter: Json) -> str:
     schema = parameter["schema"]
     text = parameter.get("description") or schema.get("description") or ""
     if not text and "enum" in schema:

@@ -7,7 +7,18 @@ from typing import Any
 import pytest
 
 from hutch.http.errors import ERROR_KINDS
-from hutch.http.openapi import COUNT, TEXT, ApiPart, OperationBuilder, object_of, openapi_document, query, ref
+from hutch.http.openapi import (
+    COUNT,
+    TEXT,
+    ApiPart,
+    OperationBuilder,
+    object_of,
+    openapi_document,
+    query,
+    ref,
+    resolve_response,
+    response,
+)
 
 build = OperationBuilder(ERROR_KINDS, ("BUSY", "UNAVAILABLE"), lambda codes: {"enum": codes})
 
@@ -50,21 +61,15 @@ def test_object_refuses_other_fields_unless_allowed() -> None:
 
 
 def test_document_joins_parts_and_adds_tag_id_and_security() -> None:
-    open_operation = {"summary": "Shows it", "security": []}
-    first = ApiPart("One", "The first", {"/x/{id}": {"get": {"summary": "Gets x"}}}, {"X": TEXT})
-    second = ApiPart(
-        "Two", "", {"/x/{id}": {"put": {}}, "/y": {"get": open_operation}}, {"Y": TEXT}, "user_key"
-    )
+    plain: dict[str, Any] = {"responses": {}}
+    first = ApiPart("One", "The first", {"/x/{id}": {"get": plain}}, {"X": TEXT})
+    paths = {"/x/{id}": {"put": plain}, "/y": {"get": {**plain, "security": []}}}
+    second = ApiPart("Two", "", paths, {"Y": TEXT}, "user_key")
     made = openapi_document("Name", "Text", [first, second], needs_key=False)
     assert made["tags"] == [{"name": "One", "description": "The first"}, {"name": "Two", "description": ""}]
     assert made["paths"]["/x/{id}"] == {
-        "get": {
-            "tags": ["One"],
-            "operationId": "get_x_id",
-            "security": [{"key": []}, {}],
-            "summary": "Gets x",
-        },
-        "put": {"tags": ["Two"], "operationId": "put_x_id", "security": [{"user_key": []}]},
+        "get": {**plain, "tags": ["One"], "operationId": "get_x_id", "security": [{"key": []}, {}]},
+        "put": {**plain, "tags": ["Two"], "operationId": "put_x_id", "security": [{"user_key": []}]},
     }
     assert made["paths"]["/y"]["get"]["security"] == []
     assert made["components"]["schemas"] == {"X": TEXT, "Y": TEXT}
@@ -72,9 +77,23 @@ def test_document_joins_parts_and_adds_tag_id_and_security() -> None:
 
 @pytest.mark.parametrize(("path", "schema"), [("/x", "B"), ("/y", "A")])
 def test_parts_with_the_same_operation_or_schema_are_refused(path: str, schema: str) -> None:
-    parts = [
-        ApiPart("One", "", {"/x": {"get": {}}}, {"A": TEXT}),
-        ApiPart("Two", "", {path: {"get": {}}}, {schema: TEXT}),
-    ]
+    item: dict[str, Any] = {"get": {"responses": {}}}
+    parts = [ApiPart("One", "", {"/x": item}, {"A": TEXT}), ApiPart("Two", "", {path: item}, {schema: TEXT})]
     with pytest.raises(ValueError, match="Two"):
         openapi_document("", "", parts, needs_key=True)
+
+
+def test_error_that_several_operations_have_is_shared() -> None:
+    error, other = response("Not Found", TEXT), response("Not Found", COUNT)
+    ok = response("OK", TEXT)
+    paths = {
+        name: {"get": {"responses": {"200": ok, "404": described}}}
+        for name, described in {"/a": error, "/b": error, "/c": other}.items()
+    }
+    made = openapi_document("", "", [ApiPart("One", "", paths, {})], needs_key=True)
+    shared = {"$ref": "#/components/responses/NotFound"}
+    assert [made["paths"][name]["get"]["responses"]["404"] for name in paths] == [shared, shared, other]
+    assert made["components"]["responses"] == {"NotFound": error}
+    assert resolve_response(made, shared) == error
+    assert resolve_response(made, other) == other
+    assert made["paths"]["/a"]["get"]["responses"]["200"] == ok

@@ -7,7 +7,7 @@ from typing import Any, Self
 import httpx2
 import jsonschema_rs
 
-from hutch.http.openapi import ApiPart, Json, openapi_document
+from hutch.http.openapi import ApiPart, Json, openapi_document, resolve_response
 
 
 class OpenApiChecker:
@@ -30,7 +30,7 @@ class OpenApiChecker:
         responses = self.operation(method, path)["responses"]
         described = responses.get(str(response.status_code), responses.get("default"))
         assert described is not None, f"{method} {path}: {response.status_code} is not documented"
-        content = described.get("content", {})
+        content = resolve_response(self.document, described).get("content", {})
         if response.content:
             media_type = response.headers["content-type"].partition(";")[0]
             assert media_type in content, f"{method} {path}: {media_type} is not documented"

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
+from itertools import count
 from typing import Any, Literal, NamedTuple
+
+import msgspec
 
 from hutch._version import __version__
 from hutch.http.errors import ErrorKind
@@ -120,6 +123,7 @@ def openapi_document(title: str, description: str, parts: Sequence[ApiPart], *, 
                     "operationId": _operation_id(method, path),
                     "security": security,
                     **operation,
+                    "responses": {**operation["responses"]},
                 }
     return {
         "openapi": "3.1.0",
@@ -127,8 +131,45 @@ def openapi_document(title: str, description: str, parts: Sequence[ApiPart], *, 
         "servers": [{"url": "/"}],
         "tags": [{"name": part.tag, "description": part.description} for part in parts],
         "paths": paths,
-        "components": {"schemas": schemas, "securitySchemes": _SECURITY_SCHEMES},
+        "components": {
+            "schemas": schemas,
+            "responses": _share_errors(paths),
+            "securitySchemes": _SECURITY_SCHEMES,
+        },
     }
+
+
+def _share_errors(paths: Json) -> Json:
+    """Replaces error responses that several operations have by references, because they would be half
+    of the document. Returns them by name.
+    """
+    uses: dict[bytes, list[tuple[Json, str]]] = {}
+    for item in paths.values():
+        for operation in item.values():
+            for status, described in operation["responses"].items():
+                if status >= "400" and status != "default":
+                    key = msgspec.json.encode(described, order="deterministic")
+                    uses.setdefault(key, []).append((operation["responses"], status))
+    shared: Json = {}
+    for places in uses.values():
+        if len(places) > 1:
+            responses, status = places[0]
+            name = base = HTTPStatus(int(status)).phrase.title().replace(" ", "")
+            for number in count(2):
+                if name not in shared:
+                    break
+                name = f"{base}{number}"
+            shared[name] = responses[status]
+            for responses, status in places:
+                responses[status] = {"$ref": f"#/components/responses/{name}"}
+    return shared
+
+
+def resolve_response(document: Json, described: Json) -> Json:
+    """Returns a response of a document, also if it is shared."""
+    name = described.get("$ref", "").rpartition("/")[2]
+    found: Json = document["components"]["responses"][name] if name else described
+    return found
 
 
 def _operation_id(method: str, path: str) -> str:

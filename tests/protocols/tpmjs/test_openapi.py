@@ -9,7 +9,7 @@ import jsonschema_rs
 import pytest
 from tests.protocols.tpmjs.harness import DENO, SELF_TEST, TpmjsServer, call
 
-from hutch.http.openapi import Json, openapi_document
+from hutch.http.openapi import Json, openapi_document, resolve_response
 from hutch.protocols.tpmjs.openapi import describe
 from hutch.protocols.tpmjs.responses import FAILURE_KINDS
 from hutch.protocols.tpmjs.routes import routes
@@ -117,7 +117,9 @@ async def test_real_responses_match_the_document(version: str) -> None:
         ]
     for path, body, sent in requests:
         response = await server.post(path, body, **sent)
-        documented = openapi["paths"][path]["post"]["responses"][str(response.status_code)]
+        documented = resolve_response(
+            openapi, openapi["paths"][path]["post"]["responses"][str(response.status_code)]
+        )
         check(openapi, documented["content"]["application/json"]["schema"], response.json())
         seen.add((path, response.status_code))
     assert {status for _, status in seen} == {200, 400, 401, 403, 413, 415, 500, 503}
@@ -125,7 +127,7 @@ async def test_real_responses_match_the_document(version: str) -> None:
     for path in ("/execute-tool", "/execute-tool"):
         response = await limited.post(path, call("echo"), Authorization=f"Bearer {KEY}", **headers)
     assert response.status_code == 429
-    documented = openapi["paths"]["/execute-tool"]["post"]["responses"]["429"]
+    documented = resolve_response(openapi, openapi["paths"]["/execute-tool"]["post"]["responses"]["429"])
     check(openapi, documented["content"]["application/json"]["schema"], response.json())
 
 
@@ -134,7 +136,9 @@ async def test_info_matches_the_document() -> None:
     openapi = document(server.settings)
     for headers in ({}, {"Host": "evil.example"}):
         response = await server.client.get("http://127.0.0.1/info", headers=headers)
-        documented = openapi["paths"]["/info"]["get"]["responses"][str(response.status_code)]
+        documented = resolve_response(
+            openapi, openapi["paths"]["/info"]["get"]["responses"][str(response.status_code)]
+        )
         check(openapi, documented["content"]["application/json"]["schema"], response.json())
 
 

@@ -31,6 +31,7 @@ export interface Media {
 }
 
 export interface Reply {
+  $ref?: string;
   description: string;
   content?: Record<string, Media>;
 }
@@ -51,6 +52,7 @@ export interface OpenApi {
   paths: Record<string, Record<string, Operation>>;
   components: {
     schemas: Record<string, Schema>;
+    responses: Record<string, Reply>;
     securitySchemes: Record<string, { description: string }>;
   };
 }
@@ -143,6 +145,10 @@ function shell(text: string): string {
 
 export function resolve(api: OpenApi, schema: Schema): Schema {
   return schema.$ref ? api.components.schemas[nameOf(schema.$ref)] ?? {} : schema;
+}
+
+export function resolveReply(api: OpenApi, reply: Reply): Reply {
+  return reply.$ref ? api.components.responses[nameOf(reply.$ref)] : reply;
 }
 
 export function nameOf(reference: string): string {

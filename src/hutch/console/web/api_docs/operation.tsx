@@ -9,6 +9,7 @@ import {
   type OpenApi,
   type Operation,
   type Reply,
+  resolveReply,
   type Route,
 } from "./document.ts";
 import { Field, SchemaView } from "./schema.tsx";
@@ -64,6 +65,7 @@ function OperationBody({ api, route }: { api: OpenApi; route: Route }) {
                 api={api}
                 name={each.name}
                 where={`in the ${each.in}`}
+                sent
                 required={each.required ?? false}
                 schema={{ ...each.schema, description: each.description ?? each.schema.description }}
               />
@@ -80,14 +82,16 @@ function OperationBody({ api, route }: { api: OpenApi; route: Route }) {
               {!body.required && ", optional"}
             </span>
           </h4>
-          <MediaView api={api} media={Object.values(body.content)[0]} />
+          <MediaView api={api} media={Object.values(body.content)[0]} sent />
         </section>
       )}
       <section>
         <h4>Responses</h4>
         {Object.entries(operation.responses)
           .sort(([left], [right]) => left.localeCompare(right))
-          .map(([status, reply]) => <ReplyView key={status} api={api} status={status} reply={reply} />)}
+          .map(([status, reply]) => (
+            <ReplyView key={status} api={api} status={status} reply={resolveReply(api, reply)} />
+          ))}
       </section>
     </div>
   );
@@ -125,6 +129,6 @@ function ReplyView({ api, status, reply }: { api: OpenApi; status: string; reply
   );
 }
 
-function MediaView({ api, media }: { api: OpenApi; media: Media }) {
-  return media.schema ? <SchemaView api={api} schema={media.schema} /> : null;
+function MediaView({ api, media, sent = false }: { api: OpenApi; media: Media; sent?: boolean }) {
+  return media.schema ? <SchemaView api={api} schema={media.schema} sent={sent} /> : null;
 }

@@ -3,7 +3,8 @@
 import { boundsOf, nameOf, type OpenApi, resolve, type Schema, typeOf } from "./document.ts";
 import { Text } from "./text.tsx";
 
-export function SchemaView({ api, schema }: { api: OpenApi; schema: Schema }) {
+/** `sent` is whether clients send the value. Of what they get, only fields that may be missing are marked. */
+export function SchemaView({ api, schema, sent = false }: { api: OpenApi; schema: Schema; sent?: boolean }) {
   const whole = resolve(api, schema);
   const variants = whole.oneOf ?? whole.anyOf;
   if (variants && !whole.properties) {
@@ -12,13 +13,13 @@ export function SchemaView({ api, schema }: { api: OpenApi; schema: Schema }) {
         {variants.map((variant, index) => (
           <li key={index}>
             <p class="api-type">{index ? "or " : ""}{typeOf(variant)}</p>
-            <SchemaView api={api} schema={variant} />
+            <SchemaView api={api} schema={variant} sent={sent} />
           </li>
         ))}
       </ul>
     );
   }
-  if (whole.items) return <SchemaView api={api} schema={whole.items} />;
+  if (whole.items) return <SchemaView api={api} schema={whole.items} sent={sent} />;
   const fields = Object.entries(whole.properties ?? {});
   if (!fields.length) return whole.description ? <Text text={whole.description} /> : null;
   return (
@@ -31,6 +32,7 @@ export function SchemaView({ api, schema }: { api: OpenApi; schema: Schema }) {
             api={api}
             name={name}
             schema={field}
+            sent={sent}
             required={whole.required?.includes(name) ?? false}
           />
         ))}
@@ -39,11 +41,12 @@ export function SchemaView({ api, schema }: { api: OpenApi; schema: Schema }) {
   );
 }
 
-export function Field({ api, name, schema, required, where }: {
+export function Field({ api, name, schema, required, where, sent }: {
   api: OpenApi;
   name: string;
   schema: Schema;
   required: boolean;
+  sent: boolean;
   where?: string;
 }) {
   const bounds = boundsOf(schema);
@@ -53,18 +56,19 @@ export function Field({ api, name, schema, required, where }: {
         <code class="api-name">{name}</code>
         <span class="api-type">{typeOf(schema)}</span>
         {where && <span class="api-where">{where}</span>}
-        {required && <span class="api-required">required</span>}
+        {sent && required && <span class="api-required">required</span>}
+        {!sent && !required && <span class="api-where">may be missing</span>}
         {schema.deprecated && <span class="api-where">deprecated</span>}
       </p>
       {schema.description && <Text text={schema.description} />}
       {bounds && <p class="api-bounds">{bounds}</p>}
-      <Inner api={api} schema={schema} />
+      <Inner api={api} schema={schema} sent={sent} />
     </li>
   );
 }
 
 /** The nested fields of a field: shown at once for an inline object, on request for a named schema. */
-function Inner({ api, schema }: { api: OpenApi; schema: Schema }) {
+function Inner({ api, schema, sent }: { api: OpenApi; schema: Schema; sent: boolean }) {
   const inner = schema.items ?? schema;
   const references = [inner, ...inner.oneOf ?? inner.anyOf ?? []].filter((each) => each.$ref);
   if (references.length) {
@@ -73,11 +77,11 @@ function Inner({ api, schema }: { api: OpenApi; schema: Schema }) {
         {references.map((each) => (
           <details key={each.$ref} class="api-inner">
             <summary>{nameOf(each.$ref!)}</summary>
-            <SchemaView api={api} schema={each} />
+            <SchemaView api={api} schema={each} sent={sent} />
           </details>
         ))}
       </>
     );
   }
-  return inner.properties ? <SchemaView api={api} schema={inner} /> : null;
+  return inner.properties ? <SchemaView api={api} schema={inner} sent={sent} /> : null;
 }
