@@ -28,7 +28,7 @@ AttributeValue: TypeAlias = str | int | float | bool
 
 MAX_ATTRIBUTE_CHARS = 500
 MAX_NAME_CHARS = 120
-CLOSE_SECONDS = 3.0
+CLOSE_SECONDS = 2.0
 """Time that a process waits at its end for spans to be exported."""
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")

@@ -19,7 +19,7 @@ import msgspec
 
 from hutch.errors import HutchError, InvalidText, StoreError
 from hutch.kernel.content import MAX_LISTED_MESSAGE_CHARS, RecordLevels
-from hutch.protocols.rep.jsonrpc import INVALID_IR, TIMEOUT
+from hutch.protocols.rep.jsonrpc import INVALID_IR
 from hutch.protocols.rep.runtime import lease
 from hutch.protocols.rep.runtime.models import RunSummary, StepResult
 from hutch.protocols.rep.runtime.preflight import NotRunnable
@@ -389,23 +389,6 @@ def _not_runnable(option: str, message: str, **details: Any) -> NotRunnable:
 # --- run records ---
 
 
-def _outcome_of(summary: RunSummary) -> str:
-    """Returns the outcome of a run: `ok`, `cancelled` or a kind of failure."""
-    if summary.error is None:
-        return "ok"
-    return "cancelled" if summary.cancelled else _failure_outcome(summary.error)
-
-
-def _failure_outcome(error: dict[str, Any]) -> str:
-    """Returns the outcome of a failed run: `timeout` if a timeout caused the error, otherwise a name for the
-    class of the error code.
-    """
-    data = error.get("data")
-    if isinstance(data, dict) and data.get("cause") == TIMEOUT:
-        return "timeout"
-    return {1: "invalid_flow", 2: "step_failed"}.get(error["code"] // 1000, "runtime_failed")
-
-
 def run_record(run: FlowRunHead, summary: RunSummary, at: str, settings: Settings) -> RunRow:
     """Builds the record of a finished run, which contains neither inputs nor outputs. The setting `record`
     determines whether the record contains the error message.
@@ -423,7 +406,7 @@ def run_record(run: FlowRunHead, summary: RunSummary, at: str, settings: Setting
         label=run.flow,
         created_at=run.created_at,
         duration_ms=max(0.0, _epoch_seconds(at) - _epoch_seconds(started_at)) * 1000,
-        outcome=_outcome_of(summary),
+        outcome=summary.outcome,
         details=msgspec.json.encode(details).decode(),
         recorded=level,
         error_message=message,

@@ -7,6 +7,8 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from hutch.protocols.rep.jsonrpc import TIMEOUT
+
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Final result of a step, after all retries."""
@@ -61,6 +63,20 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     outputs: Any = None
     error: dict[str, Any] | None = None
     cancelled: bool = False
+
+    @property
+    def outcome(self) -> str:
+        """Outcome of a run that has ended: `ok`, `cancelled`, `timeout` if a timeout caused the error,
+        otherwise a name for the class of the error code.
+        """
+        if self.error is None:
+            return "ok"
+        if self.cancelled:
+            return "cancelled"
+        data = self.error.get("data")
+        if isinstance(data, dict) and data.get("cause") == TIMEOUT:
+            return "timeout"
+        return {1: "invalid_flow", 2: "step_failed"}.get(self.error["code"] // 1000, "runtime_failed")
 
     @property
     def wire(self) -> dict[str, Any]:

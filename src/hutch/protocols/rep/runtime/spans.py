@@ -24,14 +24,6 @@ class FlowOutcome:
 
     summary: RunSummary | None = None
 
-    @property
-    def error(self) -> str | None:
-        if self.summary is None:
-            return "internal_error"
-        if self.summary.cancelled:
-            return "cancelled"
-        return None if self.summary.error is None else str(self.summary.error.get("code", "failed"))
-
 
 class StepOutcome:
     """Outcome of an attempt at a step, which is set before its span ends."""
@@ -51,12 +43,17 @@ def flow_span(name: str, context: RunContext, options: Mapping[str, Any]) -> Ite
         return
     with use_context(parse_context(options.get)):
         trace = tracer.begin(f"flow {name}")
-    started = time.time()
+    started, result = time.time(), "internal_error"
     try:
         with use_context(trace):
             yield outcome
+    except asyncio.CancelledError:
+        result = "cancelled"
+        raise
     finally:
-        error, summary = outcome.error, outcome.summary
+        summary = outcome.summary
+        result = result if summary is None else summary.outcome
+        error = None if result == "ok" else result
         span = Span(
             name=f"flow {name}",
             context=trace,
@@ -68,7 +65,7 @@ def flow_span(name: str, context: RunContext, options: Mapping[str, Any]) -> Ite
                 "hutch.run.id": context.run_id,
                 "hutch.protocol": "rep",
                 "hutch.owner": context.owner,
-                "hutch.outcome": error or "ok",
+                "hutch.outcome": result,
                 "hutch.flow.completed_steps": None if summary is None else summary.completed_steps,
                 "hutch.flow.failed_steps": None if summary is None else summary.failed_steps,
                 "error.type": error,
