@@ -78,7 +78,9 @@ class App:
         self._uplinks = JailUplinks(self.egress)
         self._launcher = Launcher(settings, jail, self._uplinks.open)
         self.pool = Pool(settings, self._launcher.launch)
-        levels = RecordLevels(settings.record, settings.record_protocols, settings.max_record_bytes)
+        levels = RecordLevels(
+            settings.record, settings.record_protocols, settings.max_record_bytes, settings.record_keys
+        )
         self._recorder = RunRecorder(self.counters, levels)
         self.kernel = Kernel(settings, self.pool, self._recorder)
         self.kernel.check_code = self._check_execution

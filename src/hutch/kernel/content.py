@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from hutch.kernel.caller import caller_key
 from hutch.session.json_value import decode_value, encode_value, well_formed
 from hutch.session.run import Result, RunHandle
 from hutch.session.timeline import MAX_LOG_LINE_CHARS, Cut, RecordedCall, RecordedLog, cut_json
@@ -25,20 +26,24 @@ LAST_LOG_LINES = 50
 
 
 class RecordLevels:
-    """Levels of the settings `record` and `record_protocols`."""
+    """Levels of the settings `record`, `record_protocols` and `record_keys`."""
 
     def __init__(
         self,
         default: RecordLevel = "errors",
         by_protocol: Mapping[str, RecordLevel] | None = None,
         max_bytes: int = MAX_RECORD_BYTES,
+        by_key: Mapping[str, RecordLevel] | None = None,
     ) -> None:
         self._default = default
         self._by_protocol = by_protocol or {}
+        self._by_key = by_key or {}
         self.max_bytes = max_bytes
 
     def of(self, protocol: str, requested: str | None = None) -> RecordLevel:
         """Returns the level of a run. `requested` is the level that its handle asks for, if any."""
+        if requested is None and self._by_key and (key := caller_key.get()) is not None:
+            requested = self._by_key.get(key)
         return requested or self._by_protocol.get(protocol, self._default)  # type: ignore[return-value]
 
 

@@ -56,7 +56,7 @@ _RENAMED = {
     "ability_max_chars": "max_ability_chars",
 }
 _LISTS = ("allowed_hosts", "allowed_origins", "egress_allow", "egress_http_hosts", "mcp_config")
-_TABLES = ("metadata", "package_egress", "approvals", "record_protocols")
+_TABLES = ("metadata", "package_egress", "approvals", "record_protocols", "record_keys")
 # HUTCH_DENO and HUTCH_BWRAP name binaries; they are not settings.
 _BINARIES = ("deno", "bwrap")
 

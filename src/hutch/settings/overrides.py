@@ -94,6 +94,7 @@ class SettingOverrides(TypedDict, total=False):
     max_runs_bytes: int
     record: Literal["metadata", "errors", "full"]
     record_protocols: Mapping[str, Literal["metadata", "errors", "full"]]
+    record_keys: Mapping[str, Literal["metadata", "errors", "full"]]
     max_record_bytes: int
     mcp_config: Sequence[str]
     mcp_eager: bool

@@ -209,6 +209,26 @@ async def test_users_see_their_own_runs_of_the_protocols_of_their_key(
         assert (await nobody.get("/runs")).status_code == 401
 
 
+async def test_key_has_its_own_level(home: Path) -> None:
+    key = add_user(home, "eve", "execbox")
+    [listed] = [
+        each
+        for each in json.loads(hutch("key", "list", "--json", env={"HUTCH_HOME": str(home)}).stdout)
+        if key.endswith(each["ends_with"])
+    ]
+    body = {"code": "return 6 * 7"}
+    with running_server(
+        HUTCH_HOME=str(home), HUTCH_API_KEY=OPERATOR, HUTCH_RECORD_KEYS=f"{listed['id']}=full"
+    ) as own:
+        async with client_of(own, key) as client, client_of(own, OPERATOR) as operator:
+            recorded = []
+            for each in (client, operator):
+                run_id = (await each.post("/run", json=body)).json()["run_id"]
+                recorded.append((await operator.get(f"/runs/{run_id}")).json())
+    assert [run["recorded"] for run in recorded] == ["full", "errors"]
+    assert (recorded[0]["output"], "output" in recorded[1]) == (42, False)
+
+
 async def test_pages_follow_each_other_while_runs_are_added(
     operator: httpx2.AsyncClient, execbox: ExecboxClient
 ) -> None:
