@@ -175,6 +175,25 @@ def test_invalid_sign_in_is_explained(browser: httpx2.Client, body: dict) -> Non
     assert "`key`: expected an API key" in answer.json()["error"]["message"]
 
 
+def test_key_that_is_no_text_is_refused(browser: httpx2.Client) -> None:
+    headers = {"Content-Type": "application/json"}
+    for field in (b"key", b"link"):
+        body = b'{"%b": "\\ud800"}' % field
+        assert browser.post("/console/session", content=body, headers=headers).status_code == 401
+
+
+def test_session_ends_with_its_key(guarded: ServeProcess, browser: httpx2.Client) -> None:
+    headers = {b"Authorization": f"Bearer {KEY}".encode()}
+    with httpx2.Client(base_url=guarded.url, headers=headers) as operator:
+        operator.post("/console/users", json={"name": "leaver"})
+        key = operator.post("/console/users/leaver/keys", json={}).json()
+        assert browser.post("/console/session", json={"key": key["secret"]}).status_code == 204
+        assert browser.get("/runs").status_code == 200
+        operator.delete(f"/console/keys/{key['id']}")
+    assert browser.get("/runs").status_code == 401
+    assert browser.get("/console/session").json()["signedIn"] is False
+
+
 def test_system_shows_settings_with_their_origin_and_no_secret(guarded: ServeProcess) -> None:
     answer = httpx2.get(guarded.url + "/console/system", headers={"Authorization": f"Bearer {KEY}".encode()})
     assert KEY not in answer.text

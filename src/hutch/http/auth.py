@@ -272,7 +272,7 @@ class AccessControl:
         return self._is_operators_key(self.api_key_of(connection))
 
     def _is_operators_key(self, token: str) -> bool:
-        sent = token.encode("utf-8", "surrogateescape")
+        sent = token.encode("utf-8", "surrogatepass")
         return bool(sent) and self._key is not None and hmac.compare_digest(sent, self._key.encode())
 
 

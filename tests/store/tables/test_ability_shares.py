@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from tests.store.factories import add_user, make_ability
 
 from hutch.errors import AlreadyExists, InvalidInput
 from hutch.store.models import User
 from hutch.store.store import Store
-from hutch.store.tables import ability_shares
+from hutch.store.tables import ability_shares, groups
 
 
 async def readable(store: Store, user: User) -> tuple[bool, bool, bool, bool]:
@@ -101,6 +103,24 @@ async def test_share_cannot_replace_an_ability_that_the_user_runs(store: Store) 
     assert await owner() == eve.id
     await store.abilities.put(make_ability(bob))
     assert await owner() == bob.id
+
+
+async def test_earlier_share_with_a_group_cannot_replace_what_a_new_member_runs(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter([f"2031-01-01T00:00:0{second}.000Z" for second in range(9)])
+    monkeypatch.setattr(ability_shares, "now", partial(next, times))
+    monkeypatch.setattr(groups, "now", partial(next, times))
+    ada, bob, eve = [await add_user(store, name) for name in ("ada", "bob", "eve")]
+    group = await store.groups.add("team")
+    for author in (eve, ada):
+        await store.abilities.put(make_ability(author))
+    await store.ability_shares.add("get_user", eve.id, [], [group])
+    await store.ability_shares.add("get_user", ada.id, [bob], [])
+    await store.groups.add_members(group.id, [bob.id])
+    found = await store.abilities.get("get_user", bob.id)
+    assert found is not None
+    assert found.owner_id == ada.id
 
 
 async def test_number_of_shares_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

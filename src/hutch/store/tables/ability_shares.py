@@ -13,12 +13,15 @@ from hutch.store.models import AbilityShare, Group, User, now
 MAX_SHARES = 1_000
 """Maximum number of users and groups per ability."""
 
-# Abilities that other users share with a user by name or through a group.
+# Abilities that other users share with a user by name or through a group, and since when: not before the user
+# joined the group.
 SHARED_WITH_USER = """
     SELECT owner_id, ability_id, created_at FROM ability_shares
     WHERE user_id = :user_id AND owner_id <> :user_id
     UNION ALL
-    SELECT ability_shares.owner_id, ability_shares.ability_id, ability_shares.created_at
+    SELECT ability_shares.owner_id, ability_shares.ability_id,
+        CASE WHEN group_members.created_at > ability_shares.created_at
+            THEN group_members.created_at ELSE ability_shares.created_at END AS created_at
     FROM group_members JOIN ability_shares ON ability_shares.group_id = group_members.group_id
     WHERE group_members.user_id = :user_id AND ability_shares.owner_id <> :user_id
 """

@@ -61,10 +61,12 @@ class GroupTable:
     async def add_members(self, group_id: str, user_ids: Sequence[str]) -> None:
         """Adds members. Those that are members already stay so."""
         sql = """
-            INSERT INTO group_members (group_id, user_id) VALUES (:group_id, :user_id)
+            INSERT INTO group_members (group_id, user_id, created_at)
+            VALUES (:group_id, :user_id, :created_at)
             ON CONFLICT (group_id, user_id) DO NOTHING
         """
-        values = [{"group_id": group_id, "user_id": user_id} for user_id in user_ids]
+        key = {"group_id": group_id, "created_at": now()}
+        values = [{**key, "user_id": user_id} for user_id in user_ids]
         await self._database.write(*(SqlStatement(sql, each) for each in values))
 
     async def remove_members(self, group_id: str, user_ids: Sequence[str]) -> int:
