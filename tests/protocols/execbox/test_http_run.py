@@ -23,10 +23,10 @@ EVENTS = {"Accept": "text/event-stream"}
 
 @pytest.fixture(scope="module")
 def code_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
-    """A server with an MCP server."""
+    """A server with an MCP server, and one that cannot be started."""
     config = tmp_path_factory.mktemp("mcp") / "mcp.json"
     entry = {"command": sys.executable, "args": [str(TRACKER)]}
-    config.write_text(json.dumps({"mcpServers": {"tracker": entry}}))
+    config.write_text(json.dumps({"mcpServers": {"tracker": entry, "gone": {"command": "no-such-program"}}}))
     with running_server(HUTCH_MCP_CONFIG=str(config), HUTCH_MAX_BODY_BYTES="100000") as server:
         yield server
 
@@ -58,7 +58,15 @@ async def test_result_has_value_logs_calls_and_the_run_id_of_the_header(client: 
     assert result.pop("duration_ms") > 0
     assert result.pop("calls")[0].items() >= {"provider": "tools.tracker", "tool": "createIssue"}.items()
     run_id = response.headers["x-run-id"]
-    assert result == {"ok": True, "run_id": run_id, "result": True, "logs": ["2"], "logs_truncated": False}
+    assert result == {
+        "ok": True,
+        "run_id": run_id,
+        "result": True,
+        "logs": ["2"],
+        "logs_truncated": False,
+        # The reason is for the operator.
+        "warnings": ["the MCP server gone is not connected"],
+    }
 
 
 @pytest.mark.parametrize(("scope", "has_tools"), [("mcp", False), ("toolscript", True)])

@@ -82,7 +82,7 @@ def describe(settings: Settings) -> ApiPart:
                 "duration_ms": {"type": "number"},
                 "calls": {"type": "array", "items": call},
             },
-            {"result": {}, "error": error},
+            {"result": {}, "error": error, "warnings": TEXTS},
         ),
     }
     operation = OperationBuilder(ERROR_KINDS, _ALWAYS, failure)
