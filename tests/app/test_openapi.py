@@ -195,6 +195,17 @@ def test_responses_about_users_match_the_document(api: OpenApiChecker, operator:
     api.check_response("POST", "/console/users", operator.post("/console/users", json={"name": "bo"}))
     key = operator.post(keys, json={"scopes": ["tpmjs"], "days": 1})
     api.check_response("POST", "/console/users/{name}/keys", key)
+    for template, path, quota in (
+        ("/console/users/{name}/quota", f"{user}/quota", {"weight": 2}),
+        (
+            "/console/keys/{id}/quota",
+            f"/console/keys/{key.json()['id']}/quota",
+            {"max_executions_per_day": 9},
+        ),
+        ("/console/keys/{id}/quota", "/console/keys/none/quota", {}),
+        ("/console/users/{name}/quota", f"{user}/quota", {"weight": 0}),
+    ):
+        api.check_response("PUT", template, operator.put(path, json=quota))
     stored = operator.post(credentials, json=credential)
     api.check_response("POST", "/console/users/{name}/credentials", stored)
     for template, path in (("/console/users", "/console/users"), ("/console/users/{name}", user)):

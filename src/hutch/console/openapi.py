@@ -27,6 +27,7 @@ from hutch.http.openapi import (
 )
 from hutch.sandbox.selftest.result import SelfTestResult
 from hutch.settings import Settings
+from hutch.store.models import Quota
 from hutch.vault import api_keys
 
 _OR_NULL = ["string", "null"]
@@ -65,6 +66,13 @@ def _without_content(summary: str, codes: tuple[str, ...] = (), **options: Any) 
     return operation
 
 
+def _struct_schemas(*structs: type[msgspec.Struct]) -> Json:
+    """Returns the schemas of structs that are sent as they are, and of those inside of them."""
+    template = "#/components/schemas/{name}"
+    _, schemas = msgspec.json.schema_components(structs, ref_template=template)
+    return schemas
+
+
 # --- users and keys ---
 
 
@@ -93,6 +101,12 @@ def _account_paths() -> Json:
                 status=201,
             )
         },
+        "/console/users/{name}/quota": {
+            "put": _set_quota("Replaces the quota of a user; missing limits come from the settings", _NAME)
+        },
+        "/console/keys/{id}/quota": {
+            "put": _set_quota("Replaces the quota of a key; missing limits come from its user", _ID)
+        },
         "/console/keys/{id}": {
             "delete": _without_content("Revokes a key", ("NOT_FOUND",), parameters=[_ID]),
         },
@@ -113,6 +127,13 @@ def _account_paths() -> Json:
     }
 
 
+def _set_quota(summary: str, subject: Json) -> Json:
+    example = {"max_executions_per_minute": 60, "max_cpu_seconds_per_day": 3_600}
+    return _operation(
+        summary, ref("Quota"), ("NOT_FOUND",), body="Quota", example=example, parameters=[subject]
+    )
+
+
 def _account_schemas() -> Json:
     scopes: Json = {"type": "array", "items": {"enum": [*api_keys.SCOPES]}}
     user: Json = {"id": TEXT, "name": TEXT, "createdAt": TIME}
@@ -126,6 +147,10 @@ def _account_schemas() -> Json:
         "expiresAt": _TIME_OR_NULL,
         "lastUsedAt": _TIME_OR_NULL,
     }
+    use = {
+        "quota": ref("Quota"),
+        "today": object_of({"executions": COUNT, "cpuSeconds": {"type": "number"}}),
+    }
     listed = object_of({**user, "keys": {**COUNT, "description": "Number of active keys"}})
     kinds: Json = {"enum": ["header", "cookie", "auth_token", "query", "body"]}
     return {
@@ -133,9 +158,18 @@ def _account_schemas() -> Json:
         "UserList": object_of(
             {"users": {"type": "array", "items": listed}, "scopes": TEXTS, "defaultScopes": TEXTS}
         ),
-        "WholeUser": object_of({**user, "keys": array_of("Key"), "credentials": array_of("UserCredential")}),
+        "WholeUser": object_of(
+            {
+                **user,
+                **use,
+                "defaults": {**ref("Quota"), "description": "Limits of the settings"},
+                "keys": array_of("Key"),
+                "credentials": array_of("UserCredential"),
+            }
+        ),
         "NewUser": object_of({"name": TEXT}, extra_fields=True),
-        "Key": object_of(key),
+        "Key": object_of({**key, **use}),
+        **_struct_schemas(Quota),
         "NewKey": object_of(
             {},
             {
@@ -239,8 +273,6 @@ def _console_paths() -> Json:
 
 
 def _console_schemas() -> Json:
-    template = "#/components/schemas/{name}"
-    _, structs = msgspec.json.schema_components((LoadSample, SelfTestResult), ref_template=template)
     setting = object_of(
         {
             "name": {"enum": [*Settings.__struct_fields__]},
@@ -250,7 +282,7 @@ def _console_schemas() -> Json:
         }
     )
     return {
-        **structs,
+        **_struct_schemas(LoadSample, SelfTestResult),
         "Session": object_of(
             {"signedIn": FLAG, "version": TEXT},
             {
