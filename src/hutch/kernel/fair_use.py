@@ -14,6 +14,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -50,16 +51,14 @@ class Account(msgspec.Struct, eq=False):
     active: int = 0
     """Executions that wait or run."""
     day: int = -1
-    """Day of `used`, counted since 1970. -1 before the first execution."""
-    used: Usage = Usage()
+    """Day of `executions` and `cpu_seconds`, counted since 1970. -1 before the first execution."""
+    executions: int = 0
+    cpu_seconds: float = 0.0
     read_at: float = -math.inf
     """When quota and usage were read from the store."""
     first_read: asyncio.Task[None] | None = None
     """Reads them for the first time that day. Executions wait for it."""
-
-    def use(self, usage: Usage, day: int) -> None:
-        if day == self.day:
-            self.used += usage
+    has_limits: bool = False
 
 
 class FairUse:
@@ -83,6 +82,7 @@ class FairUse:
             max_executions_per_day=settings.max_executions_per_day,
             max_cpu_seconds_per_day=settings.max_cpu_seconds_per_day,
         )
+        self._has_limits = any(msgspec.structs.astuple(self.defaults))
         self._set_weight = set_weight
         self._clock = clock
         self._accounts: OrderedDict[str, Account] = OrderedDict()
@@ -117,23 +117,25 @@ class FairUse:
         for account in accounts:
             if account.day != day:
                 # Also if the clock was set back: the store has the usage of that day.
-                account.day, account.used, account.read_at = day, Usage(), -math.inf
+                account.day, account.executions, account.cpu_seconds = day, 0, 0.0
+                account.read_at = -math.inf
             if now - account.read_at >= REFRESH_SECONDS:
                 await self._refresh(account, now)
             elif account.first_read is not None:
                 await asyncio.shield(account.first_read)
-        self._check(accounts)
+        is_limited = self._has_limits or any(account.has_limits for account in accounts)
+        if is_limited:
+            self._check(accounts)
         for account in accounts:
             account.active += 1
-            account.use(Usage(1), day)
-        account, limit = self._limit("max_executions_per_minute", accounts)
-        if limit:
+            account.executions += 1
+        if is_limited:
             try:
-                await self._check_rate(account, limit)
+                await self._check_rate(accounts)
             except BaseException:
                 for account in accounts:
                     account.active -= 1
-                    account.use(Usage(-1), day)
+                    account.executions -= 1
                 raise
         return accounts
 
@@ -142,14 +144,15 @@ class FairUse:
         day = int(self._clock() // DAY_SECONDS)
         for account in accounts:
             account.active -= 1
-            account.use(Usage(0, cpu_seconds), day)
+            if account.day == day:
+                account.cpu_seconds += cpu_seconds
             if self.store is not None:
                 self.store.quotas.add_usage(account.subject, day_name(day), Usage(1, cpu_seconds))
 
     def used(self, subject: str) -> Usage:
         """Returns what an owner or key has used today, as far as this process knows."""
         account = self._accounts.get(subject)
-        return Usage() if account is None else account.used
+        return Usage() if account is None else Usage(account.executions, account.cpu_seconds)
 
     def forget(self, subject: str) -> None:
         """Reads the quota of an owner or key again before its next execution."""
@@ -179,13 +182,16 @@ class FairUse:
         if limit and account.active >= limit:
             self._refuse("max_concurrent_executions", f"{limit} executions at the same time", 1)
         account, limit = self._limit("max_executions_per_day", accounts)
-        if limit and account.used.executions >= limit:
+        if limit and account.executions >= limit:
             self._refuse("max_executions_per_day", f"{limit} executions a day", self._until_tomorrow())
         account, limit = self._limit("max_cpu_seconds_per_day", accounts)
-        if limit and account.used.cpu_seconds >= limit:
+        if limit and account.cpu_seconds >= limit:
             self._refuse("max_cpu_seconds_per_day", f"{limit} CPU seconds a day", self._until_tomorrow())
 
-    async def _check_rate(self, account: Account, limit: int) -> None:
+    async def _check_rate(self, accounts: tuple[Account, ...]) -> None:
+        account, limit = self._limit("max_executions_per_minute", accounts)
+        if not limit:
+            return
         rates = self._rates if self.store is None else self.store.rate_limits
         try:
             wait = await rates.hit(f"executions:{account.subject}", limit, MINUTE_SECONDS)
@@ -247,17 +253,18 @@ class FairUse:
         finally:
             account.first_read = None
         account.quota = quotas.get(subject, Quota())
+        account.has_limits = account.quota != Quota()
         self._set_weight(subject, account.quota.weight or 1)
         if account.day == day:
             # Executions that have not ended are only counted here.
-            account.used = Usage(
-                max(account.used.executions, used.executions), max(account.used.cpu_seconds, used.cpu_seconds)
-            )
+            account.executions = max(account.executions, used.executions)
+            account.cpu_seconds = max(account.cpu_seconds, used.cpu_seconds)
 
     async def close(self) -> None:
         await asyncio.gather(*self._refreshing, return_exceptions=True)
 
 
+@lru_cache(maxsize=8)
 def day_name(day: int) -> str:
     """Returns the date of a day that is counted since 1970, such as `2031-02-03`."""
     return datetime.fromtimestamp(day * DAY_SECONDS, UTC).date().isoformat()

@@ -477,3 +477,59 @@ def dump(home: Path) -> list[object]:
         ]
     database.close()
     return [*found, (home / "master.key").read_bytes()]
+
+
+# --- quotas ---
+
+
+def test_quota_of_a_user_is_changed_and_shown(command: Command) -> None:
+    command("user", "add", "bo")
+    shown = command("user", "quota", "bo", HUTCH_MAX_EXECUTIONS_PER_MINUTE="60").stdout
+    assert "max_executions_per_minute  60 (setting)\n" in shown
+    assert "max_executions_per_day     no limit (setting)\n" in shown
+    assert "used today                 0 executions, 0 CPU s\n" in shown
+    command("user", "quota", "bo", "--max-executions-per-day", "1000", "--weight", "2")
+    command("user", "quota", "bo", "--max-executions-per-minute", "0")
+    shown = command("user", "quota", "bo", HUTCH_MAX_EXECUTIONS_PER_MINUTE="60").stdout
+    assert "max_executions_per_minute  no limit\n" in shown
+    assert "max_executions_per_day     1000\n" in shown
+    assert "weight                     2\n" in shown
+    command("user", "quota", "bo", "--clear", "--weight", "3")
+    assert json.loads(command("user", "quota", "bo", "--json").stdout)["quota"] == {"weight": 3}
+
+
+def test_quota_of_a_key_is_changed_and_removed_with_it(command: Command, home: Path) -> None:
+    command("user", "add", "bo")
+    command("key", "add", "bo")
+    [key] = json.loads(command("key", "list", "--json").stdout)
+    assert "max_cpu_seconds_per_day    its user's\n" in command("key", "quota", key["id"]).stdout
+    command("key", "quota", key["id"], "--max-cpu-seconds-per-day", "60")
+    command("user", "quota", "bo", "--max-executions-per-day", "5")
+    assert "max_cpu_seconds_per_day    60\n" in command("key", "quota", key["id"]).stdout
+    command("user", "remove", "bo", "--yes")
+    with sqlite3.connect(home / "hutch.db") as database:
+        assert database.execute("SELECT count(*) FROM quotas").fetchone() == (0,)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--max-executions-per-day", "-1"), "is not in the range"),
+        (("--max-executions-per-day", "many"), "is not a valid integer range"),
+        (("--weight", "0"), "is not in the range"),
+    ],
+)
+def test_invalid_quota_is_refused(command: Command, arguments: tuple[str, ...], message: str) -> None:
+    command("user", "add", "bo")
+    refused = command("user", "quota", "bo", *arguments)
+    assert refused.returncode == 2
+    assert message in refused.stderr
+    assert command("user", "quota", "nobody").returncode != 0
+
+
+def test_command_beyond_a_quota_says_what_to_do(shell: Command) -> None:
+    limit = {"HUTCH_MAX_EXECUTIONS_PER_DAY": "1"}
+    assert shell("eval", "1 + 1", **limit).stdout == "2\n"
+    refused = shell("eval", "1 + 1", **limit)
+    assert refused.returncode == 1
+    assert "1 executions a day (max_executions_per_day). Try again in " in refused.stderr
