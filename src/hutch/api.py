@@ -378,7 +378,8 @@ async def _run(kernel: Kernel, execution: Execution, run: RunHandle | None = Non
 def _external_pool(settings: Settings, command: Sequence[str]) -> Pool:
     from hutch.sandbox.runner.external import ExternalLauncher
 
-    # An external runner has one session at a time. Executions of all owners share the runners.
+    # An external runner has one session at a time, so quickjs_vms is 1. A runner may serve executions of all
+    # owners.
     pool_settings = msgspec.structs.replace(
         settings,
         quickjs_vms=1,

@@ -95,7 +95,8 @@ class SandboxUnavailable(HutchError):
 
 
 class ExecutionError(HutchError):
-    """The guest failed, or a limit was reached. `Result.error` is one; `Result.raise_for_error` raises it.
+    """The guest failed, or a limit was reached. `Result.error` holds this exception, and
+    `Result.raise_for_error` raises it.
 
     `code` is one of the codes in docs/execbox.md, `message` the guest's own text. `name` is the class of the
     guest's error, `line` and `column` the position in its source, and `stack` its call stack, each None if
@@ -135,7 +136,8 @@ class ExecutionError(HutchError):
         return type(self), fields
 
 
-# Also the position of a type error, which is on a line of its own.
+# Matches the position at the end of a syntax error's message, and that of a type error, which is on its own
+# line.
 _POSITION = re.compile(r"\(\d+:\d+\)$|^  \S+:\d+:\d+$", re.M)
 
 
@@ -204,7 +206,9 @@ class ConfigError(HutchError):
         self._about = message
 
     def without_position(self, name: str) -> ConfigError:
-        """Returns the error for a configuration that is not a file, but an argument called `name`."""
+        """Returns the same error for a configuration that was not read from a file, but passed as the
+        argument `name`.
+        """
         return ConfigError(name, None, self.key, self._about, remedy=self.remedy)
 
 

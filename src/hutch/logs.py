@@ -54,8 +54,8 @@ def configure(settings: Settings) -> None:
 
 
 def _add_fields(_: Any, __: str, event: EventDict) -> EventDict:
-    """Adds the fields that a log record carries as one mapping. With `event`, a short name replaces the
-    message, which repeats some of the fields for other formatters.
+    """Adds the items of the record's attribute `fields` to the log event. If the record has an attribute
+    `event`, this short name replaces the message, because the message repeats some of the fields.
     """
     record: logging.LogRecord = event["_record"]
     event["event"] = getattr(record, "event", event["event"])

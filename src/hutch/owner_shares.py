@@ -5,22 +5,23 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-# One place in this many is kept for owners that have none, at least one place.
+# One in this many places, but at least one place, is reserved for owners that have no place yet.
 RESERVE_ONE_IN = 5
-# Maximum number of owners whose last turn is remembered. Beyond it, all owners start again as equals.
+# Maximum number of owners whose last turn is remembered. If there are more, all turns are forgotten, and all
+# owners start again as equals.
 MAX_OWNERS = 10_000
 
 
 class OwnerShares:
     """Counts the places that each owner has taken.
 
-    An owner may take `per_owner` places. Once only the reserve is left, a fifth of all places, only owners
-    that have no place yet may take one.
+    An owner may take `per_owner` places. A fifth of all places is the reserve. Once all other places are
+    taken, only owners that have no place yet may take one.
     """
 
     def __init__(self, places: int, per_owner: int = 0) -> None:
-        """With 0, `per_owner` is everything except the reserve. If one owner may take all places, there is no
-        reserve.
+        """If `per_owner` is 0, an owner may take all places except the reserve. If `per_owner` allows all
+        places, there is no reserve.
         """
         reserve = max(1, places // RESERVE_ONE_IN) if places > 1 else 0
         self.per_owner = min(per_owner, places) if per_owner else places - reserve
@@ -31,7 +32,8 @@ class OwnerShares:
     def may_take(self, owner: str, planned: int = 0, planned_total: int = 0) -> bool:
         """Returns True if the owner's share allows one more place. Does not check that a place is free.
 
-        `planned`, `planned_total`: places that this owner and all owners take before.
+        `planned` and `planned_total` count places that are not taken yet but will be before this one: those
+        of this owner, and those of all owners.
         """
         taken = self._taken.get(owner, 0) + planned
         return not taken or (taken < self.per_owner and self._total + planned_total < self._unreserved)
@@ -58,12 +60,14 @@ class _LastTurn(NamedTuple):
 
 
 class OwnerTurns:
-    """Says whose turn is next. Owners take turns in proportion to their weights.
+    """Decides which owner's turn is next. Owners get turns in proportion to their weights.
 
-    This is start-time fair queueing: time is counted in turns of an owner with the weight 1, and with the
-    weight 2 a turn takes half of that. A turn begins at the end of the owner's previous turn, but at most one
-    turn ago. Now is the latest beginning of a turn that was taken. So an owner that was idle comes next,
-    once, and saves up nothing more.
+    This is start-time fair queueing. Each turn has a start tag and a finish tag, which are points in virtual
+    time. The owner whose next turn has the lowest start tag comes first. The finish tag is the start tag plus
+    the length of the turn, which is 1 / weight. The virtual time is the highest start tag of all turns that
+    were taken. The start tag of an owner's next turn is the finish tag of its last turn, but at least the
+    virtual time minus the length of one turn. So an owner that was idle gets one turn before the others, and
+    cannot save up more.
     """
 
     def __init__(self) -> None:
@@ -71,7 +75,9 @@ class OwnerTurns:
         self._now = self._forgotten_at = 0.0
         self._count = 0
         self._last: dict[str, _LastTurn] = {}
-        """Last turns of the owners that take turns at present."""
+        """Last turn of each owner that takes turns at present: its finish tag, and how many turns were taken
+        until then.
+        """
 
     def set_weight(self, owner: str, weight: float) -> None:
         if weight != 1:
@@ -88,11 +94,11 @@ class OwnerTurns:
             self._forget_past()
 
     def next(self, owner: str) -> float:
-        """Returns when the owner's next turn begins. The owner whose turn begins first comes next."""
+        """Returns the start tag of the owner's next turn."""
         return max(self._now - self.length(owner), self.end(owner))
 
     def end(self, owner: str) -> float:
-        """Returns when the owner's last turn ends. Long ago if that was in an earlier round."""
+        """Returns the finish tag of the owner's last turn, or minus infinity if no turn is remembered."""
         last = self._last.get(owner)
         return -math.inf if last is None else last.end
 
@@ -100,8 +106,8 @@ class OwnerTurns:
         return 1.0 / self._weights.get(owner, 1.0)
 
     def is_newcomer(self, owner: str) -> bool:
-        """Returns True if a whole round has passed since the owner's last turn: as many turns as there are
-        owners that take turns.
+        """Returns True if the owner took no turn in the last round. A round has as many turns as there are
+        owners that take turns at present.
         """
         last = self._last.get(owner)
         return last is None or self._count - last.number >= len(self._last)
@@ -111,7 +117,9 @@ class OwnerTurns:
         return len(self._last) > (owner in self._last)
 
     def _forget_past(self) -> None:
-        """Forgets turns that ended, once per round, so that it takes a constant time per turn."""
+        """Forgets turns whose finish tag is before the virtual time. Called only once per unit of virtual
+        time, in which each owner takes about one turn, so that the average time per turn is constant.
+        """
         self._forgotten_at = self._now
         self._last = {owner: last for owner, last in self._last.items() if last.end >= self._now}
         if len(self._last) > MAX_OWNERS:

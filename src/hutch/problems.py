@@ -55,13 +55,15 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def first_problems(problems: Iterable[Problem], max_problems: int = MAX_PROBLEMS) -> list[Problem]:
-    """Returns the first problems, and a last one that says so if there are more. Does not look further."""
+    """Returns the first `max_problems` problems. If there are more, adds a last problem with the message
+    MORE_PROBLEMS. Takes at most one problem more than that from the iterator.
+    """
     found = list(islice(problems, max_problems + 1))
     return found if len(found) <= max_problems else [*found[:-1], Problem("", MORE_PROBLEMS)]
 
 
 def without_consequences(problems: Iterable[Problem], causes: Iterable[Problem]) -> list[Problem]:
-    """Leaves out problems with the path of a cause, or with a path around or inside it."""
+    """Leaves out each problem whose path equals, contains, or lies inside the path of one of the causes."""
     paths = {cause.path for cause in causes}
 
     def is_consequence(problem: Problem) -> bool:

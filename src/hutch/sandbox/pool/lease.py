@@ -25,8 +25,8 @@ def _never() -> bool:
 class Lease:
     """Holds a runner for one execution.
 
-    A context manager that acquires a runner and releases it at the end. With `runner`, the pool has already
-    acquired it.
+    This is a context manager, which acquires a runner and releases it at the end. With `runner`, it uses this
+    runner, which the pool has already acquired.
     """
 
     __slots__ = ("_acquired", "_owner", "_pool", "_profile", "_result", "_session")

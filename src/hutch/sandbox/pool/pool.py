@@ -41,7 +41,7 @@ CLEANUP_SECONDS = 5.0
 # Delay before the successor of a single-use process starts. If the process ends sooner, the successor starts
 # immediately.
 REFILL_AFTER = 0.02
-# Delay for a process that was not a spare and therefore still imports its package.
+# Like REFILL_AFTER, for a process that was not a spare and therefore still has to import its package.
 REFILL_AFTER_PRELOAD = 0.5
 MAX_START_ATTEMPTS = 3
 # A start needs a core for most of its time. More starts at once would only delay each other, and the
@@ -108,8 +108,8 @@ class Pool:
         if profile.engine_spec.own_process:
             self._spares.record_use(profile, asyncio.get_running_loop().time())
             self._call_soon(self._end_replaced_spares)
-        # A free runner is never left to a new execution while an owner with an earlier turn waits for it:
-        # waiters are served as soon as a runner becomes free.
+        # Taking a free runner here does not overtake an owner with an earlier turn: waiters are served as
+        # soon as a runner becomes free, so no waiter can use a runner that is still free.
         if not self._waiters.has(profile, owner):
             runner = self._take(profile, owner)
             if runner is not None:
@@ -173,7 +173,7 @@ class Pool:
         *,
         owner: str = "default",
     ) -> None:
-        """Takes a runner back after a lease of `owner`, or ends it if it must not be reused."""
+        """Takes a runner back at the end of a lease of `owner`. Ends the runner if it must not be reused."""
         runner.in_flight -= 1
         self.shares.give_back(runner, owner)
         if runner.profile.has_preload and not runner.has_imported:
@@ -296,7 +296,7 @@ class Pool:
         )
 
     def _pop_warm(self, profile: Profile, holder: str) -> Runner | None:
-        """Takes an unused runner for this holder, whose turn it then is."""
+        """Takes an unused runner for this holder, and counts this as a turn of the holder."""
         ready = self._warm.get(profile)
         while ready:
             if len(ready) <= self._kept_for_newcomers(profile, holder):
@@ -311,8 +311,9 @@ class Pool:
         return None
 
     def _kept_for_newcomers(self, profile: Profile, holder: str) -> int:
-        """Returns the number of unused runners that this holder must leave to owners that took no turn in
-        this round: one, if several owners compete for the runners of a profile that is kept warm.
+        """Returns the number of unused runners that this holder must leave to newcomers, which are owners
+        that took no turn in the last round. It is one if several owners compete for the runners of a profile
+        that is kept warm.
 
         A start takes as long as many executions, so a newcomer without a warm runner would wait for more than
         its own turn.
@@ -323,7 +324,7 @@ class Pool:
         return 1 if turns.has_others(holder) else 0
 
     def _is_kept_warm(self, profile: Profile) -> bool:
-        """Returns True if unused runners are kept that any owner can use."""
+        """Returns True if the pool keeps unused runners of this profile ready that any owner can use."""
         return not profile.has_preload and self._warm_target(profile) > 0
 
     # --- starting ---
@@ -348,14 +349,14 @@ class Pool:
                 self._start(profile)
 
     def _wanted_counts(self) -> Counter[Profile]:
-        """Returns the number of unused processes that each profile needs, for waiters first, then for warm
-        targets. Waiters whose owner has its whole share need none.
+        """Returns how many unused processes each profile needs: for waiters, and to reach the number of warm
+        runners. Waiters whose owner has used up its share are not counted.
         """
         wanted: Counter[Profile] = Counter()
         for profile in self._planned_processes():
             wanted[profile] += 1
         for profile in {*self._warm_targets} | self._spares.profiles():
-            # One unused process stays for newcomers while owners wait; see `_kept_for_newcomers`.
+            # While owners wait, one more unused process is needed for newcomers; see `_kept_for_newcomers`.
             kept = 1 if wanted[profile] and self._is_kept_warm(profile) else 0
             wanted[profile] = max(wanted[profile] + kept, self._warm_target(profile))
         return wanted
@@ -375,7 +376,7 @@ class Pool:
         for waiter in self._waiters.in_order(may_take):
             holder = shares.holder(waiter.profile, waiter.owner)
             if not waiter.profile.engine_spec.own_process:
-                # One process serves all executions of the holder.
+                # One shared process serves all executions of the holder, so plan it only once.
                 shared.add((waiter.profile, holder))
             taken[holder] += 1
             planned.append(waiter.profile)
@@ -498,7 +499,9 @@ class Pool:
         return self._take(waiter.profile, waiter.owner)
 
     def _may_skip(self, waiter: Waiter) -> bool:
-        """Returns True if a runner that is free, but not for this waiter, may be for a later one."""
+        """Returns True if a runner may be free for a later waiter although this waiter cannot have one, for
+        example because its owner has used up its share.
+        """
         profile, owner = waiter.profile, waiter.owner
         holder = self.shares.holder(profile, owner)
         if not self.shares.may_run(profile, owner) or not self.shares.processes.may_take(holder):
@@ -511,8 +514,9 @@ class Pool:
     def _mark_unresponsive(self, runner: Runner, session: Session) -> None:
         """Gives the runner no new executions. Kills it, with its other executions, if it stays silent.
 
-        If the runner has not started the execution, another execution may be blocking it with a long native
-        call. Executions have their own time limits, so the runner is killed only after the last one.
+        If the runner has not started the session's execution, another execution may be blocking it with a
+        long native call. That execution ends at its own time limit, so the runner is killed only when no
+        execution is left in it.
         """
         runner.unanswered_sessions.add(session.id)
         runner.multiplexer.on_late_done = lambda late: self._mark_responsive(runner, late)
@@ -556,7 +560,8 @@ class Pool:
 
     def _on_exit(self, runner: Runner) -> None:
         if runner.profile.has_preload and runner.executions == 0 and runner not in self._ending:
-            # The runner exited by itself before it was used. Its successor would, too.
+            # The runner exited by itself before it was used. A new runner of this profile would do the same,
+            # so keep no spares of it.
             self._spares.forget(runner.profile)
         if runner not in self._ending:
             self._counters.ended["lost"] += 1
@@ -605,8 +610,8 @@ class Pool:
                     self._end(runner, "idle")
         for profile, ready in [*self._warm.items()]:
             surplus = len(ready) - self._warm_target(profile)
-            # With a preload, the first runners may have served executions already, so the last runners are
-            # ended.
+            # With a preload, runners that have already served executions are at the start of the queue and
+            # are kept. The surplus is taken from its end.
             for runner in list(reversed(ready) if profile.has_preload else ready)[: max(0, surplus)]:
                 if profile.has_preload or runner.idle_since < before:
                     self._end(runner, "idle")
@@ -614,7 +619,7 @@ class Pool:
             self._schedule_cleanup()
 
     def _end_replaced_spares(self) -> None:
-        """Ends the spares of packages that were replaced by more recently used packages."""
+        """Ends the spares of packages that are no longer among the most recently used ones."""
         for profile, ready in [*self._warm.items()]:
             if profile.has_preload and not self._warm_target(profile):
                 for runner in [*ready]:

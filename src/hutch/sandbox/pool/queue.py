@@ -26,32 +26,34 @@ class Waiter(msgspec.Struct, eq=False):
         return self.future.result() if done else None
 
 
-class _Lane(msgspec.Struct, eq=False):
-    """Executions of one owner that wait for the same profile, first come, first served."""
+class _OwnerQueue(msgspec.Struct, eq=False):
+    """Executions of one owner that wait for a runner of the same profile, first come, first served."""
 
     owner: str
-    # Not a deque, because waiters that give up are removed from anywhere.
+    # Not a deque, because a waiter that gives up is removed from any position.
     waiters: OrderedDict[Waiter, None] = msgspec.field(default_factory=OrderedDict)
 
 
 class _Turn(NamedTuple):
-    """Entry of a heap: the next turn of a lane. Of equal turns, the lower number comes first."""
+    """Entry of a heap: the start tag of an owner's next turn (see `OwnerTurns`). Of entries with equal start
+    tags, the one with the lower number comes first.
+    """
 
     begins: float
     number: int
-    lane: _Lane
+    queue: _OwnerQueue
 
 
 class WaitQueue:
     """Waiting executions, with one heap of owners for each profile.
 
-    Adding, removing and serving an execution takes a time that grows with the logarithm of the number of
-    waiting owners. The number of executions that an owner has waiting does not matter.
+    Adding, removing and serving an execution takes O(log n) time, where n is the number of waiting owners. It
+    does not depend on how many executions an owner has waiting.
     """
 
     def __init__(self, shares: PoolShares) -> None:
         self._shares = shares
-        self._lanes: dict[Profile, dict[str, _Lane]] = {}
+        self._queues: dict[Profile, dict[str, _OwnerQueue]] = {}
         self._turns: dict[Profile, list[_Turn]] = {}
         self._numbers = itertools.count()
         self._length = 0
@@ -60,62 +62,62 @@ class WaitQueue:
         return self._length
 
     def __iter__(self) -> Iterator[Waiter]:
-        return itertools.chain.from_iterable(self.of(profile) for profile in [*self._lanes])
+        return itertools.chain.from_iterable(self.of(profile) for profile in [*self._queues])
 
     @property
     def entry_count(self) -> int:
-        """Number of entries in the heaps, including those of lanes that became empty."""
+        """Number of entries in the heaps, including the entries of owners that have no waiters any more."""
         return sum(map(len, self._turns.values()))
 
     def of(self, profile: Profile) -> list[Waiter]:
         """Returns all waiters of a profile."""
-        return [waiter for lane in self._lanes.get(profile, {}).values() for waiter in lane.waiters]
+        return [waiter for queue in self._queues.get(profile, {}).values() for waiter in queue.waiters]
 
     def profiles(self) -> list[Profile]:
-        return [*self._lanes]
+        return [*self._queues]
 
     def has(self, profile: Profile, owner: str) -> bool:
-        return owner in self._lanes.get(profile, ())
+        return owner in self._queues.get(profile, ())
 
     def add(self, waiter: Waiter) -> None:
-        lanes = self._lanes.setdefault(waiter.profile, {})
-        lane = lanes.get(waiter.owner)
-        if lane is None:
-            lane = lanes[waiter.owner] = _Lane(waiter.owner)
+        queues = self._queues.setdefault(waiter.profile, {})
+        queue = queues.get(waiter.owner)
+        if queue is None:
+            queue = queues[waiter.owner] = _OwnerQueue(waiter.owner)
             begins = self._shares.turns(waiter.profile).next(waiter.owner)
             heap = self._turns.setdefault(waiter.profile, [])
-            heapq.heappush(heap, _Turn(begins, next(self._numbers), lane))
-        lane.waiters[waiter] = None
+            heapq.heappush(heap, _Turn(begins, next(self._numbers), queue))
+        queue.waiters[waiter] = None
         self._length += 1
 
     def remove(self, waiter: Waiter) -> None:
         """Removes a waiter. Does nothing if it was removed before."""
-        lanes = self._lanes.get(waiter.profile, {})
-        lane = lanes.get(waiter.owner)
-        if lane is None or waiter not in lane.waiters:
+        queues = self._queues.get(waiter.profile, {})
+        queue = queues.get(waiter.owner)
+        if queue is None or waiter not in queue.waiters:
             return
-        del lane.waiters[waiter]
+        del queue.waiters[waiter]
         self._length -= 1
-        if not lane.waiters:
-            # Its entry in the heap is dropped when it comes up.
-            del lanes[waiter.owner]
+        if not queue.waiters:
+            # The owner's entry stays in the heap. `_next` drops it when it is the first.
+            del queues[waiter.owner]
             self._compact(waiter.profile)
 
     def _compact(self, profile: Profile) -> None:
-        """Drops the entries of empty lanes once they are the majority, so that owners that give up again and
-        again do not fill the heap.
+        """Drops the entries of empty queues once they are the majority. Otherwise owners that repeatedly wait
+        and give up would fill the heap.
         """
-        heap, lanes = self._turns[profile], self._lanes[profile]
-        if not lanes:
-            del self._lanes[profile], self._turns[profile]
-        elif len(heap) > 2 * len(lanes) + 16:
-            heap[:] = [turn for turn in heap if turn.lane.waiters]
+        heap, queues = self._turns[profile], self._queues[profile]
+        if not queues:
+            del self._queues[profile], self._turns[profile]
+        elif len(heap) > 2 * len(queues) + 16:
+            heap[:] = [turn for turn in heap if turn.queue.waiters]
             heapq.heapify(heap)
 
     def serve_owner(self, profile: Profile, owner: str, take: Callable[[Waiter], Runner | None]) -> None:
         """Gives runners to the waiters of one owner as long as `take` returns them."""
-        lane = self._lanes.get(profile, {}).get(owner)
-        while lane is not None and lane.waiters and self._give(next(iter(lane.waiters)), take):
+        queue = self._queues.get(profile, {}).get(owner)
+        while queue is not None and queue.waiters and self._give(next(iter(queue.waiters)), take):
             pass
 
     def serve(
@@ -126,12 +128,12 @@ class WaitQueue:
     ) -> None:
         """Gives runners to owners in the order of their turns as long as `take` returns them.
 
-        `may_skip`: returns True if the next owner may get the runner that `take` refused, because of the
-        share of this owner.
+        `take` returns None if no runner is free for the waiter. `may_skip` then returns True if the reason is
+        the share of this waiter's owner, so that a runner may be free for the next owner.
         """
         skipped: list[_Turn] = []
         while (turn := self._next(profile)) is not None:
-            waiter = next(iter(turn.lane.waiters))
+            waiter = next(iter(turn.queue.waiters))
             if self._give(waiter, take):
                 continue
             if not may_skip(waiter):
@@ -141,7 +143,7 @@ class WaitQueue:
             heapq.heappush(self._turns[profile], turn)
 
     def _give(self, waiter: Waiter, take: Callable[[Waiter], Runner | None]) -> bool:
-        """Returns False if `take` refused."""
+        """Returns False if `take` returned no runner."""
         if not waiter.future.done():
             runner = take(waiter)
             if runner is None:
@@ -151,31 +153,33 @@ class WaitQueue:
         return True
 
     def _next(self, profile: Profile) -> _Turn | None:
-        """Returns the entry of the lane whose turn is next, after correcting outdated entries."""
+        """Returns the entry with the lowest start tag. Before that, drops entries of empty queues and
+        corrects entries of owners that took a turn meanwhile.
+        """
         heap = self._turns.get(profile, [])
         turns = self._shares.turns(profile)
         while heap:
             turn = heap[0]
-            if not turn.lane.waiters:
+            if not turn.queue.waiters:
                 heapq.heappop(heap)
-            elif (begins := turns.end(turn.lane.owner)) > turn.begins:
-                heapq.heapreplace(heap, _Turn(begins, next(self._numbers), turn.lane))
+            elif (begins := turns.end(turn.queue.owner)) > turn.begins:
+                heapq.heapreplace(heap, _Turn(begins, next(self._numbers), turn.queue))
             else:
                 return turn
         return None
 
     def in_order(self, may_take: Callable[[Waiter], bool]) -> Iterator[Waiter]:
         """Yields the waiters of all profiles in the order in which they will get runners. If `may_take`
-        returns False, skips the other waiters of that owner and profile.
+        returns False for a waiter, leaves out this waiter and all later ones of the same owner and profile.
         """
         plan: list[tuple[float, int, float, Iterator[Waiter]]] = []
-        for profile, lanes in self._lanes.items():
+        for profile, queues in self._queues.items():
             turns = self._shares.turns(profile)
             for turn in self._turns[profile]:
-                if lanes.get(turn.lane.owner) is turn.lane:
-                    owner = turn.lane.owner
+                if queues.get(turn.queue.owner) is turn.queue:
+                    owner = turn.queue.owner
                     begins = max(turn.begins, turns.end(owner))
-                    plan.append((begins, turn.number, turns.length(owner), iter(turn.lane.waiters)))
+                    plan.append((begins, turn.number, turns.length(owner), iter(turn.queue.waiters)))
         heapq.heapify(plan)
         while plan:
             begins, number, length, waiters = heapq.heappop(plan)

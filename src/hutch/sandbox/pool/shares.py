@@ -1,4 +1,6 @@
-"""Shares of the owners in a pool: in its processes, its queue, and the executions in shared processes."""
+"""Shares of each owner in a pool: how many processes, places in the queue, and executions in shared processes
+it may have.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from hutch.settings import Settings
 
 
 class ShareLimit(NamedTuple):
-    """A limit of one owner that was reached, with a sentence about it."""
+    """A limit that one owner has reached, and a sentence that explains it."""
 
     limit: str
     text: str
@@ -25,26 +27,31 @@ class PoolShares:
         """Executions that wait for a runner, by owner."""
         self._settings = settings
         self._shared_executions = _shared_executions(settings)
-        # Apart, because only single-use processes are taken for every execution.
+        # Separate turns, because they count different things: each execution takes its own single-use
+        # process, but a shared process serves many executions.
         self._single_use_turns = OwnerTurns()
         self._shared_turns = OwnerTurns()
 
     def owner_key(self, owner: str) -> str:
-        """Returns the owner of a shared process for executions of `owner`."""
+        """Returns the owner of the shared processes that run executions of `owner`. If owners share
+        processes, it is the empty string for all of them.
+        """
         return "" if self._settings.owners_share else owner
 
     def holder(self, profile: Profile, owner: str) -> str:
-        """Returns the name under which a process for this owner is counted."""
+        """Returns the owner to whose share a process for this owner counts."""
         return owner if profile.engine_spec.own_process else self.owner_key(owner)
 
     def may_run(self, profile: Profile, owner: str) -> bool:
-        """Returns False if owners share processes and this owner has its share of the executions in them."""
+        """Returns False if owners share processes and this owner's executions already use up its share of
+        them.
+        """
         if self._shared_executions is None or profile.engine_spec.own_process:
             return True
         return self._shared_executions.may_take(owner)
 
     def take(self, runner: Runner, owner: str, holder: str) -> None:
-        """Counts an execution that the runner gets."""
+        """Counts an execution that is assigned to the runner."""
         if self._shared_executions is not None and not runner.profile.engine_spec.own_process:
             self._shared_executions.take(owner)
             self._shared_turns.take(owner)
@@ -53,7 +60,7 @@ class PoolShares:
             self.processes.take(holder)
 
     def turns(self, profile: Profile) -> OwnerTurns:
-        """Returns the turns in which owners get runners of this profile."""
+        """Returns the object that decides which owner gets the next runner of this profile."""
         return self._single_use_turns if profile.engine_spec.own_process else self._shared_turns
 
     def set_weight(self, owner: str, weight: float) -> None:
@@ -61,7 +68,9 @@ class PoolShares:
         self._shared_turns.set_weight(owner, weight)
 
     def give_back(self, runner: Runner, owner: str) -> None:
-        """Stops counting an execution of the runner, and the runner if it has no other execution."""
+        """Stops counting an execution of the runner. If the runner has no other execution, also stops
+        counting the runner.
+        """
         if self._shared_executions is not None and not runner.profile.engine_spec.own_process:
             self._shared_executions.give_back(owner)
         if runner.in_flight == 0:
@@ -73,7 +82,9 @@ class PoolShares:
             runner.holder = None
 
     def explain_wait(self, profile: Profile, owner: str) -> ShareLimit | None:
-        """Returns the limit of the owner that kept an execution waiting, or None if it was another one."""
+        """Returns the limit of this owner because of which an execution waits, or None if it waits for
+        another reason.
+        """
         if not self.may_run(profile, owner):
             assert self._shared_executions is not None
             return ShareLimit(
@@ -92,7 +103,9 @@ class PoolShares:
 
 
 def _shared_executions(settings: Settings) -> OwnerShares | None:
-    """Returns the shares of owners in processes that they share, or None if they do not share processes."""
+    """Returns how many executions each owner may have in shared processes, or None if owners do not share
+    processes.
+    """
     if not settings.owners_share:
         return None
     executions = settings.quickjs_vms * settings.quickjs_processes

@@ -40,8 +40,8 @@ WARM_UP = b'{"type":"warm_up"}\n'
 WARM_UP_SECONDS = 0.005
 # If a signal killed its child, bubblewrap exits with 128 plus the signal number.
 SIGNAL_EXIT_BASE = 128
-# Time after which a runner that sends nothing, instead of starting an execution, counts as lost. Its process
-# may have been stopped, or a neighbour blocks it with a long native call.
+# A runner that has got an execution counts as lost if it sends nothing for this time. Its process may have
+# been stopped, or another guest in it may be blocking it with a long native call.
 MAX_SILENCE_SECONDS = 5.0
 # Time for a guest program to exit after it closed its channel.
 EXIT_SECONDS = 1.0

@@ -76,7 +76,8 @@ def check_isolation(
     """Tests one kind of isolation, or returns the cached result of the same test since boot.
 
     `cache`: folder for results and for copies of Deno's libraries. With `ignore_cache`, results in the folder
-    are not used and the folder does not change. The jail is None if there is nothing to test.
+    are not used and the folder does not change. Returns None as the jail if bubblewrap is missing, so that
+    there is no jail to test.
     """
     key = _cache_key(isolation, deno, controller)
     cached = _load_result(cache, isolation) if cache and not ignore_cache else None
