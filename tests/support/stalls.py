@@ -61,6 +61,7 @@ class LoopStalls:
 
     async def __aenter__(self) -> LoopStalls:
         # As `hutch serve` does: a garbage collection of all objects of a test process takes long by itself.
+        # They stay frozen, because each later collection would take half a second otherwise.
         gc.collect()
         gc.freeze()
         self._watcher = asyncio.create_task(self._watch())
@@ -73,7 +74,6 @@ class LoopStalls:
         await asyncio.sleep(0.005)
         self._watcher.cancel()
         await asyncio.gather(self._watcher, return_exceptions=True)
-        gc.unfreeze()
 
     def assert_short(self, scenario: object = "") -> None:
         _assert_short(self.longest, scenario)
