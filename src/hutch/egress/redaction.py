@@ -26,19 +26,22 @@ from hutch.tasks import TimeSlices
 MARK = "[redacted]"
 # Shorter secrets are not redacted, because they occur in any text by chance.
 MIN_SECRET = 4
-# Minimum length of a part of a secret, and of a part that is also searched in encoded forms.
+# Minimum length of a part of a secret, and minimum length of a part that is also searched for in encoded
+# forms.
 MIN_PART = 8
 MIN_FORM = 6
 # Every form takes time and memory. This limits the number of parts, and the number of parts that are also
 # searched in the rarest forms.
 MAX_PARTS = 256
 MAX_STRICT_PARTS = 8
-# Longer parts are split, so that less data is held back because it may be the start of a form.
+# Longer parts are split, because data that may be the prefix of a part is held back, and this bounds its
+# length.
 MAX_PART_CHARS = 1024
-# Redactors in the cache, and characters of all their secrets. A character takes up to 1 KiB.
+# Maximum number of redactors in the cache, and of characters in all their secrets. A character takes up to 1
+# KiB of memory.
 MAX_CACHED = 64
 MAX_CACHED_CHARS = 256 * 1024
-# Data that is searched in one step. A byte takes up to 1.5 µs.
+# Number of bytes that are searched in one step. A byte takes up to 1.5 µs.
 STEP_BYTES = 4 * 1024
 
 _MARK = MARK.encode()
@@ -205,11 +208,14 @@ class RedactingStream:
 
     def __init__(self, search: PatternSearch) -> None:
         self._search = search
-        # End of the data that may be the start of a secret, its position in the stream, and its node.
+        # The tail is the suffix of the data that may be the prefix of a secret. It is held back until more
+        # data arrives. `_tail_start` is its offset in the stream, and `_node` the automaton's node after
+        # reading it.
         self._tail = b""
         self._tail_start = 0
         self._node = ROOT
-        # Ranges of the tail to redact, and the end of those that have been redacted.
+        # Ranges to redact that were found but not redacted yet, and the end of the last range that was
+        # redacted. Both are offsets in the stream.
         self._spans: deque[Span] = deque()
         self._redacted_end = 0
 
@@ -218,7 +224,7 @@ class RedactingStream:
         return self._redacted_end > 0
 
     def feed(self, data: bytes) -> bytes:
-        """Returns the redacted data, except for an end that may be the start of a secret."""
+        """Returns the redacted data. Holds back a suffix that may be the prefix of a secret."""
         return b"".join(self.steps(data))
 
     def steps(self, data: bytes) -> Iterator[bytes]:
@@ -240,7 +246,7 @@ class RedactingStream:
     def _step(self, data: bytes) -> bytes:
         search, tail = self._search, self._tail
         if tail and len(data) < search.longest:
-            # The filter would search all of the tail again.
+            # `find` would search the whole tail again. The automaton continues after it.
             at = self._tail_start + len(tail)
             self._node = search.automaton.scan(data, 0, len(data), self._node, self._spans, at)
             data = tail + data
@@ -255,7 +261,7 @@ class RedactingStream:
         return self._release(self._tail)
 
     def _release(self, data: bytes) -> bytes:
-        """Redacts and returns the start of `data`, and keeps the rest as the tail."""
+        """Redacts and returns `data` without its new tail, which is kept."""
         size = len(data) - (self._search.automaton.depth(self._node) if self._node != ROOT else 0)
         offset, spans = self._tail_start, self._spans
         self._tail, self._tail_start = data[size:], offset + size
@@ -265,7 +271,7 @@ class RedactingStream:
         parts: list[bytes] = []
         while spans and spans[0][0] < self._tail_start:
             start, end = spans.popleft()
-            # A range that overlaps the previous one continues it.
+            # A range that overlaps the previous one is covered by the same mark.
             if start - offset >= at:
                 parts += (data[at : start - offset], _MARK)
             at = max(at, end - offset)

@@ -107,8 +107,8 @@ class AccessControl:
         return await self._user(api_key, protocol)
 
     def api_key_of(self, connection: HTTPConnection) -> str:
-        """Returns the API key that a request sends, or for which its browser session stands. Empty if it has
-        none.
+        """Returns the API key that a request sends, or the API key of its browser session. Returns an empty
+        string if it has neither.
         """
         if "authorization" in connection.headers:
             return _bearer_token(connection)
@@ -296,7 +296,7 @@ def is_script(connection: HTTPConnection) -> bool:
     return RUN_HEADER in connection.headers
 
 
-# A name of 253 characters with its final dot, and a port.
+# Enough for a name of 253 characters, its final dot, and a port.
 MAX_HOST_CHARS = 260
 _HOST = re.compile(
     r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)\.?)"

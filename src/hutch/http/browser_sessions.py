@@ -22,7 +22,8 @@ IDLE_SECONDS = 12 * 3600
 SESSION_SECONDS = 7 * 24 * 3600
 MAX_LINKS = 100
 MAX_SESSIONS = 1_000
-# Nobody can sign out the browsers of another key, or use up its links, by creating many.
+# Limits per key. Without them, the holder of one key could displace the links and sessions of other keys by
+# creating many.
 MAX_LINKS_PER_KEY = 10
 MAX_SESSIONS_PER_KEY = 50
 
@@ -62,7 +63,7 @@ class BrowserSessions:
         return token
 
     def redeem_link(self, token: str) -> str | None:
-        """Returns the API key of a link, which is then used up. Returns None if it is not valid."""
+        """Returns the API key of a link and invalidates the link. Returns None if the link is not valid."""
         expiry, api_key = self._links.pop(token, (0.0, ""))
         return api_key if expiry > self._now() else None
 
@@ -91,8 +92,8 @@ class BrowserSessions:
     def find(self, connection: HTTPConnection) -> BrowserSession | None:
         """Returns the session of a request, or None. Counts as use of the session.
 
-        Only pages of this server can use a session. A page on another port of the same host is of the same
-        site, so that its browser sends the cookie.
+        Only pages of this server can use a session. The cookie alone does not ensure this: for a browser, a
+        page on another port of the same host belongs to the same site, so its requests carry the cookie too.
         """
         if not _is_from_own_page(connection):
             return None

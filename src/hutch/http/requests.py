@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 # is trusted because the same request carries the operator's key.
 RUN_HEADER = "x-hutch-run"
 MAX_TEXT_CHARS = 1_000
-# More than in messages of guests: a table of 100 000 rows is a reasonable parameter of a tool.
+# Higher than the limit for messages of guests, because a table of 100 000 rows is a reasonable parameter of a
+# tool.
 MAX_BODY_VALUES = 1_000_000
 # Query parameters with more digits are refused.
 _MAX_DIGITS = 18
@@ -122,8 +123,8 @@ async def parse_optional_object(body: bytes) -> dict[str, Any]:
 
 
 async def _decode(body: bytes, max_values: int) -> Any:
-    """Decodes a JSON body. An object may not have a key twice, because other parsers may use another of the
-    values.
+    """Decodes a JSON body. Refuses an object that has a key twice, because parsers differ in which of the two
+    values they use.
     """
     value = None
     try:
@@ -143,11 +144,11 @@ async def _decode(body: bytes, max_values: int) -> Any:
 
 
 def _has_all_keys(value: Any, body: bytes) -> bool:
-    """Returns False if the decoded value has fewer keys than the body, or if that cannot be determined
-    quickly.
+    """Returns False if the body may have a key twice. Compares the number of colons in the body with that in
+    the encoded value, which lacks the colons of dropped keys.
     """
     if b"\\u003a" in body or b"\\u003A" in body:
-        # Escaped colons would be counted below.
+        # The encoded value has a plain colon for each escaped one, so the counts would differ.
         return False
     try:
         return body.count(b":") == msgspec.json.encode(value).count(b":")

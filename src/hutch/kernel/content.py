@@ -74,7 +74,7 @@ class RunContent(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def error_text(run: RunHandle, result: Result) -> str | None:
-    """Returns the start of the error message, for lists."""
+    """Returns the error message for lists of runs, cut to MAX_LISTED_MESSAGE_CHARS."""
     if run.outcome == "ok":
         return None
     text, error = run.failure_message, result.error
@@ -88,7 +88,8 @@ def run_content(
     execution: Execution, run: RunHandle, result: Result, level: RecordLevel, max_bytes: int
 ) -> str:
     """Returns the content of a record as JSON text, with the run's secrets redacted."""
-    # The other half is for what the timeline collected.
+    # The timeline has already used up to half of `max_bytes` for its calls and log lines. This is the other
+    # half.
     budget = _Budget(max_bytes // 2)
     content = RunContent(error=_error(run, result))
     budget.take(len(result.error.stack or "") if result.error else 0)

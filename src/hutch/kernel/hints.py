@@ -15,7 +15,7 @@ _NOT_DEFINED = re.compile(r"'?([\w$]+)'? is not defined")
 _NO_MODULES = "guests have no CommonJS modules and no packages, only tools and the objects of the language"
 _NO_BROWSER = "guests run in no browser; they have tools and the objects of the language"
 _NODE_GLOBAL = 'the quickjs engine has no Node globals; engine "deno" has {name}'
-# What guests of all engines lack, and programs for Node or browsers expect.
+# Names that programs for Node or browsers use but guests do not have, each with a hint.
 _MISSING = {
     **dict.fromkeys(("require", "module", "exports", "__dirname", "__filename"), _NO_MODULES),
     **dict.fromkeys(("window", "document", "localStorage", "XMLHttpRequest"), _NO_BROWSER),
@@ -29,7 +29,7 @@ _IS_MISSING = re.compile(r"undefined|is not defined|not a function|does not exis
 
 
 def with_hint(source: str, engine: str, result: Result) -> Result:
-    """Returns a result whose error says what the guest can use instead of what it lacks."""
+    """Adds a hint to an error about a missing name or a syntax error: what the guest can use instead."""
     error = result.error
     if error is None or error.name not in ("SyntaxError", "ReferenceError"):
         return result
@@ -50,10 +50,11 @@ def missing_name_hint(name: str, engine: str | None = None) -> str | None:
 
 
 def with_unavailable_servers(result: Result, reasons: Mapping[str, str]) -> Result:
-    """Returns a result that names the MCP servers that are not connected: in its warnings with the reasons,
-    and without them in an error that their missing tools may have caused, because a model may see it.
+    """Adds a warning with the reason for each MCP server that is not connected. If the error may be due to
+    the missing tools of such servers, also adds the names of the servers to the error, but not the reasons,
+    because a model may see the error.
 
-    `reasons` are by name of the server, and may be empty.
+    `reasons` maps the name of each such server to the reason. A reason may be empty.
     """
     if not reasons:
         return result

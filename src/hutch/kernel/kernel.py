@@ -29,9 +29,10 @@ _MAXIMUM_SETTINGS = {
     "max_log_lines": "max_log_lines_ceiling",
     "max_log_chars": "max_log_chars_ceiling",
 }
-# Maximum retries of an execution whose runner was lost because of another execution, or before it began.
+# Maximum retries of an execution whose runner was lost before the execution began, or because of another
+# execution in the same runner.
 MAX_RETRIES = 2
-# Length of a tool's name in the record of a wait.
+# Maximum length of a tool's name in the record of a wait.
 MAX_TOOL_CHARS = 200
 
 
@@ -112,7 +113,8 @@ class Kernel:
         try:
             result = await self._run(execution, run)
             if result.error is not None:
-                # Not in the session, which does not have the source of precompiled code.
+                # The hint is not added in the session, because the session does not have the source of
+                # precompiled code.
                 result = with_hint(execution.code, execution.profile.engine, result)
             result = with_unavailable_servers(result, execution.unavailable_servers)
         except BaseException as error:
@@ -169,8 +171,8 @@ class Kernel:
         return result
 
     def _may_retry(self, execution: Execution, run: RunHandle) -> bool:
-        """Returns True if the runner was lost, not because of this execution, and a retry is safe because the
-        guest has called no tool.
+        """Returns True if the runner was lost for a reason other than this execution, and the guest has not
+        called a tool yet, so that a retry is safe.
         """
         if run.session is None or not run.lost_runner or run.call_count or self.pool.is_closed:
             return False
@@ -248,7 +250,8 @@ class Kernel:
             and (size := len(execution.code.encode(errors="surrogatepass"))) > maximum
         ):
             raise InvalidExecution("code", f"has {size} bytes; the limit is {maximum}")
-        # With a preload, the inputs are those of a package's tool, which may be as long as a request body.
+        # With a preload, the inputs are the parameters of a package's tool, which may be as long as a request
+        # body.
         setting = "max_body_bytes" if execution.profile.has_preload else "max_result_bytes"
         maximum = getattr(self.settings, setting)
         if execution.inputs is not None and len(execution.inputs) > maximum:

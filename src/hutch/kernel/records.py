@@ -26,7 +26,7 @@ logger = logging.getLogger("hutch.runs")
 
 _DEFAULT_LIMITS = msgspec.to_builtins(Limits())
 MAX_LABEL_CHARS = 200
-# Limits by the code of the error with which they end a run.
+# For each error code of a reached limit, the name of that limit.
 _LIMITS_BY_CODE = {
     "timeout": "timeout_ms",
     "memory_limit": "memory_limit_bytes",
@@ -124,7 +124,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def _request(request: Any, clock: RunClock) -> dict[str, Any]:
-    """Returns an outgoing request with its start relative to the guest's."""
+    """Returns the fields of an outgoing request. Its start time is relative to the start of the guest."""
     fields: dict[str, Any] = msgspec.to_builtins(request)
     start = fields.pop("started") - clock.created - (clock.started or 0.0)
     if fields["span_id"] is None:

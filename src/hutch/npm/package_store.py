@@ -23,7 +23,7 @@ from hutch.sandbox import temp_dirs
 TOUCH_INTERVAL_SECONDS = 60.0
 # Folders without a record are kept this long, because another process may be about to add the record.
 ORPHAN_SECONDS = 3600.0
-# Start of the names of trees with the dependencies of a package that is not published.
+# Name prefix of trees that contain the dependencies of an unpublished package.
 LOCAL_PREFIX = "local-"
 # Shared by all stores of this process, so that staging folders never get the same name.
 _STAGING_NUMBERS = itertools.count(1)

@@ -28,7 +28,7 @@ class UnsafeTree(Exception):
 
 
 class Allowance(NamedTuple):
-    """Files of one name that are not counted, up to these limits."""
+    """Files with this name are not counted by `measure`, until they exceed one of these limits."""
 
     name: str
     max_bytes: int

@@ -445,14 +445,15 @@ class Session:
     def _check_deadline(self) -> None:
         remaining = self._deadline() - monotonic()
         if remaining > 0:
-            # The execution may start in the meantime, and then its deadline may be earlier. So the timer
-            # waits for the time limit at most.
+            # If the execution starts before the timer fires, its deadline may become earlier. So the timer
+            # waits no longer than the time limit and then checks again.
             maximum = (
                 remaining if self.started else min(remaining, max(self._max_seconds, TIMER_TOLERANCE_SECONDS))
             )
             self._timer = self._loop.call_later(maximum, self._check_deadline)
         elif -remaining > TIMER_TOLERANCE_SECONDS and not self._deferred:
-            # The event loop is late. Messages that arrived in the meantime must be read first.
+            # The event loop was blocked, so the timer fired late. Read the messages that arrived meanwhile
+            # before deciding.
             self._deferred = True
             self._timer = self._loop.call_later(min(-remaining, BACKSTOP_SECONDS), self._check_deadline)
         elif self._started_at is None and self._start_seconds:
@@ -498,7 +499,7 @@ def timeout_message(text: str, milliseconds: float, tools: Iterable[str]) -> str
 
 
 def clip_logs(lines: list[str], limits: Limits) -> tuple[list[str], bool]:
-    """Truncates logs to the limits. Returns the lines, and True if some were truncated."""
+    """Truncates logs to the limits. Returns the lines, and whether anything was left out."""
     if len(lines) <= limits.max_log_lines and sum(map(len, lines)) <= limits.max_log_chars:
         return lines, False
     clipped_lines: list[str] = []

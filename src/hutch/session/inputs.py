@@ -47,7 +47,8 @@ async def decode_inputs(text: bytes, providers: Iterable[Provider]) -> bytes | N
         raise InvalidExecution("inputs", str(error)) from None
     if len(text) <= LARGE_TEXT_BYTES:
         return encode_inputs(inputs, providers)
-    # Encoding it again would stall the event loop. Valid JSON has line breaks only between values.
+    # A large text is not encoded again, because that would stall the event loop. Only its line breaks are
+    # replaced: valid JSON has them only between values.
     _check_names(inputs, providers)
     return text.replace(b"\n", b" ").replace(b"\r", b" ")
 
@@ -69,7 +70,9 @@ def _check_names(inputs: object, providers: Iterable[Provider]) -> Mapping[str, 
 
 
 def _with_plain_letters(text: bytes) -> bytes:
-    """Encodes letters as UTF-8 instead of escapes, which are up to three times as long."""
+    """Replaces escapes by UTF-8 characters, because the escapes of non-ASCII letters are up to three times as
+    long.
+    """
     if b"\\u" not in text:
         return text
     try:

@@ -56,8 +56,8 @@ def encode_value(value: object) -> bytes:
 
 
 def encode_decoded_value(value: object) -> bytes:
-    """Like `encode_value`, for values that come from JSON, but letters are not escaped. Takes 1 to 11 ms of
-    CPU time per MB, `encode_value` 7 to 125 ms.
+    """Like `encode_value`, but faster, and does not escape non-ASCII characters. Only for values that were
+    decoded from JSON. Takes 1 to 11 ms of CPU time per MB; `encode_value` takes 7 to 125 ms.
     """
     try:
         return msgspec.json.encode(value)
@@ -80,7 +80,7 @@ def decode_value(raw: bytes | memoryview, max_values: int = MAX_VALUES) -> Any:
     Raises NotJsonSafe if the text is malformed, nested too deeply or too large, or if a number is not finite.
     """
     line = raw if isinstance(raw, bytes) else bytes(raw)
-    # Each level and each value takes at least a byte.
+    # A shorter text cannot exceed a limit, because each level and each value takes at least one byte.
     if len(line) > MAX_DEPTH:
         check_bounds(line, max_values)
     return decode_bounded(line)

@@ -6,7 +6,7 @@ import re
 
 PYTHON_HINT = "this looks like Python; code has to be JavaScript or TypeScript"
 
-# Lines that are looked at. Long ones would take long to match.
+# Maximum number of lines to examine, and maximum length of a line. Matching longer lines would take too long.
 _MAX_LINES = 100
 _MAX_LINE_CHARS = 200
 # Lines that Python programs contain and JavaScript programs do not.
@@ -24,8 +24,8 @@ _UNKNOWN_NAME = re.compile(r"^(?:Cannot find name )?'?(\w+)'?(?: is not defined)
 def python_hint(code: str, problem: str = "") -> str | None:
     """Returns PYTHON_HINT if code that JavaScript refuses looks like Python, otherwise None.
 
-    `problem` is the message of JavaScript or TypeScript. If it is about an unknown name, that name has to be
-    one of Python's.
+    `problem` is the message of JavaScript or TypeScript. If it reports an unknown name, the code counts as
+    Python only if that name is in _PYTHON_NAMES.
     """
     unknown = _UNKNOWN_NAME.match(problem)
     if unknown and unknown[0] != unknown[1] and unknown[1] not in _PYTHON_NAMES:

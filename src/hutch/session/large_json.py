@@ -33,8 +33,8 @@ class DuplicateKey(NotJsonSafe):
 
 
 async def decode_large_value(text: bytes, max_values: int | None = None) -> Any:
-    """Like `decode_value`, but other tasks run meanwhile. `max_values` limits the values of texts longer than
-    LARGE_TEXT_BYTES; others cannot have many.
+    """Like `decode_value`, but other tasks run meanwhile. `max_values` limits the number of values in a text
+    that is longer than LARGE_TEXT_BYTES. A shorter text cannot have many values.
 
     Raises DuplicateKey if the text is longer than LARGE_TEXT_BYTES and an object has a key twice.
     """
@@ -55,8 +55,9 @@ async def decode_large_value(text: bytes, max_values: int | None = None) -> Any:
 
 
 def _decode_pieces(text: bytes, max_values: int) -> Generator[None, None, Any]:
-    """Splits the text at commas. Opening and closing the arrays and objects around a piece makes it a JSON
-    text. Its values are then added to those of the pieces before it.
+    """Splits the text at commas into pieces. Each piece becomes a JSON text of its own: the brackets of the
+    arrays and objects that are open at its start are put before it, and those that are open at its end are
+    closed after it. The decoded values of each piece are added to the values of the pieces before it.
     """
     tree = _Tree()
     piece = _Piece()
@@ -95,7 +96,7 @@ def _decode_pieces(text: bytes, max_values: int) -> Generator[None, None, Any]:
 
 
 def _decode_string(text: bytes, start: int, end: int) -> Generator[None, None, str]:
-    """Decodes the string with these contents in parts."""
+    """Decodes a long string in parts. Its contents, without the quotes, are `text[start:end]`."""
     parts = []
     while start < end:
         cut = min(start + _STRING_BYTES, end)
@@ -133,7 +134,9 @@ _HIGH_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}")
 
 
 def _last_comma(pieces: list[bytes], is_inside: int) -> tuple[int, int] | None:
-    """Returns the piece outside of strings that has the last comma, and the comma's position in it."""
+    """Finds the last comma outside of strings. Returns the index of the piece that contains it, and its
+    position in that piece.
+    """
     last = len(pieces) - 1
     for number in range(last - (last + is_inside) % 2, -1, -2):
         comma = pieces[number].rfind(b",")
@@ -176,7 +179,7 @@ class _Piece:
 
 
 class _Tree:
-    """The values that were decoded so far."""
+    """The value as far as it was decoded."""
 
     def __init__(self) -> None:
         self.root: Any = None
@@ -198,7 +201,8 @@ class _Tree:
         if len(short) > _MAX_PIECE_BYTES:
             raise NotJsonSafe("$ has a number or spaces that are too long")
         inner = short.strip(_SPACE)
-        # Without the comma that precedes or follows it, such a piece would be valid.
+        # Refuse a piece that lacks a value next to the comma at which the text was split. The piece itself is
+        # valid JSON, because the comma is not part of it.
         if not inner or (self._open and inner[0] in b"]}") or (not is_last and inner[-1] in b"[{"):
             raise NotJsonSafe("malformed JSON: a comma has no value beside it")
         if not is_last and not piece.stack:
@@ -207,7 +211,8 @@ class _Tree:
         value = decode_bounded(self._opening(piece.before) + short + closing)
         if strings:
             value = _restore(value, strings)
-        # The opening brackets have a key for each object that is continued, except the innermost one.
+        # Keys to expect: those in the piece, and one that `_opening` adds for each continued object except
+        # the innermost.
         keys = piece.keys + piece.before[:-1].count(b"{")
         if keys > 1 and _count_keys(value) != keys:
             raise DuplicateKey("$ has an object with a key that occurs twice")
@@ -246,7 +251,7 @@ def _last_child(container: Any) -> Any:
 
 
 def _restore(value: Any, strings: dict[str, str]) -> Any:
-    """Replaces the names of long strings by the strings."""
+    """Replaces the placeholders of long strings by the strings themselves."""
     if isinstance(value, str):
         return strings.get(value, value)
     if isinstance(value, list):

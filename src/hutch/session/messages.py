@@ -20,15 +20,16 @@ from hutch.session.json_value import (
 from hutch.strict_json import find_excess
 from hutch.text import printable
 
-# Longer messages are decoded field by field, so that none has too many values. In a message of this length,
-# the values take a few milliseconds.
+# Longer messages are decoded field by field, so that the number of values in each field can be limited. A
+# message of this length takes at most a few milliseconds, however many values it has.
 MAX_SIMPLE_BYTES = 256 * 1024
-# Maximum number of values in a field other than the payload. No valid message has so many.
+# Maximum number of values in a field other than the payload. Valid messages have fewer.
 MAX_FIELD_VALUES = 100_000
 MAX_PROVIDER_VALUES = 40_000
 # Maximum number of escapes in a field whose lone surrogates are replaced. Each takes half a microsecond.
 MAX_REPLACED_SURROGATES = 20_000
-# Maximum size of a runner's field other than the payload: the logs, in most cases.
+# Maximum size of a field other than the payload in a runner's message. The largest such field is usually the
+# logs.
 MAX_FIELD_BYTES = 4 * 1024 * 1024
 MAX_ERROR_BYTES = 256 * 1024
 MAX_ERROR_CHARS = 200
@@ -195,7 +196,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done", tag_field="typ
 
 
 class RefusedExecute(ProtocolError):
-    """An `execute` is too large to be decoded. Unlike an invalid message, it gets an answer."""
+    """An `execute` is too large to be decoded. The sender gets an answer, unlike for an invalid message."""
 
     def __init__(self, id: str, message: str) -> None:
         super().__init__(message)
@@ -295,7 +296,7 @@ def _decode(decoder: msgspec.json.Decoder[Any], line: bytes) -> Any:
 def _protocol_error(error: Exception) -> ProtocolError:
     if isinstance(error, RecursionError):
         return ProtocolError(TOO_DEEP)
-    # The text may quote the message.
+    # The text of the error may quote the invalid message, so it is cut and made printable.
     return ProtocolError(printable(str(error)[:MAX_ERROR_CHARS]))
 
 
@@ -333,7 +334,8 @@ def _decode_fields(decoder: msgspec.json.Decoder[Any], line: bytes) -> Any:
     if b"\\" in line:
         buffer = bytearray(mask_surrogates(line))
         fields = _masked_fields.decode(buffer)
-        # The fields are views of the buffer. From here on, they show the text as it was.
+        # The fields are views of the buffer. Restoring the original text in the buffer restores it in the
+        # fields.
         buffer[:] = line
     else:
         fields = _raw_fields.decode(line)
@@ -344,7 +346,7 @@ def _decode_fields(decoder: msgspec.json.Decoder[Any], line: bytes) -> Any:
         if raw is UNSET:
             continue
         if name in _PAYLOADS:
-            # A view keeps the whole line in memory.
+            # A view keeps the whole line in memory, so a small payload is copied.
             is_most = 2 * memoryview(raw).nbytes > len(line)
             message[name] = raw if is_most else Raw(bytes(raw))
             continue

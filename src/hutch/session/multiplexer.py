@@ -17,13 +17,13 @@ from hutch.telemetry.trace_context import TraceContext
 
 logger = logging.getLogger("hutch.session")
 
-# A peer is disconnected after this many dropped messages, because parsing invalid messages takes time too.
-# Long messages count several times.
+# A peer is disconnected when the costs of its dropped messages exceed this sum, because parsing them takes
+# time. A message costs 1 more for every BYTES_PER_DROP bytes.
 MAX_DROP_COST = 10_000
 BYTES_PER_DROP = 2_048
-# Cost of a malformed message, which takes several times as long as dropping a valid one.
+# Cost of a malformed message. Rejecting it takes several times as long as dropping a valid message.
 MALFORMED_COST = 3
-# Longer messages are checked for fields that are ignored.
+# In longer messages, the bytes of fields that the host ignores are counted; see `_ignored_bytes`.
 MAX_ENVELOPE_BYTES = 4_096
 # Maximum number of ended sessions for which late messages (`started`, `done`, the answer to a cancel) are
 # still expected.
@@ -188,5 +188,6 @@ def _ignored_bytes(message: RunnerMessage, size: int) -> int:
     """Returns the number of bytes of an accepted message that the host does not use."""
     if isinstance(message, ToolCall):
         return size - memoryview(message.input).nbytes
-    # A `done` ends its session, so there is only one. The lines of accepted `log` messages are bounded.
+    # `done` and `log` cost nothing: a session has only one `done`, and the lines of accepted `log` messages
+    # are bounded.
     return 0 if isinstance(message, Done | Log) else size

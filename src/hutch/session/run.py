@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from hutch.session.timeline import RunTimeline
     from hutch.telemetry.trace_context import TraceContext
 
-# Limits of the calls in a run record, which is stored and logged.
+# Maximum number of tool calls in a run record, and maximum length of a name in them. Run records are stored
+# and logged.
 MAX_RECORDED_CALLS = 200
 MAX_RECORDED_CHARS = 100
 

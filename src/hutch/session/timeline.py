@@ -15,7 +15,7 @@ CALL_BYTES = 200
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """Replaces a value that was too long."""
+    """Stands for a value that was too long to be recorded."""
 
     size: int = msgspec.field(name="$cut")
 

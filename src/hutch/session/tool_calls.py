@@ -193,7 +193,8 @@ class ToolCalls:
                 self.records.append(
                     CallRecord.of(*names, ok, elapsed, start_ms=start_ms, code=code or None, span_id=span_id)
                 )
-            # Calls that are cancelled at the end of the run end after its last event.
+            # A call that is cancelled because the run has ended emits no event, because the last event of the
+            # run was emitted before.
             if self._listeners and not self._has_ended:
                 self._emit(
                     ToolCallEnded(
@@ -260,7 +261,7 @@ class ToolCalls:
         if threading.get_ident() == self._thread:
             self._emit(event)
         else:
-            # The run may end before the event loop gets to it.
+            # Check again in the event loop, because the run may have ended by then.
             self._loop.call_soon_threadsafe(lambda: None if self._has_ended else self._emit(event))
 
     def send_item(self, call_id: str, item: bytes) -> None:

@@ -53,8 +53,8 @@ def locked_value(text: str) -> str:
 
 
 def unlock_secrets(secrets: Sequence[Secret], key: str) -> tuple[list[Secret], list[Secret]]:
-    """Decrypts values that the client has encrypted. Returns the readable secrets, and those that `key` does
-    not decrypt.
+    """Decrypts values that the client has encrypted. Returns the readable secrets, then the secrets that
+    `key` cannot decrypt.
     """
     readable: list[Secret] = []
     locked: list[Secret] = []

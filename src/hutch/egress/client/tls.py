@@ -1,4 +1,4 @@
-"""Starts TLS on a connection, with limits on data that contains no part of a response."""
+"""Starts TLS on a connection, and limits the TLS data that a server sends in addition to its responses."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, cast
 from hutch.egress.client.connection import ClientConnection
 from hutch.egress.client.models import FetchError
 
-# Maximum data without a part of a response: handshake, session tickets, key updates. OpenSSL accepts
-# certificates of up to 100 KiB.
+# Maximum number of bytes that a server may send without response data, for example in the handshake, session
+# tickets and key updates. OpenSSL accepts certificates of up to 100 KiB.
 MAX_OVERHEAD_BYTES = 256 * 1024
-# Maximum sizes of one read, before and after the handshake. OpenSSL needs up to 60 ms for 256 KiB of empty
-# handshake messages, which an event loop would otherwise pass to it at once, for every connection.
+# Maximum sizes of one read, before and after the handshake. Without these limits, the event loop would read
+# up to 256 KiB at once. OpenSSL needs up to 60 ms for that much if it consists of empty handshake messages.
 HANDSHAKE_READ_BYTES = 4 * 1024
 READ_BYTES = 16 * 1024
 
@@ -31,7 +31,8 @@ async def start_tls(
         loop.start_tls(transport, connection, context, server_hostname=host.strip("[]"))
     )
     try:
-        # After one turn of the loop, the transport has the protocol that decrypts, but nothing was read yet.
+        # After one iteration of the event loop, the transport has the protocol that decrypts, but has read
+        # nothing yet.
         await asyncio.sleep(0)
         if waiting.has_early_data:
             raise FetchError("tls", f"TLS with {host} failed: it sent data before the handshake.")
@@ -59,8 +60,8 @@ class WaitingProtocol(asyncio.Protocol):
 
 
 class TlsInputLimiter(asyncio.BufferedProtocol):
-    """Passes data from a transport to the protocol that decrypts it. Ends the connection if too much data
-    contains no part of a response.
+    """Passes data from a transport to the protocol that decrypts it. Ends the connection if more than
+    MAX_OVERHEAD_BYTES arrive without response data.
     """
 
     def __init__(self, transport: asyncio.Transport, host: str) -> None:

@@ -37,7 +37,7 @@ class ClientAddress(NamedTuple):
 
 
 class ConnectionSlot:
-    """The place of one connection in its limits."""
+    """One counted connection. Its protocol reports here whether it waits for the client and when it ends."""
 
     def __init__(self, limits: ConnectionLimits, address: ClientAddress, close: Callable[[], None]) -> None:
         self._limits = limits

@@ -191,7 +191,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if len(self.headers) >= MAX_HEADERS:
             self._fail(431, f"A request may have at most {MAX_HEADERS} headers")
         name = name.lower()
-        # The parser leaves white space at the end, which is not part of the value.
+        # The parser does not remove the white space after the value.
         value = value.rstrip(b" \t")
         if name == b"host":
             self._hosts.append(value)
@@ -259,7 +259,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _close_after_response(self) -> None:
-        """Closes the connection as soon as the request has been read."""
+        """Closes the connection now if the request was read completely, otherwise at the end of its body."""
         if self._in_head or self._active is not self.cycle:
             self.transport.close()
         else:
@@ -270,7 +270,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if not self._in_head and not self._is_answering:
-            # The rest of the body was not needed. It must end in the time that the next head has.
+            # The app did not read the rest of the body. The client has as much time to finish sending it as
+            # it has for the head of a request.
             self._head_timeout.start()
         self._update_slot()
         if self.pipeline:
@@ -279,7 +280,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             if not self._is_answering:
                 self._send_error()
         elif self._held:
-            # Either the next request, or the rest of the body of the request that was started above.
+            # The held data is either the next request, or the rest of the body of the request that was
+            # started above.
             data, self._held = self._held, bytearray()
             self.flow.is_held = False
             self.flow.resume_reading()
@@ -333,7 +335,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
 
 class _CycleTransport:
-    """The part of a transport that a request uses, with another function that closes it."""
+    """The methods of a transport that a request uses. `close` is replaced by another function."""
 
     __slots__ = ("close", "is_closing", "write")
 
@@ -344,7 +346,9 @@ class _CycleTransport:
 
 
 class _PipelineFlow(FlowControl):
-    """Does not resume reading while enough data of later requests is held."""
+    """Flow control that does not resume reading while the connection holds more than MAX_HELD_BYTES of later
+    requests.
+    """
 
     is_held = False
 

@@ -26,7 +26,7 @@ _INHERITED = """
 """
 INHERITED_VARIABLES = frozenset(_INHERITED.split())
 MAX_STDERR_BYTES = 4096
-# Longer than the reaper needs to end all processes.
+# Timeout for the reaper, which needs less time to end all processes.
 STOP_SECONDS = 4.0
 EXIT_SECONDS = 1.0
 
@@ -73,7 +73,7 @@ class ServerProcess:
 
     @property
     def stderr_tail(self) -> str:
-        """End of the server's stderr output."""
+        """The last bytes that the server wrote to stderr, as text."""
         return self._stderr_bytes.decode(errors="replace").strip()
 
     @property

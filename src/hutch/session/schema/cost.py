@@ -41,7 +41,8 @@ _CHILD_KEYWORDS = (
 _SAME_VALUE_MAPS = ("dependentSchemas", "dependencies")
 _SAME_VALUE_KEYWORDS = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "contentSchema", "extends")
 _UNEVALUATED = ("unevaluatedItems", "unevaluatedProperties")
-# The keywords in _UNEVALUATED evaluate the schemas beside them again, at each nested level too.
+# If a schema has a keyword in _UNEVALUATED, the other schemas for the same value count this many times,
+# because the keyword evaluates them again, and once more at each nested level.
 _UNEVALUATED_FACTOR = 4
 _DEFINITIONS = ("$defs", "definitions")
 _SCHEMA_KEYWORDS = frozenset(

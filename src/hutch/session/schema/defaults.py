@@ -6,17 +6,18 @@ from typing import Any
 
 from hutch.session.schema.walk import UNRESOLVED, SchemaRoot, as_dict, as_list, resolve
 
-# Schemas and values that are visited in all. The others keep their missing properties.
+# Maximum number of schemas and values to visit. Beyond that, missing properties stay missing.
 _MAX_STEPS = 20_000
-# References that are followed for one value.
+# Maximum number of references to follow for one value.
 _MAX_REFERENCES = 10
 
 
 def apply_defaults(schema: dict[str, Any], value: Any) -> Any:
     """Returns a copy of a value in which missing properties have the defaults of the schema.
 
-    Follows `properties`, `items`, `allOf` and references. Alternatives such as `anyOf` have no effect,
-    because it is not known which one is meant. Defaults are not completed themselves.
+    Follows `properties`, `items`, `allOf` and references. The defaults in alternatives such as `anyOf` are
+    not applied, because it is not known which alternative is meant. If a default is itself an object, its
+    missing properties stay missing.
     """
     return _Defaults(SchemaRoot.of(schema, "")).apply([schema], value)
 
@@ -51,7 +52,7 @@ class _Defaults:
         return complete
 
     def _parts(self, schemas: list[Any]) -> list[dict[str, Any]]:
-        """Returns the schemas, and those that they refer to or combine."""
+        """Returns these schemas, and all schemas to which they refer or which their `allOf` contains."""
         parts: list[dict[str, Any]] = []
         queue, references = list(schemas), 0
         while queue and self._left > 0:

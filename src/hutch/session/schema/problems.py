@@ -58,8 +58,8 @@ def check_against_schema(
 ) -> list[Problem]:
     """Returns the problems of a value. `path` is the path of the value itself. Raises InvalidSchema.
 
-    Returns at least one problem more than MAX_PROBLEMS if there are more. `formats` is that of
-    `compile_untrusted`.
+    If there are more than MAX_PROBLEMS problems, returns at least one more than that, so that the caller can
+    tell. `formats` is that of `compile_untrusted`.
 
     With `untrusted`, the schema may be malicious, so checks that would take too long are refused. References
     resolve only within the schema, so nothing is fetched or read for them.
@@ -145,8 +145,9 @@ def _problems_of(error: Any, root: SchemaRoot, path: JsonPath) -> Iterable[Probl
 
 
 def _intended_branch(error: Any) -> Sequence[Any]:
-    """Returns the errors of the branch of an `anyOf` or `oneOf` that an object or a list was meant for: the
-    only one with its type and with the values of the properties that have a fixed value, such as `kind`.
+    """Returns the errors of the branch of an `anyOf` or `oneOf` for which an object or a list was probably
+    meant. This is the only branch that accepts its type and those of its properties that have a fixed value,
+    such as `kind`. Returns nothing if there is no such branch or more than one.
     """
     if not isinstance(error.instance, (dict, list)):
         return ()

@@ -35,7 +35,8 @@ MAX_LEVELS = 100  # nested schemas, including references
 MAX_LITERALS = 200
 MAX_SHARING_STEPS = 100_000
 MAX_ONE_LINE_CHARS = 72
-# A repeated object type gets a name if that saves this many characters, not counting those of the references.
+# A repeated object type is declared once, under a name, if that saves more than this many characters. Each
+# reference to the name counts as REFERENCE_CHARS.
 MIN_SAVED_CHARS = 60
 REFERENCE_CHARS = 15
 
@@ -71,7 +72,7 @@ _PRIMITIVES = {
 
 
 class ObjectTypes:
-    """Texts of the object types in schemas, to find those that are repeated."""
+    """Collects the rendered object types of all schemas, to find types that occur more than once."""
 
     def __init__(self) -> None:
         self._texts: dict[int, str] = {}  # by the `id()` of the schema
@@ -84,7 +85,8 @@ class ObjectTypes:
     def end(self, start: int, schema: dict[str, Any], text: str) -> None:
         text = self._texts[id(schema)] = " ".join(text.split())
         if text in self._seen:
-            # Types inside of a repeated type are not repeated for that reason alone.
+            # A repeated type repeats the types inside it as well. Do not count these again, because the outer
+            # type will be declared only once.
             del self._found[start:]
         self._seen.add(text)
         self._found.append(text)
@@ -120,7 +122,7 @@ class TypeRenderer:
         self._found = found
         self._repeated = repeated or {}
         self._label = ""  # name for the next object type
-        self._inline: Any = None  # schema of the object type that is rendered and not referred to
+        self._inline: Any = None  # schema that is rendered in place although it is repeated
         self.declarations: dict[str, str] = {}
         self._any_type = ANY if unknown_type == "any" else UNKNOWN
         self._compact = compact

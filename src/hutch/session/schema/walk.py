@@ -12,7 +12,7 @@ MAX_NESTING = 100  # nested arrays and objects in one schema
 
 REFERENCES = ("$ref", "$dynamicRef")
 COMBINING_KEYWORDS = (*REFERENCES, "anyOf", "oneOf", "allOf")
-_MAX_STEPS = 100  # schemas to follow; beyond that, the answer may be wrong, which does little harm
+_MAX_STEPS = 100  # maximum schemas to follow; if there are more, a wrong answer does little harm
 OBJECT_KEYWORDS = ("properties", "required", "additionalProperties", "patternProperties")
 ARRAY_KEYWORDS = ("items", "prefixItems")
 

@@ -90,7 +90,7 @@ def cached_tool(fn: Callable[..., Any]) -> Tool:
     if not inspect.isfunction(fn):
         return tool(fn)
     cached: tuple[Any, Tool] | None = fn.__dict__.get(_TOOL_ATTRIBUTE)
-    # functools.wraps copies this attribute to the wrapping function, which is not the cached one.
+    # functools.wraps copies this attribute to the wrapper, which needs its own tool. So compare the function.
     if cached is None or cached[0] is not fn:
         cached = fn.__dict__[_TOOL_ATTRIBUTE] = (fn, tool(fn))
     return cached[1]
@@ -120,7 +120,8 @@ def _create_tool(
         for parameter in parameters
         if parameter.name != context
     }
-    # The schema of hints says what their conversion checks; an explicit schema decides about formats itself.
+    # With a schema made from hints, `format` is checked, because the conversion by hints checks it too. With
+    # an explicit schema, its draft decides whether `format` is checked.
     formats = True if input_schema is None else None
     if input_schema is not None:
         convert = _convert_by_schema(input_schema, len(fields), where)

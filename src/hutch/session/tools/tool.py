@@ -96,7 +96,7 @@ class Tool:
 
 
 class FunctionTool(Tool, Generic[P, R]):
-    """Tool made from a Python function, which it still can be called as."""
+    """Tool made from a Python function. Calling the tool object calls the function."""
 
     def __init__(
         self,

@@ -63,7 +63,7 @@ class AbilityShareTable:
     async def remove(
         self, ability_id: str, owner_id: str, users: Sequence[User], groups: Sequence[Group]
     ) -> int:
-        """Stops sharing an ability with these users and groups. Returns how many there were."""
+        """Stops sharing an ability with these users and groups. Returns how many of these shares existed."""
         where = "owner_id = :owner_id AND ability_id = :ability_id"
         key = {"owner_id": owner_id, "ability_id": ability_id}
         statements = [

@@ -59,7 +59,7 @@ class GroupTable:
         return [row[0] for row in await self._database.scan(sql, group_id=group_id)]
 
     async def add_members(self, group_id: str, user_ids: Sequence[str]) -> None:
-        """Adds members. Those that are members already stay so."""
+        """Adds members. Users that are already members are ignored."""
         sql = """
             INSERT INTO group_members (group_id, user_id, created_at)
             VALUES (:group_id, :user_id, :created_at)
@@ -70,7 +70,7 @@ class GroupTable:
         await self._database.write(*(SqlStatement(sql, each) for each in values))
 
     async def remove_members(self, group_id: str, user_ids: Sequence[str]) -> int:
-        """Removes members. Returns how many there were."""
+        """Removes members. Returns how many of these users were members."""
         sql = "DELETE FROM group_members WHERE group_id = :group_id AND user_id = :user_id"
         values = [{"group_id": group_id, "user_id": user_id} for user_id in user_ids]
         changed = await self._database.write(*(SqlStatement(sql, each) for each in values))
