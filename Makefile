@@ -34,9 +34,9 @@ serve: install ## run the server, with options in ARGS
 test: install .venv/.postgres .venv/.curl .venv/.chromium style ## lint, type checks, Python tests and guest tests
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going pytest checks
 
-# More processes than cores, because tests wait for more than half of their time.
+# Two processes per core, at most 8: tests often wait, but those with timing need some of the processor.
 pytest: .venv/.collected
-	.venv/bin/python -m pytest -n $$(n=$$(nproc); echo $$((n < 4 ? 2 * n + 1 : 8))) --dist loadfile --no-loadscope-reorder $(ARGS)
+	.venv/bin/python -m pytest -n $$(n=$$(nproc); echo $$((n < 4 ? 2 * n : 8))) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Runs in parallel with the Python tests; its output is printed at the end.
 checks:
