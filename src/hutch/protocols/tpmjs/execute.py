@@ -211,7 +211,8 @@ class ToolExecutor:
             owner=call.caller,
             protocol="tpmjs",
             source=Source(inputs=params_json),
-            label=f"{package.name}@{package.version}#{call.name}",
+            # A list of tools has no name of one.
+            label=f"{package.name}@{package.version}#{call.name}".removesuffix("#"),
         )
         redact = cached_redactor(tuple(call.env.values())).text if call.env else None
         run = _ToolRun(redact=redact, install_ms=install_ms)
