@@ -25,6 +25,7 @@ from hutch.protocols.tpmjs import routes as tpmjs
 from hutch.protocols.tpmjs.models import EventSink, PackageToolCall, ToolDescription, ToolFailure, ToolOutcome
 from hutch.protocols.tpmjs.responses import VERSION_HEADER
 from hutch.sandbox.selftest.result import SelfTestResult
+from hutch.session.run import RunHandle
 from hutch.settings import Settings
 
 SELF_TEST = SelfTestResult("container", seccomp=True, cgroup=None, checks=[], deno="2.9.8", bwrap=None)
@@ -38,6 +39,8 @@ class FakeTools:
     def __init__(self) -> None:
         self.calls: list[PackageToolCall] = []
         self.described = 0
+        self.batches: list[tuple[int, int]] = []
+        """Number of failed calls and of all calls of each batch."""
         self.started = asyncio.Event()
         self.go = asyncio.Event()
         self.cancelled = asyncio.Event()
@@ -74,6 +77,9 @@ class FakeTools:
         schema = {"type": "object", "properties": {"to": {"type": "string"}}}
         tool = ToolDescription(name=call.name, description="Says it back", input_schema=schema)
         return tool, None, outcome.resolved_version
+
+    def record_batch(self, run: RunHandle, caller: str, failed: int, calls: int, seconds: float) -> None:
+        self.batches.append((failed, calls))
 
     async def echo(self, call: PackageToolCall, _: EventSink | None) -> ToolOutcome:
         return done(json.dumps(call.params).encode(), resolved_version="1.2.3")

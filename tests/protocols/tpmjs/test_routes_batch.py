@@ -42,7 +42,10 @@ async def test_results_are_in_the_order_of_the_calls() -> None:
 
 
 async def test_batch_succeeds_if_all_calls_do() -> None:
-    assert (await batch(TpmjsServer(), call("echo"), call("echo")))["success"] is True
+    server = TpmjsServer()
+    assert (await batch(server, call("echo"), call("echo")))["success"] is True
+    assert (await batch(server, call("echo"), call("fail")))["success"] is False
+    assert server.tools.batches == [(0, 2), (1, 2)]
 
 
 async def test_failures_are_in_the_version_of_the_request() -> None:
