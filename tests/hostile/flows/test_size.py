@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import time
+import uuid
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,6 +16,7 @@ from tests.protocols.rep.flow_harness import FlowHarness
 from tests.protocols.rep.flow_server import FlowClient, FlowServer
 from tests.support.flows import chain, edge, flow, node
 from tests.support.processes import TIMEOUT_SECONDS
+from tests.support.stalls import ServerStalls, repeat_on_stall
 
 from hutch.protocols.rep.runtime import context
 
@@ -185,6 +187,24 @@ async def test_steps_of_nested_flows_are_bounded(monkeypatch: pytest.MonkeyPatch
     # A recursive flow.
     flows["self"] = flow([node("f", "flow.run", flow="self", inputs={})], name="self")
     assert "levels deep" in (await FlowHarness().run(flows["self"], flows=flows)).error["message"]
+
+
+@repeat_on_stall
+async def test_loop_over_ten_thousand_items_does_not_block_others(
+    eve: FlowClient, bo: FlowClient, operator: FlowClient, rid: str
+) -> None:
+    """The items run in the process of the run, but the server records each of them."""
+    emit = {"type": "dsl.emit", "with": {"v": "$item"}}
+    loop = node("loop", "for_each", items=list(range(10_000)), step=emit, max_parallel=32)
+    run_id = f"{rid}-{uuid.uuid4()}"
+    with ServerStalls(operator.server.process.pid, operator.server.url) as stalls:
+        await eve.start_run(flow([loop], name="loop"), run_id)
+        await bo.start_run(flow([node("w", "wait", seconds=0)], name="short"), f"{run_id}-bo")
+        async with asyncio.timeout(TIMEOUT_SECONDS / 2):
+            assert (await bo.wait_for_end(f"{run_id}-bo"))["status"] == "completed"
+        await eve.post(f"/runs/{run_id}/cancel", {})
+        await eve.wait_for_end(run_id)
+    stalls.assert_short()
 
 
 async def test_one_user_cannot_use_all_slots(
