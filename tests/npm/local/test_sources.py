@@ -66,7 +66,7 @@ def test_folder_is_copied_without_dependencies_history_and_secrets(tmp_path: Pat
     assert files_in(tmp_path / "copy") == {**kept, "b.ts": "a"}
 
 
-@pytest.mark.parametrize("target", ["/etc/passwd", "../outside", "src/../../outside"])
+@pytest.mark.parametrize("target", ["/etc/passwd", "../outside", "src/../../outside", "link"])
 def test_link_out_of_the_folder_is_refused(tmp_path: Path, target: str) -> None:
     write_files(tmp_path, {"outside": "secret", "tool/src/a.js": ""})
     (tmp_path / "tool" / "link").symlink_to(target)

@@ -107,10 +107,20 @@ def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
 def _checked_link(link: Path, folder: Path, shown: str) -> Path:
     """Returns the target of a link. Raises InvalidPackage if a guest could read other files through it."""
     target = link.readlink()
-    if target.is_absolute() or not link.resolve().is_relative_to(folder.resolve()):
+    # Python 3.11 cannot resolve links that lead to each other.
+    if target.is_absolute() or _is_circular(link) or not link.resolve().is_relative_to(folder.resolve()):
         name = link.relative_to(folder)
-        raise InvalidPackage(shown, f"{name} is a link that leads out of the package. Replace it by a file")
+        message = f"{name} is a link that leads out of the package or nowhere. Replace it by a file"
+        raise InvalidPackage(shown, message)
     return target
+
+
+def _is_circular(link: Path) -> bool:
+    try:
+        link.stat()
+    except OSError as error:
+        return error.errno == errno.ELOOP
+    return False
 
 
 def _copy_folder(folder: Path, target: Path, shown: str, limits: InstallLimits) -> None:
