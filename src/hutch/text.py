@@ -72,7 +72,7 @@ def now_rfc3339() -> str:
 
 def format_rfc3339(moment: datetime) -> str:
     """Formats an aware datetime like `now_rfc3339`."""
-    return f"{moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
+    return f"{moment.astimezone(UTC).isoformat(timespec='milliseconds').removesuffix('+00:00')}Z"
 
 
 def cut(text: str, max_chars: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from datetime import datetime, timedelta
@@ -20,7 +21,7 @@ OK = Result(ok=True, result="out", result_json=b'"out"', logs=["line"])
 FAILED = Result(ok=False, error=ExecutionError("runtime_error", "no secret", line=3), logs=["line"] * 80)
 
 
-def record(levels: RecordLevels, result: Result, run: RunHandle | None = None) -> RunRecord:
+async def record(levels: RecordLevels, result: Result, run: RunHandle | None = None) -> RunRecord:
     stored: list[RunRecord] = []
     recorder = RunRecorder(levels=levels)
     recorder.sink = stored.append
@@ -32,6 +33,7 @@ def record(levels: RecordLevels, result: Result, run: RunHandle | None = None) -
     run.emit(RunLog(line="x" * 1_000_000))
     run.end(result)
     recorder(execution, run, result)
+    await asyncio.sleep(0)
     return stored[0]
 
 
@@ -39,44 +41,47 @@ def content(record: RunRecord) -> dict[str, Any]:
     return {} if record.content is None else json.loads(record.content)
 
 
-def test_level_decides_what_is_recorded() -> None:
+async def test_level_decides_what_is_recorded() -> None:
     for level, result, message, fields in (
         ("metadata", FAILED, None, set[str]()),
         ("errors", OK, None, set()),
         ("errors", FAILED, "no secret", {"error", "code", "logs"}),
         ("full", OK, None, {"code", "inputs", "output", "logs", "calls", "is_code"}),
     ):
-        found = record(RecordLevels("errors", {"python": level}), result)  # type: ignore[dict-item]
+        found = await record(RecordLevels("errors", {"python": level}), result)  # type: ignore[dict-item]
         assert (found.recorded, found.error_message, content(found).keys()) == (level, message, fields)
-    assert len(content(record(RecordLevels("errors"), FAILED))["logs"]) == 50
+    assert len(content(await record(RecordLevels("errors"), FAILED))["logs"]) == 50
 
 
-def test_content_is_bounded() -> None:
-    found = content(record(RecordLevels("full", max_bytes=20), OK))
+async def test_content_is_bounded() -> None:
+    found = content(await record(RecordLevels("full", max_bytes=20), OK))
     assert found["code"] == "the code"
     assert (found["inputs"], found["output"]) == ({"$cut": 7}, {"$cut": 5})
     assert len(json.dumps(found)) < 500
-    found = content(record(RecordLevels("full"), OK))
+    found = content(await record(RecordLevels("full"), OK))
     assert max(len(log["line"]) for log in found["logs"]) == 10_000
 
 
-def test_secrets_of_the_run_are_redacted() -> None:
+async def test_secrets_of_the_run_are_redacted() -> None:
     run = RunHandle(redact=lambda text: text.replace("secret", "***"))
-    found = record(RecordLevels("errors"), FAILED, run)
+    found = await record(RecordLevels("errors"), FAILED, run)
     assert found.error_message == "no ***"
     assert "secret" not in (found.content or "")
 
 
-def test_lone_surrogates_do_not_prevent_a_record() -> None:
+async def test_lone_surrogates_do_not_prevent_a_record() -> None:
     result = Result(ok=False, error=ExecutionError("runtime_error", "\ud800"), logs=["\udfff"])
-    assert content(record(RecordLevels("errors"), result))["logs"][0]["line"] == "\N{REPLACEMENT CHARACTER}"
+    assert (
+        content(await record(RecordLevels("errors"), result))["logs"][0]["line"]
+        == "\N{REPLACEMENT CHARACTER}"
+    )
 
 
-def test_jump_of_the_clock_does_not_change_the_times_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_jump_of_the_clock_does_not_change_the_times_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunHandle()
     monkeypatch.setattr(time, "time", lambda: 0.0)
     run.report_started()
-    found = record(RecordLevels("metadata"), OK, run)
+    found = await record(RecordLevels("metadata"), OK, run)
     assert found.started_at is not None
     assert found.created_at <= found.started_at <= found.ended_at
     took = datetime.fromisoformat(found.ended_at) - datetime.fromisoformat(found.created_at)

@@ -21,19 +21,21 @@ from hutch.session.run import MAX_RECORDED_CALLS, CallLog, CallRecord, Result, R
 SECRET = "correct-horse-battery"
 
 
-def finish(recorder: RunRecorder, id: str, protocol: str = "python", milliseconds: float = 2.0) -> None:
+async def finish(recorder: RunRecorder, id: str, protocol: str = "python", milliseconds: float = 2.0) -> None:
     run, result = RunHandle(id), Result(ok=True, result=SECRET, duration_ms=milliseconds)
     run.end(result)
     recorder(Execution(code=SECRET, profile=profile_for("quickjs"), protocol=protocol), run, result)
+    # Records are stored after the caller has its result.
+    await asyncio.sleep(0)
 
 
-def test_recorder_counts_logs_and_stores_each_run(caplog: pytest.LogCaptureFixture) -> None:
+async def test_recorder_counts_logs_and_stores_each_run(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "hutch.runs")
     counters, stored, ended = RunCounters(), list[RunRecord](), list[str]()
     recorder = RunRecorder(counters)
     recorder.sink = stored.append
     recorder.on_end.append(lambda run: ended.append(run.id))
-    finish(recorder, "a")
+    await finish(recorder, "a")
     assert counters.outcomes == {("python", "quickjs", "ok"): 1}
     [record] = stored
     assert (record.run_id, record.outcome, record.duration_ms) == ("a", "ok", 2.0)
@@ -43,14 +45,14 @@ def test_recorder_counts_logs_and_stores_each_run(caplog: pytest.LogCaptureFixtu
     assert ended == ["a"]
 
 
-def test_logged_durations_have_no_exponent(caplog: pytest.LogCaptureFixture) -> None:
+async def test_logged_durations_have_no_exponent(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "hutch.runs")
     for milliseconds in (0.4213, 12.345, 2391.2):
-        finish(RunRecorder(RunCounters()), "a", milliseconds=milliseconds)
+        await finish(RunRecorder(RunCounters()), "a", milliseconds=milliseconds)
     assert [line.split()[4] for line in caplog.messages] == ["0.421", "12.3", "2391"]
 
 
-def test_internal_runs_are_counted_but_neither_stored_nor_logged_above_debug(
+async def test_internal_runs_are_counted_but_neither_stored_nor_logged_above_debug(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "hutch.runs")
@@ -58,23 +60,23 @@ def test_internal_runs_are_counted_but_neither_stored_nor_logged_above_debug(
     recorder = RunRecorder(counters)
     recorder.sink = stored.append
     recorder.on_end.append(lambda run: ended.append(run.id))
-    finish(recorder, "a", INTERNAL_PROTOCOL)
+    await finish(recorder, "a", INTERNAL_PROTOCOL)
     assert counters.outcomes == {("internal", "quickjs", "ok"): 1}
     assert (stored, caplog.records, ended) == ([], [], ["a"])
     caplog.set_level(logging.DEBUG, "hutch.runs")
-    finish(recorder, "b", INTERNAL_PROTOCOL)
+    await finish(recorder, "b", INTERNAL_PROTOCOL)
     assert (stored, len(caplog.records), ended) == ([], 1, ["a", "b"])
 
 
-def test_runs_are_stored_as_soon_as_there_is_a_store_and_also_if_not_logged(
+async def test_runs_are_stored_as_soon_as_there_is_a_store_and_also_if_not_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.ERROR, "hutch.runs")
     stored: list[RunRecord] = []
     recorder = RunRecorder()
-    finish(recorder, "before")
+    await finish(recorder, "before")
     recorder.sink = stored.append
-    finish(recorder, "after")
+    await finish(recorder, "after")
     assert [record.run_id for record in stored] == ["after"]
     assert caplog.records == []
 
@@ -109,6 +111,8 @@ async def test_record_has_the_first_calls_and_the_number_of_the_others() -> None
         log.add(CallRecord.of("server", "tool", True, 0.001))
     execution = Execution(code="1", profile=profile_for("quickjs"))
     recorder(execution, RunHandle("r", call_log=log), Result(ok=True))
+    assert records == []
+    await asyncio.sleep(0)
     [record] = records
     assert (record.tool_calls, len(record.calls), record.calls_left_out) == (
         MAX_RECORDED_CALLS + 7,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 from collections.abc import Callable
@@ -172,25 +173,36 @@ class RunRecorder:
         tracing = None if execution.is_internal or execution.is_group else self.tracing
         log_level = logging.DEBUG if execution.is_internal else logging.INFO
         is_logged = logger.isEnabledFor(log_level)
-        if not is_logged and sink is None and tracing is None:
-            return
         if tracing is not None and run.trace is None:
             # The run ended before the kernel knew it, because its package could not be installed.
             tracing.begin(execution, run)
-        record = RunRecord.of(execution, run, result)
+        if is_logged or tracing is not None:
+            record = self._record(execution, run, result)
+            if is_logged:
+                self._log(record, log_level)
+            if tracing is not None:
+                tracing.end(record, run)
+        if sink is not None:
+            # Making a record takes as long as a fifth of a short execution, so the caller gets its result
+            # first.
+            asyncio.get_running_loop().call_soon(self._store, sink, execution, run, result)
+
+    def _record(self, execution: Execution, run: RunHandle, result: Result) -> RunRecord:
+        """Returns the record without its content."""
         level = self._levels.of(execution.protocol, run.record_level)
         message = None if level == "metadata" else error_text(run, result)
-        if is_logged:
-            self._log(record, message, log_level)
-        if tracing is not None:
-            tracing.end(msgspec.structs.replace(record, error_message=message), run)
-        if sink is not None:
-            content = None
-            if level == "full" or (level == "errors" and run.outcome != "ok"):
-                content = run_content(execution, run, result, level, self._levels.max_bytes)
-            sink(msgspec.structs.replace(record, recorded=level, error_message=message, content=content))
+        record = RunRecord.of(execution, run, result)
+        return msgspec.structs.replace(record, recorded=level, error_message=message)
 
-    def _log(self, record: RunRecord, message: str | None, level: int) -> None:
+    def _store(self, sink: RunSink, execution: Execution, run: RunHandle, result: Result) -> None:
+        record = self._record(execution, run, result)
+        level = record.recorded
+        if level == "full" or (level == "errors" and run.outcome != "ok"):
+            content = run_content(execution, run, result, level, self._levels.max_bytes)
+            record = msgspec.structs.replace(record, content=content)
+        sink(record)
+
+    def _log(self, record: RunRecord, level: int) -> None:
         calls = f"{record.tool_calls} tool call{'' if record.tool_calls == 1 else 's'}"
         logger.log(
             level,
@@ -205,7 +217,7 @@ class RunRecorder:
                 "fields": record_fields(record),
                 # For the lines of a terminal. They are not written to log files.
                 "owner_name": self.owner_name(record.owner),
-                "error_message": message,
+                "error_message": record.error_message,
             },
         )
 

@@ -98,6 +98,8 @@ class WriteBehindQueue:
 
     async def flush(self) -> None:
         """Writes all queued rows. If that fails, raises StoreError and keeps the rows in the queue."""
+        # Records of runs that have just ended are added in the next iteration of the event loop.
+        await asyncio.sleep(0)
         async with self._writing:
             while self._runs:
                 batch = [self._runs[number] for number in range(min(len(self._runs), MAX_BATCH))]
