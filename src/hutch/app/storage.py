@@ -36,7 +36,8 @@ _DAY_SECONDS = 86_400.0
 MAX_NAMES = 10_000
 KEEP_USAGE_DAYS = 31
 MAX_TARGETS = 50
-"""Maximum number of tools, and of hosts, by which the list of runs finds a run."""
+"""Maximum number of tools, and of hosts, that are stored for each run, so that lists can be filtered by them.
+"""
 # Fields of a run record that have their own column. All other fields are stored in `details`.
 _RUN_COLUMNS = (
     "run_id",

@@ -25,8 +25,8 @@ class ChildProcess:
     parent.
 
     The program is a child of a reaper process. The reaper ends the program and its descendants when the
-    parent ends for any reason. Without `reaped` there is no reaper. Then the program has to exit when its
-    input ends, with everything that it started.
+    parent ends for any reason. Without `reaped` there is no reaper. Then the program itself has to exit when
+    its stdin ends, and has to end all processes that it started.
     """
 
     def __init__(

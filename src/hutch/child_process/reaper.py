@@ -1,10 +1,10 @@
 """Parent process of one program. Ends with the host, and kills the program and all its descendants.
 
 This is a standalone script without imports from Hutch: `reaper.py DESCRIPTOR COMMAND [ARGUMENT…]`. The
-command inherits stdin, stdout, stderr and the environment. When the host closes the other end of the
-descriptor or is killed, the command gets a moment to exit. Then all descendants are killed. If the host wrote
-`KILL_NOW`, they are killed immediately. As a subreaper, this process also inherits orphans and processes in
-other sessions.
+command inherits stdin, stdout, stderr and the environment. DESCRIPTOR is one end of a pipe or socket to the
+host. When the host closes its end or is killed, the command gets a moment to exit. Then all descendants are
+killed. If the host wrote `KILL_NOW`, they are killed immediately. As a subreaper, this process also inherits
+orphans and processes in other sessions.
 """
 
 # pathlib would slow down the start.
@@ -58,7 +58,7 @@ def main() -> int:
 
 
 def exec_command(command: list[str]) -> None:
-    # Python ignores these signals, and children would inherit that.
+    # Python ignores these signals, and the command would inherit that.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     try:

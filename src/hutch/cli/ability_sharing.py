@@ -13,7 +13,7 @@ from hutch.store.store import Store
 
 
 def share_ability(owner: str, ability_id: str, users: Sequence[str], groups: Sequence[str]) -> int:
-    """Shares an ability, and prints with whom it is shared. Without names, only prints that."""
+    """Shares an ability with these users and groups, if any. Then prints with whom it is shared."""
 
     async def share(store: Store) -> list[AbilityShare]:
         ability = await find_own_ability(store, owner, ability_id)

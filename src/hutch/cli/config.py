@@ -25,8 +25,8 @@ class ShownSetting(msgspec.Struct, frozen=True):
 
 
 def show_config(names: Sequence[str], *, server: bool, changed: bool, json: bool) -> int:
-    """Prints the settings of the commands in this folder, or of a server, which ignores the folder. Without
-    `names`, all of them.
+    """Prints the settings that commands use in this folder or, with `server`, the settings of a server, which
+    ignores the folder. Without `names`, prints all settings.
     """
     for name in names:
         if name not in Settings.__struct_fields__:

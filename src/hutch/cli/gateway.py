@@ -147,7 +147,8 @@ async def _get_types(url: str | None, tool_filter: str | None, compact: bool) ->
         query = {"filter": tool_filter, "compact": "true" if compact else None}
         status, body = await _request(client, "/runtime/tools.d.ts", query)
         if status == 404:
-            # The public implementation has only this path. Without `compact` it also sends the functions.
+            # The public implementation of the gateway has only this path. Without `compact`, its response
+            # contains the functions too, not only their declarations.
             query["compact"] = "true"
             status, body = await _request(client, "/runtime/tools.ts", query)
         return _check_status(status, body).decode(errors="replace")

@@ -47,7 +47,7 @@ _EXAMPLE_BODY = (
 
 
 class UvicornServer(uvicorn.Server):
-    """uvicorn without its signal handling, which ends the process before the clean-up."""
+    """uvicorn server without uvicorn's signal handling, which would end the process before the clean-up."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -150,7 +150,8 @@ async def _serve(
         # Start-up does not wait for MCP servers. Only requests for their tools wait.
         app.start_gateway()
         limits = ConnectionLimits(
-            # The other half is for runners, files and outgoing connections.
+            # Connections may use half of the open files. The other half is for runners, files and outgoing
+            # connections.
             min(settings.max_connections, max_files // 2),
             settings.max_connections_per_address,
         )
@@ -174,7 +175,7 @@ async def _serve(
         # Everything that was created so far lives until the end, so exclude it from garbage collection.
         gc.collect()
         gc.freeze()
-        # The event loop waits this long for Python's lock whenever a thread computes, several times in each
+        # While a thread computes, the event loop waits up to this long for the GIL, several times in each
         # request. While large flows were validated, `/health` took 37 ms with Python's 5 ms, and 24 ms with
         # 0.5 ms (medians of 10 runs, 2 cores).
         sys.setswitchinterval(0.0005)
@@ -253,7 +254,7 @@ def _announce(
     if not is_loopback(host) and settings.api_key is None:
         print_note("everyone who can reach this address can run code here; set HUTCH_API_KEY")
     for file in () if project is not None else files_in_current_folder(settings):
-        # An operator may rely on a file that earlier versions read.
+        # Earlier versions read these files, so an operator may still rely on them.
         remedy = f"move it to {settings.home_path}" if file.name == FILE else f"--config {file.name} uses it"
         print_note(f"{file} is not used: servers read no files of the current directory; {remedy}")
     logger.info("serving", extra={"fields": {"host": host, "port": port, "isolation": isolation}})

@@ -15,7 +15,7 @@ from hutch.settings import load_settings
 from hutch.settings.config_text import read_config_text
 from hutch.text import printable
 
-# More would scroll off the screen of a person who should read it.
+# A longer text would scroll off the screen before the user can read it.
 MAX_SHOWN_CHARS = 20_000
 
 

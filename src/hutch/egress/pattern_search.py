@@ -80,8 +80,8 @@ class Automaton:
 
     The sorted patterns are joined to one text. A node is a position in it, and stands for the part of a
     pattern before that position. If several patterns start with the same bytes, the nodes of these bytes
-    belong to the first pattern, and the others branch off. The link of a node leads to the node of its
-    longest proper suffix.
+    belong to the first pattern, and the others branch off. The link of a node leads to the node that stands
+    for its longest proper suffix.
     """
 
     def __init__(self, patterns: list[bytes]) -> None:
@@ -164,7 +164,7 @@ class Automaton:
             links[child] = suffix
             child = suffix
         for node in reversed(linked):
-            # If a pattern ends here itself, it is longer than those that its link knows.
+            # A pattern that ends at this node is longer than any pattern that ends at the node of its suffix.
             lengths[node] = lengths[node] or lengths[links[node]]
 
     def _child(self, node: int, byte: int) -> int:
@@ -180,7 +180,8 @@ class Automaton:
     def _find_branches(self, patterns: list[bytes]) -> dict[int, dict[int, int]]:
         """Returns the nodes where patterns branch off, with the next node for every byte."""
         branches: dict[int, dict[int, int]] = {}
-        # Stack of depths and starts: nodes deeper than a depth belong to the pattern with that start.
+        # Stack of (depth, start). The nodes deeper than `depth` on the current path belong to the pattern at
+        # `start`.
         owners = [(-1, 0)]
         for (one, other), start in zip(pairwise(patterns), self._starts[1:], strict=True):
             depth = common_prefix(one, other)
@@ -194,8 +195,9 @@ class Automaton:
 class _Filter:
     """Selects ranges of data that contain every occurrence of the patterns.
 
-    If there are few patterns, the end of each of them is searched for. Otherwise the data is divided into
-    blocks, and every block is looked up: the last `2 * size - 1` bytes of an occurrence contain a block.
+    If there are few patterns, searches for the suffix of each pattern. Otherwise divides the data into blocks
+    of `size` bytes and looks up each block in a set of blocks from the patterns. This finds every occurrence,
+    because its last `2 * size - 1` bytes contain a whole block, wherever the blocks start.
     """
 
     def __init__(self, patterns: list[bytes], longest: int) -> None:
@@ -226,7 +228,7 @@ class _Filter:
                     at = data.find(anchor)
                     while at >= 0:
                         hits.append(at)
-                        # The range of a hit also contains the following occurrences.
+                        # Occurrences closer than this are within the range of the same candidate.
                         at = data.find(anchor, at + self._longest)
         for size, block_format, known in self._blocks:
             blocks = memoryview(data)[: len(data) // size * size].cast(block_format)
@@ -243,7 +245,9 @@ class _Filter:
 
 
 def _blocks_at_end(patterns: Iterable[bytes], size: int) -> Iterator[int]:
-    """Yields the last `size` blocks of each pattern, one for every position at which a block can start."""
+    """Yields the blocks at the last `size` offsets of each pattern, because an occurrence can lie at any
+    offset relative to the blocks of the data.
+    """
     for pattern in patterns:
         for end in range(len(pattern) - size + 1, len(pattern) + 1):
             yield int.from_bytes(pattern[end - size : end], sys.byteorder)
@@ -275,7 +279,7 @@ def common_prefix(one: bytes, other: bytes) -> int:
 def _distinct_bytes(data: bytes) -> bytes:
     found = b""
     while data:
-        # A set of all bytes would take 20 times as long.
+        # Building a set from all of the data at once would take 20 times as long.
         more = bytes(set(data[:4096]))
         found += more
         data = data.translate(None, more)

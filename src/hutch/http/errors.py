@@ -73,7 +73,7 @@ class ApiError(Exception):
     def __init__(
         self, kind: str, message: str, *, headers: Mapping[str, str] | None = None, **extra: Any
     ) -> None:
-        """`kind` is a key of the protocol's table. `extra` are further fields of the response."""
+        """`kind` is a key of the protocol's table of errors. `extra` are further fields of the response."""
         super().__init__(message)
         self.kind = kind
         self.message = message

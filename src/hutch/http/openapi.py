@@ -78,7 +78,7 @@ class ApiPart(NamedTuple):
     paths: Json
     schemas: Json
     access: Access = "key"
-    """Key that operations need which have no `security` of their own."""
+    """Key that an operation requires if it has no `security` of its own."""
 
 
 Access = Literal["key", "user_key", "operator_key"]
@@ -104,7 +104,7 @@ _SECURITY_SCHEMES: Json = {
 
 
 def openapi_document(title: str, description: str, parts: Sequence[ApiPart], *, needs_key: bool) -> Json:
-    """Joins the parts to one document. `needs_key` is whether the operator has set a key."""
+    """Joins the parts to one document. `needs_key` is True if the operator has set a key."""
     paths: Json = {}
     schemas: Json = {}
     for part in parts:

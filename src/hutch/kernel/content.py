@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 MAX_RECORD_BYTES = 256 * 1024
 MAX_LISTED_MESSAGE_CHARS = 500
-"""Length of the error message that lists show. The content has the whole message."""
+"""Maximum length of the error message in lists of runs. The content has the whole message."""
 LAST_LOG_LINES = 50
-"""Number of log lines that a failed run leaves with the level `errors`."""
+"""Number of log lines, counted from the last, that are recorded of a failed run with the level `errors`."""
 
 
 class RecordLevels:

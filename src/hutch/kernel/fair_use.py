@@ -57,7 +57,7 @@ class Account(msgspec.Struct, eq=False):
     read_at: float = -math.inf
     """When quota and usage were read from the store."""
     first_read: asyncio.Task[None] | None = None
-    """Reads them for the first time that day. Executions wait for it."""
+    """Task that reads quota and usage for the first time that day. Executions wait for it."""
     has_limits: bool = False
 
 

@@ -66,9 +66,8 @@ def load_config(
     """Loads configuration files. A server in a later file replaces a server with the same name.
 
     Without `paths`, loads ~/.toolscript.json, if it exists, and `project`, the trusted file of a project.
-    `sources` are files that were read already, and the only ones to load.
-    `environ` provides the values for `${NAME}`. Raises ConfigError with file, line and key. Logs a warning
-    for unknown keys.
+    With `sources`, which are files that were already read, loads only these. `environ` provides the values
+    for `${NAME}`. Raises ConfigError with file, line and key. Logs a warning for unknown keys.
     """
     environ = os.environ if environ is None else environ
     servers: dict[str, ServerConfig] = {}
@@ -382,8 +381,8 @@ def format_path(path: JsonPath) -> str:
 
 
 def _find_member(text: str, at: int, step: str | int) -> tuple[int, int] | None:
-    """Returns the offsets of a member and of its value. If a key occurs several times, the last one
-    counts.
+    """Returns the offset of a member and the offset of its value. If a key occurs several times, returns the
+    last member.
     """
     if text[at : at + 1] != ("[" if isinstance(step, int) else "{"):
         return None

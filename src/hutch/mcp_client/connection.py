@@ -204,7 +204,7 @@ class McpConnection:
         self._end(ServerUnreachable(message))
 
     def _on_error(self, error: BaseException) -> None:
-        # With several calls in progress, it is unknown which call failed.
+        # Only with a single call in progress is it known which call failed.
         self._never_sent |= self.calls == 1 and error_messages.never_sent(error)
         if not (self._process is not None and error_messages.is_consequence(error)):
             self._end(error_messages.unreachable_error(self.config, error))
@@ -214,8 +214,8 @@ class McpConnection:
         self._end(error_messages.refusal_error(self.config, status, status_line))
 
     def _on_output_end(self, reason: str | None) -> None:
-        """Handles the end of the server's output. If the reason is unknown, it is determined after the
-        shutdown.
+        """Handles EOF on the server's output. Without a reason, shuts down and finds the reason afterwards,
+        for example from the exit code.
         """
         if reason is not None:
             self._end(ServerUnreachable(reason))
@@ -223,8 +223,8 @@ class McpConnection:
             self._shut_down()
 
     def _on_input_closed(self, reason: str | None) -> None:
-        """Handles that the server has closed its input. Without a reason, waits a moment for the exit code
-        and the last messages of a server that is exiting.
+        """Called when the server has closed its input. If there is no reason, the server is probably exiting,
+        so waits a moment for its last messages and its exit code.
         """
         if reason is not None:
             self._end(ServerUnreachable(reason))
@@ -305,7 +305,9 @@ class McpConnection:
             self._tools_changed.set()
 
     async def _subscribe(self, session: ClientSession) -> None:
-        """Subscribes to tool changes. Servers without a handshake notify only subscribers."""
+        """Subscribes to tool changes. Servers that use the protocol without a handshake notify only
+        subscribers.
+        """
         try:
             async with listen(session, tools_list_changed=True) as events:
                 async for event in events:
@@ -407,7 +409,8 @@ class McpConnection:
             return CallNotSent()
         if not error_messages.is_consequence(error):
             return error_messages.failed_call(self.config, tool, error)
-        # The reason is known after the shutdown. There is no shutdown if the server itself sent this error.
+        # If the connection was lost, the reason is known after the shutdown, so wait for it. If the server
+        # itself sent this error, there is no shutdown, and the wait times out.
         with anyio.move_on_after(2 * CLOSE_SECONDS):
             await self._closed.wait()
         if self._never_sent:

@@ -22,7 +22,7 @@ from hutch.mcp_client.transports.process import ServerStartError
 from hutch.text import printable
 
 MAX_ERROR_CHARS = 500
-# Starts of the SDK's messages that quote secrets, and what is said instead.
+# Prefixes of messages of the SDK that quote secrets, and the messages that replace them.
 _OAUTH_SECRETS = {
     "Invalid token response": "the authorization server's token response is not valid",
     "Invalid registration response": "the authorization server's registration response is not valid",
@@ -37,7 +37,7 @@ _OAUTH_RESPONSE = re.compile(
 _SDK_CLOSED = "Connection closed"
 
 _VERSION = rb'"jsonrpc"\s*:\s*"2\.0"'
-# An id. The pattern allows no more characters than the ids of our own requests have.
+# Matches the id of a message. Longer ids and ids with other characters cannot belong to our own requests.
 _ID = rb'"id"\s*:\s*(\d{1,20}|"[ +\w]{1,20}")'
 # The id is near the start of a message, `{"jsonrpc":"2.0","id":7,…`, or at its end,
 # `…,"jsonrpc":"2.0","id":7}`.

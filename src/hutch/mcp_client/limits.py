@@ -24,7 +24,7 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Delay before the first reconnect. It doubles with every further attempt."""
     max_retry_seconds: float = 30.0
     max_retries: int = 8
-    """Automatic reconnects in a row. Calls can still make attempts of their own after that."""
+    """Maximum number of automatic reconnects in a row. After that, only calls try to reconnect."""
     stable_seconds: float = 60.0
     """Duration of a connection after which the count of reconnects starts again at 0."""
     failure_seconds: float = 0.5
@@ -35,9 +35,11 @@ class ServerLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_tool_list_bytes: int = 32 * MIB
     """Maximum size of all names, descriptions and schemas of a server together."""
     max_unsolicited_per_second: float = 1_000.0
-    """Unsolicited messages per second, with bursts of twice that number. Further messages are delayed."""
+    """Maximum number of unsolicited messages per second; bursts may have twice that number. Further messages
+    are delayed.
+    """
     flood_seconds: float = 10.0
-    """Time above the rate after which the server is disconnected."""
+    """A server that exceeds the rate for this time is disconnected."""
 
     def retry_delay(self, failures: int) -> float:
         delay = min(self.max_retry_seconds, self.retry_seconds * 2.0 ** min(failures, 20))

@@ -55,7 +55,7 @@ class WatchedStream:
         if delay is None:
             self._on_end("it floods the client with unsolicited messages")
             raise StopAsyncIteration
-        # Let other tasks run, even with a delay of 0 and more messages to read.
+        # Sleep even if the delay is 0, so that other tasks can run before the next message is read.
         await asyncio.sleep(delay)
         return item
 

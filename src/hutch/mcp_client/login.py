@@ -72,7 +72,7 @@ async def login(
             _check_pkce(auth)
             await check_url(transport.url, url)
             url = _with_scope(url, transport.oauth.scope)
-            # The last one, because the server's own URL may have parameters, too.
+            # Use the last `state`, because the server's own URL may have a parameter of this name, too.
             callback.expect(parse_qs(urlsplit(url).query)["state"][-1])
             show(url)
             if open_browser is not None:
@@ -133,7 +133,9 @@ def _configured_client(client: OAuthClient, callback: str) -> OAuthClientInforma
 
 
 def _check_pkce(auth: LoginAuth) -> None:
-    """Raises ServerUnreachable if the authorization server says that it cannot check our PKCE challenge."""
+    """Raises ServerUnreachable if the metadata of the authorization server says that it does not support PKCE
+    with S256.
+    """
     metadata = auth.context.oauth_metadata
     methods = None if metadata is None else metadata.code_challenge_methods_supported
     if methods is not None and "S256" not in methods:

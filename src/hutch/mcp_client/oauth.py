@@ -86,8 +86,8 @@ class StoredAuth(LoginAuth):
     async def async_auth_flow(
         self, request: httpx2.Request
     ) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
-        # A valid token is handled here, because the SDK's flow sends one request at a time and starts a login
-        # before it tries to refresh.
+        # Requests with a valid token do not use the SDK's flow, because that sends one request at a time, and
+        # starts a login before it tries to refresh the token.
         self._reload()
         if self.context.is_token_valid():
             token = self._authorize(request)

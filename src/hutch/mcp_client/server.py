@@ -115,7 +115,8 @@ class McpServer:
     def status(self) -> ServerStatus:
         state, error = self._state, self._error
         if state == "connected" and self._connection is not None and not self._connection.is_alive:
-            # The shutdown takes a moment, and the final reason is known only after it.
+            # The connection is shutting down, and `on_lost` is called only after that. Show what is known
+            # until then.
             state, error = "failed", self._connection.reason.reason
         return ServerStatus(
             name=self.config.name,

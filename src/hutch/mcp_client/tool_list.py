@@ -103,7 +103,7 @@ async def _fetch_page_leniently(
             name = entry.get("name") if isinstance(entry, dict) else None
             label = repr(name[:80]) if isinstance(name, str) else f"number {number + 1}"
             warnings.append(f"the tool {label} is left out: {one_line(error)}")
-    # Raises an error if another part of the response is invalid.
+    # Validate the rest of the response, without the tools.
     page = ListToolsResult.model_validate({**raw, "tools": []}, by_name=False)
     return tools, page.next_cursor
 

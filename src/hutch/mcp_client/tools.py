@@ -83,7 +83,8 @@ def unwrap_result(
     content = result.content
     if result.structured_content is not None:
         return result.structured_content
-    # Some servers send null instead of omitting the field, so null is a value only if nothing else can be.
+    # Some servers send null instead of omitting `structuredContent`. So null counts as the value only if
+    # there is no other content, or if the tool has an output schema.
     if not content or (has_output_schema and "structured_content" in result.model_fields_set):
         return None
     if len(content) == 1 and content[0].type == "text":

@@ -116,7 +116,7 @@ class PackageIndex:
         return resolution
 
     def postpone_refresh(self, name: str, text: str, until: float) -> None:
-        """Keeps a resolution that is due for a refresh until the given time."""
+        """Sets the time before which the registry is not asked again about a range or tag."""
         resolutions = self.resolutions(name)
         if text in resolutions:
             resolutions[text] = msgspec.structs.replace(resolutions[text], held_until=until)

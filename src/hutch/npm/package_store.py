@@ -69,7 +69,7 @@ class PackageStore:
         self._unpacked: dict[LockedPackage, Path] | None = None
         # Deletes in the background, because deleting may take seconds.
         self._sweeper = ThreadPoolExecutor(1, "hutch-npm-sweeper")
-        # A folder that cannot be read contains nothing that this process has to clean up.
+        # A folder without read permission cannot contain leftovers of this user's processes.
         with contextlib.suppress(PermissionError):
             if self._staging.exists():
                 self._sweeper.submit(self._sweep)
@@ -125,8 +125,8 @@ class PackageStore:
         return self._packages.setdefault((lock.name, lock.version), self._package(record))
 
     def find_dependencies(self, key: str) -> Path | None:
-        """Returns the tree with the dependencies of a package that is not published. Trees without a record
-        are leftovers: `prune` removes them an hour after their last use.
+        """Returns the tree with the dependencies of an unpublished package, and marks it as used. Such a tree
+        has no record, so `prune` removes it as a leftover an hour after its last use.
         """
         folder = self._trees / key
         if not folder.is_dir():

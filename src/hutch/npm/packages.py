@@ -43,7 +43,9 @@ DAY_SECONDS = 86_400.0
 
 
 class PruneResult(msgspec.Struct, frozen=True):
-    """Packages and number of orphaned folders that were removed. `freed` is in bytes."""
+    """What `prune` has removed: the packages, and the number of folders without a record. `freed` is in
+    bytes.
+    """
 
     packages: tuple[PackageInfo, ...]
     leftovers: int

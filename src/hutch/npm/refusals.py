@@ -19,7 +19,9 @@ REFUSAL_SECONDS = 86_400.0
 
 
 class PackageRefusal(msgspec.Struct, frozen=True):
-    """A package at an exact version that exceeded a limit, whose value was `maximum`."""
+    """Records that a package at an exact version exceeded `limit`. `maximum` was the value of the limit at
+    that time.
+    """
 
     name: str
     version: str
@@ -47,7 +49,9 @@ class Refusals:
         return None
 
     def add(self, spec: PackageSpec, limit: TreeLimit, limits: InstallLimits) -> None:
-        """Adds a refusal, unless the package is known already: its time must not change then."""
+        """Adds a refusal. If the package already has one, does nothing, so that the refusal still expires at
+        its time.
+        """
         if self.find(spec, limits) is not None:
             return
         new = PackageRefusal(spec.name, spec.version, limit, limits.value(limit), time.time())

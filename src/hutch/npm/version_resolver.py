@@ -16,8 +16,8 @@ from hutch.npm.package_spec import LATEST, PackageSpec
 from hutch.npm.package_store import PackageStore
 from hutch.settings import Settings
 
-# Ranges and tags that were resolved before: timeout for asking the registry again, and time for which the old
-# answer is used if the registry fails.
+# For ranges and tags that were resolved before: the timeout for asking the registry again, and how long the
+# old answer is used if the registry fails.
 REFRESH_SECONDS = 5.0
 HOLD_SECONDS = 30.0
 # Fraction of its lifetime after which an answer is refreshed in the background at its next use.
@@ -85,7 +85,9 @@ class VersionResolver:
         self._store.index.save_resolution(spec.name, spec.version, version)
 
     def is_refresh_due(self, spec: PackageSpec) -> bool:
-        """Returns True if a range or tag should be resolved again although its version is still fresh."""
+        """Returns True if a range or tag should be resolved again in the background, because its answer
+        expires soon.
+        """
         resolution = None if spec.is_exact or self._settings.offline else self._resolution(spec)
         if resolution is None:
             return False

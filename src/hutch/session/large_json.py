@@ -22,7 +22,9 @@ _PIECE_BYTES = 32 * 1024
 _STRING_BYTES = 32 * 1024
 """Longer strings are decoded in parts of this size. At least 16, because a part does not split escapes."""
 _MAX_PIECE_BYTES = 4 * 1024 * 1024
-"""Objects that are nested in each other, with keys of up to _STRING_BYTES, have no comma for this long."""
+"""Maximum length of a piece without a comma. Valid texts stay below it: the longest such piece consists of
+nested objects whose only keys have up to _STRING_BYTES each.
+"""
 _MAX_SECONDS = 0.005
 _NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _SPACE = b" \t\r\n"
@@ -154,7 +156,7 @@ class _Piece:
         self.stack = bytearray(stack)
         """Brackets that are open at the end."""
         self.lowest = len(stack)
-        """Number of brackets that are open all the time."""
+        """Number of brackets that stay open from the start of the piece to its end."""
         self.keys = self.values = 0
         self.long_strings: list[tuple[int, int, str]] = []
         """Start, end and value of each long string."""

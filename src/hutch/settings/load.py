@@ -25,7 +25,7 @@ logger = logging.getLogger("hutch")
 
 FILE = "hutch.toml"
 # Settings that the hutch.toml of a project may contain: default limits of executions, and the log format.
-# None of them changes what guests can reach, what is asked for, or where data is stored.
+# None of them changes what guests can reach, which approvals are asked for, or where data is stored.
 PROJECT_SETTINGS = (
     "timeout_ms",
     "memory_limit_bytes",
@@ -87,8 +87,8 @@ def load_with_sources(
     file: Path | None = None,
     project: Callable[[Path], ConfigText | None] | None = None,
 ) -> tuple[Settings, dict[str, str]]:
-    """Like `load_settings`. Also returns the source of each setting that was set: a flag, a variable, or a
-    file with the name of the setting.
+    """Like `load_settings`. Also returns where each setting was set: the name of the flag, the name of the
+    variable, or the file and the setting's name in it. Settings with their default value are left out.
     """
     environ = os.environ if environ is None else environ
     sourced_flags = {key: (value, key) for key, value in (flags or {}).items() if value is not None}
@@ -115,8 +115,8 @@ def _project_overrides(
     values: Mapping[str, _Sourced],
     in_file: Mapping[str, _Sourced],
 ) -> dict[str, _Sourced]:
-    """Returns the settings of the project that flags and environment do not set. `values` includes
-    `in_file`.
+    """Returns the project's settings, except those that a flag or a variable sets. `values` are the settings
+    from all other sources, including `in_file`, which the project overrides.
     """
     text = project(_expand(*values.get("home", (HOME, "home"))))
     if text is None:

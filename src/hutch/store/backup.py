@@ -88,7 +88,8 @@ async def write_backup(database: Database, path: Path) -> Backup:
 def _create_private(file: Path, path: Path) -> IO[bytes]:
     if os.path.lexists(path):
         raise StoreError(f"{path}: exists already.", remedy="Choose another name, or remove the file.")
-    # O_EXCL, because in a folder that others can write to, the file could be theirs, or a link to another.
+    # O_EXCL, because if others can write to the folder, they could have created the file, or a link to
+    # another file.
     return os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb")
 
 
@@ -173,7 +174,9 @@ class _Reader:
         self._file.close()
 
     def tables(self) -> Iterator[TableRows]:
-        """Yields the rows in batches. Afterwards `end` has the numbers of rows at the end of the file."""
+        """Yields the rows in batches. Afterwards, `end` has the number of rows of each table, as stated at
+        the end of the file.
+        """
         table, columns, rows = "", (), []  # type: tuple[str, tuple[str, ...], list[Values]]
         while True:
             line = self._line()
@@ -191,7 +194,8 @@ class _Reader:
                     isinstance(each, str) and each.isidentifier() for each in names
                 ):
                     table, columns = name, tuple(names)
-                # The names become part of SQL. Tables without rows may be missing.
+                # Only known tables are accepted, because the names become part of SQL. Tables without rows
+                # may be missing.
                 case {"end": dict(counts)} if counts.keys() <= {*TABLES}:
                     self.end = counts
                     self._check_end()

@@ -49,7 +49,8 @@ ENCRYPTED_COLUMNS = (
 async def data_key_ids(database: Database) -> set[str]:
     """Returns the ids of all data keys that encrypt a row. Reads every row. Raises StoreError."""
     ids: set[str] = set()
-    # These tables were always encrypted, or are encrypted in another way below.
+    # Columns that are not in ENCRYPTED_COLUMNS: they have always been encrypted, or `encrypt_existing`
+    # encrypts them separately.
     others = [("flow_journal", "body"), ("runs", "error_message"), ("run_contents", "content")]
     for table, name in [*(column[:2] for column in ENCRYPTED_COLUMNS), *others]:
         # The format of the ciphertext is `hutch1.<key id>.…`.
@@ -107,7 +108,7 @@ async def _encrypt_journal(database: Database, cipher: Cipher) -> None:
 
 
 def _entry(number: int, step: str | None, body: str) -> JournalEntry:
-    """Builds an entry. Its kind and subject are read from the body."""
+    """Builds a journal entry from a plaintext row. Reads its kind and subject from the body."""
     value = json.loads(body)
     fields = value if isinstance(value, dict) else {}
     if step is not None:

@@ -45,7 +45,7 @@ class ColumnEncryption:
         self._loading = asyncio.Lock()
 
     async def encrypt(self, text: str, *context: str) -> str:
-        """Encrypts a text. Raises InvalidText, because a context that cannot be stored cannot be encoded."""
+        """Encrypts a text. Raises InvalidText if the context contains characters that cannot be stored."""
         check_storable({"id": list(context)})
         cipher = await self.ready()
         if len(text) <= LARGE_TEXT_CHARS:
@@ -62,8 +62,8 @@ class ColumnEncryption:
             return await _decrypt(await self._reload(cipher), text, context)
 
     async def ready(self) -> Cipher:
-        """Returns the cipher. Call this before reading rows, because loading the cipher encrypts older
-        plaintext rows.
+        """Returns the cipher. Call this before reading rows, because rows of older versions may be plaintext,
+        and loading the cipher encrypts them.
         """
         cipher = self._cipher
         if cipher is None:

@@ -60,8 +60,8 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_executions_per_day: Count | None = None
     max_cpu_seconds_per_day: Count | None = None
     weight: Annotated[int, msgspec.Meta(ge=1, le=100)] | None = None
-    """Turns that the owner gets in the queue for runners while an owner with the weight 1 gets one. Keys have
-    none.
+    """Number of turns that the owner gets in the queue for runners for each turn of an owner with the weight
+    1. Keys have no weight.
     """
 
 
@@ -124,7 +124,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AbilityShare(msgspec.Struct, frozen=True, kw_only=True):
-    """Name of a user or of a group with whom an ability is shared. The other one is None."""
+    """A user or a group with whom an ability is shared. Either `user` or `group` is None."""
 
     user: str | None
     group: str | None
@@ -150,14 +150,16 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     recorded: str = "metadata"
     """Level of the setting `record` with which the run was recorded."""
     error_message: str | None = None
-    """Start of the error message. Encrypted in the database."""
+    """Error message, cut for lists. Encrypted in the database."""
 
     def __repr__(self) -> str:
         return f"RunRow({self.run_id!r}, {self.protocol}, {self.outcome}, owner {self.owner})"
 
 
 class NewRun(msgspec.Struct, frozen=True):
-    """A run record that is not stored yet, with its content and what lists are filtered by."""
+    """A run record that is not stored yet, with its content, and the tools and hosts by which lists of runs
+    can be filtered.
+    """
 
     row: RunRow
     content: str | None = None

@@ -105,7 +105,7 @@ class WriteBehindQueue:
                 batch = [self._runs[number] for number in range(min(len(self._runs), MAX_BATCH))]
                 await self._write_runs(batch)
                 written = {id(run) for run in batch}
-                # The oldest rows may have been dropped meanwhile.
+                # Some of these rows may have been dropped from the queue while they were written.
                 while self._runs and id(self._runs[0]) in written:
                     self._pop()
             if self._key_uses:

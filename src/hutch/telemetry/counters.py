@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 
 MAX_OWNERS = 50
-"""Number of owners that metrics tell apart. All others are one."""
+"""Maximum number of owners with metrics of their own. The others are counted together."""
 MAX_CANDIDATES = 1_000
 OTHER_OWNERS = "other"
 

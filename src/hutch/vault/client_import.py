@@ -18,8 +18,8 @@ from hutch.vault import credentials
 from hutch.vault.credentials import CredentialName, Secret
 
 CLIENT_ENCRYPTED = "\0"
-"""Start of a stored value that the client has encrypted with a key that is not stored. Values of headers do
-not contain it.
+"""Prefix of a stored value that the client has encrypted with a key that is not stored. No header value
+starts with it.
 """
 NONCE_BYTES = 12
 TAG_BYTES = 16

@@ -134,7 +134,7 @@ _WITH_VALUE = _DATA.union(
 
 
 def _separate_values(words: Iterator[str]) -> Iterator[str]:
-    """Yields options with their values, separated by NUL. A URL has no option."""
+    """Yields `option NUL value` for each option that matters, and `NUL value` for a URL."""
     for word in words:
         option, value = word, None
         if word.startswith("--") and "=" in word:

@@ -30,7 +30,7 @@ from hutch.text import cut
 MAX_HAR_BYTES = 64 * 1024 * 1024
 MAX_ENTRIES = 20_000
 _OPTION = "--har"
-# Segments of a path that differ from one call to the next.
+# Segments of a path that are ids, and so differ from one call to the next.
 _ID = re.compile(r"[0-9]+|[0-9a-f]{16,}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.I)
 # Headers that describe the browser and the page, not the request to the API. The URL in `Referer` may
 # contain secrets.
@@ -147,6 +147,8 @@ def _recorded(request: dict[str, Any]) -> RecordedRequest:
 
 
 def _member(value: Any, name: str | None) -> dict[str, Any]:
-    """Returns the member of an object, or the value itself, if it is an object; otherwise an empty one."""
+    """Returns the member `name` of a value, or the value itself if `name` is None. Returns an empty object if
+    the result is not an object.
+    """
     member = value if name is None else value.get(name) if isinstance(value, dict) else None
     return member if isinstance(member, dict) else {}

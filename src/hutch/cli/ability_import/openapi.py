@@ -313,7 +313,9 @@ class _OperationImporter:
         return Argument("body", "body"), types[0]
 
     def _input_schema(self) -> dict[str, Any]:
-        """Returns the schema of the parameters; a simpler one if that is too large or not valid."""
+        """Returns the schema of the parameters. If it would be too large or is not valid, returns a schema
+        with only their names.
+        """
         schema: dict[str, Any] = {"type": "object", "properties": self._properties}
         if self._required:
             schema["required"] = self._required
@@ -332,7 +334,9 @@ class _OperationImporter:
         return {**schema, "properties": {name: {} for name in self._properties}}
 
     def _accept(self) -> dict[str, str]:
-        """Returns the header that asks for the JSON that the operation responds with."""
+        """Returns the Accept header with the JSON media type of the operation's response, or nothing if it
+        has none.
+        """
         responses = self._operation.operation.get("responses")
         for status, node in (responses if isinstance(responses, dict) else {}).items():
             if status.startswith("2") or status == "default":

@@ -46,7 +46,9 @@ class OpenApiDocument:
         self.url = url
 
     def resolve(self, node: Any) -> Any:
-        """Follows `$ref`. Raises UnsupportedOperation if that leads nowhere, in a circle or elsewhere."""
+        """Follows `$ref`. Raises UnsupportedOperation if the target is missing or in another document, or if
+        references are circular.
+        """
         for _ in range(_MAX_REFERENCES):
             reference = node.get("$ref") if isinstance(node, dict) else None
             if not isinstance(reference, str):
@@ -222,7 +224,7 @@ class SchemaConverter:
         return _with_openapi_3_0_keywords(schema, converted)
 
     def _convert_properties(self, schema: dict[str, Any], converted: dict[str, Any], depth: int) -> None:
-        """Converts the properties, without those that only responses have."""
+        """Converts the properties. Leaves out read-only properties, which occur only in responses."""
         properties = schema.get("properties")
         properties = properties if isinstance(properties, dict) else {}
         read_only = {
@@ -237,7 +239,7 @@ class SchemaConverter:
             converted["required"] = sorted({*names} - read_only)
 
     def definitions(self) -> dict[str, Any]:
-        """Returns the schemas that the converted ones refer to."""
+        """Returns `$defs`: the schemas to which the converted schemas refer, directly or indirectly."""
         definitions: dict[str, Any] = {}
         while self._pending:
             reference = self._pending.pop()

@@ -46,7 +46,9 @@ class PathParameter(msgspec.Struct, frozen=True):
 
 
 class _Sample(msgspec.Struct):
-    """A member of a query or a body. The default is dropped if another request has another value."""
+    """A parameter of a query, or a member of a body. Its recorded value becomes the default, unless requests
+    have different values.
+    """
 
     type: str | list[str] | None
     default: Any
@@ -75,7 +77,7 @@ class RequestImporter:
     """Makes one ability from requests with the same method, host and path."""
 
     def __init__(self, option: str, parts: SplitResult, path: Sequence[str | PathParameter]) -> None:
-        """`path` are the segments after each slash."""
+        """`path` is the list of the path's segments, without the slashes."""
         self._option = option
         self._parts = parts
         self._host = parts.hostname or ""
@@ -206,7 +208,7 @@ def looks_secret(value: object) -> bool:
     """Returns True for texts that look like a token: long, without spaces, with letters and digits."""
     if not isinstance(value, str):
         return False
-    # Word by word, and one condition after the other: this takes linear time for any text.
+    # Splitting into words and using one simple pattern per condition takes linear time for any text.
     words = (word for word in value.split() if _TOKEN.search(word))
     return _AUTHORIZATION.search(value) is not None or any(
         _DIGIT.search(word) and _LETTER.search(word) for word in words
@@ -214,7 +216,9 @@ def looks_secret(value: object) -> bool:
 
 
 def _merge(one: dict[str, _Sample], other: dict[str, _Sample]) -> dict[str, _Sample]:
-    """Merges the members of two requests. A member that differs, or that one lacks, has no default."""
+    """Merges the members of two requests. A member gets no default if its values differ or if one request
+    lacks it.
+    """
     merged: dict[str, _Sample] = {}
     for name in dict.fromkeys((*one, *other)):
         first = one[name] if name in one else other[name]

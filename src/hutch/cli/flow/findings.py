@@ -82,14 +82,14 @@ def _check_subflow(
                 load_flow(folder / value)
             except InvalidFlow as error:
                 yield Finding(Problem(path, f"{value} is invalid: {error.problems[0]}"))
-    # Other texts are names of stored flows, or references.
+    # A value that is not a path is the name of a stored flow or a reference, and cannot be checked here.
 
 
 def _nested_nodes(document: dict[str, Any]) -> Iterable[FlowNode]:
     try:
         return parse_flow(document).all_nodes()
     except InvalidFlow:
-        return readable_nodes(document)  # the outer flow has the same problems
+        return readable_nodes(document)  # the check of the outer flow reports these problems
 
 
 def _check_file(path: str, name: object, folder: Path) -> Iterator[Finding]:
@@ -103,7 +103,7 @@ def _check_file(path: str, name: object, folder: Path) -> Iterator[Finding]:
 
 
 def literal_references(nodes: Iterable[FlowNode]) -> Iterator[Problem]:
-    """Yields texts that contain a reference which is not replaced."""
+    """Yields a problem for each text with a reference that stays as it is instead of being replaced."""
     for node in nodes:
         for place, text in interpolated_texts(node.kind, node.with_, (*node.json_path, "with")):
             if not node.is_item and (item := misplaced_item(text)) is not None:

@@ -263,7 +263,9 @@ async def _find_run(store: Store, run_id: str) -> FlowRunRow:
 
 
 async def _find_held_run(store: Store, run_id: str) -> FlowRunHead:
-    """Returns a run that a process executes, because only that process reads requests."""
+    """Returns a run. Raises InvalidInput if no process executes it, because only that process would read a
+    request.
+    """
     run = await _find_run(store, run_id)
     if run.is_over:
         raise InvalidInput("run", f"{run_id!r} has ended: it is {lease.run_state(run)}.")

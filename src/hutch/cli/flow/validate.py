@@ -98,8 +98,8 @@ def _file_report(path: Path, *, is_builtin: bool) -> dict[str, Any]:
 def _flow_report(
     path: Path, load: Callable[[], Flow], *, is_builtin: bool, source: FlowSource | None = None
 ) -> dict[str, Any]:
-    """Reports on a flow. `source` is what `load` reads: with it, the steps of an invalid flow are checked,
-    too.
+    """Reports the problems of a flow. `source` is the text that `load` parses. If it is given, the steps of
+    an invalid flow are checked too.
     """
     flow, problems = None, []
     locate: Callable[[Problem], Problem]

@@ -394,7 +394,9 @@ class StepTable:
         return sum(step.state in states for step in self.top_level_steps)
 
     def apply_event(self, event: dict[str, Any]) -> StepProgress | None:
-        """Updates a step and returns it. Returns None for other and unknown events."""
+        """Updates the step that an event is about, and returns the step. Returns None if the event is not
+        about a step.
+        """
         kind, step_id = event.get("type"), event.get("step_id")
         if kind not in ("step", "skipped") or not isinstance(step_id, str):
             return None

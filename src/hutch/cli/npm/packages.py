@@ -173,7 +173,7 @@ def describe_package(package: str, name: str | None, *, env: Sequence[str], json
 
 
 def list_tools(package: str, *, env: Sequence[str], json: bool) -> int:
-    """Prints the tools of a package, for a command without the name of one, and an example. Returns 2."""
+    """Prints the tools of a package and an example command, for a user who did not name a tool. Returns 2."""
     settings = load_project_settings(ONE_SHOT_SETTINGS, current_folder())
     argument, variables = parse_package_argument(package), parse_env(env)
     description = event_loop.run_async(_describe(settings, argument, None, variables))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hutch.app.app import App
 
 CALLER = "cli"
-# Reading the times of a thousand files takes about 5 ms.
+# Interval at which the files are checked for changes. Checking a thousand files takes about 5 ms.
 POLL_SECONDS = 0.3
 
 
@@ -164,7 +164,7 @@ async def open_package(
 
 
 def _with_suggestion(error: PackageNotFound, argument: PackageArgument) -> PackageNotFound:
-    """Adds the path to type, if the name of a package is also the name of a folder."""
+    """If a folder has the name of the missing package, adds how to write the path of this folder."""
     if isinstance(argument, PackageSpec) and Path(argument.name, "package.json").is_file():
         message = f"{error.message} To run the folder {argument.name}, write ./{argument.name}."
         return PackageNotFound(message, retryable=error.retryable)
@@ -203,7 +203,7 @@ class LogPrinter:
         print_log(line)
 
     def partial(self, json: bytes) -> None:
-        """Does nothing, because the output contains all partial values."""
+        """Does nothing, because the final output contains all partial values."""
 
 
 def _print_outcome(outcome: ToolOutcome, printer: LogPrinter) -> int:

@@ -23,7 +23,8 @@ from hutch.streams.lines import LineSplitter
 from hutch.telemetry.tracer import open_tracer
 from hutch.text import LINE, now_rfc3339, printable
 
-# Time after the end of stdin for steps to end, for output to be written, and for both together.
+# Timeouts after EOF on stdin: for steps to end, then for output to be written. After FORCE_EXIT_SECONDS in
+# total, the process exits in any case.
 CLOSE_SECONDS = 0.6
 WRITE_SECONDS = 0.1
 FORCE_EXIT_SECONDS = 0.85

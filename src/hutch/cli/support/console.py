@@ -125,7 +125,8 @@ class GuestOutput:
             try:
                 data = data[os.write(self._descriptor, data) :]
             except BlockingIOError:
-                # The descriptor is non-blocking, because another process that shares the file has made it so.
+                # The descriptor can be non-blocking: another process that shares the open file may have set
+                # O_NONBLOCK.
                 select.select([], [self._descriptor], [])
 
     def _is_terminal(self) -> bool:

@@ -63,8 +63,8 @@ def project_servers(settings: Settings, folder: Path | None) -> Callable[[], Con
 
 
 def files_in_current_folder(settings: Settings) -> list[Path]:
-    """Returns hutch.toml and .toolscript.json in the current directory, unless they are the user's own or
-    named by `mcp_config`.
+    """Returns hutch.toml and .toolscript.json in the current directory if they exist. Leaves out files that
+    are in use anyway: the user's own configuration, and files that `mcp_config` names.
     """
     folder = current_folder()
     if folder is None:

@@ -108,7 +108,7 @@ def _encode_pair(field: InjectedField) -> str:
 
 
 def _pair_forms(field: InjectedField) -> set[str]:
-    """Returns how servers may write a field when they repeat it."""
+    """Returns the encodings in which a server may repeat a field in the URL of a redirect."""
     encoded = quote(field.value, safe="")
     lower = re.sub(r"%[0-9A-F]{2}", lambda match: match[0].lower(), encoded)
     values = (encoded, lower, quote_plus(field.value), field.value, quote(field.value, safe="!$'()*,;:@/?"))

@@ -94,7 +94,7 @@ class ConnectionPool:
             if not self._starting[key.owner]:
                 del self._starting[key.owner]
         if self._closed or not connection.is_usable:
-            # The connection is not in `_open` yet, so `_remove` would not be called for it.
+            # Abort it here, because it is not in `_open` yet, so closing the pool would not close it.
             connection.abort()
             raise FetchError("unreachable", f"The connection to {url.host}:{url.port} was closed.")
         self._open[connection] = key

@@ -1,8 +1,8 @@
 """DNS server of a jail. It answers only with addresses that the egress policy permits.
 
-It knows queries for the addresses of one name (types A and AAAA), which is what `getaddrinfo` sends. It
-resolves a name only if a tunnel to that name could be permitted too, so it reveals nothing more to name
-servers.
+It supports queries for the addresses of one name (types A and AAAA), which is what `getaddrinfo` sends. It
+resolves a name only if the policy could also permit a tunnel to that name. So guests cannot send more data to
+name servers through it than they could through tunnels.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ MAX_QUERY_BYTES = 1024
 # Size that every client accepts (RFC 1035, section 4.2.1).
 MAX_RESPONSE_BYTES = 512
 MAX_NAME_BYTES = 255
-# Queries that wait for an answer. Others are dropped, and the client sends them again.
+# Maximum number of queries that wait for an answer. Further queries are dropped; the client sends them again.
 MAX_PENDING = 32
-# Queries that are read before other work of the event loop, and in one second. The rest waits in the socket's
-# buffer.
+# Maximum number of queries to read in one callback of the event loop, and in one second. The rest waits in
+# the socket's buffer.
 MAX_BATCH = 16
 MAX_PER_SECOND = 256
 
@@ -178,7 +178,7 @@ def parse_query(data: bytes) -> Query | None:
     labels: list[bytes] = []
     at = _HEADER.size
     while at < len(data) and (length := data[at]):
-        # Longer labels are pointers, which a question does not need.
+        # A length above 63 marks a compression pointer, which a question does not need.
         if length > 63 or at + length >= len(data) or at - _HEADER.size > MAX_NAME_BYTES:
             return None
         labels.append(data[at + 1 : at + 1 + length])

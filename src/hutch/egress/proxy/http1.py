@@ -18,8 +18,8 @@ MAX_CHUNK_LINE = 4096
 HEAD_END = b"\r\n\r\n"
 
 EXPLAIN = b"EXPLAIN"
-"""Method that only this proxy has. Its response repeats the error of the last failed tunnel to a host and
-port. The guest needs it, because Deno's `fetch` does not report what the proxy responded.
+"""HTTP method that only this proxy supports. Its response repeats the error of the last failed tunnel to a
+host and port. The guest needs it, because Deno's `fetch` does not report the proxy's response.
 """
 
 _METHOD = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,64}")

@@ -38,9 +38,9 @@ HEAD_SECONDS = 30.0
 IDLE_SECONDS = 300.0
 # Time that a client has to read its response and to close the connection.
 LINGER_SECONDS = 10.0
-# Number of failed tunnels that are remembered.
+# Maximum number of failed tunnels to remember.
 MAX_FAILURES = 64
-# Number of requests of a run that are recorded.
+# Maximum number of requests of a run to record.
 MAX_LOGGED_REQUESTS = 200
 # Pause after an accept has failed, for example because no file descriptor was free.
 PAUSE_SECONDS = 0.1
@@ -181,7 +181,7 @@ class EgressProxy:
         return self.request_log
 
     def log_request(self, request: ProxyRequest) -> OutgoingRequest:
-        """Returns the entry of a request, which is part of the log if that has room."""
+        """Creates the log entry of a request. Adds it to the log unless the log is full."""
         is_usual = request.port == (443 if request.is_tunnel else 80)
         host = request.host if is_usual else f"{request.host}:{request.port}"
         entry = OutgoingRequest(method=request.method.decode("latin-1"), host=host)

@@ -34,7 +34,7 @@ async def check_url(server_url: str, url: str) -> None:
     A server on the internet may name only https URLs, on the internet or on its own host: it must not make
     Hutch send requests to this machine or its network. It controls the addresses of its own name, but without
     a certificate no other server there accepts a request over https. A server on this machine or its network
-    may also name others there. The metadata services of clouds are always refused.
+    may also name other servers there. The metadata services of clouds are always refused.
     """
     server, target = httpx2.URL(server_url), httpx2.URL(url)
     kinds = await _special_kinds(target.host)
@@ -55,8 +55,8 @@ def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
 
 
 async def _is_local(host: str) -> bool:
-    """Returns True if no address of the host is on the public internet. A server on the internet can add
-    private addresses to its name.
+    """Returns True if none of the host's addresses is on the public internet. A single private address is not
+    enough, because a server on the internet can add private addresses to its name.
     """
     addresses = await _addresses(host)
     return bool(addresses) and all(special_kind(address) is not None for address in addresses)
@@ -69,7 +69,9 @@ async def _special_kinds(host: str) -> list[str]:
 
 
 async def _addresses(host: str) -> list[Address]:
-    """Returns the addresses of a host, or none if it has none. A request to it then fails."""
+    """Returns the addresses of a host. The list is empty if the host has none; a request to it would fail
+    anyway.
+    """
     try:
         parsed = parse_host(f"[{host}]" if ":" in host else host)
         if not isinstance(parsed, str):

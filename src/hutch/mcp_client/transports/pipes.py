@@ -9,14 +9,15 @@ from typing import cast
 
 import msgspec
 
-# Bytes that are kept from the start and the end of an oversized line, enough to find the id of the call.
+# Number of bytes to keep of the prefix and of the suffix of an oversized line. They are enough to find the id
+# of the call.
 EDGE_BYTES = 256
 # Maximum length of a line. A longer line ends the connection.
 MAX_LINE_BYTES = 256 * 1024 * 1024
 # Number of queued bytes at which reading from the server pauses.
 MAX_QUEUED_BYTES = 1024 * 1024
-# Number of written bytes at which a server that does not read them is disconnected. Only responses and
-# notifications are written without waiting for the server.
+# A server that leaves this many written bytes unread is disconnected. Only responses and notifications can
+# add up to this, because requests wait until the server has read enough.
 MAX_UNREAD_BYTES = 4 * 1024 * 1024
 
 

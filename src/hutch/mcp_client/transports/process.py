@@ -134,7 +134,8 @@ def _find_program(program: str, env: Mapping[str, str], cwd: Path | None) -> str
         raise ServerStartError(f"its working directory {cwd} does not exist")
     path = find_program(program, env, cwd)
     if path is None and program == "deno":
-        # Hutch brings its own Deno, whose folder is on the PATH only in an activated environment.
+        # Use the Deno that is installed with Hutch. Its folder is on the PATH only in an activated virtual
+        # environment.
         with contextlib.suppress(SandboxUnavailable):
             path = find_deno()
     if path is None:

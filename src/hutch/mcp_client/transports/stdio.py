@@ -37,7 +37,8 @@ from hutch.session.channels.stream import prepare_pipe
 RawResult: TypeAlias = msgspec.Raw | dict[str, Any]
 """Result as JSON that the server sent, or as decoded by the SDK."""
 
-# Starts high to differ from the SDK's ids, and fits into 32 bits, which some servers use for ids.
+# The ids start high, so that they differ from the SDK's, but fit into 32 bits, because some servers store ids
+# in 32 bits.
 _request_ids = itertools.count(1 << 30)
 _NULL = b"null"
 
@@ -64,7 +65,8 @@ async def connect(
             loop.connect_read_pipe(lambda: output, prepare_pipe(process.stdout)),
             loop.connect_write_pipe(lambda: input, prepare_pipe(process.stdin)),
         )
-        # Shielded, because after a cancellation in between no object would own the pipe.
+        # Shielded, because a cancellation while one pipe is being connected would leave it without an owner
+        # that closes it.
         with anyio.CancelScope(shield=True):
             await connecting
         yield StdioReader(output, max_message_bytes, direct), StdioWriter(input), direct, process

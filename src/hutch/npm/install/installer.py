@@ -74,7 +74,8 @@ class StagingFolder(msgspec.Struct, frozen=True):
         (self.tree / "deno.json").write_bytes(_CONFIGURATION)
 
     def write_manifest(self, dependencies: Mapping[str, str]) -> None:
-        # Deno cannot read its own lock file again if archives are on another host than the registry.
+        # Remove an old lock file: Deno cannot read the one that it wrote if archives are on another host than
+        # the registry.
         (self.tree / "deno.lock").unlink(missing_ok=True)
         manifest = {"private": True, "dependencies": dependencies}
         (self.tree / "package.json").write_bytes(msgspec.json.encode(manifest))
@@ -289,8 +290,8 @@ def _link_unpacked(downloads: Path, locked: Sequence[LockedPackage], unpacked: U
             if source is None:
                 continue
             partial = target.with_name(f"{package.version}.half")
-            # Packages that cannot be linked are downloaded instead: a package that another process is
-            # removing, and a package with programs none of which is marked executable.
+            # A package that cannot be linked is downloaded instead. This happens if another process is
+            # removing it, or if it declares programs but none of its files is executable.
             with contextlib.suppress(OSError):
                 if tree.link(source, partial) or not package.bin:
                     partial.rename(target)
@@ -317,7 +318,7 @@ def _as_dependencies(*specs: PackageSpec) -> dict[str, str]:
 def _uninstalled_optional_peers(
     folder: Path, packages: Sequence[LockedPackage], own_name: str | None = None
 ) -> list[PackageSpec]:
-    """Finds dependencies that are also optional peers. Deno, unlike npm, does not install these."""
+    """Returns dependencies that a package also lists as optional peers. npm installs these, Deno does not."""
     specs: dict[str, PackageSpec] = {}
     for package in packages:
         path = unpacked_path(folder, package)

@@ -33,7 +33,8 @@ MEMORY_INTERVAL_SECONDS = 0.02
 DISK_INTERVAL_SECONDS = 0.25
 JAIL_EXIT_SECONDS = 1.0
 EXIT_SECONDS = 10.0
-# The registry's documents are stored among the packages. Up to this size they are not counted.
+# The registry's documents are stored in the folders of the packages. They are not counted, up to these
+# limits.
 DOCUMENTS = tree.Allowance(DOCUMENT_FILE, max_bytes=64 * MIB, max_files=2_000)
 _PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
 
@@ -128,7 +129,7 @@ async def _read_until_end(
         finally:
             # Kill the rest of the group, because a leader that has ended may have left children behind.
             _signal(os.killpg, process.pid)
-        # The output ends when the last process of the group has ended. Then the pipe is closed.
+        # Reading ends when the last process of the group has ended, because only then is the pipe closed.
         await asyncio.wait([exited, reading], timeout=EXIT_SECONDS)
         reading.cancel()
 
@@ -192,7 +193,8 @@ async def _watch_disk(watched: Sequence[Path], limits: InstallLimits) -> Exceede
         exceeded = await asyncio.to_thread(_exceeded_disk_limit, watched, limits)
         if exceeded is not None:
             return exceeded
-        # Measuring takes at most a third of the time, even with many files.
+        # Pause at least twice as long as the measurement took, so that measuring uses at most a third of the
+        # time.
         pause = max(DISK_INTERVAL_SECONDS, 2 * (loop.time() - began))
 
 

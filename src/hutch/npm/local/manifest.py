@@ -20,7 +20,7 @@ DEFAULT_VERSION = "0.0.0"
 # Conditions that Deno meets when a package is imported.
 _CONDITIONS = frozenset({"deno", "node", "import", "module-sync", "default"})
 _TYPESCRIPT = (".ts", ".mts", ".cts", ".tsx")
-# Where the source of a compiled file usually is.
+# Folders of compiled files. The source of `dist/tool.js` is usually `src/tool.ts` or `tool.ts`.
 _BUILD_FOLDERS = frozenset({"dist", "build", "lib", "out", "esm"})
 _ALIAS = re.compile(r"npm:(@?[^@]+)(?:@(.+))?")
 
@@ -71,7 +71,7 @@ def _read_document(folder: Path, shown: str) -> dict[str, Any]:
     if len(raw) > MAX_MANIFEST_BYTES:
         raise InvalidPackage(f"{shown}/{MANIFEST}", f"is larger than {MAX_MANIFEST_BYTES} bytes")
     try:
-        # Unlike msgspec, it tells the line of a mistake.
+        # The json module reports the line of a mistake; msgspec does not.
         document = json.loads(raw.decode("utf-8-sig"))
     except json.JSONDecodeError as error:
         position = f"line {error.lineno}, column {error.colno}"
@@ -120,7 +120,9 @@ def _is_in_registry(name: str, version: object) -> bool:
 
 
 def _find_entry(folder: Path, document: dict[str, Any], invalid: Any) -> tuple[str | None, str | None]:
-    """Returns the TypeScript file to import, or None if the package is imported by name, and a note."""
+    """Returns the TypeScript file to import, or None if the package is imported by name, and a note for the
+    author, or None.
+    """
     declared, field = _declared_entry(document, invalid)
     found = _existing(folder, declared or "index.js", exact=field == "exports")
     if found is not None:

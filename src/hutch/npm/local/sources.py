@@ -20,7 +20,8 @@ from hutch.text import cut
 
 ARCHIVE_ENDINGS = (".tgz", ".tar.gz")
 _SCHEME = "file:"
-# Dependencies, histories, and files with secrets: none of them belongs to the package.
+# Names that are not copied, because they are not part of a package: dependencies, version histories, and
+# files with secrets.
 _OMITTED = frozenset({"node_modules", ".git", ".hg", ".svn", ".npmrc", ".env"})
 _TAR_BLOCK = 512
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 _PAGE = os.sysconf("SC_PAGESIZE")
-# The first samples all search for new processes, because a jail starts its processes early. After that, only
-# every tenth sample does.
+# The first _EARLY_SAMPLES samples search for new processes, because a jail starts most of its processes
+# early. After that, only one in _RESCAN_EVERY samples does.
 _EARLY_SAMPLES, _RESCAN_EVERY = 10, 10
 _HAS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 

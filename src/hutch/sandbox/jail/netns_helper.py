@@ -23,8 +23,8 @@ _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 
 
 def main(control: socket.socket) -> None:
-    """Serves requests. A request is a port, and whether a DNS socket is wanted, with two descriptors: reply
-    socket and network namespace.
+    """Serves requests. A request consists of a port, a flag that asks for a DNS socket, and two descriptors:
+    the reply socket and the network namespace.
     """
     # This process does not wait for its children; with SIG_IGN the kernel reaps them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)

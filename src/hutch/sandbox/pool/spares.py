@@ -8,8 +8,8 @@ from hutch.sandbox.runner.base import Runner
 from hutch.sandbox.runner.profile import Profile
 from hutch.settings import Settings
 
-# Maximum profiles without a preload. Each change of a gateway's tools makes such a profile, and the old one
-# is no longer used.
+# Maximum number of profiles without a preload. Each change of a gateway's tools creates such a profile, and
+# the profile before the change is no longer used.
 MAX_PLAIN_PROFILES = 4
 
 
@@ -22,8 +22,8 @@ class SparePolicy:
         self._last_used: dict[Profile, float] = {}
 
     def record_use(self, profile: Profile, now: float) -> None:
-        """Records the use of a profile, and drops the oldest profiles beyond the limit. There is a limit
-        because each caller's env makes another profile.
+        """Records the use of a profile. If there are too many, drops the least recently used ones. The number
+        is limited because callers can create any number of profiles with different environment variables.
         """
         if not profile.keep_spare:
             return

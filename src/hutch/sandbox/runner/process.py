@@ -523,8 +523,8 @@ def _open_stdin(profile: Profile, wakeup_file: WakeupFile | None) -> int:
 
 
 def _split_console_line(line: str) -> tuple[list[str], list[str] | None]:
-    """Splits a line into direct output, which may lack a line end, and console output. The console output is
-    None if some of it was dropped.
+    """Splits a line into output that the guest wrote directly, which may precede a console line without a
+    line break, and console output. The console output is None if some of it was dropped.
     """
     direct, mark, encoded = line.rpartition(CONSOLE_MARK)
     if not mark:

@@ -169,8 +169,8 @@ def _expand_sql(sql: str, sizes: tuple[tuple[str, int], ...]) -> str:
 
 @lru_cache(512)
 def to_psycopg(sql: str) -> bytes:
-    """Converts `:name` parameters to psycopg's format and removes the comment signs around PostgreSQL-only
-    parts.
+    """Converts `:name` parameters to psycopg's format, and uncomments the parts of the SQL that only
+    PostgreSQL gets.
     """
     sql = _POSTGRES_ONLY.sub(r"\1", sql)
     return _PARAMETER.sub(r"%(\1)s", sql.replace("%", "%%")).encode()

@@ -13,7 +13,7 @@ _HITS = "CASE WHEN excluded.slot = counter.slot THEN counter.hits ELSE 0 END"
 _HITS_BEFORE = """
     CASE excluded.slot - counter.slot WHEN 0 THEN counter.hits_before WHEN 1 THEN counter.hits ELSE 0 END
 """
-# Share of the previous window that still lies within one window length before now.
+# Fraction of the previous window that the sliding window, which ends now, still overlaps.
 _SHARE = "(1 - ((excluded.ends_at - 2 * :window) / :window - excluded.slot))"
 _HIT = f"""
     WITH clock AS ({_CLOCK})
@@ -43,8 +43,8 @@ class SlidingWindow(NamedTuple):
 
     @property
     def retry_seconds(self) -> float:
-        """Time until the weighted count decreases, because a hit of the previous window expires or the
-        current window ends.
+        """Time until the weighted count decreases. It does when a hit of the previous window expires, or when
+        the current window ends.
         """
         waits = [self.seconds_left % (self.seconds / self.hits_before)] if self.hits_before else []
         if self.hits:

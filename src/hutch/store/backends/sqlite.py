@@ -35,7 +35,9 @@ MIN_SQLITE_VERSION = (3, 35, 0)  # first version with RETURNING
 LOCK_SECONDS = 5.0
 """Timeout for the write lock if another process holds it."""
 PROGRESS_STEPS = 10_000
-"""Number of steps of SQLite's machine between two checks of the time limit, less than a millisecond."""
+"""Number of steps of SQLite's virtual machine between two checks of the time limit. They take less than a
+millisecond.
+"""
 
 T = TypeVar("T")
 
@@ -64,7 +66,8 @@ class SqliteDatabase:
         try:
             await database._run_in(database._writer_thread, database._open)
         except BaseException:
-            # After a cancellation the writer thread continues. This closes the connections that it opens.
+            # After a cancellation, the writer thread still finishes `_open`. Then this closes the connections
+            # that it opened.
             database._writer_thread.submit(database._close_connections)
             database._writer_thread.shutdown(wait=False)
             database._reader_thread.shutdown(wait=False)

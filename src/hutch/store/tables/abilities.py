@@ -80,7 +80,8 @@ class AbilityTable:
     async def put(self, ability: Ability) -> int:
         """Stores a new version of the owner's ability and returns its number. Older versions stay.
 
-        Raises AlreadyExists if the ability is to be shared and another user already shares one with that id.
+        Raises AlreadyExists if the ability is shared with everyone and another user already shares an ability
+        with the same id.
         """
         upsert = f"""
             INSERT INTO abilities ({_NAMES}) VALUES ({", ".join(f":{name}" for name in _FIELDS)})
@@ -159,7 +160,9 @@ class AbilityTable:
     async def page(
         self, user_id: str, *, shared: bool = False, limit: int, after: str = ""
     ) -> tuple[builtins.list[Ability], bool]:
-        """Like `list`, but also limited by size. Also returns True if there may be more abilities."""
+        """Like `list`, but also limits the total size of the documents. The second value is True if there may
+        be more abilities.
+        """
         page: builtins.list[Ability] = []
         size = 0
         while len(page) < limit and size < MAX_PAGE_CHARS:

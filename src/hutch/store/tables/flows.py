@@ -59,7 +59,8 @@ class FlowTable:
             UPDATE flows SET version = :version, document = :document, updated_at = :updated_at
             WHERE owner = :owner AND name = :name AND version = :version - 1
         """
-        # No two ciphertexts are equal, so this copies the row that was written just now, or nothing.
+        # Copies the row only if this process has just written it: `document` is a ciphertext, and no two are
+        # equal.
         add_version = f"""
             INSERT INTO flow_versions ({COLUMNS})
             SELECT {COLUMNS} FROM flows WHERE owner = :owner AND name = :name AND document = :document

@@ -247,7 +247,7 @@ class JournalTable:
                 status = :status, outcome = :outcome, summary = :summary, ended_at = :at, holder = ''
             WHERE run_id = :run_id AND holder = :holder AND ended_at IS NULL
         """
-        # When a resumed run ends, the record of its first end is updated.
+        # A resumed run already has a record from the first time that it ended. This record is updated.
         store_record = f"""
             INSERT INTO runs ({RUN_COLUMNS})
             SELECT {", ".join(f":{name}" for name in RunRow.__struct_fields__)}

@@ -16,7 +16,7 @@ from hutch.store.backends.base import Database, Values
 from hutch.store.models import RunRow
 
 MAX_SCANNED = 5_000
-"""Maximum number of rows that one search looks at, and that are counted."""
+"""Maximum number of rows that one search reads, and maximum number of rows that a count reads."""
 MAX_SCANNED_SLOWLY = 500
 """The same for a search for text, a tool or a host, which takes many times longer for each row: a text is
 compared with several columns, and the rows of a tool or host are scattered over the table.
@@ -52,12 +52,12 @@ class RunQuery(msgspec.Struct, frozen=True, kw_only=True):
     protocol: Match = Match()
     engine: Match = Match()
     label: Match = Match()
-    """A value that ends in `*` matches every continuation."""
+    """A value that ends in `*` matches every label with that prefix."""
     outcome: Match = Match()
     tool: Match = Match()
     host: Match = Match()
     text: Match = Match()
-    """Texts that the id, the label, the outcome, a tool or a host contains."""
+    """Texts to search for in the id, the label, the outcome, the tools and the hosts of a run."""
     parent: str | None = None
     is_failed: bool | None = None
     since: str | None = None
@@ -107,7 +107,7 @@ class RunSearch:
 
     async def page(self, query: RunQuery) -> RunPage:
         source, index, rest = _plan(query)
-        # Without other conditions, every row that is looked at belongs to the page.
+        # If the index answers all conditions, every row that it returns belongs to the page.
         scanned_rows = _max_scanned(query) if rest.texts else query.limit
         scanned = f"SELECT r.* FROM {source} WHERE {index.sql} ORDER BY {_order(query)} LIMIT {scanned_rows}"
         # There is no outer ORDER BY, because SQLite would read all rows before the first one. Both databases
@@ -118,7 +118,7 @@ class RunSearch:
         runs = [self._read_row(row) for row in rows]
         if len(runs) >= query.limit:
             return RunPage(runs, sort_key(runs[-1], query.sort), False)
-        # Without other conditions, fewer rows than the limit are all rows.
+        # If the index answers all conditions, fewer rows than the limit means that there are no more rows.
         last = await self._last_scanned(query) if rest.texts else None
         return RunPage(runs, last, last is not None)
 
@@ -174,7 +174,9 @@ def _order(query: RunQuery) -> str:
 
 
 def _target(query: RunQuery) -> tuple[str, str] | None:
-    """Returns the kind and the name of a tool or host whose index gives the order, or None."""
+    """Returns the kind (tool or host) and the name by whose index the search walks the runs, or None for
+    another index.
+    """
     if query.sort == "created" and query.owner.single is None:
         for kind, match in (("tool", query.tool), ("host", query.host)):
             if match.single is not None:
@@ -198,7 +200,7 @@ def _plan(query: RunQuery) -> tuple[str, _Conditions, _Conditions]:
     _add_columns(query, rest, used)
     _add_targets(query, rest, used)
     for number, text in enumerate(query.text.any_of):
-        # A run matches if any of the texts is found.
+        # A run matches if it contains any of the texts.
         rest.values[f"text_{number}"] = _contains(text)
     if query.text.any_of:
         rest.texts.append("(" + " OR ".join(map(_has_text, _names("text", query.text.any_of))) + ")")
@@ -208,12 +210,13 @@ def _plan(query: RunQuery) -> tuple[str, _Conditions, _Conditions]:
 
 
 def _choose_index(query: RunQuery, index: _Conditions) -> set[str]:
-    """Adds the conditions of the index that is expected to have the fewest rows. Returns the filters that are
-    answered by it.
+    """Chooses the index that probably has the fewest matching rows, and adds its conditions. Returns the
+    names of the filters that these conditions cover.
     """
     used: set[str] = set()
     if query.owner.single is not None:
-        # A search must not walk rows of other owners, because the cursor tells which row was the last one.
+        # The search must not visit rows of other owners: the cursor contains the sort key of the last visited
+        # row, and would reveal it.
         index.add("r.owner = :owner", owner=query.owner.single)
         used.add("owner")
     if query.sort == "duration":

@@ -143,7 +143,7 @@ class RunTable:
         try:
             message = await self._encryption.decrypt(row.error_message or "", *message_context(row.run_id))
         except VaultError as error:
-            # The rest of the list can still be read.
+            # Do not fail: the other fields of this run, and the other runs of the list, can still be read.
             logger.warning("the message of run %s cannot be decrypted: %s", row.run_id, error)
             return msgspec.structs.replace(row, error_message=None)
         return msgspec.structs.replace(row, error_message=message)
