@@ -22,7 +22,7 @@ MAX_LABEL_CHARS = 60
 MAX_MESSAGE_CHARS = 160
 
 _RED, _YELLOW, _GREEN, _DIM, _RESET = "\x1b[1;31m", "\x1b[33m", "\x1b[32m", "\x1b[2m", "\x1b[0m"
-# Shown instead of the outcome. All other outcomes are failures.
+# Words and colours for these outcomes. All other outcomes are failures.
 _WORDS = {"ok": ("ok   ", _GREEN), "cancelled": ("stop ", _YELLOW)}
 
 
@@ -106,7 +106,7 @@ class RunLines(logging.Formatter):
             parts.append(_shown(fields["label"], MAX_LABEL_CHARS))
         if outcome != "ok":
             parts.append(self._colored(self._error(record, fields), color))
-        # The whole id of a failed run, to look it up with `hutch runs show`.
+        # Show the whole id of a failed run, so that the user can look it up with `hutch runs show`.
         run_id = _shown(fields["run_id"], MAX_ID_CHARS)
         parts.append(self._colored(f"{run_id[:8]}…" if outcome == "ok" else run_id, _DIM))
         return "  ".join(parts).rstrip()

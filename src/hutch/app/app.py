@@ -64,7 +64,9 @@ class App:
         project_servers: Callable[[], ConfigText | None] = lambda: None,
         tracer: Tracer | None = None,
     ) -> None:
-        """`tracer` exports the traces of runs. The caller closes it, unless it uses `create`."""
+        """`tracer` exports the traces of runs. The app does not close it, except for a tracer that `create`
+        has opened.
+        """
         self.settings = settings
         self._project_servers = project_servers
         self.verdict = verdict

@@ -140,7 +140,9 @@ class Storage:
         return None if self._store is None else self._store.write_behind.state
 
     async def problem(self) -> str | None:
-        """Returns why the database does not answer, or None. The answer of the last second is used again."""
+        """Returns why the database does not answer, or None. Checks at most once per second, and otherwise
+        returns the last answer.
+        """
         if self._store is None:
             return None
         now = time.monotonic()

@@ -140,8 +140,8 @@ def openapi_document(title: str, description: str, parts: Sequence[ApiPart], *, 
 
 
 def _share_errors(paths: Json) -> Json:
-    """Replaces error responses that several operations have by references, because they would be half
-    of the document. Returns them by name.
+    """Moves error responses that several operations have in common out of the operations and replaces them by
+    references, because they would be half of the document. Returns the moved responses by name.
     """
     uses: dict[bytes, list[tuple[Json, str]]] = {}
     for item in paths.values():
@@ -166,7 +166,7 @@ def _share_errors(paths: Json) -> Json:
 
 
 def resolve_response(document: Json, described: Json) -> Json:
-    """Returns a response of a document, also if it is shared."""
+    """Returns a response of an operation. Follows the reference if it is a shared response."""
     name = described.get("$ref", "").rpartition("/")[2]
     found: Json = document["components"]["responses"][name] if name else described
     return found

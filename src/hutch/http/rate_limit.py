@@ -62,7 +62,9 @@ class ConcurrencyLimit:
         self._shares = OwnerShares(limit, per_caller)
 
     def check(self, caller: str) -> None:
-        """Raises Busy if the limit of all callers is reached, RateLimited if that of this caller is."""
+        """Raises Busy if the limit of all callers together is reached, and RateLimited if the limit of this
+        caller is reached.
+        """
         if self._active >= self._limit:
             raise Busy(f"{self._limit} tool calls are already running (max_tools).")
         if not self._shares.may_take(caller):

@@ -1,7 +1,7 @@
 """Quotas of owners and API keys: concurrent executions, executions per minute and day, CPU seconds per day.
 
-Each execution is counted here, once, before it gets a runner. What was used in a day is also in the store,
-which is written behind the executions, so that a restart does not reset it.
+Each execution is counted here, once, before it gets a runner. The usage of each day is also stored, so that a
+restart does not reset it. The store is written in the background.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Account(msgspec.Struct, eq=False):
 class FairUse:
     """Counts executions and refuses those beyond a quota.
 
-    A limit of the key takes precedence over that of its owner, and this over the setting. It counts
-    what the key, or the owner with all keys, has used.
+    A limit that is set for the key applies to the usage of the key. Otherwise the limit that is set for the
+    owner, or else the one in the settings, applies to the usage of the owner with all its keys.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class FairUse:
         self.store: QuotaStore | None = None
         """None while no store is open. Then only the settings limit executions."""
         self.open_store: Callable[[], Awaitable[object]] | None = None
-        """Opens the store, which sets `store`. Called if a setting limits what is used in a day."""
+        """Opens the store, which sets `store`. Called if the settings have a limit per day."""
         self.refusals: Counter[str] = Counter()
         """Refused executions by the name of the limit."""
 
@@ -116,7 +116,8 @@ class FairUse:
         now = time.monotonic()
         for account in accounts:
             if account.day != day:
-                # Also if the clock was set back: the store has the usage of that day.
+                # Start at 0 also if the clock was set back. The usage of the earlier day is read from the
+                # store again.
                 account.day, account.executions, account.cpu_seconds = day, 0, 0.0
                 account.read_at = -math.inf
             if now - account.read_at >= REFRESH_SECONDS:
@@ -202,7 +203,7 @@ class FairUse:
             self._refuse("max_executions_per_minute", f"{limit} executions a minute", math.ceil(wait))
 
     def _limit(self, name: str, accounts: tuple[Account, ...]) -> tuple[Account, int]:
-        """Returns the limit in force, and the owner or the key whose usage it limits."""
+        """Returns the account (of the owner or of the key) whose usage is limited, and its limit."""
         for account in reversed(accounts):
             limit = getattr(account.quota, name)
             if limit is not None:
@@ -220,7 +221,7 @@ class FairUse:
     # --- the store ---
 
     async def _refresh(self, account: Account, now: float) -> None:
-        """Reads quota and usage. Waits for the first read of a day; the next ones are done meanwhile."""
+        """Reads quota and usage. Waits for the first read of a day. Later reads run in the background."""
         is_first = account.read_at == -math.inf
         account.read_at = now
         if self.store is None and not (self._limits_days and self.open_store):
@@ -247,7 +248,7 @@ class FairUse:
             quotas = await store.quotas.get([subject])
             used = (await store.quotas.usage([subject], day_name(day)))[subject]
         except HutchError as error:
-            # Executions go on without the store; the limits that are known still hold.
+            # Do not refuse executions because the store fails. The limits that were read before still apply.
             logger.warning("the quota of %s cannot be read: %s", subject, error)
             return
         finally:
@@ -256,7 +257,8 @@ class FairUse:
         account.has_limits = account.quota != Quota()
         self._set_weight(subject, account.quota.weight or 1)
         if account.day == day:
-            # Executions that have not ended are only counted here.
+            # Take the higher count: the store lacks executions that have not ended yet, and this process does
+            # not know those of other processes.
             account.executions = max(account.executions, used.executions)
             account.cpu_seconds = max(account.cpu_seconds, used.cpu_seconds)
 

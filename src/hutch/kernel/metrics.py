@@ -38,7 +38,7 @@ class RunCounters:
         protocol, engine = execution.protocol, execution.profile.engine
         self.outcomes[protocol, engine, run.outcome] += 1
         if execution.is_internal:
-            # The other metrics describe only the runs of callers.
+            # Executions that Hutch starts for itself are not counted in the other metrics.
             return
         self.owners.add(execution.owner, run.outcome == "ok")
         self.tool_calls[engine] += run.call_count
@@ -125,7 +125,7 @@ def _pool_counter_metrics(counters: PoolCounters) -> Iterator[Metric]:
 
 
 def exposition(metrics: Iterable[Metric]) -> bytes:
-    """Returns metrics, and those of this process, in the Prometheus text format."""
+    """Returns these metrics, and the metrics of the process itself, in the Prometheus text format."""
     from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
     class Collected:

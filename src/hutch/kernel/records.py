@@ -174,7 +174,8 @@ class RunRecorder:
         log_level = logging.DEBUG if execution.is_internal else logging.INFO
         is_logged = logger.isEnabledFor(log_level)
         if tracing is not None and run.trace is None:
-            # The run ended before the kernel knew it, because its package could not be installed.
+            # The run ended before it reached the kernel, because its package could not be installed. So it
+            # has no span yet.
             tracing.begin(execution, run)
         if is_logged or tracing is not None:
             record = self._record(execution, run, result)
@@ -215,7 +216,7 @@ class RunRecorder:
             extra={
                 "event": "run",
                 "fields": record_fields(record),
-                # For the lines of a terminal. They are not written to log files.
+                # These two are only for lines on a terminal, and are not written to log files.
                 "owner_name": self.owner_name(record.owner),
                 "error_message": record.error_message,
             },

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hutch.kernel.records import RunRecord
     from hutch.session.run import CallRecord, RunHandle
 
-# Protocols whose clients are other programs.
+# Protocols that other programs use as clients.
 _SERVED_PROTOCOLS = frozenset({"execbox", "tpmjs", "mcp", "abilities"})
 # Protocols in which a run is the execution of one tool for an agent.
 _TOOL_PROTOCOLS = frozenset({"tpmjs", "mcp", "abilities"})

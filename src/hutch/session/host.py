@@ -126,7 +126,8 @@ class Session:
 
         `inputs`: JSON text of the object whose properties become variables of the guest. `listeners`: receive
         log lines and tool calls as they come. With none, the runner sends log lines only at the end. `trace`:
-        span of the run, to which the spans of its tool calls belong; if `trusted`, the span that calls it.
+        span of the run, which is the parent of the spans of its tool calls. If the peer is `trusted`, the
+        span in which the peer is called.
         """
         self.id = id
         self.limits = limits
@@ -174,7 +175,7 @@ class Session:
             writable=writable,
             on_abuse=self.mark_lost,
             loop=self._loop,
-            # The peer has spans of its own for the calls.
+            # A trusted peer makes the spans of the calls itself.
             trace=None if trusted else trace,
         )
         self._trace = trace

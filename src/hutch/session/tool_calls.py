@@ -146,7 +146,7 @@ class ToolCalls:
         result, code, message = b"", "", ""
         trace = self._trace
         if trace is not None:
-            # The task is the call's own. What it calls belongs to the span of the call.
+            # Each call runs in its own task, so this sets the parent of all spans that the tool creates.
             trace = trace if provider.is_internal else trace.child()
             current.set(trace)
         if self._listeners:

@@ -10,7 +10,7 @@ import msgspec
 
 from hutch.text import format_rfc3339
 
-# Up to what JavaScript can represent exactly.
+# The maximum is the highest integer up to which JavaScript represents every integer exactly.
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
@@ -51,8 +51,8 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Quota(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Limits of one owner or key. None stands for the limit of the owner or, for an owner, of the settings; 0
-    for no limit.
+    """Limits of one owner or key. None means that the next limit applies: for a key that of its owner, for an
+    owner that of the settings. 0 means no limit.
     """
 
     max_concurrent_executions: Count | None = None

@@ -92,7 +92,7 @@ class WriteBehindQueue:
         self._wake.set()
 
     def unwritten_usage(self, subject: str, day: str) -> Usage:
-        """Returns the queued usage. What is being written counts, too, unless that has just succeeded."""
+        """Returns the usage that is queued or being written at the moment."""
         waiting = self._usages.get((subject, day), Usage())
         return waiting + self._usages_in_flight.get((subject, day), Usage())
 

@@ -24,7 +24,7 @@ class Histogram:
         self.sum += seconds
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """Returns the number of values up to each bound, as Prometheus has them."""
+        """Returns for each bound the number of values up to it, as in a Prometheus histogram."""
         total, pairs = 0, []
         for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
             total += count
@@ -63,8 +63,7 @@ class EgressCounters:
 class OwnerCounters:
     """Runs of the most active owners, and of all others together.
 
-    A counter never decreases: the runs of an owner count as `other` until the owner is among the most active,
-    and again afterwards.
+    A counter never decreases. While an owner is not among the most active, its new runs count as `other`.
     """
 
     def __init__(self, max_owners: int = MAX_OWNERS) -> None:
@@ -83,11 +82,11 @@ class OwnerCounters:
             self._recent[owner] += 1
 
     def rank(self) -> None:
-        """Replaces owners that were less active lately than others that are not shown. Called before metrics
-        are read.
+        """Chooses again which owners are shown: those with the most runs since the last call. Called before
+        metrics are read.
         """
         if len(self._recent) > self._max_owners:
-            # With equal activity, an owner that is shown stays.
+            # Of owners with equally many runs, those that are already shown come first.
             ranked = sorted(self._recent, key=lambda owner: (-self._recent[owner], owner not in self._shown))
             kept = set(ranked[: self._max_owners])
             for owner in [*self._shown]:

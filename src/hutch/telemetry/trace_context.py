@@ -61,7 +61,9 @@ def use_context(context: TraceContext | None) -> Iterator[None]:
 
 
 def calling_span() -> TraceContext | None:
-    """Returns the current span, also that of a program that uses Hutch as a library and traces itself."""
+    """Returns the current span. In a program that uses Hutch as a library, this may be a span that the
+    program created with OpenTelemetry.
+    """
     context = current.get()
     api = sys.modules.get("opentelemetry.trace")
     if context is not None or api is None:
@@ -78,8 +80,8 @@ def new_span_id() -> str:
 
 
 def parse_context(get: Callable[[str], object]) -> TraceContext | None:
-    """Returns the context of a sender, or None if it sent none or an invalid one. `get` returns the value of
-    a header or field by its name.
+    """Returns the trace context that a client or server sent, or None if it sent none or an invalid one.
+    `get` returns the value of a header or field by its name.
     """
     text, state = get(TRACEPARENT), get(TRACESTATE)
     # Later versions may add fields at the end (W3C Trace Context, section 3.2.4).

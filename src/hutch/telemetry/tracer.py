@@ -114,15 +114,15 @@ class Tracer:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-        # The exporter logs every failed attempt, and `_Exporter` the first one.
+        # OpenTelemetry's exporter logs every failed attempt. `_observed` logs only the first one.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         resource = Resource.create()
         if "service.name" not in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "") and not os.environ.get(
             "OTEL_SERVICE_NAME"
         ):
             resource = resource.merge(Resource({"service.name": "hutch", "service.version": __version__}))
-        # Reads the sampler from the environment. Spans do not go through the provider, because they have ids
-        # before they have contents.
+        # The provider is used only to read the sampler from the environment. Spans are not created by the
+        # provider, because their ids are needed before their contents are known.
         self._sampler = TracerProvider(shutdown_on_exit=False, resource=resource).sampler
         self._resource = resource
         self._scope = InstrumentationScope("hutch", __version__)
@@ -191,7 +191,7 @@ class Tracer:
     async def close(self) -> None:
         """Exports the remaining spans, for at most CLOSE_SECONDS."""
         if not await _wait_for_thread(self._processor.shutdown):
-            # Ends the retries.
+            # The exporter may still be retrying. This stops it.
             self._exporter.shutdown()
 
 
@@ -251,7 +251,7 @@ def _observed(exporter: SpanExporter, counters: ExportCounters) -> SpanExporter:
 
 @contextmanager
 def opentelemetry_context(context: TraceContext) -> Iterator[None]:
-    """Makes a span the current one for libraries that use OpenTelemetry's API."""
+    """Makes a span the current span for libraries that use OpenTelemetry's API."""
     from opentelemetry import context as api
     from opentelemetry import trace
 

@@ -115,7 +115,8 @@ def _download(url: str) -> bytes:
     if urlsplit(url).username is not None:
         raise InvalidInput(_OPTION, "the URL contains a user name. Download the document and name its file.")
     outcomes: SimpleQueue[bytes | Exception] = SimpleQueue()
-    # In a thread: a server that sends its headers a byte at a time never reaches the timeout of a socket.
+    # Download in a thread with a timeout for the whole download. The timeout of a socket is not enough,
+    # because it starts again with every byte that a slow server sends.
     Thread(target=lambda: outcomes.put(_fetch(url)), daemon=True).start()
     try:
         outcome = outcomes.get(timeout=MAX_DOWNLOAD_SECONDS)
@@ -129,13 +130,15 @@ def _download(url: str) -> bytes:
 
 
 def _fetch(url: str) -> bytes | Exception:
-    """Returns at most a byte more than a document may have, or the error."""
+    """Downloads a document. Returns the error if that fails. Reads at most one byte more than the maximum
+    size, so that the caller can detect a document that is too large.
+    """
     from http.client import HTTPException, HTTPMessage
     from urllib.request import HTTPRedirectHandler, Request, build_opener
 
     class OwnRedirects(HTTPRedirectHandler):
-        """Refuses redirects to other servers: the person who runs the command may have access to servers that
-        the first one has not.
+        """Refuses redirects to other servers, because the user may have access to servers to which the first
+        server has no access.
         """
 
         def redirect_request(
@@ -187,8 +190,8 @@ _SUBSCHEMA_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 
 
 class SchemaConverter:
-    """Converts the schemas of one operation. What they refer to becomes `$defs`: nothing is expanded, and a
-    circular reference stays one.
+    """Converts the schemas of one operation. Schemas to which they refer are not inlined, but become `$defs`,
+    so that circular references are possible.
     """
 
     def __init__(self, document: OpenApiDocument) -> None:

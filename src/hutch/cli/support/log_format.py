@@ -26,7 +26,7 @@ class SettingWarningsOnce(logging.Filter):
         self._printed: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        # Not by import, which would take time at each start.
+        # Recognise the module by its path, because importing it here would make every start slower.
         if not record.pathname.endswith("hutch/settings/load.py"):
             return True
         message = record.getMessage()

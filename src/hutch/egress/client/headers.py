@@ -34,7 +34,7 @@ _FORBIDDEN_HEADERS = frozenset(
 )
 # Removed before a redirect to another origin.
 _ORIGIN_HEADERS = frozenset(("authorization", "cookie"))
-# What `fetch` sets for a body that is a string, unless the wrapper names a type.
+# Header that `fetch` adds if the body is a string and the wrapper sets no Content-Type.
 _DEFAULT_TYPE = ("content-type", "text/plain;charset=UTF-8")
 _BODY_HEADERS = frozenset(("content-encoding", "content-language", "content-location", "content-type"))
 
@@ -50,8 +50,8 @@ def merge_headers(
     injected: Sequence[InjectedHeader], guest_headers: Iterable[tuple[str, str]]
 ) -> MergedHeaders:
     """Merges headers by name, ignoring case. A header of the guest replaces an injected one, except for the
-    type that `fetch` gives to texts by itself, and a later injected header replaces an earlier one. Values of
-    a header that the guest sets repeatedly are joined, and so are all cookies. Raises FetchError.
+    default Content-Type that `fetch` itself adds to texts. A later injected header replaces an earlier one.
+    Values of a header that the guest sets repeatedly are joined, and so are all cookies. Raises FetchError.
     """
     chosen: dict[str, tuple[str, str, tuple[str, ...]]] = {}
     cookies: list[str] = []

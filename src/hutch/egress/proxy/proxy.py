@@ -384,8 +384,8 @@ class _Client(_Side):
                 # Data after the request is dropped, because the connection ends with the response.
                 data = data[: self._body.feed(data)]
             except BadMessage:
-                # The server already received part of the request, so an error response could be wrong about
-                # the effect.
+                # The server has already received part of the request. An error response would wrongly suggest
+                # that the request had no effect.
                 self.abort_both()
                 return
         self._count_sent(len(data))

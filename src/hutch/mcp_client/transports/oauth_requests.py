@@ -32,16 +32,18 @@ async def check_url(server_url: str, url: str) -> None:
     """Raises ServerUnreachable if an MCP server may not direct a login to this URL.
 
     A server on the internet may name only https URLs, on the internet or on its own host: it must not make
-    Hutch send requests to this machine or its network. It controls the addresses of its own name, but without
-    a certificate no other server there accepts a request over https. A server on this machine or its network
-    may also name other servers there. The metadata services of clouds are always refused.
+    Hutch send requests to this machine or its network. Its own host is safe although it controls the
+    addresses of that name: another server at such an address has no certificate for the name, so that https
+    fails. A server on this machine or its network may also name other servers there. The metadata services of
+    clouds are always refused.
     """
     server, target = httpx2.URL(server_url), httpx2.URL(url)
     kinds = await _special_kinds(target.host)
     if _METADATA not in kinds:
         if target.scheme == "https" and (not kinds or target.host == server.host):
             return
-        # An http URL of the configured scheme, host and port sends no request anywhere else.
+        # An http URL is allowed if its scheme, host and port are those of the configured server, because
+        # Hutch connects there anyway.
         if _origin(target) == _origin(server) or await _is_local(server.host):
             return
     where = target.copy_with(userinfo=b"", query=None, fragment=None)

@@ -114,7 +114,7 @@ class Lease:
                 timer.cancel()
             if session.result is not None:
                 cpu_seconds = runner.take_cpu_seconds()
-                # A process that was killed has no clock any more.
+                # The CPU time of a process that was killed is not known. Use the duration instead.
                 run.cpu_seconds += session.result.duration_ms / 1000 if cpu_seconds is None else cpu_seconds
                 session.result = self._result = runner.execution_ended(session.result, session)
             multiplexer.forget(session)

@@ -145,7 +145,7 @@ class Pool:
         return Busy(message, retry_after=retry_after(len(self._waiters)))
 
     def _share_error(self, limit: str, message: str) -> RateLimited:
-        """Returns the error of an owner that has its whole share."""
+        """Returns the error for an owner that has used up its share."""
         self._counters.refused += 1
         return RateLimited(message, retry_after=retry_after(len(self._waiters)), limit=limit)
 

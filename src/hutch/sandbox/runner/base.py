@@ -78,8 +78,8 @@ class Runner(ABC):
         raise OSError(errno.ENOTSUP, f"The folders of {self.profile.engine} runners cannot be opened")
 
     def take_cpu_seconds(self) -> float | None:
-        """Returns the CPU time of the process that an execution which ends now accounts for, or None if it is
-        unknown. Each second is counted once.
+        """Called when an execution ends. Returns its part of the CPU time of the process, or None if that is
+        unknown. Each second of CPU time is counted for only one execution.
         """
         return None
 

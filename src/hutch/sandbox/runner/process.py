@@ -320,8 +320,8 @@ class RunnerProcess(Runner):
         return result is None or not result.ok or self.executions >= self.profile.max_uses
 
     def take_cpu_seconds(self) -> float | None:
-        """Divides the CPU time since the last call equally among the executions in flight, one of which ends
-        now. The rest stays for the others.
+        """Divides the CPU time that is not counted yet equally among the executions in flight. Returns the
+        part of the execution that ends now. The other parts are counted when the other executions end.
         """
         now = self._cpu_seconds()
         if now is None:
@@ -340,12 +340,12 @@ class RunnerProcess(Runner):
             return None
 
     def _find_cpu_clock(self) -> None:
-        """Finds the guest's process, which takes as long as a tenth of a short execution: if possible, before
-        the first one.
+        """Finds the CPU clock of the guest's process. This takes a tenth of the time of a short execution, so
+        it is done before the first execution if possible.
         """
         if self.has_exited or self._cpu_clock is not None:
             return
-        # The clock of another process, as `clock_getcpuclockid` returns it.
+        # Computes the id of the process's CPU clock like `clock_getcpuclockid`.
         self._cpu_clock = (~process_tree(self.pid)[-1] << 3) | 2
 
     def memory_used(self) -> int:

@@ -66,8 +66,8 @@ class QuotaTable:
 
 
 async def write_usage(database: Database, usages: Mapping[tuple[str, str], Usage]) -> None:
-    """Adds to the usage of subjects on days, in the same order on all servers, which would otherwise block
-    each other.
+    """Adds to the stored usage. Writes the rows in the same order on all servers, because otherwise they
+    could block each other.
     """
     sql = """
         INSERT INTO usage_days AS used (subject, day, executions, cpu_seconds)
