@@ -29,7 +29,8 @@ _ENTRY = re.compile(
     r"(?P<host>\[[^\]]*\]|[^:\[\]/]+)(?P<bits>/[0-9]{1,3})?(:(?P<port>[0-9]{1,5}))?"
     r"|(?P<bare>[0-9a-fA-F:.]*:[0-9a-fA-F:.]*:[0-9a-fA-F:.]*)(?P<bare_bits>/[0-9]{1,3})?"
 )
-# Ports of other protocols, such as mail, shells, IRC and printers (fetch standard, "port blocking").
+# Ports that are refused because other protocols use them, such as mail, shells, IRC and printers (fetch
+# standard, "port blocking").
 # fmt: off
 _OTHER_PROTOCOLS = frozenset((
     1, 7, 9, 11, 13, 15, 17, 19, 20, 21, 22, 23, 25, 37, 42, 43, 53, 69, 77, 79, 87, 95, 101, 102, 103, 104,

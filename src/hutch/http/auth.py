@@ -320,7 +320,7 @@ def parse_host(header: str) -> str | None:
 
 
 def _canonical_host(name: str) -> str:
-    """Spells a host of the settings as `parse_host` does."""
+    """Normalises a host from the settings in the same way as `parse_host`."""
     try:
         return str(ipaddress.ip_address(name.strip("[]")))
     except ValueError:

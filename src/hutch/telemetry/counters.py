@@ -99,6 +99,6 @@ class OwnerCounters:
         self._recent.clear()
 
     def items(self) -> list[tuple[str, bool, int]]:
-        """Returns owner, success and number of runs. `other` is the last one, if there are any."""
+        """Returns (owner, success, number of runs). The entries of `other`, if there are any, come last."""
         found = [(owner, ok, n) for owner, counts in self._shown.items() for ok, n in counts.items()]
         return found + [(OTHER_OWNERS, ok, n) for ok, n in self._other.items()]

@@ -52,7 +52,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExportCounters(msgspec.Struct):
-    """Spans since the start."""
+    """Numbers of spans since the start of the process."""
 
     exported: int = 0
     failed: int = 0

@@ -40,7 +40,7 @@ _MAX_DESCRIPTION_CHARS = 2_000
 _TEMPLATE = re.compile(r"\{([^{}]*)\}")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}\Z")
 _MEDIA_TYPE = re.compile(r"[A-Za-z0-9.+-]{1,60}/[A-Za-z0-9.+-]{1,60}\Z")
-# Characters that stay as they are in a path. Others would end the path, or are not allowed in URLs.
+# Characters that are not percent-encoded in a path. Others would end the path, or are not allowed in URLs.
 _PATH_CHARS = "/%:@!$&'()*+,;=~"
 # OpenAPI says to ignore header parameters with these names.
 _IGNORED_HEADERS = frozenset(("accept", "content-type", "authorization"))
@@ -227,7 +227,9 @@ class _OperationImporter:
         return url
 
     def _path(self, by_name: dict[str, Argument]) -> Iterator[str | Argument]:
-        """Yields the parts of the path. Undeclared parameters are required texts."""
+        """Yields the parts of the path. A path parameter that the document does not declare becomes a
+        required string.
+        """
         path = self._operation.path
         if not path.startswith("/"):
             raise UnsupportedOperation("expected a path that starts with a slash")
@@ -243,7 +245,7 @@ class _OperationImporter:
     # --- parameters ---
 
     def _parameters(self) -> Iterator[dict[str, Any]]:
-        """Yields the parameters that callers set. Secret ones become credentials."""
+        """Yields the parameters that callers set. Parameters for secrets become credentials instead."""
         declared: dict[tuple[str, str], dict[str, Any]] = {}
         for place in (self._operation.item, self._operation.operation):
             parameters = place.get("parameters")

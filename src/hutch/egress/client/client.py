@@ -199,7 +199,7 @@ class FetchSession:
             entry.span_id = trace.span_id
         self.request_log.append(entry)
         try:
-            # With mode "none", the error of the policy itself is clearer.
+            # With mode "none", skip this check: the policy refuses the request later, with a clearer error.
             is_http = url.scheme == "http" and self._policy.mode != "none"
             if is_http and not self._policy.permits_http(parse_host(url.host), url.port):
                 raise FetchError("egress_refused", _http_refused(url))

@@ -384,7 +384,7 @@ def _parses_as_host(header: bytes) -> bool:
 
 
 def _error(status: int, message: str) -> bytes:
-    """Builds an error response in the common format. It closes the connection."""
+    """Builds an error response in the common format, with `Connection: close`."""
     code = "BUSY" if status == 503 else "INVALID_REQUEST"
     body = msgspec.json.encode({"success": False, "error": {"code": code, "message": message}})
     retry = b"retry-after: 1\r\n" if status == 503 else b""

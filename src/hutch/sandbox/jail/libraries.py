@@ -123,6 +123,6 @@ def _remove_old(parent: Path, name: str) -> None:
 
 
 def _top_folders(libraries: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the folders of the libraries, without folders inside another one of them."""
+    """Returns the folders that contain the libraries. Leaves out a folder that is inside another one."""
     folders = sorted({os.path.dirname(path) for path in libraries})
     return tuple(path for path in folders if not any(path.startswith(f"{other}/") for other in folders))

@@ -61,7 +61,7 @@ class Launcher:
     async def launch(self, profile: Profile) -> RunnerProcess:
         """Starts a runner and returns it when it is ready. Raises SandboxUnavailable."""
         if not _is_own_folder(self._folder):
-            # A cleanup job may remove the folder of a server that runs for weeks.
+            # Make the folder again. A cleanup job of the system may remove it while a server runs for weeks.
             self._make_folder()
         path = self._folder / str(next(self._socket_numbers))
         wakeup_file = WakeupFile() if profile.engine_spec.polls_wakeup_file else None

@@ -286,7 +286,9 @@ class SqliteDatabase:
         return True
 
     def _close_connections(self) -> None:
-        """Closes the readers first. The writer is the last connection and so makes the checkpoint."""
+        """Closes the readers first and the writer last, because SQLite checkpoints the WAL when the last
+        connection is closed.
+        """
         while self._connections:
             self._connections.pop().close()
 

@@ -46,7 +46,7 @@ class AbilityShareTable:
     async def add(
         self, ability_id: str, owner_id: str, users: Sequence[User], groups: Sequence[Group]
     ) -> None:
-        """Shares an own ability. Raises InvalidInput if it would be shared with too many."""
+        """Shares an ability of this owner. Raises InvalidInput if that would exceed MAX_SHARES."""
         count = len(await self.list(ability_id, owner_id)) + len(users) + len(groups)
         if count > MAX_SHARES:
             raise InvalidInput("users", f"expected at most {MAX_SHARES} users and groups, got {count}.")
