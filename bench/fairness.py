@@ -15,14 +15,14 @@ BUSY_OWNERS = 16
 IDLE_RUNS = 18
 COMPUTE = "let n = 0; const end = Date.now() + 10; while (Date.now() < end) n++; return n"
 """Busy for 10 ms."""
-PAUSE_SECONDS = {"quickjs": 0.2, "deno": 1.0}
-"""Time between two executions of the newcomer. The others take a turn each meanwhile."""
+PAUSE_SECONDS = {"quickjs": 0.2, "deno": 2.0}
+"""Time between two executions of the newcomer. All others take a turn meanwhile: it stays below its share."""
 
 
 async def fairness(scale: Scale) -> list[Row]:
     rows = []
     for engine in ("quickjs", "deno"):
-        rows.append(await _newcomer(engine, scale.of(40, 10)))
+        rows.append(await _newcomer(engine, scale.of(20, 6)))
     rows.append(await _beside_idle_runs(scale.of(20, 5)))
     return rows
 

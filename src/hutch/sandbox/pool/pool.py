@@ -45,8 +45,9 @@ REFILL_AFTER = 0.02
 REFILL_AFTER_PRELOAD = 0.5
 MAX_START_ATTEMPTS = 3
 # A start needs a core for most of its time. More starts at once would only delay each other, and the
-# executions that run meanwhile.
-MAX_CONCURRENT_STARTS = 2 * cores()
+# executions that run meanwhile. With half as many, a busy machine with 2 cores ran 13.5 instead of 17.9 deno
+# executions per second; without a limit, 17.1.
+MAX_CONCURRENT_STARTS = 4 * cores()
 
 
 class Pool:
