@@ -21,6 +21,7 @@ import threading
 import zlib
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
@@ -133,10 +134,10 @@ def run_registry(**options: Any) -> Iterator[Registry]:
         registry.close()
 
 
-def tls() -> ssl.SSLContext:
-    """For 127.0.0.1 and registry.invalid."""
+def tls(certificate: Path | None = None) -> ssl.SSLContext:
+    """By default for 127.0.0.1 and registry.invalid."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificates().server)
+    context.load_cert_chain(certificate or certificates().server)
     return context
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.npm import registry
 from tests.npm.conftest import NewPackages
+from tests.support.certificates import certificates
 
 from hutch.errors import PackageNotFound, PackageTooLarge, StoreError
 from hutch.npm import tree
@@ -126,6 +127,18 @@ async def test_registry_with_an_untrusted_certificate(
     packages: PackageManager, plain_environment: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with registry.run_registry(context=registry.tls()) as npm:
+        npm.publish("made-up")
+        monkeypatch.setenv("NPM_CONFIG_REGISTRY", npm.url)
+        error = await failure(packages, "made-up")
+    assert "certificate is not trusted" in error.message
+
+
+@pytest.mark.parametrize("fault", sorted(certificates().bad))
+async def test_registry_with_a_bad_certificate_of_a_trusted_authority(
+    packages: PackageManager, plain_environment: None, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    monkeypatch.setenv("NPM_CONFIG_CAFILE", str(certificates().authority))
+    with registry.run_registry(context=registry.tls(certificates().bad[fault])) as npm:
         npm.publish("made-up")
         monkeypatch.setenv("NPM_CONFIG_REGISTRY", npm.url)
         error = await failure(packages, "made-up")
