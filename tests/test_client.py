@@ -117,7 +117,7 @@ async def test_client_and_server_have_the_same_run_id() -> None:
     def context_id(context: hutch.ToolContext) -> str:
         return context.run_id
 
-    with running_server(HUTCH_LOG_LEVEL="info") as server:
+    with running_server(HUTCH_LOG_LEVEL="info", HUTCH_LOG_JSON="true") as server:
         async with hutch.connect(server.execbox) as h:
             results = [await h.run("return await tools.context_id()", tools=[context_id]) for _ in range(3)]
             results.append(await h.run("throw new Error('no')"))
