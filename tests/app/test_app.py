@@ -45,7 +45,7 @@ async def test_every_route_with_a_body_requires_json(tmp_path: Path, monkeypatch
     # The SDK answers 400 at `/mcp`. Routes for users need a key first. A server without a key refuses changes
     # of accounts.
     expected = {(path, kind): 401 for path, kind in statuses if path.startswith(("/my/", "/abilities/"))}
-    expected |= {route: 403 for route in statuses if route[0].startswith("/console/users")}
+    expected |= {route: 403 for route in statuses if route[0].startswith(("/console/users", "/console/keys"))}
     expected |= {("/mcp", kind): 400 for kind in CONTENT_TYPES}
     assert statuses == {route: expected.get(route, 415) for route in statuses}
     assert ("/tools/x", "text/plain") in statuses

@@ -71,9 +71,9 @@ GROUPS = {
     "packages": ["add", "describe", "list", "prune", "remove"],
     "gateway": ["env", "start", "status"],
     "tools": ["list", "search", "types"],
-    "user": ["add", "list", "remove", "show"],
+    "user": ["add", "list", "quota", "remove", "show"],
     "group": ["add", "list", "remove"],
-    "key": ["add", "list", "remove", "revoke", "show"],
+    "key": ["add", "list", "quota", "remove", "revoke", "show"],
     "credential": ["import", "list", "remove", "set", "show"],
     "vault": ["rotate", "status"],
 }

@@ -48,6 +48,17 @@ async def test_pieces_decode_like_the_whole_text() -> None:
         assert await _outcome(changed) == _expected(changed), changed
 
 
+@pytest.mark.parametrize("place", ["before", "after", "inside"])
+async def test_megabytes_of_spaces_are_ignored(place: str) -> None:
+    spaces = b" " * (5 * MILLION) + b"\n"
+    texts = {
+        "before": spaces + b'[1, "  "]',
+        "after": b'[1, "  "]' + spaces,
+        "inside": b'[1,%b"  "]' % spaces,
+    }
+    assert await decode_large_value(texts[place]) == [1, "  "]
+
+
 @pytest.mark.usefixtures("_small_pieces")
 @pytest.mark.parametrize("plain_letters", [True, False])
 async def test_long_strings_decode_like_short_ones(plain_letters: bool) -> None:

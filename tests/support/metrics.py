@@ -28,6 +28,7 @@ def all_metrics() -> str:
     counters, installs, egress = RunCounters(), InstallCounters(), EgressCounters()
     run = RunHandle(outcome="ok")
     counters.count(Execution(code="", profile=profile_for("quickjs")), run, Result(ok=True))
+    counters.refusals["max_executions_per_minute"] += 1
     installs.add("ok", 1.0)
     egress.add("fetch", "ok")
     egress.add_bytes("fetch", 1, 2)

@@ -199,13 +199,13 @@ class _Tree:
             strings[name] = string
             parts += (text[start:opened], f'"{name}"'.encode())
             start = closed
-        short = b"".join((*parts, text[start:end]))
+        # A client may pad a body with any number of spaces.
+        short = b"".join((*parts, text[start:end])).strip(_SPACE)
         if len(short) > _MAX_PIECE_BYTES:
             raise NotJsonSafe("$ has a number or spaces that are too long")
-        inner = short.strip(_SPACE)
         # Refuse a piece that lacks a value next to the comma at which the text was split. The piece itself is
         # valid JSON, because the comma is not part of it.
-        if not inner or (self._open and inner[0] in b"]}") or (not is_last and inner[-1] in b"[{"):
+        if not short or (self._open and short[0] in b"]}") or (not is_last and short[-1] in b"[{"):
             raise NotJsonSafe("malformed JSON: a comma has no value beside it")
         if not is_last and not piece.stack:
             raise NotJsonSafe("malformed JSON: the text continues after its value")

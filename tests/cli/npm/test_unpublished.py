@@ -216,4 +216,4 @@ def test_tools_are_listed_if_no_name_is_given(folder: Path) -> None:
     assert "does not describe its parameters" not in done.stderr
     assert hint.startswith("hutch: NAME: expected one of fail, greet, leave; for example ")
     example = shlex.split(hint.partition("for example ")[2])
-    assert hutch(*example[1:], cwd=folder).stdout == '"Hello test"\n'
+    assert hutch(*example[1:], cwd=folder).stdout.endswith(' test"\n')

@@ -173,15 +173,13 @@ async def test_run_record_has_requests_and_no_secrets(harness: AbilityHarness) -
     (record,) = harness.records
     assert (record.protocol, record.owner, record.outcome) == ("abilities", harness.user.id, "ok")
     (hop,) = record.requests
-    assert (hop.method, hop.host, hop.path, hop.status) == (
-        "GET",
-        f"{HOST}:{harness.api.port}",
-        "/x/[redacted]",
-        200,
-    )
-    assert hop.received_bytes > 0
-    assert hop.ms > 0
-    assert got.request_log == [hop]
+    place = f"{HOST}:{harness.api.port}", "/x/[redacted]"
+    assert (hop["method"], hop["host"], hop["path"], hop["status"]) == ("GET", *place, 200)
+    assert hop["received_bytes"] > 0
+    assert hop["ms"] > 0
+    assert hop["start_ms"] > 0
+    [entry] = got.request_log
+    assert (entry.host, entry.path) == place
     assert got.run_id == record.run_id
     assert TOKEN not in str(record)
     assert "private" not in str(record)

@@ -134,6 +134,7 @@ def _fetch(url: str) -> bytes | Exception:
     size, so that the caller can detect a document that is too large.
     """
     from http.client import HTTPException, HTTPMessage
+    from urllib.error import HTTPError
     from urllib.request import HTTPRedirectHandler, Request, build_opener
 
     class OwnRedirects(HTTPRedirectHandler):
@@ -146,6 +147,7 @@ def _fetch(url: str) -> bytes | Exception:
         ) -> Request | None:
             old, new = urlsplit(req.full_url), urlsplit(newurl)
             if old.hostname != new.hostname or new.scheme not in (old.scheme, "https"):
+                fp.close()
                 remedy = f"Use {cut(newurl, 200)} if you trust that server."
                 raise InvalidInput(_OPTION, f"{cut(url, 200)} leads to another server.", remedy=remedy)
             return super().redirect_request(req, fp, code, msg, headers, newurl)
@@ -154,6 +156,9 @@ def _fetch(url: str) -> bytes | Exception:
         with build_opener(OwnRedirects).open(url, timeout=MAX_DOWNLOAD_SECONDS) as response:
             document: bytes = response.read(MAX_DOCUMENT_BYTES + 1)
             return document
+    except HTTPError as error:
+        error.close()
+        return error
     except (OSError, HTTPException, ValueError, InvalidInput) as error:
         return error
 
