@@ -14,7 +14,7 @@ import msgspec
 from hutch.kernel.content import RecordLevels, error_text, run_content
 from hutch.kernel.execution import Execution
 from hutch.session.host import Limits
-from hutch.session.run import CallRecord, Result, RunClock, RunHandle, Wait
+from hutch.session.run import CallRecord, Result, RunHandle, Wait
 from hutch.session.timeline import RunTimeline
 from hutch.settings.model import RecordLevel
 from hutch.text import cut, format_rfc3339
@@ -119,18 +119,25 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             tool_calls=run.call_count,
             calls=run.calls,
             calls_left_out=run.call_count - len(run.calls),
-            requests=[_request(request, clock) for request in run.requests],
+            requests=[_request(request, run) for request in run.requests],
             waits=run.waits,
         )
 
 
-def _request(request: Any, clock: RunClock) -> dict[str, Any]:
-    """Returns the fields of an outgoing request. Its start time is relative to the start of the guest."""
+def _request(request: Any, run: RunHandle) -> dict[str, Any]:
+    """Returns the fields of an outgoing request, with its start relative to the guest's. A guest may have put
+    a secret into the host or the method.
+    """
     fields: dict[str, Any] = msgspec.to_builtins(request)
-    start = fields.pop("started") - clock.created - (clock.started or 0.0)
     if fields["span_id"] is None:
         del fields["span_id"]
-    return {**fields, "start_ms": round(start * 1000, 3)}
+    clock = run.clock
+    started = fields.pop("started") - clock.created
+    if not fields["ms"] and clock.ended is not None:
+        # The connection is still open.
+        fields["ms"] = round(max(0.0, clock.ended - started) * 1000, 3)
+    fields["host"], fields["method"] = run.redacted(fields["host"]), run.redacted(fields["method"])
+    return {**fields, "start_ms": round((started - (clock.started or 0.0)) * 1000, 3)}
 
 
 RunSink = Callable[[RunRecord], None]

@@ -109,7 +109,7 @@ class ToolExecutor:
 
     def _record_failed_install(self, call: PackageToolCall, failure: ToolFailure, began: float) -> str:
         """Records a call whose package could not be installed. Returns the id of the run."""
-        run = RunHandle(install_ms=_install_ms(time.monotonic() - began))
+        run = RunHandle(install_ms=_install_ms(time.monotonic() - began), redact=_redact(call))
         execution = Execution(
             code="",
             profile=Profile("npm"),
@@ -214,8 +214,7 @@ class ToolExecutor:
             # A list of tools has no name of one.
             label=f"{package.name}@{package.version}#{call.name}".removesuffix("#"),
         )
-        redact = cached_redactor(tuple(call.env.values())).text if call.env else None
-        run = _ToolRun(redact=redact, install_ms=install_ms)
+        run = _ToolRun(redact=_redact(call), install_ms=install_ms)
         result = await self._kernel.run(execution, run)
         if self._has_containers:
             self._code_cache.note_use(package, lambda: self._profile(package))
@@ -274,6 +273,14 @@ class ToolExecutor:
             memory_bytes=min(self._settings.tool_memory_bytes, self._settings.max_memory_limit_bytes),
             max_uses=max_uses,
         )
+
+
+def _redact(call: PackageToolCall) -> Callable[[str], str] | None:
+    """Returns a function that redacts the call's secrets, also in lower case, as in the name of a host."""
+    if not call.env:
+        return None
+    secrets = dict.fromkeys((*call.env.values(), *map(str.lower, call.env.values())))
+    return cached_redactor(tuple(secrets)).text
 
 
 def _install_ms(seconds: float) -> float:
