@@ -33,14 +33,14 @@ async def test_packages_are_installed_shown_and_removed(server: ToolServer) -> N
     shown = (await server.client.get("/console/packages/@a/listed@1.0.0")).json()
     assert shown["tools"] == [{"name": "tool", "description": "Adds."}, {"name": "other", "description": ""}]
     assert (await server.client.delete("/console/packages/@a/listed@1.0.0")).status_code == 204
+    assert (await server.client.get("/console/packages/@a/listed@1.0.0")).status_code == 404
     assert (await server.client.get("/console/packages")).json() == {"packages": []}
     assert (await server.client.delete("/console/packages/@a/listed@1.0.0")).status_code == 404
 
 
 async def test_spares_of_a_package_are_counted(server: ToolServer) -> None:
     package = server.publish(tool("return 1"))
-    path = f"/console/packages/{package}"
-    assert (await server.client.get(path)).json()["spares"] == 0
+    path = f"/console/packages/{package}@1.0.0"
     await server.execute(package)
     while (await server.client.get(path)).json()["spares"] == 0:
         pass

@@ -254,7 +254,7 @@ def _console_paths() -> Json:
         "/console/packages/{spec}": {
             "get": _OPERATOR
             | _operation(
-                "Shows the tools and spares of a package, and installs it if necessary",
+                "Shows the tools and spares of an installed package",
                 ref("PackageTools"),
                 ("NOT_FOUND", "INVALID_REQUEST"),
                 parameters=[_SPEC],

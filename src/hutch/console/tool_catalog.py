@@ -16,7 +16,7 @@ from hutch.errors import InvalidPackage, PackageNotFound
 from hutch.http.endpoint import HttpProtocol, RequestContext
 from hutch.http.errors import ApiError
 from hutch.http.requests import JsonBodyReader
-from hutch.npm.package_spec import parse_spec_argument
+from hutch.npm.package_spec import PackageSpec, parse_spec_argument
 from hutch.npm.packages import Package, PackageInfo, PackageManager
 from hutch.text import cut, format_rfc3339
 
@@ -56,13 +56,23 @@ class ToolCatalogHandlers:
 
     async def install(self, context: RequestContext) -> Response:
         """Installs `{"package": "NAME@VERSION"}` and answers when that is done."""
-        body = await self._bodies.read_object(context.request)
-        package = await self._get(body.get("package"))
+        text = (await self._bodies.read_object(context.request)).get("package")
+        if not isinstance(text, str):
+            raise ApiError("invalid_request", "`package`: expected a name such as ms or ms@2.1.3")
+        try:
+            package = await self._services.packages().get(_spec(text))
+        except PackageNotFound as error:
+            raise ApiError("unavailable" if error.retryable else "not_found", error.message) from None
         return JSONResponse({"name": package.name, "version": package.version}, status_code=201)
 
     async def package(self, context: RequestContext) -> Response:
-        """Shows the tools of an installed package, and how many spares it has."""
-        package = await self._get(context.request.path_params["spec"])
+        """Shows the tools of an installed package, and how many spares it has. Never installs a package,
+        because a page of another site can send a GET request.
+        """
+        spec = _spec(context.request.path_params["spec"])
+        package = await asyncio.to_thread(self._services.packages().find, spec)
+        if package is None:
+            raise ApiError("not_found", f"{spec} is not installed")
         tools = await asyncio.to_thread(self._services.listed_tools, package)
         return JSONResponse(
             {
@@ -77,23 +87,10 @@ class ToolCatalogHandlers:
         )
 
     async def remove(self, context: RequestContext) -> Response:
-        try:
-            spec = parse_spec_argument(context.request.path_params["spec"])
-        except InvalidPackage as error:
-            raise ApiError("invalid_request", error.message) from None
+        spec = _spec(context.request.path_params["spec"])
         if not await self._services.packages().remove(spec.name, spec.version):
             raise ApiError("not_found", f"{spec} is not installed")
         return Response(status_code=204)
-
-    async def _get(self, text: object) -> Package:
-        """Returns a package and installs it if necessary."""
-        if not isinstance(text, str):
-            raise ApiError("invalid_request", "`package`: expected a name such as ms or ms@2.1.3")
-        try:
-            return await self._services.packages().get(parse_spec_argument(text))
-        except (InvalidPackage, PackageNotFound) as error:
-            kind = "invalid_request" if isinstance(error, InvalidPackage) else "not_found"
-            raise ApiError(kind, error.message) from None
 
     async def abilities(self, context: RequestContext) -> Response:
         """Lists the abilities of all users, without their code."""
@@ -118,6 +115,13 @@ class ToolCatalogHandlers:
                 "isComplete": len(rows) < MAX_ABILITIES,
             }
         )
+
+
+def _spec(text: str) -> PackageSpec:
+    try:
+        return parse_spec_argument(text)
+    except InvalidPackage as error:
+        raise ApiError("invalid_request", error.message) from None
 
 
 def _package_body(info: PackageInfo) -> dict[str, Any]:

@@ -368,6 +368,10 @@ class PackageManager:
             yield staging.folder
             self._store.replace_cache(package, staging.folder / name)
 
+    def find(self, spec: PackageSpec) -> Package | None:
+        """Returns a package if this exact version is installed."""
+        return self._store.find(spec.name, spec.version)
+
     def list(self) -> builtins.list[PackageInfo]:
         """Returns all installed packages, sorted by name and version. Raises OSError if the folder cannot be
         read.
