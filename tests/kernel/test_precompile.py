@@ -164,6 +164,7 @@ async def test_precompilation_is_logged_with_the_id_of_its_run(
 ) -> None:
     assert (await own_sandbox.run("1")).ok
     caplog.set_level("DEBUG", "hutch.runs")
+    caplog.clear()
     r = await own_sandbox.run("const logged: number = 8; logged", engine="deno")
     records = [(record.levelname, record.__dict__["fields"]) for record in caplog.records]
     assert [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import httpx2
-from playwright.sync_api import BrowserContext, expect
+from playwright.sync_api import expect
 from tests.console.browser.conftest import OpenPage
 from tests.support.processes import ServeProcess
 
@@ -14,9 +14,10 @@ def run(server: ServeProcess, label: str, code: str = "return 1") -> str:
 
 
 def test_browser_that_was_away_shows_what_happened_meanwhile(
-    server: ServeProcess, open_page: OpenPage, context: BrowserContext
+    server: ServeProcess, open_page: OpenPage
 ) -> None:
     page = open_page(f"{server.url}/#/runs")
+    context = page.context
     run(server, "before-sleep")
     expect(page.get_by_role("link", name="before-sleep")).to_be_visible()
     context.set_offline(True)
@@ -28,10 +29,12 @@ def test_browser_that_was_away_shows_what_happened_meanwhile(
 
 
 def test_two_tabs_show_the_same_runs(server: ServeProcess, open_page: OpenPage) -> None:
-    tabs = [open_page(f"{server.url}/#/runs") for _ in range(2)]
-    run(server, "for-both")
-    for tab in tabs:
-        expect(tab.get_by_role("link", name="for-both")).to_be_visible()
+    first = open_page(f"{server.url}/#/runs")
+    with first.context.new_page() as second:
+        second.goto(f"{server.url}/#/runs")
+        run(server, "for-both")
+        for tab in (first, second):
+            expect(tab.get_by_role("link", name="for-both")).to_be_visible()
 
 
 def test_log_line_of_a_megabyte_does_not_stop_the_page(server: ServeProcess, open_page: OpenPage) -> None:

@@ -205,7 +205,9 @@ class SyncServer:
         return self.url.removeprefix("http://")
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.closing(writer), contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+        # uvloop raises RuntimeError if the client has closed the connection meanwhile.
+        gone = ConnectionError, asyncio.IncompleteReadError, RuntimeError
+        with contextlib.closing(writer), contextlib.suppress(*gone):
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             _, action, name = head.split(" ")[1].split("/")
             self.requests += 1
