@@ -126,11 +126,18 @@ def _call_span(call: CallRecord, trace: TraceContext, started: float) -> Span:
     )
 
 
+def _split_port(host: str) -> tuple[str, str]:
+    """Splits `host:port`. The port is empty if there is none, also for IPv6 addresses such as `[::1]`."""
+    name, _, port = host.rpartition(":")
+    has_port = name.endswith("]") or (name and ":" not in name)
+    return (name, port) if has_port and port.isdecimal() else (host, "")
+
+
 def request_span(request: Mapping[str, Any], parent: TraceContext, start: float) -> Span:
     """Returns the span of an outgoing request of a record, with the attributes of the semantic conventions
     for HTTP.
     """
-    host, _, port = request["host"].rpartition(":") if ":" in request["host"] else (request["host"], "", "")
+    host, port = _split_port(request["host"])
     status, error = request["status"], request["error"]
     if error is None and status is not None and status >= 400:
         error = str(status)
@@ -149,7 +156,7 @@ def request_span(request: Mapping[str, Any], parent: TraceContext, start: float)
             "http.response.size": request["received_bytes"],
             "http.response.status_code": status,
             "server.address": host,
-            "server.port": int(port) if port.isdecimal() else None,
+            "server.port": int(port) if port else None,
             "url.path": request["path"] or None,
             "error.type": error,
         },
