@@ -115,6 +115,17 @@ def test_failure_on_a_terminal_stands_out_with_its_message_and_whole_id(
     assert plain.isprintable()
 
 
+def test_only_lines_on_a_terminal_show_error_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not logs.shows_error_messages(), "a program that uses Hutch as a library has its own formatter"
+    logs.configure(Settings())
+    assert not logs.shows_error_messages()
+    open_terminal(monkeypatch)
+    logs.configure(Settings(log_json=True))
+    assert not logs.shows_error_messages()
+    logs.configure(Settings())
+    assert logs.shows_error_messages()
+
+
 def test_messages_of_runs_are_not_written_to_files(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure(Settings())
     log_run("TypeError: secret", outcome="runtime_error", line=3)

@@ -53,6 +53,12 @@ def configure(settings: Settings) -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
+def shows_error_messages() -> bool:
+    """Returns True if `configure` has set up lines of runs with error messages, which is so on a terminal."""
+    formatters = [handler.formatter for handler in logging.getLogger().handlers]
+    return any(isinstance(formatter, RunLines) and formatter.is_terminal for formatter in formatters)
+
+
 def _add_fields(_: Any, __: str, event: EventDict) -> EventDict:
     """Adds the items of the record's attribute `fields` to the log event. If the record has an attribute
     `event`, this short name replaces the message, because the message repeats some of the fields.
@@ -86,7 +92,7 @@ class RunLines(logging.Formatter):
     def __init__(self, others: logging.Formatter, *, is_terminal: bool) -> None:
         super().__init__()
         self._others = others
-        self._is_terminal = is_terminal
+        self.is_terminal = is_terminal
         self._has_colors = is_terminal and _has_colors()
 
     def format(self, record: logging.LogRecord) -> str:
@@ -112,14 +118,14 @@ class RunLines(logging.Formatter):
         return "  ".join(parts).rstrip()
 
     def _time(self, record: logging.LogRecord) -> str:
-        if self._is_terminal:
+        if self.is_terminal:
             return datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
         return datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def _error(self, record: logging.LogRecord, fields: Mapping[str, Any]) -> str:
         line = fields.get("line")
         code = f"{fields['outcome']}{'' if line is None else f', line {line}'}"
-        is_explained = self._is_terminal and fields["outcome"] != "cancelled"
+        is_explained = self.is_terminal and fields["outcome"] != "cancelled"
         message = getattr(record, "error_message", None) if is_explained else None
         return f"{code}: {_shown(message, MAX_MESSAGE_CHARS)}" if message else code
 

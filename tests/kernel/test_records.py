@@ -68,6 +68,16 @@ async def test_internal_runs_are_counted_but_neither_stored_nor_logged_above_deb
     assert (stored, len(caplog.records), ended) == ([], 1, ["a", "b"])
 
 
+async def test_log_records_have_error_messages_only_for_hutchs_own_formatter(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "hutch.runs")
+    for is_shown in (False, True):
+        monkeypatch.setattr("hutch.logs.shows_error_messages", lambda is_shown=is_shown: is_shown)
+        await finish(RunRecorder(), "a")
+    assert ["error_message" in line.__dict__ for line in caplog.records] == [False, True]
+
+
 async def test_runs_are_stored_as_soon_as_there_is_a_store_and_also_if_not_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

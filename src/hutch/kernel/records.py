@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from hutch import logs
 from hutch.kernel.content import RecordLevels, error_text, run_content
 from hutch.kernel.execution import Execution
 from hutch.session.host import Limits
@@ -223,9 +224,10 @@ class RunRecorder:
             extra={
                 "event": "run",
                 "fields": record_fields(record),
-                # These two are only for lines on a terminal, and are not written to log files.
+                # These two are only for lines on a terminal, and are not written to log files. The formatter
+                # of a program that uses Hutch as a library may write all attributes of a log record.
                 "owner_name": self.owner_name(record.owner),
-                "error_message": record.error_message,
+                **({"error_message": record.error_message} if logs.shows_error_messages() else {}),
             },
         )
 
