@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -269,6 +270,19 @@ def test_endpoint_that_is_down_neither_delays_nor_fails_a_command() -> None:
     variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
     done = hutch("eval", "1 + 1", env=variables)
     assert (done.returncode, done.stdout) == (0, "2\n")
+    # OpenTelemetry's own messages about each attempt are not shown.
+    assert all("spans cannot be exported" in line for line in done.stderr.splitlines())
+
+
+async def test_tracer_leaves_the_log_of_the_calling_program_alone(
+    otlp: OtlpReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", otlp.url)
+    level = logging.getLogger("opentelemetry").level
+    tracer = await open_tracer()
+    assert tracer is not None
+    await tracer.close()
+    assert logging.getLogger("opentelemetry").level == level == logging.NOTSET
 
 
 def test_unsupported_protocol_is_reported_and_ignored() -> None:

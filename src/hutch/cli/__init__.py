@@ -25,6 +25,8 @@ def main() -> NoReturn:
     handler.setFormatter(PrintableFormatter("hutch: %(message)s"))
     handler.addFilter(SettingWarningsOnce())
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    # OpenTelemetry's exporter logs every failed attempt. Hutch's tracer logs only the first one.
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     try:
         status = hutch.main(prog_name="hutch", standalone_mode=False)
         sys.stdout.flush()

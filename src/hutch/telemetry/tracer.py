@@ -114,8 +114,6 @@ class Tracer:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-        # OpenTelemetry's exporter logs every failed attempt. `_observed` logs only the first one.
-        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         resource = Resource.create()
         if "service.name" not in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "") and not os.environ.get(
             "OTEL_SERVICE_NAME"
