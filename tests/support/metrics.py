@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -33,16 +32,17 @@ def all_metrics() -> str:
     egress.add("fetch", "ok")
     egress.add_bytes("fetch", 1, 2)
     pool = Pool(Settings(), launch=_no_runner)
-    app: Any = SimpleNamespace(
-        verdict=SimpleNamespace(isolation="container"),
-        counters=counters,
+    families = server_metrics(
+        isolation="container",
+        runs=counters,
+        owner_name=lambda owner: None,
         pool=pool,
         installs=installs,
         egress=egress,
-        storage=SimpleNamespace(owner_names={}, record_queue=QueueState(3, 0, None, 2)),
-        tracer=SimpleNamespace(counters=ExportCounters()),
+        records=QueueState(3, 0, None, 2),
+        spans=ExportCounters(),
     )
-    return exposition(server_metrics(app)).decode()
+    return exposition(families).decode()
 
 
 def exported_families() -> set[str]:

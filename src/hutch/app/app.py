@@ -260,6 +260,7 @@ class App:
         from hutch.protocols.abilities import routes as abilities
         from hutch.protocols.execbox import routes as execbox
         from hutch.protocols.mcp.http import McpEndpoint
+        from hutch.protocols.rep.runtime import lease
         from hutch.protocols.rep.server import routes as rep
         from hutch.protocols.runs import routes as runs
         from hutch.protocols.toolscript.gateway import routes as toolscript
@@ -296,7 +297,14 @@ class App:
                 *self._mcp.routes(),
                 *abilities.routes(self.storage, access),
                 *rep.routes(flow_handlers, access),
-                *runs.routes(self.kernel, self.storage.store, flow_handlers, self._gateway_tools, access),
+                *runs.routes(
+                    self.kernel,
+                    self.storage.store,
+                    flow_handlers,
+                    lease.run_state,
+                    self._gateway_tools,
+                    access,
+                ),
                 *tpmjs.routes(self.tools, access, self.settings, self.verdict, self.verdict.deno),
             ],
             exception_handlers={
@@ -333,7 +341,17 @@ class App:
         from hutch.app.metrics import server_metrics
         from hutch.kernel.metrics import exposition
 
-        return exposition(server_metrics(self))
+        families = server_metrics(
+            isolation=self.verdict.isolation,
+            runs=self.counters,
+            owner_name=self.storage.owner_names.get,
+            pool=self.pool,
+            installs=self.installs,
+            egress=self.egress,
+            records=self.storage.record_queue,
+            spans=None if self.tracer is None else self.tracer.counters,
+        )
+        return exposition(families)
 
     async def problems(self) -> dict[str, str]:
         """Returns why this server cannot work normally, by component."""

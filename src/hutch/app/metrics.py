@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from hutch._version import __version__
@@ -11,26 +11,38 @@ from hutch.kernel.metrics import pool_metrics, run_metrics
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from hutch.app.app import App
+    from hutch.kernel.metrics import RunCounters
+    from hutch.sandbox.pool.pool import Pool
     from hutch.store.write_behind import QueueState
     from hutch.telemetry.counters import EgressCounters, InstallCounters
-    from hutch.telemetry.tracer import Tracer
+    from hutch.telemetry.tracer import ExportCounters
 
 
-def server_metrics(app: App) -> Iterator[Metric]:
+def server_metrics(
+    *,
+    isolation: str,
+    runs: RunCounters,
+    owner_name: Callable[[str], str | None],
+    pool: Pool,
+    installs: InstallCounters,
+    egress: EgressCounters,
+    records: QueueState | None,
+    spans: ExportCounters | None,
+) -> Iterator[Metric]:
+    """`records` is None while run records are not stored, and `spans` if there are no traces."""
     from prometheus_client.core import GaugeMetricFamily
 
     info = GaugeMetricFamily("hutch_info", "Version and isolation.", labels=["version", "isolation"])
-    info.add_metric([__version__, app.verdict.isolation], 1)
+    info.add_metric([__version__, isolation], 1)
     yield info
-    yield from run_metrics(app.counters, app.storage.owner_names.get)
-    yield from pool_metrics(app.pool)
-    yield from _install_metrics(app.installs)
-    yield from _egress_metrics(app.egress)
-    if (queue := app.storage.record_queue) is not None:
-        yield from _record_metrics(queue)
-    if app.tracer is not None:
-        yield from _trace_metrics(app.tracer)
+    yield from run_metrics(runs, owner_name)
+    yield from pool_metrics(pool)
+    yield from _install_metrics(installs)
+    yield from _egress_metrics(egress)
+    if records is not None:
+        yield from _record_metrics(records)
+    if spans is not None:
+        yield from _trace_metrics(spans)
 
 
 def _install_metrics(installs: InstallCounters) -> Iterator[Metric]:
@@ -85,10 +97,10 @@ def _record_metrics(queue: QueueState) -> Iterator[Metric]:
     )
 
 
-def _trace_metrics(tracer: Tracer) -> Iterator[Metric]:
+def _trace_metrics(counters: ExportCounters) -> Iterator[Metric]:
     from prometheus_client.core import CounterMetricFamily
 
     spans = CounterMetricFamily("hutch_spans", "Spans by outcome of their export.", labels=["outcome"])
-    spans.add_metric(["exported"], tracer.counters.exported)
-    spans.add_metric(["failed"], tracer.counters.failed)
+    spans.add_metric(["exported"], counters.exported)
+    spans.add_metric(["failed"], counters.failed)
     yield spans

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -21,7 +21,7 @@ from hutch.http.lifecycle import cancel_on_disconnect
 from hutch.http.requests import JsonBodyReader, query_flag, query_integer
 from hutch.http.sse import event_stream
 from hutch.kernel.kernel import Kernel
-from hutch.protocols.runs.catalog import FoundRun, RunCatalog, Visibility
+from hutch.protocols.runs.catalog import FlowState, FoundRun, RunCatalog, Visibility
 from hutch.protocols.runs.events import MAX_FOLLOWERS, LiveEvents, TooManyFollowers, encoded_events
 from hutch.protocols.runs.filters import parse_list_query
 from hutch.protocols.runs.replay import (
@@ -47,11 +47,6 @@ logger = logging.getLogger("hutch.runs.api")
 class FlowRuns(Protocol):
     """Flow runs, which REP serves in its own format."""
 
-    def state(self, run: FlowRunHead, waiting_for: Sequence[str]) -> str:
-        """Returns the state of a run that has not ended. `waiting_for` are its steps that wait for an
-        approval.
-        """
-
     async def detail(self, run: FlowRunHead, common: dict[str, Any]) -> Response:
         """Responds with a flow run, and with the fields that all runs have in common."""
 
@@ -64,11 +59,14 @@ def routes(
     kernel: Kernel,
     store: Callable[[], Awaitable[Store]],
     flows: FlowRuns,
+    flow_state: FlowState,
     gateway_tools: Callable[[], Awaitable[list[Provider]]],
     access: AccessControl,
 ) -> list[BaseRoute]:
-    """`gateway_tools` returns the tools of the gateway, for replays of code that used them."""
-    handlers = RunHandlers(kernel, store, flows, gateway_tools, access)
+    """`flow_state` returns the state of a flow run that has not ended. `gateway_tools` returns the
+    tools of the gateway, for replays of code that used them.
+    """
+    handlers = RunHandlers(kernel, store, flows, flow_state, gateway_tools, access)
     route = handlers.protocol.route
     return [
         route("/runs", GET=handlers.list),
@@ -87,6 +85,7 @@ class RunHandlers:
         kernel: Kernel,
         store: Callable[[], Awaitable[Store]],
         flows: FlowRuns,
+        flow_state: FlowState,
         gateway_tools: Callable[[], Awaitable[list[Provider]]],
         access: AccessControl,
     ) -> None:
@@ -94,7 +93,7 @@ class RunHandlers:
         self._flows = flows
         self._gateway_tools = gateway_tools
         self._access = access
-        self._catalog = RunCatalog(store, lambda: kernel.active, flows.state)
+        self._catalog = RunCatalog(store, lambda: kernel.active, flow_state)
         self._replays: set[asyncio.Task[Any]] = set()
         settings = kernel.settings
         self._body = JsonBodyReader(settings.max_body_bytes, settings.request_seconds)

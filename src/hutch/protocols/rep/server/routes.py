@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 import uuid
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from typing import Any
 from urllib.parse import quote
 
@@ -229,10 +229,6 @@ class FlowHandlers:
             responses.run_head(run), 202 if run is row else 200, {"Location": f"/runs/{quote(run.run_id)}"}
         )
 
-    def state(self, run: FlowRunHead, waiting_for: Sequence[str]) -> str:
-        """Returns the state of a run. `waiting_for` are its steps that wait for an approval."""
-        return lease.run_state(run, waiting_for)
-
     async def detail(self, run: FlowRunHead, common: dict[str, Any]) -> Response:
         """Responds with a run. `common` are the fields that the runs of all protocols have."""
         detail = await self._load_run(run)
@@ -240,8 +236,8 @@ class FlowHandlers:
         counts = await store.journal.step_counts(run.run_id)
         pages = {**await self._steps_page(run.run_id), **await self._approvals_page(detail)}
         own = responses.run_detail(detail, counts, pages)
-        waiting_for = [question["step_id"] for question in pages["approvals"]]
-        return json_response({**common, **own, "state": self.state(detail, waiting_for)})
+        state = lease.run_state(detail, common.get("waiting_for", ()))
+        return json_response({**common, **own, "state": state})
 
     async def steps(self, context: RequestContext) -> Response:
         """Lists the finished steps of a run with their inputs and outputs."""
