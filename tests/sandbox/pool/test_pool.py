@@ -258,6 +258,51 @@ async def test_waiters_get_the_error_of_a_start_that_keeps_failing() -> None:
     await harness.pool.close()
 
 
+async def test_failed_start_of_a_warm_runner_is_a_problem_until_it_succeeds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hutch.sandbox.pool.pool.CLEANUP_SECONDS", 0.01)
+    harness = PoolHarness()
+    harness.failures = [SandboxUnavailable("no memory") for _ in range(6)]
+    harness.pool.keep_warm(DENO, 1)
+    await settle()
+    assert harness.pool.problem == "no memory"
+    async with asyncio.timeout(10):
+        while harness.pool.problem is not None:  # noqa: ASYNC110 - there is no event
+            await asyncio.sleep(0.001)
+    assert harness.failures == []
+    assert harness.pool.stats().warm == {"deno": 1}
+    await harness.pool.close()
+
+
+async def test_failed_start_of_other_runners_is_no_problem_of_the_pool() -> None:
+    harness = PoolHarness()
+    harness.pool.keep_warm(DENO, 1)
+    await settle()
+    harness.failures = [SandboxUnavailable("its files are gone") for _ in range(3)]
+    with pytest.raises(SandboxUnavailable):
+        await harness.pool.acquire(PACKAGES[0], "ann")
+    assert harness.pool.problem is None
+    await harness.pool.close()
+
+
+async def test_failed_start_is_no_problem_once_enough_runners_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hutch.sandbox.pool.pool.CLEANUP_SECONDS", 0.01)
+    harness = PoolHarness()
+    harness.pool.keep_warm(QUICKJS, 1)
+    await settle()
+    harness.failures = [SandboxUnavailable("no memory") for _ in range(3)]
+    runner = await harness.pool.acquire(QUICKJS, "ann")
+    await settle()
+    assert harness.pool.problem == "no memory"
+    harness.pool.keep_warm(QUICKJS, 0)
+    async with asyncio.timeout(10):
+        while harness.pool.problem is not None:  # noqa: ASYNC110 - there is no event
+            await asyncio.sleep(0.001)
+    harness.pool.release(runner, Result(ok=True))
+    await harness.pool.close()
+
+
 async def test_failed_starts_are_counted_per_profile() -> None:
     harness = PoolHarness()
     harness.failures = [SandboxUnavailable("no memory") for _ in range(4)]

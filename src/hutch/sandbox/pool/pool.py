@@ -67,8 +67,8 @@ class Pool:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending: set[Runner] = set()
         self._failures: Counter[Profile] = Counter()
-        self._start_error: str | None = None
-        """Reason for which the last runner did not start; None if it did."""
+        self._start_errors: dict[Profile, str] = {}
+        """Reasons for which runners that should be kept warm did not start. Their start is tried again."""
         self._closed = False
         self._counters = PoolCounters()
         self._cleanup_timer: asyncio.TimerHandle | None = None
@@ -80,8 +80,8 @@ class Pool:
 
     @property
     def problem(self) -> str | None:
-        """Reason for which no execution can start, or None."""
-        return "it is shutting down" if self._closed else self._start_error
+        """Reason for which executions cannot start, or None."""
+        return "it is shutting down" if self._closed else next(iter(self._start_errors.values()), None)
 
     # --- leasing ---
 
@@ -146,8 +146,9 @@ class Pool:
         return Busy(message, retry_after=retry_after(len(self._waiters)))
 
     def _share_error(self, limit: str, message: str) -> RateLimited:
-        """Returns the error for an owner that has used up its share."""
-        self._counters.refused += 1
+        """Returns the error for an owner that has used up its share. It is not counted as `refused`, because
+        other owners can still run executions.
+        """
         return RateLimited(message, retry_after=retry_after(len(self._waiters)), limit=limit)
 
     def _check_queue(self, owner: str) -> None:
@@ -448,7 +449,7 @@ class Pool:
             raise
         self._start_finished(profile)
         del self._failures[profile]
-        self._start_error = None
+        self._start_errors.pop(profile, None)
         self._counters.started += 1
         runner.on_exit = self._on_exit
         if self._closed:
@@ -476,7 +477,9 @@ class Pool:
         del self._failures[profile]
         self._spares.forget(profile)
         unavailable = error if isinstance(error, HutchError) else SandboxUnavailable(str(error))
-        self._start_error = str(unavailable)
+        if self._warm_targets.get(profile):
+            self._start_errors[profile] = str(unavailable)
+            self._schedule_cleanup()
         for waiter in self._waiters.of(profile):
             if not waiter.future.done():
                 waiter.future.set_exception(unavailable)
@@ -616,8 +619,17 @@ class Pool:
             for runner in list(reversed(ready) if profile.has_preload else ready)[: max(0, surplus)]:
                 if profile.has_preload or runner.idle_since < before:
                     self._end(runner, "idle")
+        self._retry_failed_starts()
         if self._process_count() > 0:
             self._schedule_cleanup()
+
+    def _retry_failed_starts(self) -> None:
+        if self._start_errors:
+            self._fill()
+        for profile in [*self._start_errors]:
+            if not self._starting[profile]:
+                # No start is necessary or possible, because enough runners exist.
+                del self._start_errors[profile]
 
     def _end_replaced_spares(self) -> None:
         """Ends the spares of packages that are no longer among the most recently used ones."""
