@@ -173,9 +173,10 @@ class Remote:
             with contextlib.suppress(SandboxUnavailable):
                 session, result = await self._attempt(execution, run)
         if result.error is not None and result.error.retry_after is not None and not session.started:
-            if result.error.name == "RateLimited":
+            if result.error.name == "QuotaExceeded":
                 return refused_result(result.error.message, result.error.retry_after, result.run_id)
-            raise Busy("All runners of the server are busy.", retry_after=result.error.retry_after)
+            message = result.error.message.removesuffix(f" Try again in {result.error.retry_after:g} s.")
+            raise Busy(f"The server is busy: {message}", retry_after=result.error.retry_after)
         return result
 
     def as_tool(

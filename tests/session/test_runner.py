@@ -13,7 +13,7 @@ from tests.support.memory_channel import MemoryChannel
 from tests.support.messages import MALFORMED, TRANSCRIPT, execute, tool_failure, tool_result
 from tests.support.processes import TIMEOUT_SECONDS
 
-from hutch.errors import Busy, ExecutionError, InvalidExecution, ToolError
+from hutch.errors import Busy, ExecutionError, InvalidExecution, QuotaExceeded, RateLimited, ToolError
 from hutch.session.host import Limits, Session
 from hutch.session.run import Result
 from hutch.session.runner import (
@@ -293,6 +293,8 @@ async def test_calls_of_concurrent_executions_name_their_execution() -> None:
 
 ERRORS = {
     "busy": (Busy("No runner."), "internal_error"),
+    "share": (RateLimited("Your share is used up."), "internal_error"),
+    "quota": (QuotaExceeded("The quota is used up."), "internal_error"),
     "invalid option": (InvalidExecution("timeout_ms", "too long"), "validation_error"),
     "internal error": (RuntimeError("secret detail"), "internal_error"),
 }
@@ -309,6 +311,8 @@ async def test_execution_that_cannot_start_gets_a_protocol_error_code(error: Exc
     assert (done["type"], done["ok"], done["durationMs"], done["logs"]) == ("done", False, 0, [])
     assert done["error"]["code"] == code
     assert "secret" not in done["error"]["message"]
+    # The client returns a result if the quota is used up, and raises Busy if there is no runner.
+    assert done["error"].get("name") == ("QuotaExceeded" if isinstance(error, QuotaExceeded) else None)
 
 
 async def test_codes_of_hutch_are_mapped_to_protocol_codes() -> None:

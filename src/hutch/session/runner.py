@@ -22,7 +22,7 @@ from hutch.errors import (
     HutchError,
     InvalidExecution,
     ProtocolError,
-    RateLimited,
+    QuotaExceeded,
     ToolError,
     wire_code,
 )
@@ -332,6 +332,6 @@ def _check_tools(message: Execute) -> None:
 def _execution_error(error: HutchError) -> ExecutionError:
     code = "validation_error" if error.code in ("invalid_tool", "invalid_request") else error.code
     retry_after = error.retry_after if isinstance(error, Busy) else None
-    # Both a limit of this client and a busy server have the same code. The name distinguishes them.
-    name = "RateLimited" if isinstance(error, RateLimited) else None
+    # A used up quota and a busy server have the same code. The name distinguishes them.
+    name = "QuotaExceeded" if isinstance(error, QuotaExceeded) else None
     return ExecutionError(wire_code(code), str(error), name, retry_after=retry_after)
