@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import stat
 from pathlib import Path
@@ -13,8 +14,12 @@ from tests.protocols.abilities.harness import start_ability_server
 from tests.support.messages import execute
 from tests.support.processes import hutch, running_server
 
+from hutch.app.app import App
+from hutch.errors import StoreError
 from hutch.settings import Settings
+from hutch.store.models import Usage
 from hutch.store.store import Store
+from hutch.store.tables.runs import RunTable
 from hutch.vault.vault import Vault
 
 OTHER_KEY = base64.b64encode(bytes(range(32))).decode()
@@ -85,3 +90,32 @@ async def test_without_an_operator_key_other_protocols_are_open_and_users_are_kn
         assert (await server.call("GET", "/tools", "hk_" + "x" * 43)).status_code == 401
         assert (await bo.call("POST", "/execute-tool", json={})).status_code == 403
         assert (await server.call("GET", "/my/abilities")).status_code == 401
+
+
+async def test_usage_is_pruned_although_runs_are_kept(tmp_path: Path) -> None:
+    settings = Settings(home=str(tmp_path), quickjs_warm=0, deno_warm=0, keep_runs_days=0, max_runs_bytes=0)
+    await assert_usage_is_pruned(settings)
+
+
+async def test_usage_is_pruned_although_runs_cannot_be_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise StoreError("The disk is full.")
+
+    monkeypatch.setattr(RunTable, "prune", fail)
+    await assert_usage_is_pruned(Settings(home=str(tmp_path), quickjs_warm=0, deno_warm=0))
+
+
+async def assert_usage_is_pruned(settings: Settings) -> None:
+    async with await Store.open(settings) as store:
+        store.quotas.add_usage("ann", "2001-02-03", Usage(1))
+    app = await App.create(settings)
+    try:
+        await app.storage.start()
+        store = await app.storage.store()
+        async with asyncio.timeout(10):
+            while (await store.quotas.usage(["ann"], "2001-02-03"))["ann"].executions:  # noqa: ASYNC110 - the store has no notification
+                await asyncio.sleep(0.01)
+    finally:
+        await app.close()

@@ -92,8 +92,7 @@ class Storage:
 
         if await master_key_check.has_encrypted_data(store):
             await self.vault()
-        if self.settings.keep_runs_days or self.settings.max_runs_bytes:
-            self._pruning = asyncio.create_task(self._prune(store))
+        self._pruning = asyncio.create_task(self._prune(store))
 
     async def store(self) -> Store:
         """Returns the store, and opens it on first use. Raises StoreError."""
@@ -223,12 +222,15 @@ class Storage:
         from hutch.store import models
 
         while True:
+            try:
+                await store.quotas.prune(models.now(plus_seconds=-_DAY_SECONDS * KEEP_USAGE_DAYS)[:10])
+            except HutchError as error:
+                logger.warning("cannot delete the usage of earlier days: %s", error)
             older = models.now(plus_seconds=-_DAY_SECONDS * self.settings.keep_runs_days)
             try:
                 if self.settings.keep_runs_days:
                     await store.runs.prune(older)
                     await store.journal.prune(older)
-                await store.quotas.prune(models.now(plus_seconds=-_DAY_SECONDS * KEEP_USAGE_DAYS)[:10])
                 if self.settings.max_runs_bytes:
                     await store.runs.prune_to(self.settings.max_runs_bytes)
             except HutchError as error:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from hutch.errors import StoreError
 from hutch.store.backends.base import Database, SqlStatement
 from hutch.store.models import Quota, Usage, now
 
@@ -22,11 +23,11 @@ class QuotaTable:
         self._write_behind = write_behind
 
     async def get(self, subjects: Sequence[str]) -> dict[str, Quota]:
-        """Returns the quotas of those subjects that have one."""
+        """Returns the quotas of those subjects that have one. Raises StoreError."""
         rows = await self._database.read(
             "SELECT subject, quota FROM quotas WHERE subject IN :subjects", subjects=[*subjects]
         )
-        return {subject: msgspec.json.decode(text, type=Quota) for subject, text in rows}
+        return {subject: _decode(subject, text) for subject, text in rows}
 
     async def set(self, subject: str, quota: Quota) -> None:
         """Replaces the quota of a subject. An empty quota removes it."""
@@ -63,6 +64,16 @@ class QuotaTable:
         """Deletes the usage of days before this one."""
         sql = "DELETE FROM usage_days WHERE day < :before"
         await self._database.write(SqlStatement(sql, {"before": before}))
+
+
+def _decode(subject: str, text: str) -> Quota:
+    try:
+        return msgspec.json.decode(text, type=Quota)
+    except msgspec.DecodeError as error:
+        raise StoreError(
+            f"The quota of {subject} cannot be read: {error}.",
+            remedy="Update this server if a newer version of Hutch has stored it, or set the quota again.",
+        ) from None
 
 
 async def write_usage(database: Database, usages: Mapping[tuple[str, str], Usage]) -> None:
