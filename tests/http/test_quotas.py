@@ -96,6 +96,19 @@ def test_flow_run_is_refused(server: ServeProcess, key: dict[str, Any]) -> None:
         assert_refused(client.post("/flows/one/runs", json={"inputs": {}}))
 
 
+def test_repeated_start_of_a_flow_run_does_not_count(server: ServeProcess, operator: httpx2.Client) -> None:
+    operator.post("/console/users", json={"name": "bob"})
+    key = operator.post("/console/users/bob/keys", json={"scopes": SCOPES}).json()
+    operator.put(f"/console/keys/{key['id']}/quota", json={LIMIT: 1})
+    headers = {"Authorization": f"Bearer {key['secret']}"}
+    flow = {"name": "two", "steps": [{"id": "a", "run": "wait", "with": {"seconds": 0}}]}
+    with httpx2.Client(base_url=server.url, headers=headers, timeout=60) as client:
+        assert client.post("/flows", json=flow).status_code == 201
+        body = {"inputs": {}, "run_id": "once"}
+        assert [client.post("/flows/two/runs", json=body).status_code for _ in range(2)] == [202, 200]
+        assert_refused(client.post("/flows/two/runs", json={"inputs": {}}))
+
+
 async def test_websocket_client_gets_a_result_with_the_error(
     server: ServeProcess, key: dict[str, Any]
 ) -> None:

@@ -6,13 +6,15 @@ import asyncio
 import uuid
 from collections.abc import Iterator
 
+import msgspec
 import pytest
+from tests.sandbox.fake_runners import settle
 
 import hutch
-from hutch.errors import QuotaExceeded, StoreError
+from hutch.errors import Busy, QuotaExceeded, StoreError
 from hutch.kernel import fair_use as module
 from hutch.kernel.caller import caller_key
-from hutch.kernel.fair_use import DAY_SECONDS, FairUse, QuotaStore, day_name
+from hutch.kernel.fair_use import DAY_SECONDS, FairUse, QuotaStore, day_name, today
 from hutch.settings import Settings
 from hutch.store.models import Quota, Usage
 from hutch.store.store import Store
@@ -111,6 +113,29 @@ async def test_cpu_seconds_per_day_are_limited(clock: Clock) -> None:
     await run_once(use)
 
 
+async def test_refused_execution_does_not_count_for_the_day(clock: Clock, store: Store) -> None:
+    use = fair_use(clock, store, max_executions_per_day=1)
+    for _ in range(3):
+        use.end(await use.begin("ann"), 0.0, was_refused=True)
+        with pytest.raises(Busy):
+            async with use.count("ann"):
+                raise Busy
+    await run_once(use)
+    assert (await refusal(use)).limit == "max_executions_per_day"
+    day = day_name(int(NOON // DAY_SECONDS))
+    assert (await store.quotas.usage(["ann"], day))["ann"].executions == 1
+
+
+async def test_refusal_of_an_execution_of_yesterday_does_not_raise_the_limit(clock: Clock) -> None:
+    use = fair_use(clock, max_executions_per_day=1, max_concurrent_executions=1)
+    yesterday = await use.begin("ann")
+    clock.now += DAY_SECONDS
+    assert (await refusal(use)).limit == "max_concurrent_executions"
+    use.end(yesterday, 0.0, was_refused=True)
+    await run_once(use)
+    assert (await refusal(use)).limit == "max_executions_per_day"
+
+
 async def test_quota_of_a_key_takes_precedence_over_its_owners(clock: Clock, store: Store) -> None:
     await store.quotas.set("user_ann", Quota(max_executions_per_day=2))
     await store.quotas.set("key_generous", Quota(max_executions_per_day=0))
@@ -201,6 +226,58 @@ async def test_executions_go_on_without_the_store(
     await refusal(use)
 
 
+async def test_executions_go_on_with_a_quota_that_cannot_be_decoded(
+    clock: Clock, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    class NewerQuota(msgspec.Struct):
+        max_bytes_per_day: int = 1
+
+    await store.quotas.set("ann", NewerQuota())  # type: ignore[arg-type]
+    with pytest.raises(StoreError, match=r"The quota of ann cannot be read: .*max_bytes_per_day"):
+        await store.quotas.get(["ann"])
+    await run_once(fair_use(clock, store))
+    assert "max_bytes_per_day" in caplog.text
+
+
+async def test_execution_waits_for_the_first_read_of_a_day_although_an_earlier_read_ends(
+    clock: Clock, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: asyncio.Queue[asyncio.Event] = asyncio.Queue()
+
+    async def get(_: object) -> dict[str, Quota]:
+        may_end = asyncio.Event()
+        reads.put_nowait(may_end)
+        await may_end.wait()
+        return {}
+
+    monkeypatch.setattr(store.quotas, "get", get)
+    use = fair_use(clock, store)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        yesterday = group.create_task(use.begin("ann"))
+        first = await reads.get()
+        clock.now += DAY_SECONDS
+        next_day = group.create_task(use.begin("ann"))
+        second = await reads.get()
+        first.set()
+        await yesterday
+        later = group.create_task(use.begin("ann"))
+        await settle()
+        assert not later.done()
+        second.set()
+        await asyncio.gather(next_day, later)
+
+
+async def test_flow_process_does_not_count_steps(clock: Clock, store: Store) -> None:
+    await store.quotas.set("ann", Quota(max_executions_per_day=1))
+    use = fair_use(clock, store, max_executions_per_minute=1)
+    use.is_counting = False
+    for _ in range(3):
+        await run_once(use)
+    assert not use.refusals
+    day = day_name(int(NOON // DAY_SECONDS))
+    assert await store.quotas.usage(["ann"], day) == {"ann": Usage()}
+
+
 async def test_number_of_accounts_in_memory_is_bounded(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_ACCOUNTS", 10)
     use = fair_use(clock, max_concurrent_executions=1)
@@ -228,9 +305,10 @@ async def test_real_cpu_time_counts(engine: str) -> None:
     async with hutch.Hutch(max_cpu_seconds_per_day=1, timeout_ms=20_000) as h:
         waiting = await h.run("await new Promise((done) => setTimeout(done, 100)); return 1", owner=idle)
         assert waiting.ok
-        kernel = h._kernel
-        assert kernel is not None
-        assert kernel.fair_use.used(idle).cpu_seconds < 0.1
+        assert h._kernel is not None
+        store = h._kernel.fair_use.store
+        assert store is not None
+        assert (await store.quotas.usage([idle], today()))[idle].cpu_seconds < 0.1
         async with asyncio.timeout(100):
             while (result := await h.run(compute, engine=engine, owner=ann)).ok:  # type: ignore[arg-type]
                 pass
@@ -238,9 +316,20 @@ async def test_real_cpu_time_counts(engine: str) -> None:
         assert result.error.code == "rate_limited"
         assert "max_cpu_seconds_per_day" in str(result.error)
         assert result.error.retry_after is not None
-        used = kernel.fair_use.used(ann)
-        assert 1 <= used.cpu_seconds < 2
+        assert 1 <= (await store.quotas.usage([ann], today()))[ann].cpu_seconds < 2
         assert (await h.run("1 + 1", owner="bob")).ok
+
+
+async def test_execution_that_the_pool_refuses_does_not_count() -> None:
+    ann = f"ann-{uuid.uuid4()}"
+    async with hutch.Hutch(max_executions_per_day=2, max_queue=0) as h:
+        for _ in range(4):
+            with pytest.raises(Busy, match="max_queue"):
+                await h.run("1 + 1", owner=ann)
+        assert h._kernel is not None
+        store = h._kernel.fair_use.store
+        assert store is not None
+        assert (await store.quotas.usage([ann], today()))[ann] == Usage()
 
 
 async def test_refused_run_ends_with_an_event() -> None:

@@ -88,6 +88,8 @@ class FairUse:
         self._accounts: OrderedDict[str, Account] = OrderedDict()
         self._rates = RateLimiter(None)
         self._refreshing: set[asyncio.Task[None]] = set()
+        self.is_counting = True
+        """False in the process of a flow, because the server has already counted the flow run."""
         self.store: QuotaStore | None = None
         """None while no store is open. Then only the settings limit executions."""
         self.open_store: Callable[[], Awaitable[object]] | None = None
@@ -101,15 +103,21 @@ class FairUse:
         QuotaExceeded.
         """
         accounts = await self.begin(owner)
+        was_refused = False
         try:
             yield
+        except HutchError:
+            was_refused = True
+            raise
         finally:
-            self.end(accounts, 0.0)
+            self.end(accounts, 0.0, was_refused=was_refused)
 
     async def begin(self, owner: str) -> tuple[Account, ...]:
         """Counts an execution of this owner and of the current task's API key. Returns their accounts for
         `end`. Raises QuotaExceeded.
         """
+        if not self.is_counting:
+            return ()
         key = caller_key.get()
         day = int(self._clock() // DAY_SECONDS)
         accounts = (self._account(owner),) if key is None else (self._account(owner), self._account(key))
@@ -140,20 +148,23 @@ class FairUse:
                 raise
         return accounts
 
-    def end(self, accounts: tuple[Account, ...], cpu_seconds: float) -> None:
-        """Ends the execution that `begin` counted. Its CPU time counts for the day on which it ends."""
+    def end(self, accounts: tuple[Account, ...], cpu_seconds: float, *, was_refused: bool = False) -> None:
+        """Ends the execution that `begin` counted. Its CPU time counts for the day on which it ends.
+
+        An execution that was refused after `begin`, for example because no runner was free, does not count
+        for the day. Otherwise a client that tries again while the server is busy would use up its quota.
+        """
         day = int(self._clock() // DAY_SECONDS)
         for account in accounts:
             account.active -= 1
+            if was_refused:
+                # The count is 0 if a new day has begun since `begin`.
+                account.executions = max(0, account.executions - 1)
+                continue
             if account.day == day:
                 account.cpu_seconds += cpu_seconds
             if self.store is not None:
                 self.store.quotas.add_usage(account.subject, day_name(day), Usage(1, cpu_seconds))
-
-    def used(self, subject: str) -> Usage:
-        """Returns what an owner or key has used today, as far as this process knows."""
-        account = self._accounts.get(subject)
-        return Usage() if account is None else Usage(account.executions, account.cpu_seconds)
 
     def forget(self, subject: str) -> None:
         """Reads the quota of an owner or key again before its next execution."""
@@ -252,7 +263,9 @@ class FairUse:
             logger.warning("the quota of %s cannot be read: %s", subject, error)
             return
         finally:
-            account.first_read = None
+            # A new first read may have begun meanwhile, for example on the next day.
+            if account.first_read is asyncio.current_task():
+                account.first_read = None
         account.quota = quotas.get(subject, Quota())
         account.has_limits = account.quota != Quota()
         self._set_weight(subject, account.quota.weight or 1)

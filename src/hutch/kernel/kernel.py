@@ -96,13 +96,16 @@ class Kernel:
         except QuotaExceeded as error:
             run.fail(error.code)
             raise
+        was_refused = False
         try:
             return await self._run_counted(execution, run)
-        except RateLimited as error:
-            self.fair_use.refusals[error.limit or ""] += 1
+        except HutchError as error:
+            was_refused = run.clock.leased is None
+            if isinstance(error, RateLimited):
+                self.fair_use.refusals[error.limit or ""] += 1
             raise
         finally:
-            self.fair_use.end(accounts, run.cpu_seconds)
+            self.fair_use.end(accounts, run.cpu_seconds, was_refused=was_refused)
 
     async def _run_counted(self, execution: Execution, run: RunHandle) -> Result:
         for observe in self.on_begin:

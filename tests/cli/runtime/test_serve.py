@@ -247,6 +247,12 @@ def test_shell_is_listed_if_the_environment_allows_it_and_rejected_without_the_o
         assert one.failure("StartRun", ir=SHELL, options={})["code"] == 1002
 
 
+def test_limits_of_executions_do_not_apply_to_steps() -> None:
+    steps = flow([node(id, "code.run", code="return 1") for id in "ab"], chain("a", "b"))
+    with running_runtime(HUTCH_MAX_EXECUTIONS_PER_MINUTE="1", HUTCH_MAX_CONCURRENT_EXECUTIONS="1") as one:
+        assert one.run(steps).status == "completed"
+
+
 @pytest.mark.parametrize(
     ("ir", "path"),
     [

@@ -61,7 +61,9 @@ class ProcessServices:
             rules = (*settings.egress_allow, *egress_allow)
             settings = msgspec.structs.replace(settings, egress_allow=rules)
         servers = project_servers(settings, self._project)
-        return await App.create(settings, project_servers=servers, tracer=self.tracer)
+        app = await App.create(settings, project_servers=servers, tracer=self.tracer)
+        app.kernel.fair_use.is_counting = False
+        return app
 
     async def close(self) -> None:
         async with AsyncExitStack() as stack:

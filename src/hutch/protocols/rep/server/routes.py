@@ -215,10 +215,12 @@ class FlowHandlers:
                 f"the flow, its sub-flows and the inputs have {size} bytes; the limit is {MAX_START_BYTES}"
             )
             raise ApiError("too_large", message)
-        # Count the flow run as one execution, because its steps run in other processes, which this server
-        # cannot count.
-        async with self._fair_use.count(context.owner):
-            run = await self._flows.start_run(row)
+        run = None if body.run_id is None else await store.journal.get(body.run_id)
+        if run is None:
+            # Count a new flow run as one execution, because its steps run in other processes, which this
+            # server cannot count.
+            async with self._fair_use.count(context.owner):
+                run = await self._flows.start_run(row)
         if run is not row and (
             run.owner not in _owners(context) or run.flow != row.flow or json.loads(run.inputs) != body.inputs
         ):
