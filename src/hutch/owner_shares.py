@@ -38,9 +38,6 @@ class OwnerShares:
         taken = self._taken.get(owner, 0) + planned
         return not taken or (taken < self.per_owner and self._total + planned_total < self._unreserved)
 
-    def has_place(self, owner: str) -> bool:
-        return owner in self._taken
-
     def take(self, owner: str) -> None:
         self._taken[owner] = self._taken.get(owner, 0) + 1
         self._total += 1

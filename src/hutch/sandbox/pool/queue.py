@@ -73,9 +73,6 @@ class WaitQueue:
         """Returns all waiters of a profile."""
         return [waiter for queue in self._queues.get(profile, {}).values() for waiter in queue.waiters]
 
-    def profiles(self) -> list[Profile]:
-        return [*self._queues]
-
     def has(self, profile: Profile, owner: str) -> bool:
         return owner in self._queues.get(profile, ())
 
