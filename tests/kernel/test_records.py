@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from datetime import datetime
+from typing import cast
 
 import pytest
 from tests.http.execbox_client import connect_execbox
@@ -15,8 +16,10 @@ from tests.support.processes import ServeProcess, running_server
 from hutch.kernel.execution import INTERNAL_PROTOCOL, Execution
 from hutch.kernel.metrics import RunCounters
 from hutch.kernel.records import RunRecord, RunRecorder
+from hutch.kernel.spans import RunTracing
 from hutch.sandbox.runner.profile import profile_for
 from hutch.session.run import MAX_RECORDED_CALLS, CallLog, CallRecord, Result, RunHandle
+from hutch.telemetry.trace_context import TraceContext
 
 SECRET = "correct-horse-battery"
 
@@ -76,6 +79,48 @@ async def test_log_records_have_error_messages_only_for_hutchs_own_formatter(
         monkeypatch.setattr("hutch.logs.shows_error_messages", lambda is_shown=is_shown: is_shown)
         await finish(RunRecorder(), "a")
     assert ["error_message" in line.__dict__ for line in caplog.records] == [False, True]
+
+
+async def test_record_is_made_once_and_if_it_is_not_logged_after_the_caller_has_its_result(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, make, stored = list[str](), RunRecord.of, list[RunRecord]()
+
+    def count(execution: Execution, run: RunHandle, result: Result) -> RunRecord:
+        made.append(run.id)
+        return make(execution, run, result)
+
+    monkeypatch.setattr(RunRecord, "of", count)
+    recorder = RunRecorder()
+    recorder.sink = stored.append
+    execution = Execution(code="1", profile=profile_for("quickjs"))
+    for id, level, made_at_once in (("silent", "ERROR", []), ("logged", "INFO", ["logged"])):
+        caplog.set_level(level, "hutch.runs")
+        made.clear()
+        recorder(execution, RunHandle(id), Result(ok=True))
+        assert made == made_at_once
+        await asyncio.sleep(0)
+        assert made == [id]
+    assert [record.run_id for record in stored] == ["silent", "logged"]
+    assert len(caplog.records) == 1
+
+
+async def test_spans_are_exported_only_of_sampled_runs(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR, "hutch.runs")
+    exported: list[str] = []
+
+    class Tracing:
+        def end(self, record: RunRecord, run: RunHandle) -> None:
+            exported.append(record.run_id)
+
+    recorder = RunRecorder()
+    recorder.tracing = cast("RunTracing", Tracing())
+    for id, is_sampled in (("unsampled", False), ("sampled", True)):
+        run = RunHandle(id)
+        run.trace = TraceContext("1" * 32, "2" * 16, is_sampled)
+        recorder(Execution(code="1", profile=profile_for("quickjs")), run, Result(ok=True))
+    await asyncio.sleep(0)
+    assert exported == ["sampled"]
 
 
 async def test_runs_are_stored_as_soon_as_there_is_a_store_and_also_if_not_logged(

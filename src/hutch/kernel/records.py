@@ -179,22 +179,40 @@ class RunRecorder:
             listener(run)
         sink = None if execution.is_internal else self.sink
         tracing = None if execution.is_internal or execution.is_group else self.tracing
-        log_level = logging.DEBUG if execution.is_internal else logging.INFO
-        is_logged = logger.isEnabledFor(log_level)
         if tracing is not None and run.trace is None:
             # The run ended before it reached the kernel, because its package could not be installed. So it
             # has no span yet.
             tracing.begin(execution, run)
-        if is_logged or tracing is not None:
+        if run.trace is None or not run.trace.is_sampled:
+            tracing = None
+        log_level = logging.DEBUG if execution.is_internal else logging.INFO
+        record: RunRecord | None = None
+        if logger.isEnabledFor(log_level):
+            # Callers expect the line of a run in the log when they get its result.
             record = self._record(execution, run, result)
-            if is_logged:
-                self._log(record, log_level)
-            if tracing is not None:
-                tracing.end(record, run)
-        if sink is not None:
+            self._log(record, log_level)
+        if sink is not None or tracing is not None:
             # Making a record takes as long as a fifth of a short execution, so the caller gets its result
             # first.
-            asyncio.get_running_loop().call_soon(self._store, sink, execution, run, result)
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self._publish, sink, tracing, record, execution, run, result)
+
+    def _publish(
+        self,
+        sink: RunSink | None,
+        tracing: RunTracing | None,
+        record: RunRecord | None,
+        execution: Execution,
+        run: RunHandle,
+        result: Result,
+    ) -> None:
+        """Stores the record of a run and exports its spans. `record` is None if it was not logged."""
+        if record is None:
+            record = self._record(execution, run, result)
+        if sink is not None:
+            sink(self._with_content(record, execution, run, result))
+        if tracing is not None:
+            tracing.end(record, run)
 
     def _record(self, execution: Execution, run: RunHandle, result: Result) -> RunRecord:
         """Returns the record without its content."""
@@ -203,13 +221,14 @@ class RunRecorder:
         record = RunRecord.of(execution, run, result)
         return msgspec.structs.replace(record, recorded=level, error_message=message)
 
-    def _store(self, sink: RunSink, execution: Execution, run: RunHandle, result: Result) -> None:
-        record = self._record(execution, run, result)
+    def _with_content(
+        self, record: RunRecord, execution: Execution, run: RunHandle, result: Result
+    ) -> RunRecord:
         level = record.recorded
         if level == "full" or (level == "errors" and run.outcome != "ok"):
             content = run_content(execution, run, result, level, self._levels.max_bytes)
-            record = msgspec.structs.replace(record, content=content)
-        sink(record)
+            return msgspec.structs.replace(record, content=content)
+        return record
 
     def _log(self, record: RunRecord, level: int) -> None:
         calls = f"{record.tool_calls} tool call{'' if record.tool_calls == 1 else 's'}"

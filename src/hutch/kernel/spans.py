@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -35,12 +34,9 @@ class RunTracing:
             run.trace = self._tracer.begin(f"run {execution.profile.engine}")
 
     def end(self, record: RunRecord, run: RunHandle) -> None:
-        """Exports the spans of a run after the caller has got its result. `record` has no content."""
-        if run.trace is not None and run.trace.is_sampled:
-            asyncio.get_running_loop().call_soon(self._export, record, run, run.trace)
-
-    def _export(self, record: RunRecord, run: RunHandle, trace: TraceContext) -> None:
-        self._tracer.export(run_spans(record, run, trace))
+        """Exports the spans of a run whose trace is sampled. `record` has no content."""
+        if run.trace is not None:
+            self._tracer.export(run_spans(record, run, run.trace))
 
 
 def run_spans(record: RunRecord, run: RunHandle, trace: TraceContext) -> Iterator[Span]:
