@@ -26,6 +26,7 @@ from hutch.session.runner import (
 )
 from hutch.session.tools.provider import Provider
 from hutch.session.tools.tool import ToolContext
+from hutch.telemetry.trace_context import TraceContext, current
 
 Run = Callable[[ExecutionRequest], Awaitable[Result]]
 
@@ -34,14 +35,25 @@ class FakeHost:
     """The host's end: sends messages and records the replies."""
 
     def __init__(
-        self, run: Run, *, multiplexed: bool = False, pending: PendingBytes | None = None, owner: str = "a"
+        self,
+        run: Run,
+        *,
+        multiplexed: bool = False,
+        pending: PendingBytes | None = None,
+        owner: str = "a",
+        continues_traces: bool = False,
     ) -> None:
         self.channel, far = MemoryChannel.pair()
         self.lines: list[str] = []
         self._received = anyio.Event()
         self.channel.on_line = self._on_line
         self.server = ChannelServer(
-            far, run, multiplexed=multiplexed, pending=pending or PendingBytes(2**30), owner=owner
+            far,
+            run,
+            multiplexed=multiplexed,
+            pending=pending or PendingBytes(2**30),
+            owner=owner,
+            continues_traces=continues_traces,
         )
 
     def _on_line(self, line: bytes) -> None:
@@ -449,3 +461,17 @@ async def test_items_of_a_tool_that_does_not_stream_are_dropped() -> None:
     host.send({"type": "tool_result", "callId": call["callId"], "ok": True, "result": "plain"})
     done = (await host.receive(3))[2]
     assert (done["result"], host.server.dropped) == ("plain", 1)
+
+
+@pytest.mark.parametrize("continues_traces", [False, True])
+async def test_trace_of_the_peer_is_continued_only_if_runs_are_traced(continues_traces: bool) -> None:
+    seen: list[TraceContext | None] = []
+
+    async def run(request: ExecutionRequest) -> Result:
+        seen.append(current.get())
+        return Result(ok=True)
+
+    host = FakeHost(run, continues_traces=continues_traces)
+    host.send(execute("a", "1", traceparent=f"00-{'1' * 32}-{'2' * 16}-01"))
+    await host.receive(1)
+    assert seen == [TraceContext("1" * 32, "2" * 16) if continues_traces else None]

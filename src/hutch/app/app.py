@@ -94,6 +94,7 @@ class App:
 
             self._recorder.tracing = tracing = RunTracing(tracer)
             self.kernel.on_begin.append(tracing.begin)
+            self.kernel.is_traced = True
         self.storage = Storage(settings, self.kernel, self._recorder, self.egress)
         self._recorder.owner_name = self.storage.owner_names.get
         self.kernel.fair_use.open_store = self.storage.store

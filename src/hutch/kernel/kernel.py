@@ -47,6 +47,8 @@ class Kernel:
         """Runs in progress by id, including those that wait for a runner."""
         self.on_begin: list[Callable[[Execution, RunHandle], None]] = []
         """Called with each run before it is queued, for example to add a listener."""
+        self.is_traced = False
+        """True if traces of runs are exported."""
         self.check_code: CheckCode | None = None
         """Type-checks code. None if there is no compiler, as with an external runner."""
         self.fair_use = FairUse(settings, pool.shares.set_weight)

@@ -104,13 +104,18 @@ class ChannelServer:
         multiplexed: bool,
         pending: PendingBytes,
         owner: str,
+        continues_traces: bool = False,
     ) -> None:
+        """`continues_traces` makes the peer's spans the parents of its executions. Without a tracer, they
+        would only be passed on to others.
+        """
         self.dropped = 0
         self._pending = pending
         self._owner = owner
         self._channel = channel
         self._run = run
         self._multiplexed = multiplexed
+        self._continues_traces = continues_traces
         self._tasks: dict[str, asyncio.Task[Result]] = {}
         self._runs: dict[str, RunHandle] = {}
         self._open_calls: dict[str, _OpenCall] = {}
@@ -217,7 +222,7 @@ class ChannelServer:
             if message.inputs is not UNSET:
                 inputs = await decode_inputs(bytes(message.inputs), providers)
             run = self._runs[message.id] = self._run_handle(message)
-            if message.options.traceparent is not UNSET:
+            if self._continues_traces and message.options.traceparent is not UNSET:
                 current.set(parse_context({TRACEPARENT: message.options.traceparent}.get))
             result = await self._run(ExecutionRequest(message.code, message.options, providers, inputs, run))
             await self._channel.writable()

@@ -58,4 +58,11 @@ def serve(
         )
         return await kernel.run(execution, request.run)
 
-    return ChannelServer(channel, run, multiplexed=multiplexed, pending=pending, owner=owner)
+    return ChannelServer(
+        channel,
+        run,
+        multiplexed=multiplexed,
+        pending=pending,
+        owner=owner,
+        continues_traces=kernel.is_traced,
+    )
