@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx2
+from starlette.applications import Starlette
 from tests.support import databases
 from tests.support.processes import ServeProcess, running_server, wait_until
+
+from hutch.http import health
+from hutch.http.auth import AccessControl
+from hutch.settings import Settings
 
 KEY = {"Authorization": "Bearer secret-of-the-operator"}
 
@@ -15,6 +20,27 @@ KEY = {"Authorization": "Bearer secret-of-the-operator"}
 def test_ready_server_has_no_problems(server: ServeProcess) -> None:
     wait_until(lambda: httpx2.get(f"{server.url}/ready").status_code == 200)
     assert httpx2.get(f"{server.url}/ready").json() == {"ready": True, "connecting": [], "problems": {}}
+
+
+async def test_names_of_mcp_servers_are_shown_only_to_the_operator() -> None:
+    class Gateway:
+        def connecting(self) -> list[str]:
+            return ["internal-crm"]
+
+    class Server:
+        gateway = Gateway()
+
+        async def problems(self) -> dict[str, str]:
+            return {}
+
+    access = AccessControl(Settings(api_key="secret-of-the-operator"))
+    web = Starlette(routes=health.routes(cast(Any, Server()), access))
+    transport = httpx2.ASGITransport(web)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        public, private = await client.get("/ready"), await client.get("/ready", headers=KEY)
+    assert public.status_code == private.status_code == 503
+    assert public.json() == {"ready": False, "connecting": 1, "problems": {}}
+    assert private.json()["connecting"] == ["internal-crm"]
 
 
 def test_runs_go_on_without_postgres_and_are_recorded_when_it_is_back(

@@ -58,8 +58,10 @@ async def test_cancelled_caller_does_not_stop_the_connection_attempt(start: Star
     servers = await start(stdio_server("Server"), eager=False)
     impatient = asyncio.ensure_future(servers.call("Server", "act", {}))
     await eventually(lambda: only(servers).state == "connecting")
+    assert not only(servers).was_tried
     impatient.cancel()
     await eventually(lambda: only(servers).state == "connected")
+    assert only(servers).was_tried
 
 
 async def test_timeout_includes_connecting_and_says_so(start: StartServers) -> None:
@@ -75,7 +77,7 @@ async def test_killed_server_is_reconnected_at_the_next_call(start: StartServers
     first = (await servers.call("ReportsProcess", "act", {}))["pid"]
     os.kill(first, signal.SIGKILL)
     await eventually(lambda: only(servers).error == "it ended (signal 9)")
-    assert only(servers).state == "failed"
+    assert (only(servers).state, only(servers).was_tried) == ("failed", True)
     assert len(await servers.tools()) == 1
     second = (await servers.call("ReportsProcess", "act", {}))["pid"]
     assert second != first

@@ -85,7 +85,11 @@ def _server() -> ApiPart:
         "Ready": object_of(
             {
                 "ready": FLAG,
-                "connecting": {**TEXTS, "description": "MCP servers that are being connected"},
+                "connecting": {
+                    "anyOf": [TEXTS, COUNT],
+                    "description": "MCP servers that are connected for the first time; without the operator's"
+                    " key only their number",
+                },
                 "problems": {"type": "object", "additionalProperties": TEXT},
             }
         ),

@@ -66,13 +66,15 @@ def routes(server: MonitoredServer, access: AccessControl) -> list[BaseRoute]:
         if (refusal := access.deny(request, public=True)) is not None:
             return refusal
         problems = await server.problems()
+        names = server.gateway.connecting()
+        connecting: list[str] | int = names
         if access.deny(request) is not None:
             # The reasons may name hosts and paths.
             problems = {name: _PUBLIC_REASONS[name] for name in problems}
+            connecting = len(names)
         if access.is_draining:
             problems["server"] = "it is shutting down"
-        connecting = server.gateway.connecting()
-        is_ready = not problems and not connecting
+        is_ready = not problems and not names
         body = {"ready": is_ready, "connecting": connecting, "problems": problems}
         return JSONResponse(body, status_code=200 if is_ready else 503)
 

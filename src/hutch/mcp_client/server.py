@@ -126,13 +126,18 @@ class McpServer:
             error=error,
             tools=len(self.tools),
             warnings=self._connection.warnings if self._connection is not None else (),
+            was_tried=self._was_tried,
         )
+
+    @property
+    def _was_tried(self) -> bool:
+        return self._failures > 0 or self._connection is not None
 
     async def ensure_tried(self) -> None:
         """Makes the first connection attempt, unless an attempt was made before. `status` shows the
         outcome.
         """
-        if self._failures == 0 and self._connection is None:
+        if not self._was_tried:
             with contextlib.suppress(ServerUnreachable):
                 await self._try_connect()
 

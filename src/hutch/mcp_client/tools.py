@@ -43,6 +43,8 @@ class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """
     tools: int = 0
     warnings: tuple[str, ...] = ()
+    was_tried: bool = False
+    """True if an attempt to connect has finished, successful or not."""
 
 
 def tools_digest(tools: Iterable[McpTool]) -> str:

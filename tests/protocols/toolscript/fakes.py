@@ -45,6 +45,7 @@ class FakeServer(NamedTuple):
     state: str = "connected"
     error: str | None = None
     warnings: tuple[str, ...] = ()
+    was_tried: bool = False
 
 
 ToolFunction = Callable[[str, str, dict[str, Any]], Awaitable[Any]]

@@ -79,6 +79,16 @@ async def test_ready_when_no_server_is_connecting(harness: GatewayHarness) -> No
     harness.upstream.server_list = (FakeServer("slow", state="connecting"), FakeServer("lazy", state="idle"))
     answer = await harness.get("/ready")
     assert (answer.status_code, answer.json()) == (503, {"ready": False, "connecting": ["slow"]})
+    harness.upstream.server_list = (FakeServer("lost", state="connecting", was_tried=True),)
+    assert (await harness.get("/ready")).status_code == 200, "a later reconnect"
+
+
+async def test_ready_shows_names_of_servers_only_with_the_token() -> None:
+    harness = GatewayHarness(FakeToolSource(*TOOLS), api_key="secret")
+    harness.upstream.server_list = (FakeServer("slow", state="connecting"),)
+    assert (await harness.get("/ready")).json() == {"ready": False, "connecting": 1}
+    answer = await harness.get("/ready", Authorization="Bearer secret")
+    assert answer.json() == {"ready": False, "connecting": ["slow"]}
 
 
 async def test_status_reports_servers_collisions_and_problems() -> None:

@@ -50,10 +50,12 @@ class GatewayEndpoints:
         body = {**self.gateway.health(), **({"status": "draining"} if draining else {})}
         return json_reply(body, 503 if draining else 200)
 
-    def ready(self, *, draining: bool = False) -> GatewayReply:
+    def ready(self, *, draining: bool = False, has_names: bool = True) -> GatewayReply:
+        """`has_names` shows the names of the servers that are being connected, instead of their number."""
         connecting = self.gateway.connecting()
         ready = not connecting and not draining
-        return json_reply({"ready": ready, "connecting": connecting}, 200 if ready else 503)
+        body = {"ready": ready, "connecting": connecting if has_names else len(connecting)}
+        return json_reply(body, 200 if ready else 503)
 
     # --- tools ---
 

@@ -272,7 +272,9 @@ class Gateway:
 
     def connecting(self) -> list[str]:
         """Returns the names of the servers whose first connection attempt has not finished."""
-        return [server.name for server in self.servers() if server.state == "connecting"]
+        return [
+            server.name for server in self.servers() if server.state == "connecting" and not server.was_tried
+        ]
 
     async def status(self) -> dict[str, Any]:
         snapshot = await self._current_or_stale()

@@ -51,7 +51,7 @@ logger = logging.getLogger("hutch.toolscript")
 
 
 def routes(gateway: Gateway, access: AccessControl, settings: Settings) -> list[BaseRoute]:
-    """Returns all routes except `/health`, which all protocols share (see `gateway.health()`)."""
+    """Returns all routes except `/health` and `/ready`, which all protocols share."""
     endpoints = GatewayEndpoints(gateway)
     protocol = HttpProtocol(name=PROTOCOL, access=access, logger=logger, allow_scripts=True, render=_render)
     # Allow these routes during a drain, because running calls may need them to import modules or for
@@ -70,15 +70,11 @@ def routes(gateway: Gateway, access: AccessControl, settings: Settings) -> list[
 
         return PrefixRoute(path, Endpoint(during_drain, {"GET": handler}), methods=["GET"])
 
-    async def ready(request: Request) -> Response:
-        return access.deny(request, public=True) or _response(endpoints.ready(draining=access.is_draining))
-
     async def status(context: RequestContext) -> Response:
         return _response(json_reply(await gateway.status()))
 
     return [
         ToolRoute("/tools/{name}", Endpoint(protocol, {"POST": tool_calls}), methods=["POST"]),
-        PrefixRoute("/ready", ready),
         PrefixRoute("/status", Endpoint(without_scripts, {"GET": status}), methods=["GET"]),
         *(route(path, endpoint) for path, endpoint in endpoints.by_path.items()),
         operator.route("/approvals", GET=approvals.list),
@@ -94,8 +90,18 @@ def application(gateway: Gateway, access: AccessControl, settings: Settings) -> 
     async def health(request: Request) -> Response:
         return access.deny(request, public=True) or _response(endpoints.health(draining=access.is_draining))
 
+    async def ready(request: Request) -> Response:
+        if (refusal := access.deny(request, public=True)) is not None:
+            return refusal
+        has_names = access.check(request, allow_scripts=True) is None
+        return _response(endpoints.ready(draining=access.is_draining, has_names=has_names))
+
     web = Starlette(
-        routes=[PrefixRoute("/health", health), *routes(gateway, access, settings)],
+        routes=[
+            PrefixRoute("/health", health),
+            PrefixRoute("/ready", ready),
+            *routes(gateway, access, settings),
+        ],
         exception_handlers={
             HTTPException: responses.on_http_exception,
             Exception: responses.on_internal_error,
