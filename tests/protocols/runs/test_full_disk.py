@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,10 +34,12 @@ def server() -> Iterator[ServeProcess]:
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
         try:
-            yield ServeProcess(process)
+            server = ServeProcess(process)
+            yield server
+            # bubblewrap exits with the server.
+            os.kill(descendants(process.pid)[0], signal.SIGTERM)
+            server.wait()
         finally:
-            for child in descendants(process.pid)[:1]:
-                os.kill(child, 15)
             stop_process(process)
 
 
