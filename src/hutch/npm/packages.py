@@ -43,7 +43,7 @@ DAY_SECONDS = 86_400.0
 
 
 class PruneResult(msgspec.Struct, frozen=True):
-    """What `prune` has removed: the packages, and the number of folders without a record. `freed` is in
+    """The packages that `prune` removed, and the number of removed folders without a record. `freed` is in
     bytes.
     """
 

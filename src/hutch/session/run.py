@@ -42,7 +42,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     calls: Sequence[CallRecord] = ()
     """The first tool calls, in the order in which they ended; at most MAX_RECORDED_CALLS."""
     warnings: Sequence[str] = ()
-    """What was not as requested, such as an MCP server that could not be reached."""
+    """Problems that did not stop the run, such as an MCP server that could not be reached."""
 
     @property
     def stack(self) -> str | None:

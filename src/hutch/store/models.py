@@ -66,7 +66,7 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Usage(NamedTuple):
-    """What an owner or a key used in a day."""
+    """Usage of an owner or an API key on one day."""
 
     executions: int = 0
     cpu_seconds: float = 0.0

@@ -1,4 +1,4 @@
-"""What the handler of the command line prints."""
+"""Warnings that the command line prints."""
 
 from __future__ import annotations
 

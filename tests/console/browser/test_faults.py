@@ -1,4 +1,4 @@
-"""What the console does while the server or the network is away, with two tabs, and with extreme contents."""
+"""The console without a network, in two tabs, and with very long contents."""
 
 from __future__ import annotations
 
