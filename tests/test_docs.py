@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 import tomllib
 from pathlib import Path
@@ -84,6 +85,27 @@ def test_architecture_lists_every_dependency() -> None:
     dependencies = [*project["dependencies"], *extras["mcp"], *extras["otel"], *extras["server"]]
     required = {Requirement(dependency).name for dependency in dependencies} - {"hutch"}
     assert set(re.findall(r"pypi\.org/project/([\w-]+)", section("architecture.md", "Libraries"))) == required
+
+
+def can_be_resolved(name: str) -> bool:
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def test_names_in_the_walks_through_each_protocol_exist() -> None:
+    walks = section("architecture.md", "One request through each protocol")
+    found = 0
+    for protocol, walk in re.findall(r"^### (\w+)(.*?)(?=^### |\Z)", walks, re.M | re.S):
+        packages = ["hutch", f"hutch.protocols.{protocol.lower()}"]
+        for name in re.findall(r"`([a-z_]\w*(?:\.\w+)+)`", walk):
+            possible = [f"{package}.{name}" for package in packages]
+            if any(can_be_resolved(each.removesuffix(name) + name.split(".")[0]) for each in possible):
+                found += 1
+                assert any(map(can_be_resolved, possible)), f"{protocol}: {name}"
+    assert found > 80
 
 
 def test_operations_lists_every_setting_with_its_default() -> None:
