@@ -46,7 +46,7 @@ export function toJson(value: unknown, label: string, maxBytes = Infinity): stri
   return text;
 }
 
-/** Whether the text has more than `maxBytes` bytes in UTF-8. */
+/** Returns true if the text has more than `maxBytes` bytes in UTF-8. */
 export function exceeds(text: string, maxBytes: number): boolean {
   if (text.length > maxBytes || 3 * text.length <= maxBytes) return text.length > maxBytes;
   if (!apply(test, NOT_ASCII, [text])) return false;

@@ -188,7 +188,7 @@ function atOriginalColumn(error: GuestSyntaxError, stripped: Stripped): GuestSyn
   return new GuestSyntaxError(error.reason, at, isDecorator(stripped.text, line, column));
 }
 
-/** Whether a decorator may begin at the position. Sucrase does not remove decorators. */
+/** Returns true if a decorator may begin at the position. Sucrase does not remove decorators. */
 function isDecorator(text: string, line: number, column: number): boolean {
   return text.includes("class") && DECORATOR.test(text.split("\n", line).at(-1)!.slice(0, column + 1));
 }

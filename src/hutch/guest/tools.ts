@@ -40,7 +40,7 @@ interface PendingCall {
 
 interface CallOptions {
   maxInputBytes?: number;
-  /** Whether to send the position of each call. Formatting a stack takes longer than many calls. */
+  /** True to send the position of each call. Formatting a stack takes longer than many calls. */
   sendPositions?: boolean;
 }
 
@@ -51,7 +51,7 @@ export interface ErrorInfo {
   stack?: string;
 }
 
-/** Whether a value is a Proxy. The engine provides it, because JavaScript cannot tell. */
+/** Returns true if a value is a Proxy. The engine provides this function, because JavaScript cannot tell. */
 let isProxy: (value: object) => boolean = () => false;
 
 export function provideProxyCheck(check: (value: object) => boolean): void {

@@ -31,7 +31,7 @@ export interface Execute {
   providers: Manifest[];
   /** Extension: values of global variables. */
   inputs?: Record<string, unknown>;
-  /** Extension that only the host sends: what to do with the code instead of running it. */
+  /** Extension that only the host sends: an instruction to do something other than run the code. */
   job?: Job;
 }
 
@@ -114,7 +114,7 @@ export function toolCallLine(
   return `{"type":"tool_call","id":${stringify(id)},"callId":"${callId}",${target}${at},"input":${input}}\n`;
 }
 
-/** Returns for every tool, in order, the fields that name it in a call. */
+/** Returns the fields that name a tool in a call, for every tool in order. */
 export function callTargets(providers: Manifest[]): string[] {
   return providers.flatMap(({ name, tools }) =>
     Object.keys(tools).map((tool) => {
@@ -164,7 +164,10 @@ function jsonStrings(lines: string[]): string {
 /** One less than the host's limit for nesting, because the message adds a level. */
 const MAX_DEPTH = 127;
 
-/** Whether text from a guest can be copied into a message: one line of valid JSON, not nested too deeply. */
+/**
+ * Returns true if text from a guest can be copied into a message: one line of valid JSON, not nested too
+ * deeply.
+ */
 export function isJson(text: string): boolean {
   if (text.includes("\n") || depth(text) > MAX_DEPTH) return false;
   try {

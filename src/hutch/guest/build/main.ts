@@ -40,7 +40,7 @@ await script("quickjs/main.ts", "quickjs.js", "(async () => ", "})()");
 await script("deno/main.ts", "deno.js", "(async () => ", "})()");
 await script("npm/main.ts", "npm.js", "(async () => ", "})()");
 await script("script/main.ts", "script.js", "(async () => ", "})()");
-// The value of these scripts is what their source assigns to `__hutch_entry`.
+// Each of these scripts evaluates to the value that its source assigns to `__hutch_entry`.
 const entry =
   "const entry = globalThis.__hutch_entry;\ndelete globalThis.__hutch_entry;\nreturn entry;\n})()";
 await script("quickjs/prelude/main.ts", "plain.js", "(() => ", entry);

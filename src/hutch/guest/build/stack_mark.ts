@@ -79,7 +79,10 @@ export function markLowestStack(body: Uint8Array, stackPointer: number[], lowest
   return copied ? Uint8Array.from([...out, ...body.subarray(copied)]) : body;
 }
 
-/** Whether these instructions release a frame: they add a positive constant, or subtract a negative one. */
+/**
+ * Returns true if these instructions release a frame: they add a positive constant, or subtract a negative
+ * one.
+ */
 function raises(body: Uint8Array, constant?: Instruction, operation?: Instruction): boolean {
   if (constant?.opcode !== I32_CONST) return false;
   const isNegative = (body[constant.to - 1] & 0x40) !== 0;

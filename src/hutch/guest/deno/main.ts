@@ -44,7 +44,7 @@ const NO_IMPORT = /--no-npm is specified|" not a dependency|Requires import acce
 const NO_FUNCTION = /^([\w$.]+)\.([\w$]+) is not a function$/;
 /** The host truncates longer messages. */
 const MAX_MESSAGE = 8_000;
-/** Idle time after the warm-up before the runner loads what only some guests use. */
+/** Idle time after the warm-up before the runner loads modules that only some guests use. */
 const IDLE_MS = 100;
 
 const TIMED_OUT = { code: "timeout", message: "Execution timed out" };
@@ -148,7 +148,7 @@ class Run {
     this.#finish(false, undefined, { ...error, message, ...at, stack: frames });
   }
 
-  /** Adds a hint at what the guest can use instead. */
+  /** Adds a hint about what the guest can use instead. */
   #withHint(message: string): string {
     if (apply(test, NO_IMPORT, [message])) {
       const plain = apply(replace, message, [NO_PERMISSIONS, ""]);

@@ -3,7 +3,7 @@
 import { locationOf, messageOf, nameOf, ToolError, UNPUBLISHED } from "./errors.ts";
 import type { Zod4Converter } from "./schema/main.ts";
 
-/** What the host sends on stdin at the start. */
+/** Configuration that the host sends on stdin at the start. */
 export interface RunnerConfig {
   /** Folder of the package and its dependencies, as the guest sees it. */
   tree: string;
@@ -11,7 +11,7 @@ export interface RunnerConfig {
   env: Record<string, string>;
   /** URL of the egress proxy. */
   proxy?: string | null;
-  /** Why there is no network, if there is no proxy. */
+  /** Reason why there is no network, if there is no proxy. */
   network?: string;
 }
 

@@ -60,7 +60,7 @@ function report(error: unknown): void {
 
 trapExits(report);
 
-/** Whether the package has its own handler. It can only have one if it has loaded `process`. */
+/** Returns true if the package has its own handler. It can only have one if it has loaded `process`. */
 function isHandled(event: "unhandledRejection" | "uncaughtException"): boolean {
   return (globalThis as any).process?.listenerCount?.(event) > 0;
 }
@@ -112,7 +112,7 @@ const pkg: Package = {
 };
 pkg.exports.catch(() => {});
 
-/** Runs what is slow the first time before an execution arrives. */
+/** Runs code that is slow on its first run, before an execution arrives. */
 async function warmUp(): Promise<void> {
   const nullWire = new Wire({
     read: () => Promise.resolve(null),

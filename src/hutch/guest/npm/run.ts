@@ -215,7 +215,7 @@ export class Run {
     this.#finish(this.#withFindings((more) => errorResult(toolError, more)));
   }
 
-  /** Adds the findings to a result, if there is room for them. */
+  /** Adds the findings to a result, unless it would become too large. */
   #withFindings(result: (more: string) => string): string {
     const { maxResultBytes = Infinity } = this.#request.options;
     const complete = result(this.#findings);

@@ -69,7 +69,7 @@ class Run {
   readonly timers = new Map<number, Timer>();
   readonly queue: [entry: string, args: () => number[]][] = [];
   readonly calls = new Set<string>();
-  /** Codes of errors that the host sent: the guest may fail with them. */
+  /** Codes of errors that the host sent to the guest. The guest may fail with the same codes. */
   readonly hostErrorCodes = new Set<string>();
   targets?: string[];
   openBytes = 0;
@@ -473,14 +473,14 @@ function programResult({ options }: Execute, program: Program): Result {
   return { ok: false, error: { code: "result_too_large", message } };
 }
 
-/** Adds what the guest can use instead, or which engine can import modules. */
+/** Adds a hint: what the guest can use instead, or which engine can import modules. */
 function withHint(name: string, message: string): string {
   if (message === "fetch is not defined") return `${message}: guests have no network, only tools`;
   if (name !== "ReferenceError" || !message.startsWith("could not load module ")) return message;
   return `${message}: this engine has no modules; the deno engine has those of node:`;
 }
 
-/** QuickJS does not name what is not a function: finds a call of an unknown tool on the line. */
+/** Finds a call of an unknown tool on a line, because QuickJS does not name the function that is missing. */
 function unknownTool({ code, providers }: Execute, line = 0): string | undefined {
   const text = code.split("\n", line)[line - 1] ?? "";
   for (const { name, tools } of providers) {

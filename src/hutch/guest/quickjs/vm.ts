@@ -62,7 +62,7 @@ interface Exports {
 /** Functions for the prelude, by letter. Arguments and results are boxes. */
 export type HostFunctions = Record<string, (vm: Vm, args: number[]) => number>;
 
-/** Whether the guest's time is up. Called between slices and while the guest runs. */
+/** Returns true if the guest's time is up. Called between slices and while the guest runs. */
 export type DeadlineCheck = (now: number) => boolean;
 
 const encoder = new TextEncoder();
@@ -182,12 +182,12 @@ export class Vm {
     return (this.#exports.hutch_pages.value as number) * PAGE - this.#end;
   }
 
-  /** Where the image's memory ends. */
+  /** End of the image's memory. */
   get #end(): number {
     return this.#image.stackPointer + this.#image.heap.length;
   }
 
-  /** How often QuickJS ran out of memory since the reset. */
+  /** Number of times that QuickJS ran out of memory since the reset. */
   get faults(): number {
     return this.#exports.hutch_faults.value;
   }

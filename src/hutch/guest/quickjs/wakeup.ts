@@ -10,7 +10,7 @@ import { clock } from "../clock.ts";
 
 /** Most tools that only compute return within this time. */
 const POLL_MS = 0.2;
-/** Maximum number of consecutive calls that are not polled for, after slow tools. */
+/** Maximum number of consecutive polls that are skipped after slow tools. */
 const MAX_SKIPPED = 63;
 
 export class WakeupFile {

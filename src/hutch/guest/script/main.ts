@@ -21,7 +21,7 @@ interface Script {
   /** Text by path relative to the folder. */
   files: Record<string, string>;
   main: string;
-  /** Whether the default export is the value that the script returns. */
+  /** True if the default export is the value that the script returns. */
   returns: boolean;
   shift: Shift | null;
   /** Lines of the original script. */
@@ -46,7 +46,7 @@ const load = (specifier: string): Promise<Record<string, unknown>> => import(spe
 class Run {
   readonly #request: Execute;
   readonly #startedAt = clock();
-  /** Whether the script's module is evaluated; its timers and requests may still be pending. */
+  /** True if the script's module is evaluated. Its timers and requests may still be pending. */
   #loaded = false;
   #over = false;
 
@@ -171,7 +171,7 @@ async function defineGlobals(): Promise<void> {
   }
 }
 
-/** Runs what is slow the first time before a script arrives. */
+/** Runs code that is slow on its first run, before a script arrives. */
 async function warmUp(): Promise<void> {
   const gateway = Deno.env.get("TOOLSCRIPT_GATEWAY_URL");
   await defineGlobals();

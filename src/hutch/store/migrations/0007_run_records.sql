@@ -1,4 +1,5 @@
--- Run records with error messages and contents, both encrypted, and what lists are filtered by.
+-- Run records with error messages and contents, both encrypted, and with the columns by which lists are
+-- filtered.
 
 ALTER TABLE runs RENAME COLUMN door TO protocol;
 -- Time at which the run was requested.

@@ -1,5 +1,5 @@
--- Limits of single owners and keys, and what each of them used in a day (UTC). A subject is the id of a user or an API
--- key, or the name of an owner that is not a user.
+-- Limits of single owners and keys, and their usage on each day (UTC). A subject is the id of a user or an
+-- API key, or the name of an owner that is not a user.
 
 CREATE TABLE quotas (
     subject TEXT PRIMARY KEY,

@@ -127,7 +127,7 @@ export function curlOf({ method, path, operation }: Route, origin: string): stri
   return lines.join(" \\\n  ");
 }
 
-/** Whether the server refuses requests without a key. */
+/** Returns true if the server refuses requests without a key. */
 export function needsKey({ security }: Operation): boolean {
   return security.length > 0 && security.every((each) => Object.keys(each).length > 0);
 }

@@ -1,4 +1,4 @@
-/** One operation: who may use it, its parameters, its body, an example as curl, and its responses. */
+/** One operation: the key that it needs, its parameters, its body, an example as curl, and its responses. */
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { Snippet } from "../ui/basics.tsx";

@@ -3,7 +3,7 @@
 import { boundsOf, nameOf, type OpenApi, resolve, type Schema, typeOf } from "./document.ts";
 import { Text } from "./text.tsx";
 
-/** `sent` is whether clients send the value. Of what they get, only fields that may be missing are marked. */
+/** `sent`: the client sends the value, so required fields are marked. In a response, optional fields are. */
 export function SchemaView({ api, schema, sent = false }: { api: OpenApi; schema: Schema; sent?: boolean }) {
   const whole = resolve(api, schema);
   const variants = whole.oneOf ?? whole.anyOf;

@@ -1,4 +1,4 @@
-/** A form for a JSON Schema. What a form cannot express is typed as JSON. */
+/** A form for a JSON Schema. Values that a form cannot express are entered as JSON. */
 
 import { useState } from "preact/hooks";
 import { visible } from "../format.ts";

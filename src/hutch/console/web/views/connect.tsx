@@ -1,4 +1,4 @@
-/** How to connect clients to this server, ready to copy. */
+/** Commands and configurations that connect clients to this server, ready to copy. */
 
 import { session } from "../api.ts";
 import { Card, Page, Snippet } from "../ui/basics.tsx";

@@ -133,7 +133,7 @@ function normalized(net: any, args: unknown[]): [options: any, callback: Listene
   return (Array.isArray(args[0]) ? args[0] : net._normalizeArgs(args)) as [any, Listener | null];
 }
 
-/** Whether the target is a Unix socket, or has an invalid port, for which Node reports the error. */
+/** Returns true if the target is a Unix socket, or has an invalid port, for which Node reports the error. */
 function isLocal({ port, path }: any): boolean {
   return !(Number(port) >= 0 && Number(port) <= 65535) || (path !== undefined && path !== null);
 }

@@ -18,7 +18,7 @@ function clean(stack: unknown): unknown {
 /** Reads the stack of an error, whatever the guest has done to its class. */
 export const rawStack = get!;
 
-// Cleaned when it is read: most errors are caught, and nobody reads their stack.
+// The stack is cleaned when it is read, because most errors are caught and their stack is never read.
 defineProperty(Error.prototype, "stack", {
   get: setName("get stack", function (this: unknown) {
     return clean(apply(get!, this, []));

@@ -1,4 +1,4 @@
-/** Limits of a user or a key, what was used of them today, and the form that changes them. */
+/** Limits of a user or a key, today's usage, and the form that changes the limits. */
 
 import { useState } from "preact/hooks";
 import { put } from "../../api.ts";
@@ -44,7 +44,10 @@ function numberOrText(text: string): number | string {
   return Number.isFinite(number) ? number : text;
 }
 
-/** `inherited` are the limits in force where none is set here; undefined for those of the user. */
+/**
+ * `inherited` has the limits of the settings, for the form of a user. Undefined for the form of a key, which
+ * inherits the limits of its user.
+ */
 export function QuotaForm({ path, quota, inherited, onSaved }: {
   path: string;
   quota: Quota;
@@ -73,7 +76,7 @@ export function QuotaForm({ path, quota, inherited, onSaved }: {
     if (name === "weight") return "1";
     return inherited ? String(inherited[name] || "no limit") : "as the user";
   };
-  // Turns in the queue belong to the user.
+  // Only users have a weight, because turns in the queue belong to users.
   const names = inherited ? NAMES : NAMES.filter((name) => name !== "weight");
   return (
     <form class="stack" onSubmit={save}>

@@ -13,7 +13,7 @@ import { post } from "../../api.ts";
 import { visible } from "../../format.ts";
 
 export interface ToolName {
-  /** How a script calls the tool, such as `tools.github.getIssue`. */
+  /** Expression that names the tool in a script, such as `tools.github.getIssue`. */
   scriptName: string;
   description?: string | null;
 }
@@ -96,7 +96,7 @@ export function Editor({ code, onChange, onRun, tools, checks }: {
   onChange: (code: string) => void;
   onRun: () => void;
   tools: ToolName[];
-  /** Whether the server checks the types as one types. */
+  /** True if the server checks the types while the user types. */
   checks: boolean;
 }) {
   const box = useRef<HTMLDivElement>(null);

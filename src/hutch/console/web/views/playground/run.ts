@@ -1,4 +1,4 @@
-/** Runs code on the server and collects what happens, as it happens. */
+/** Runs code on the server and collects the events of the run as they arrive. */
 
 import { signal } from "@preact/signals";
 import { ApiError, stream } from "../../api.ts";

@@ -1,4 +1,4 @@
-/** One run: its timeline on the left; what is selected there, the code and the logs on the right. */
+/** One run: its timeline on the left; the selected item, the code and the logs on the right. */
 
 import type { ComponentChildren } from "preact";
 import { useEffect, useMemo, useState } from "preact/hooks";

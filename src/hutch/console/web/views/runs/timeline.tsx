@@ -13,7 +13,7 @@ export interface Span {
   ok: boolean;
   active?: boolean;
   line?: number | null;
-  /** What the right panel shows. */
+  /** Value that the right panel shows. */
   detail: unknown;
 }
 
