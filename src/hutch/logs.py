@@ -54,7 +54,7 @@ def configure(settings: Settings) -> None:
 
 
 def shows_error_messages() -> bool:
-    """Returns True if `configure` has set up lines of runs with error messages, which is so on a terminal."""
+    """Returns True if logged runs include error messages, which is the case only on a terminal."""
     formatters = [handler.formatter for handler in logging.getLogger().handlers]
     return any(isinstance(formatter, RunLines) and formatter.is_terminal for formatter in formatters)
 

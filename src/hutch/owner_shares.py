@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-# One in this many places, but at least one place, is reserved for owners that have no place yet.
+# The reserve is one of this many places, but at least one place. Only owners without a place may take it.
 RESERVE_ONE_IN = 5
 # Maximum number of owners whose last turn is remembered. If there are more, all turns are forgotten, and all
 # owners start again as equals.

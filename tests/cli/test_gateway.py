@@ -148,12 +148,12 @@ def test_gateway_of_the_public_implementation_is_understood(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "command", [["tools", "list"], ["tools", "search", "x"], ["gateway", "status"]], ids=str
 )
-def test_answer_of_another_shape_is_reported(command: list[str], tmp_path: Path) -> None:
+def test_unexpected_answer_is_reported(command: list[str], tmp_path: Path) -> None:
     other = dict.fromkeys(("/tools", "/search", "/status"), b'{"tools": "many"}')
     with foreign_gateway(other) as url:
         done = hutch(*command, "-g", url, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
-    assert re.match(r"hutch: The gateway's answer to /\w+ is not what a gateway answers: ", done.stderr)
+    assert re.match(r"hutch: The gateway's answer to /\w+ is not a valid answer of a gateway: ", done.stderr)
     assert "Traceback" not in done.stderr
 
 

@@ -379,7 +379,7 @@ async def test_missing_require_is_explained(run: Run, engine: str) -> None:
 async def test_globals_of_node_and_browsers_are_explained(run: Run) -> None:
     for code, hint in {
         "process.env": 'engine "deno" has process',
-        "document.title": "guests run in no browser",
+        "document.title": "guests do not run in a browser",
         "tools.x()": "this run was given no tools",
     }.items():
         error = (await run(code)).error

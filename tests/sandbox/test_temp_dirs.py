@@ -7,9 +7,9 @@ import os
 from hutch.sandbox import temp_dirs
 
 
-def test_own_host_is_not_gone() -> None:
+def test_own_host_has_not_exited() -> None:
     assert str(os.getpid()) in temp_dirs.host_id().split("-")
-    assert not temp_dirs.is_host_gone(temp_dirs.host_id())
+    assert not temp_dirs.has_host_exited(temp_dirs.host_id())
 
 
 def test_forked_child_is_another_host() -> None:
@@ -25,4 +25,4 @@ def test_forked_child_is_another_host() -> None:
     os.waitpid(pid, 0)
     assert str(pid) in child.split("-")
     assert child != parent
-    assert temp_dirs.is_host_gone(child)
+    assert temp_dirs.has_host_exited(child)

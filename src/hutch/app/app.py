@@ -245,7 +245,8 @@ class App:
     def http_app(self, access: AccessControl, setting_sources: Mapping[str, str] | None = None) -> ASGIApp:
         """Returns the ASGI app with the HTTP routes of all protocols and the web console.
 
-        `setting_sources` says where each setting was set that does not have its default value.
+        `setting_sources` maps each setting that does not have its default value to the place where it was
+        set.
         """
         from starlette.applications import Starlette
         from starlette.exceptions import HTTPException

@@ -55,10 +55,10 @@ def document(settings: Settings) -> Json:
 def _server() -> ApiPart:
     public: Json = {"security": []}
     operation = OperationBuilder(ERROR_KINDS, ("FORBIDDEN",), failure)
-    health = operation("Shows that the server lives", ref("Health"))
+    health = operation("Shows that the server is running", ref("Health"))
     health["responses"]["503"] = response("The server is shutting down", ref("Health"))
     ready = operation("Shows whether the server can serve requests", ref("Ready"))
-    ready["responses"]["503"] = response("Not now; the body says why", ref("Ready"))
+    ready["responses"]["503"] = response("Not ready; the body gives the reasons", ref("Ready"))
     metrics = operation("Returns metrics for Prometheus", TEXT, ("UNAUTHORIZED",))
     metrics["responses"]["200"]["content"] = {"text/plain": {"schema": TEXT}}
     metrics["security"] = [{"operator_key": []}]

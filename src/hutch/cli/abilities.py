@@ -244,7 +244,7 @@ def list_versions(user: str, ability_id: str, *, as_json: bool) -> int:
 
 
 def compare_versions(user: str, ability_id: str, old: int, new: int | None) -> int:
-    """Prints the fields that differ. For code and for values of static headers, only says that they do."""
+    """Prints the fields that differ. Never prints code or values of static headers."""
 
     async def load(store: Store) -> tuple[Ability, Ability]:
         before = await _find_version(store, user, ability_id, old)
@@ -284,7 +284,7 @@ def restore_version(user: str, ability_id: str, version: int) -> int:
 
 
 async def find_own_ability(store: Store, user: str, ability_id: str) -> Ability:
-    """Returns an ability of the user. Raises InvalidInput if it belongs to somebody else, or is unknown."""
+    """Returns an ability of the user. Raises InvalidInput if it is unknown or belongs to another user."""
     owner = await find_user(store, user)
     ability = await store.abilities.get(ability_id, owner.id)
     if ability is None or ability.owner_id != owner.id:

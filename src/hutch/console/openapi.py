@@ -38,12 +38,12 @@ _ID = path_param("id", TEXT)
 _SPEC = path_param("spec", {**TEXT, "description": "A name, or a name with a version: `ms@2.1.3`"})
 
 _ACCESS = """\
-Users, their API keys and their credentials. Only for the operator. A server without a key shows them and
-changes nothing: use `hutch user`, `hutch key` and `hutch credential` there."""
+Users, their API keys and their credentials. Only for the operator. A server without a key lists them and
+refuses changes; use `hutch user`, `hutch key` and `hutch credential` instead."""
 _CONSOLE = f"""\
-What only the web console needs: signing in, the overview, and the state of the system. A browser that has
-signed in sends the cookie `{COOKIE}` instead of a key, on all routes, and with every request that changes
-something the session's CSRF token in the header `{CSRF_HEADER}`."""
+Routes that only the web console needs: signing in, the overview, and the state of the system. On all routes,
+a signed-in browser sends the cookie `{COOKIE}` instead of a key. Requests that change something must also
+have the session's CSRF token in the header `{CSRF_HEADER}`."""
 
 
 def describe() -> tuple[ApiPart, ApiPart]:
@@ -67,7 +67,7 @@ def _without_content(summary: str, codes: tuple[str, ...] = (), **options: Any) 
 
 
 def _struct_schemas(*structs: type[msgspec.Struct]) -> Json:
-    """Returns the schemas of structs that are sent as they are, and of those inside of them."""
+    """Returns the schemas of structs that are sent unchanged, and of the structs that they contain."""
     template = "#/components/schemas/{name}"
     _, schemas = msgspec.json.schema_components(structs, ref_template=template)
     return schemas

@@ -111,7 +111,7 @@ class ConsoleHandlers:
             )
 
     async def session(self, request: Request) -> Response:
-        """Returns whether and as whom the browser is signed in, which decides what the page shows. Needs no
+        """Returns the state of the browser's session: whether it is signed in, and as which user. Needs no
         key.
         """
         denied = self._access.deny(request, public=True)

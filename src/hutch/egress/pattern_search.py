@@ -68,7 +68,7 @@ class PatternSearch:
     def end_node(self, data: bytes) -> int:
         """Returns the node that the automaton is at after reading all of `data`."""
         window = data[max(0, len(data) - self.longest + 1) :]
-        # Skips what cannot be part of a pattern, because the automaton is slower.
+        # Skip bytes that cannot be part of a pattern, because the automaton is slower.
         start = len(window.rstrip(self._alphabet))
         if start == len(window):
             return ROOT
@@ -108,8 +108,8 @@ class Automaton:
         return node - self._starts[bisect_right(self._starts, node) - 1]
 
     def scan(self, data: bytes, start: int, end: int, node: int, spans: deque[Span], offset: int = 0) -> int:
-        """Reads `data[start:end]` from a node on, and returns the node at the end. Adds what occurrences
-        cover to `spans`, with `offset` added to all positions.
+        """Reads `data[start:end]`, starting at `node`, and returns the node at the end. Adds the ranges of
+        all occurrences to `spans`, with `offset` added to their positions.
         """
         text, links, lengths, branches = self._text, self._links, self._lengths, self._branches
         first = self._first

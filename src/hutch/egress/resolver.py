@@ -152,8 +152,8 @@ def _interleave(addresses: list[Address]) -> list[Address]:
 
 
 async def _race(addresses: list[Address], port: int) -> socket.socket:
-    """Returns the first connection that succeeds. The next attempt starts when the previous one has failed or
-    had its head start.
+    """Returns the first connection that succeeds. The next attempt starts when the previous one has failed,
+    or after a delay.
     """
     remaining: Iterator[Address] = iter(addresses)
     attempts: set[asyncio.Task[socket.socket]] = set()

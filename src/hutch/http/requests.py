@@ -70,7 +70,7 @@ class JsonBodyReader:
             return body.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise ApiError(
-                "invalid_request", f"body: expected UTF-8, but not at byte {error.start}"
+                "invalid_request", f"body: expected UTF-8, but byte {error.start} is not valid"
             ) from None
 
     async def read_bytes(self, request: Request, max_bytes: int | None = None) -> bytes:

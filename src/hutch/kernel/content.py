@@ -1,4 +1,4 @@
-"""Contents of run records: which are recorded, how they are collected, and how they are bounded."""
+"""Contents of run records: selects them by level, collects them and limits their size."""
 
 from __future__ import annotations
 

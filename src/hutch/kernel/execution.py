@@ -53,7 +53,7 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     is_group: bool = False
     """True for the record of a batch, which has no guest of its own and is not counted in metrics."""
     source: Source | None = None
-    """What a record shows instead of `code` and `inputs`, if these are the protocol's own format."""
+    """Source that the record contains instead of `code` and `inputs`, if the protocol generates these."""
 
     @property
     def is_internal(self) -> bool:

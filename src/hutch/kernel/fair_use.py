@@ -55,7 +55,7 @@ class Account(msgspec.Struct, eq=False):
     executions: int = 0
     cpu_seconds: float = 0.0
     read_at: float = -math.inf
-    """When quota and usage were read from the store."""
+    """Time at which quota and usage were read from the store."""
     first_read: asyncio.Task[None] | None = None
     """Task that reads quota and usage for the first time that day. Executions wait for it."""
     has_limits: bool = False

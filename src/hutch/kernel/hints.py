@@ -1,4 +1,4 @@
-"""Adds to errors of guests what the author of the code can do about them."""
+"""Adds hints to errors of guests, which tell the author of the code what to change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hutch.session.run import Result
 
 _NOT_DEFINED = re.compile(r"'?([\w$]+)'? is not defined")
 _NO_MODULES = "guests have no CommonJS modules and no packages, only tools and the objects of the language"
-_NO_BROWSER = "guests run in no browser; they have tools and the objects of the language"
+_NO_BROWSER = "guests do not run in a browser; they have tools and the objects of the language"
 _NODE_GLOBAL = 'the quickjs engine has no Node globals; engine "deno" has {name}'
 # Names that programs for Node or browsers use but guests do not have, each with a hint.
 _MISSING = {
@@ -29,7 +29,7 @@ _IS_MISSING = re.compile(r"undefined|is not defined|not a function|does not exis
 
 
 def with_hint(source: str, engine: str, result: Result) -> Result:
-    """Adds a hint to an error about a missing name or a syntax error: what the guest can use instead."""
+    """Adds a hint to a syntax error, or to an error about a missing name."""
     error = result.error
     if error is None or error.name not in ("SyntaxError", "ReferenceError"):
         return result

@@ -214,7 +214,7 @@ class Kernel:
         self._record_end(execution, run, result)
 
     def record_unstarted(self, execution: Execution, run: RunHandle, error: ExecutionError) -> None:
-        """Records a run that ended without a result: it could not be started, or its caller has gone."""
+        """Records a run that ended without a result: it could not be started, or its caller disconnected."""
         run.fail(error.code)
         self._record(execution, run, Result(ok=False, error=error, run_id=run.id))
 
@@ -283,5 +283,5 @@ def _reason(error: BaseException) -> ExecutionError:
     if isinstance(error, HutchError):
         return ExecutionError(error.code, str(error))
     if isinstance(error, asyncio.CancelledError):
-        return ExecutionError("cancelled", "The caller has gone before the run started")
+        return ExecutionError("cancelled", "The caller disconnected before the run started")
     return ExecutionError("internal_error", "The run could not be started; the log of the server says why")

@@ -71,7 +71,7 @@ class Precompiler:
             program = Job("program", result.result_json.decode())
             self.add_to_cache(owner, code, program)
             return program
-        # Other errors need not be the fault of the code. A stack overflow, for example, has no line.
+        # Other errors may not be caused by the code. A stack overflow, for example, has no line.
         error = result.error
         return result if error is not None and error.name == "SyntaxError" and error.line else None
 

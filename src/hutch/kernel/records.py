@@ -28,7 +28,7 @@ logger = logging.getLogger("hutch.runs")
 
 _DEFAULT_LIMITS = msgspec.to_builtins(Limits())
 MAX_LABEL_CHARS = 200
-# For each error code of a reached limit, the name of that limit.
+# Names of the limits, by the error code of a run that reaches the limit.
 _LIMITS_BY_CODE = {
     "timeout": "timeout_ms",
     "memory_limit": "memory_limit_bytes",
@@ -243,8 +243,8 @@ class RunRecorder:
             extra={
                 "event": "run",
                 "fields": record_fields(record),
-                # These two are only for lines on a terminal, and are not written to log files. The formatter
-                # of a program that uses Hutch as a library may write all attributes of a log record.
+                # These two attributes are shown on a terminal and not written to log files. The formatter of
+                # a program that uses Hutch as a library may write all attributes of a log record.
                 "owner_name": self.owner_name(record.owner),
                 **({"error_message": record.error_message} if logs.shows_error_messages() else {}),
             },

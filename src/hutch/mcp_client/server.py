@@ -115,8 +115,8 @@ class McpServer:
     def status(self) -> ServerStatus:
         state, error = self._state, self._error
         if state == "connected" and self._connection is not None and not self._connection.is_alive:
-            # The connection is shutting down, and `on_lost` is called only after that. Show what is known
-            # until then.
+            # The connection is shutting down, and `on_lost` is called only after that. Until then, show the
+            # reason that is already known.
             state, error = "failed", self._connection.reason.reason
         return ServerStatus(
             name=self.config.name,

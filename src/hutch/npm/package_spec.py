@@ -76,7 +76,7 @@ def _name_problem(name: str) -> str | None:
     if not name:
         return "is empty; expected the name of an npm package"
     if len(name) > MAX_NAME_LENGTH:
-        return f"has {len(name)} characters; npm's longest have {MAX_NAME_LENGTH}"
+        return f"has {len(name)} characters; the maximum is {MAX_NAME_LENGTH}"
     scope, slash, rest = name.partition("/")
     if slash and not scope.startswith("@"):
         return "is a path, a URL or a repository; expected the name of an npm package"

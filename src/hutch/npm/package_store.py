@@ -229,7 +229,7 @@ class PackageStore:
         for folder in self._staging.glob("*"):
             owner = folder.name.rpartition("-")[0]
             # Processes of another container cannot be checked, so the age of their folders decides.
-            if temp_dirs.is_host_gone(owner) or (owner != this_process and _age(folder) > ORPHAN_SECONDS):
+            if temp_dirs.has_host_exited(owner) or (owner != this_process and _age(folder) > ORPHAN_SECONDS):
                 yield folder
 
     def _sweep(self) -> None:

@@ -22,7 +22,7 @@ def make_temp_dir() -> Path:
 
 def remove_stale_temp_dirs() -> None:
     for folder in Path(_temp_root()).glob(f"{_TEMP_PREFIX}*"):
-        if is_host_gone(folder.name.removeprefix(_TEMP_PREFIX).rpartition("-")[0]):
+        if has_host_exited(folder.name.removeprefix(_TEMP_PREFIX).rpartition("-")[0]):
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -44,7 +44,7 @@ def host_id() -> str:
 os.register_at_fork(after_in_child=host_id.cache_clear)
 
 
-def is_host_gone(id: str) -> bool:
+def has_host_exited(id: str) -> bool:
     """Returns True if the host with this id has exited. Returns False for hosts in other pid namespaces,
     which are not visible.
     """

@@ -67,7 +67,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     engine: str | None = None
     """Engine to use, for runners that have several engines."""
     check: bool = False
-    """Whether a remote server type-checks the code first."""
+    """True if a remote server has to type-check the code first."""
 
 
 # Most executions have the default limits.

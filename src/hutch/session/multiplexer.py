@@ -180,7 +180,8 @@ class Multiplexer:
     def _session_of(self, message: RunnerMessage) -> Session | None:
         if message.id is not UNSET:
             return self.sessions.get(message.id)
-        # A `tool_call` of plain Execbox names no execution, because a plain channel has only one execution.
+        # A `tool_call` of plain Execbox has no id of an execution, because a plain channel has only one
+        # execution.
         return next(iter(self.sessions.values())) if len(self.sessions) == 1 else None
 
 

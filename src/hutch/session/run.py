@@ -104,7 +104,7 @@ class Wait(msgspec.Struct, frozen=True, omit_defaults=True):
     """Start in milliseconds since the guest began to run; negative for waits before that."""
     duration_ms: float
     subject: str | None = None
-    """What was waited for, such as the tool whose call needs an approval."""
+    """Cause of the wait, such as the name of the tool whose call needs an approval."""
 
 
 class RunClock(msgspec.Struct, eq=False):
@@ -113,11 +113,11 @@ class RunClock(msgspec.Struct, eq=False):
     """
 
     created: float = msgspec.field(default_factory=time.monotonic)
-    """When the run was created, on the monotonic clock."""
+    """Time at which the run was created, on the monotonic clock."""
     leased: float | None = None
-    """When the run got its first runner."""
+    """Time at which the run got its first runner."""
     started: float | None = None
-    """When the guest began to run."""
+    """Time at which the guest began to run."""
     ended: float | None = None
 
     def now(self) -> float:
@@ -301,7 +301,7 @@ class RunHandle(msgspec.Struct, eq=False):
     """Number of retries on another runner, because the earlier runners were lost."""
     has_started: bool = False
     is_cancelled: bool = False
-    """True if someone stopped the run, or its caller has gone."""
+    """True if the run was cancelled, or its caller disconnected."""
     outcome: str = ""
     """`ok` or the error code. Empty until the run has ended."""
     clock: RunClock = msgspec.field(default_factory=RunClock)
@@ -373,7 +373,7 @@ class RunHandle(msgspec.Struct, eq=False):
             self.emit(RunEnded(outcome=self.outcome, result=result))
 
     def fail(self, code: str) -> None:
-        """Ends the run without a result, because it could not be started or its caller has gone."""
+        """Ends the run without a result, because it could not be started or its caller disconnected."""
         self.clock.ended = self.clock.now()
         self.outcome = code
         if self.listeners:

@@ -107,7 +107,7 @@ class ChannelServer:
         continues_traces: bool = False,
     ) -> None:
         """`continues_traces` makes the peer's spans the parents of its executions. Without a tracer, they
-        would only be passed on to others.
+        would only be passed on to other programs.
         """
         self.dropped = 0
         self._pending = pending
@@ -155,13 +155,13 @@ class ChannelServer:
         elif isinstance(message, ToolItem):
             call = self._open_calls.get(message.call_id)
             if call is None or not call.streams:
-                self._drop("a tool_item for no open call", message.call_id)
+                self._drop("a tool_item without an open call", message.call_id)
             else:
                 call.add_item(message)
         else:
             call = self._open_calls.pop(message.call_id, None)
             if call is None:
-                self._drop("a tool_result for no open call", message.call_id)
+                self._drop("a tool_result without an open call", message.call_id)
             elif not call.answer.done():
                 call.answer.set_result(message)
 

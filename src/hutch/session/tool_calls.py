@@ -67,7 +67,7 @@ class ToolCalls:
         self.deadline = 0.0
         """End of the execution's time limit, on the event loop's clock."""
         self.started_at = 0.0
-        """When the guest began to run, on the monotonic clock."""
+        """Time at which the guest began to run, on the monotonic clock."""
         self.count = 0
         """Number of accepted calls."""
         self.records: list[CallRecord] = []

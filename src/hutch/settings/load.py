@@ -228,7 +228,8 @@ def _from_file(path: Path) -> dict[str, _Sourced]:
         reason = error.strerror if isinstance(error, OSError) else error
         raise SettingError(f"{path}: cannot be read: {reason}") from None
     values = _from_toml(path, text)
-    # Paths are relative to the file. Relative to the current directory, they could name the files of others.
+    # Paths are relative to the file. Relative to the current directory, they could name files that another
+    # user wrote.
     for key in ("home", "mcp_config"):
         if key in values:
             value, where = values[key]

@@ -210,8 +210,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_runs_bytes: Count = 4096 * MIB
     """Maximum size of all run records together. Beyond this, the oldest are deleted; 0 means no limit."""
     record: RecordLevel = "errors"
-    """What is recorded of a run: `metadata`, also messages, code and last log lines of failed runs
-    (`errors`), or everything (`full`).
+    """Contents of run records: only metadata (`metadata`), also messages, code and last log lines of failed
+    runs (`errors`), or everything (`full`).
     """
     record_protocols: dict[str, RecordLevel] = {}
     """Values of `record` for single protocols."""
@@ -232,7 +232,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     mcp_pass_through: bool = False
     """Offers every tool of the MCP servers directly in `/mcp`, too."""
     max_mcp_sessions: Positive = 1_000
-    """Maximum open sessions of all users' MCP clients together. The operator has as many apart from them."""
+    """Maximum open sessions of all users' MCP clients together. The operator has a separate limit of the same
+    size.
+    """
     max_mcp_sessions_per_user: Positive = 100
     """Maximum open sessions of one user's MCP clients."""
     approvals: dict[str, str] = {}
@@ -240,7 +242,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     script_timeout_ms: Positive = 120_000
     script_memory_bytes: Positive = 256 * MIB
     script_strict: bool = False
-    """Whether toolscripts are checked strictly as a whole, and not only where they use tools."""
+    """Checks all code of toolscripts strictly, not only the use of tools."""
 
     # Flows.
     flow_rate_limit: Count = 120

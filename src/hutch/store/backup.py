@@ -126,7 +126,7 @@ def read_backup(path: Path) -> Backup:
 
 
 async def restore_backup(settings: Settings, path: Path) -> Backup:
-    """Restores a backup into an empty database, all of it or nothing. Raises StoreError."""
+    """Restores a backup into an empty database. If anything fails, nothing is restored. Raises StoreError."""
     backup = read_backup(path)
     database = await open_database(settings, schema=backup.header.schema)
     try:

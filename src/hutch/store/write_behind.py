@@ -34,7 +34,7 @@ class QueueState(NamedTuple):
     dropped: int
     """Number of records that were lost because the queue was full, since the database last worked."""
     failure: str | None
-    """Why records cannot be written at the moment; None if they can."""
+    """Reason why records cannot be written at the moment; None if they can."""
     total_dropped: int = 0
     """Number of records that were lost since the start."""
 

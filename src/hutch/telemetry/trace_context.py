@@ -1,6 +1,6 @@
 """W3C trace context: the ids that connect the spans of several processes to one trace.
 
-Without OpenTelemetry, nothing sets `current`, so that nothing is sent to others.
+Without OpenTelemetry, `current` is never set, so no trace context is sent to other programs.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def _check_access(file: Path, status: os.stat_result) -> None:
     if mode & 0o077:
         raise VaultError(
             f"{file}: other users have access to it (its mode is {mode:04o}).",
-            remedy=f"Run `chmod 600 {file}`, and if others could read it, replace what is in it.",
+            remedy=f"Run `chmod 600 {file}`, and replace its secrets if other users could read them.",
         )
     if status.st_uid not in (os.geteuid(), 0):
         raise VaultError(f"{file}: belongs to another user.", remedy="Run `chown` on it, or remove it.")

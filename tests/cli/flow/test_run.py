@@ -287,7 +287,7 @@ def test_killed_runtime_is_exit_4() -> None:
         _, stderr = process.communicate(timeout=TIMEOUT_SECONDS)
         assert process.returncode == 4
         # Which of two errors comes first depends on timing.
-        assert "The runtime is gone: " in stderr
+        assert "The runtime has ended: " in stderr
         assert "it was ended by signal 9." in stderr
         assert traces.remaining() == []
 

@@ -37,7 +37,10 @@ async def test_tool_is_called_with_its_test_params_without_credentials(executor:
 async def test_tool_with_skip_execution_is_not_called(executor: FakeExecutor) -> None:
     executor.health_check = {"skipExecution": True}
     found = await finding(executor, NAME)
-    assert (found.outcome, found.detail) == ("passed", "imported and, as declared, not called")
+    assert (found.outcome, found.detail) == (
+        "passed",
+        "imported; not called, because it declares skipExecution",
+    )
     assert executions(executor) == []
 
 

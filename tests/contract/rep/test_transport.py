@@ -66,7 +66,7 @@ async def test_invalid_answer_is_a_protocol_mismatch(fault: str, at: str) -> Non
 @pytest.mark.parametrize("fault", ENDS)
 @pytest.mark.parametrize("at", ["", "@poll"])
 async def test_end_of_output_is_reported(fault: str, at: str) -> None:
-    await expect_broken(fault + at, "Ended", f"The runtime is gone: {ENDS[fault]}")
+    await expect_broken(fault + at, "Ended", f"The runtime has ended: {ENDS[fault]}")
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def _add_entry(groups: dict[tuple[str, ...], _Group], entry: Any) -> str | None:
 
 
 def _template(parts: SplitResult) -> Iterator[str | PathParameter]:
-    """Yields the segments of a path. Ids, and what looks like a secret, become parameters."""
+    """Yields the segments of a path. Segments that are ids or look like secrets become parameters."""
     names: set[str] = set()
     before = ""
     for segment in (parts.path or "/").split("/")[1:]:

@@ -28,7 +28,7 @@ class NeededCredential(msgspec.Struct, frozen=True):
     key: str
     kind: str
     hint: str = ""
-    """What to enter, if the name does not say it."""
+    """Explains what the user has to enter, if the name does not."""
 
 
 class ImportedAbility(msgspec.Struct, frozen=True):
@@ -45,7 +45,7 @@ class ImportedAbility(msgspec.Struct, frozen=True):
 class ImportResult(msgspec.Struct, frozen=True):
     abilities: list[ImportedAbility]
     notes: list[str] = []
-    """What was left out, and why."""
+    """Parts that were left out, with the reasons."""
 
 
 def http_address(parts: SplitResult) -> str | None:

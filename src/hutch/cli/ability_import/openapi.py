@@ -141,7 +141,7 @@ class _OperationImporter:
         self._properties: dict[str, Any] = {}
         self._required: list[str] = []
         self.notes: list[str] = []
-        """What callers should know about an operation that was imported."""
+        """Notes for callers about an operation that was imported."""
         self._base = self._server_url(server).rstrip("/")
         self._host = parse_url("server", self._base).hostname or ""
         self._credentials: dict[str, NeededCredential] = {}

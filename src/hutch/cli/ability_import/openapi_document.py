@@ -270,7 +270,7 @@ class SchemaConverter:
 
 
 def _with_openapi_3_0_keywords(schema: dict[str, Any], converted: dict[str, Any]) -> dict[str, Any]:
-    """Converts what OpenAPI 3.0 writes differently: `nullable`, and exclusive limits as flags."""
+    """Converts keywords that only OpenAPI 3.0 has: `nullable`, and exclusive limits that are flags."""
     for limit, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
         if isinstance(converted.get(exclusive), bool):
             is_exclusive = converted.pop(exclusive)

@@ -181,7 +181,8 @@ class RequestImporter:
             if _is_secret(name, value):
                 self._need(name, kind)
             elif _contains_secret(value):
-                raise InvalidInput(self._option, f"{name[:40]!r} contains a secret; only its top level may.")
+                reason = f"{name[:40]!r} contains a nested secret; only top-level members may be secrets."
+                raise InvalidInput(self._option, reason)
             else:
                 kind_of_value = None if value is None else _TYPES.get(type(value), "object")
                 samples[name] = _Sample(kind_of_value, value)

@@ -275,8 +275,8 @@ Examples:
 def share_ability(user: str, id: str, users: tuple[str, ...], groups: tuple[str, ...]) -> int:
     """Share an own ability with users and groups, who run it with their own credentials.
 
-    Prints with whom it is shared; without --with and --with-group, only that. `hutch ability add --shared`
-    shares an ability with everyone instead.
+    Then prints with whom the ability is shared. Without --with and --with-group, only prints this. `hutch
+    ability add --shared` shares an ability with everyone instead.
     """
     from hutch.cli.ability_sharing import share_ability
 

@@ -217,9 +217,8 @@ Example:
 def resume(run_id: str, timeout: float, json: bool) -> int:
     """Resume an interrupted, cancelled or failed run.
 
-    Uses the flow, inputs and options that the run was started with. Finished steps are not repeated; failed
-    and unfinished ones are. For a completed run, prints its outputs again. Exit codes are those of `flow
-    run`.
+    Uses the flow, inputs and options that the run was started with. Failed and unfinished steps run again,
+    finished steps do not. For a completed run, prints its outputs again. Exit codes are those of `flow run`.
     """
     from hutch.cli.flow.runs import resume
 
@@ -239,8 +238,8 @@ Example:
 def retry(run_id: str, from_step: str, timeout: float, json: bool) -> int:
     """Begin a run again from a step, also a completed run.
 
-    Runs the step and all steps after it anew, with the recorded outputs of the other finished steps. Prints
-    which steps that are. Exit codes are those of `flow run`.
+    Runs the step and all steps after it again, with the recorded outputs of the other finished steps. Prints
+    which steps run again and which outputs are kept. Exit codes are those of `flow run`.
     """
     from hutch.cli.flow.runs import retry
 

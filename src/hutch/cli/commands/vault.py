@@ -456,8 +456,8 @@ Examples:
 def restore(file: Path, master_key: Path | None) -> int:
     """Restore a backup into an empty database.
 
-    The file is checked first, and all of it is restored or nothing. It may come from an older version of
-    Hutch and from the other kind of database. Exits with 1 if the master key does not fit.
+    The file is checked first. If anything fails, nothing is restored. The backup may come from an older
+    version of Hutch, and from SQLite or PostgreSQL. Exits with 1 if the master key does not match.
     """
     from hutch.cli.vault.backup import restore
 

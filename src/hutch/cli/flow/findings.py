@@ -103,7 +103,7 @@ def _check_file(path: str, name: object, folder: Path) -> Iterator[Finding]:
 
 
 def literal_references(nodes: Iterable[FlowNode]) -> Iterator[Problem]:
-    """Yields a problem for each text with a reference that stays as it is instead of being replaced."""
+    """Yields a problem for each text that contains a reference which will not be replaced by its value."""
     for node in nodes:
         for place, text in interpolated_texts(node.kind, node.with_, (*node.json_path, "with")):
             if not node.is_item and (item := misplaced_item(text)) is not None:

@@ -33,7 +33,7 @@ def back_up(file: Path, key_file: Path | None) -> int:
 
 
 def restore(file: Path, key_file: Path | None) -> int:
-    """Restores a backup into an empty database. Returns 1 if the master key does not fit."""
+    """Restores a backup into an empty database. Returns 1 if the master key does not match."""
     settings = load_settings()
     if key_file is not None:
         _install_master_key(settings.home_path, key_file)

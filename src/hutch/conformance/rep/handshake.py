@@ -125,10 +125,10 @@ CHECKS = (
     Check("limits.concurrency is at least 1", concurrency_is_a_number, "5.1", required=False),
     Check("answers have the id of their request", echoes_ids, "4"),
     Check("two requests at once get two answers, in order, one per line", answers_in_order, "4"),
-    Check("an unknown method gets an error, and the next request an answer", refuses_unknown_methods, "4"),
+    Check("an unknown method gets an error; the next request is answered", refuses_unknown_methods, "4"),
     Check("an unknown method gets -32601", unknown_method_has_code, "4", required=False),
     Check(
-        "a line that is not JSON gets -32700 or 3001, and the next an answer",
+        "a line that is not JSON gets -32700 or 3001; the next request is answered",
         survives_garbage,
         "4",
         required=False,

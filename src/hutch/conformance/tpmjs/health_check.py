@@ -37,7 +37,7 @@ async def run_health_check(target: ExecutorTarget, tool: JsonObject, headers: Ma
     except msgspec.ValidationError as error:
         raise CheckFailed(f"tool.healthCheck: {error}") from None
     if check.skip_execution:
-        return "imported and, as declared, not called"
+        return "imported; not called, because it declares skipExecution"
     now = str(time.time_ns() // 1_000_000)
     params = minimal_params(tool) if check.test_params is None else _fill(check.test_params, now)
     # Health checks send no credentials.

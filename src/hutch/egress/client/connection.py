@@ -17,7 +17,7 @@ _TIMEOUT = re.compile(rb"(?:^|[,;\s])timeout=([0-9]{1,6})")
 
 
 class ClientConnection(asyncio.Protocol):
-    """Connection to a server. Calls `on_free` when the connection can be reused, and `on_gone` when it is
+    """Connection to a server. Calls `on_free` when the connection can be reused, and `on_closed` when it is
     closed.
     """
 
@@ -25,17 +25,17 @@ class ClientConnection(asyncio.Protocol):
         self,
         host: str,
         on_free: Callable[[ClientConnection], None],
-        on_gone: Callable[[ClientConnection], None],
+        on_closed: Callable[[ClientConnection], None],
     ) -> None:
         self.idle_until = 0.0
         self.on_data: Callable[[], None] | None = None
         """Called when data is received."""
         self._host = host
         self._on_free = on_free
-        self._on_gone = on_gone
+        self._on_closed = on_closed
         self._transport: asyncio.Transport | None = None
         self._exchange: HttpExchange | None = None
-        self._is_gone = False
+        self._is_closed = False
 
     def send(self, method: str, data: bytes) -> HttpExchange:
         """Sends a complete request and returns the exchange that receives the response."""
@@ -57,13 +57,13 @@ class ClientConnection(asyncio.Protocol):
             self.abort()
 
     def abort(self) -> None:
-        self._is_gone = True
+        self._is_closed = True
         if self._transport is not None:
             self._transport.abort()
 
     @property
     def is_usable(self) -> bool:
-        return not self._is_gone and self._transport is not None and not self._transport.is_closing()
+        return not self._is_closed and self._transport is not None and not self._transport.is_closing()
 
     def _set_reading(self, enabled: bool) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -91,10 +91,10 @@ class ClientConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_exchange()
         self._transport = None
-        self._on_gone(self)
+        self._on_closed(self)
 
     def _end_exchange(self, *, is_regular: bool = False) -> None:
-        self._is_gone = True
+        self._is_closed = True
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.end(is_regular=is_regular)
@@ -103,7 +103,7 @@ class ClientConnection(asyncio.Protocol):
         self._exchange = None
         assert self._transport is not None
         # Unsent data in the buffer means that the server responded before it received the whole request.
-        if not exchange.is_reusable or self._transport.get_write_buffer_size() > 0 or self._is_gone:
+        if not exchange.is_reusable or self._transport.get_write_buffer_size() > 0 or self._is_closed:
             self.abort()
             return
         # The exchange may have paused reading. Without reading, the end of the connection would go unnoticed.

@@ -13,7 +13,7 @@ from hutch.egress.client.headers import MAX_HEADER_BYTES, MAX_HEADERS
 from hutch.egress.client.models import FetchError, FetchErrorKind
 
 # Why not httpcore2: its parser, h11, accepts folded headers, bare LF and repeated lengths, and needs 10 s for
-# a hostile head of 60 KB. httpcore2 itself takes data that follows a response for the next response. llhttp
+# a hostile head of 60 KB. httpcore2 itself treats data that follows a response as the next response. llhttp
 # (httptools) is strict and takes linear time. httpcore2 would save only about 70 lines. It also adds 0.25 to
 # 0.4 ms per request, but that is not the reason. Measured in November 2026 with httpcore2 2.16 and h11 0.16.
 

@@ -143,7 +143,7 @@ class FetchResponse:
             for part in self._stream.steps(piece[at : at + PIECE_BYTES]):
                 parts.append(part)
                 await self._slices.pause()
-                if self._failure is not None:  # closed meanwhile
+                if self._failure is not None:  # the response was closed during the pause
                     raise self._failure
                 if clock() > self._deadline:
                     raise self._timed_out()

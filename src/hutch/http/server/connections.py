@@ -19,7 +19,7 @@ from hutch.egress.addresses import unmap_ipv4
 
 logger = logging.getLogger("hutch.serve")
 
-# Part of the connections that only clients on this machine can use, so that the operator always gets in.
+# Number of connections that only clients on this machine can use, so that the operator can always connect.
 LOOPBACK_RESERVE = 16
 # Maximum number of refused connections that stay open until their client has read the reason.
 MAX_LINGERING = 64

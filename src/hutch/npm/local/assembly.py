@@ -22,7 +22,7 @@ SOURCE_FOLDER = "unpublished"
 class LocalPackage(msgspec.Struct, frozen=True):
     package: Package
     note: str | None
-    """What an author should know about the entry."""
+    """Note for the author about the entry."""
 
 
 def dependencies_key(dependencies: Mapping[str, str]) -> str:

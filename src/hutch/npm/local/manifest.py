@@ -26,14 +26,14 @@ _ALIAS = re.compile(r"npm:(@?[^@]+)(?:@(.+))?")
 
 
 class LocalManifest(msgspec.Struct, frozen=True):
-    """What package.json says about the package."""
+    """Contents of package.json that Hutch uses."""
 
     spec: PackageSpec
     dependencies: dict[str, str]
     entry: str | None
     """File to import instead of the package, because it is TypeScript source; otherwise None."""
     note: str | None
-    """What an author should know about the entry."""
+    """Note for the author about the entry."""
 
 
 def read_manifest(folder: Path, shown: str) -> LocalManifest:

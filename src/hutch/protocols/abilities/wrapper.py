@@ -110,7 +110,7 @@ async def run_wrapper(
     is_own: bool,
     run_id: str | None = None,
 ) -> WrapperOutcome:
-    """Calls `wrapper(payload, options)` in the sandbox. `redact` replaces secrets in what is recorded.
+    """Calls `wrapper(payload, options)` in the sandbox. `redact` replaces secrets in the record.
 
     `is_own` is true if the user is the ability's author. Otherwise the record of the run, which the user can
     read, contains neither the wrapper's code nor values that come from it. Raises HutchError if the execution

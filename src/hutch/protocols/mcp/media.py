@@ -1,4 +1,4 @@
-"""Images, audio and embedded resources in results of code, which clients get as content of their own."""
+"""Images, audio and embedded resources in results of code. Clients get them as separate content blocks."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ MAX_CACHED_NAMES = 10_000
 
 FlowState = Callable[[FlowRunHead, Sequence[str]], str]
 """Returns the state of a flow run that has not ended: `pending`, `running`, `waiting` or `interrupted`. The
-second argument are its steps that wait for an approval.
+second argument has the steps that wait for an approval.
 """
 ActiveRuns = Callable[[], Mapping[str, tuple[Execution, RunHandle]]]
 

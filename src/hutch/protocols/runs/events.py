@@ -87,7 +87,8 @@ class TooManyFollowers(Exception):
 class LiveEvents(EventBuffer):
     """Numbered events of a run, encoded. Attached to the run until `detach`, or until the run ends."""
 
-    # The last event, whether its values are shown, and its JSON text: the same for all followers of a run.
+    # Cache with one entry, because all followers of a run encode the same event: the event, whether its
+    # values are shown, and its JSON text.
     _encoded: ClassVar[tuple[RunEvent, bool, bytes] | None] = None
 
     def __init__(self, run: RunHandle | None, detail: Mapping[str, Any], after: int) -> None:
@@ -109,7 +110,7 @@ class LiveEvents(EventBuffer):
             self.end()
 
     def past_chunks(self) -> Iterator[bytes]:
-        """Yields the events before those that are added to the buffer."""
+        """Yields the encoded events from before this object was created. Later events are in the buffer."""
         for start in range(self._after, len(self._past), MAX_CHUNK_EVENTS):
             chunk = self._past[start : start + MAX_CHUNK_EVENTS]
             yield b"".join(

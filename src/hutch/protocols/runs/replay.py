@@ -56,10 +56,9 @@ def replay_modes(row: RunRow, content: Mapping[str, Any]) -> dict[str, Any]:
 
 def _obstacle(row: RunRow, content: Mapping[str, Any], mode: str) -> str | None:
     if row.engine not in CODE_ENGINES or (content and not content.get("is_code")):
-        kind = (
-            "a flow" if row.protocol == "rep" and row.engine == "hutch" else f"{row.protocol} ({row.engine})"
-        )
-        return f"Only runs of code can be replayed, and this is one of {kind}."
+        is_flow = row.protocol == "rep" and row.engine == "hutch"
+        kind = "a flow" if is_flow else f"{row.protocol} ({row.engine})"
+        return f"Only runs of code can be replayed, and this is a run of {kind}."
     if row.recorded != "full" or not isinstance(content.get("code"), str):
         return (
             f"This run was recorded with `record = {row.recorded!r}`, so its contents are missing."
@@ -72,7 +71,7 @@ def _obstacle(row: RunRow, content: Mapping[str, Any], mode: str) -> str | None:
         if content.get("calls_left_out") or any(_is_cut(call) for call in calls):
             return "Some tool calls were too long to be recorded. See the setting max_record_bytes."
     elif content.get("providers") and row.protocol != GATEWAY_PROTOCOL:
-        return 'The tools of this run were its client\'s, which has gone. Use the mode "recorded".'
+        return 'The tools of this run belong to its client. Use the mode "recorded".'
     return None
 
 

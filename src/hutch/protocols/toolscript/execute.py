@@ -65,7 +65,7 @@ class ScriptRequest(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None
     check: bool = True
     strict: bool | None = None
-    """Whether all of the script is checked strictly. The default is the setting `script_strict`."""
+    """True to check all of the script strictly. None for the value of the setting `script_strict`."""
     owner: str = "local"
     run_id: str | None = None
     on_output: OnOutput | None = None

@@ -211,7 +211,7 @@ class ToolExecutor:
             owner=call.caller,
             protocol="tpmjs",
             source=Source(inputs=params_json),
-            # A list of tools has no name of one.
+            # A call that lists the tools has no tool name.
             label=f"{package.name}@{package.version}#{call.name}".removesuffix("#"),
         )
         run = _ToolRun(redact=_redact(call), install_ms=install_ms)

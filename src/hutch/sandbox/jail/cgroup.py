@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from hutch.sandbox.temp_dirs import host_id, is_host_gone
+from hutch.sandbox.temp_dirs import has_host_exited, host_id
 
 Version = Literal["v1", "v2"]
 
@@ -311,7 +311,7 @@ def _entries(directory: Path) -> list[Path]:
 
 
 def _is_stale(name: str) -> bool:
-    return is_host_gone(name.removeprefix("hutch-").rpartition("-")[0])
+    return has_host_exited(name.removeprefix("hutch-").rpartition("-")[0])
 
 
 def _attribute(path: Path, name: str) -> bytes | None:

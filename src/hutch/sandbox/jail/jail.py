@@ -64,7 +64,7 @@ class Scratch(msgspec.Struct, frozen=True):
 
 
 class Launch(msgspec.Struct, frozen=True):
-    """Program to run in the jail. Paths are the guest's; see `Jail.deno` and `Jail.guest_path`."""
+    """Program to run in the jail. All paths are inside the jail; see `Jail.deno` and `Jail.guest_path`."""
 
     argv: tuple[str, ...]
     mounts: tuple[Mount, ...] = ()

@@ -1,7 +1,8 @@
 """Copies Deno's shared libraries into the cache, so that a jail needs fewer mounts.
 
 For each mount, bubblewrap reads the host's whole mount table again. With copies, a jail has one mount per
-library folder instead of one per library. The host's own library folders contain too much else to be mounted.
+library folder instead of one per library. The host's own library folders are not mounted, because they
+contain many other files.
 """
 
 from __future__ import annotations

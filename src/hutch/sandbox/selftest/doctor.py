@@ -138,10 +138,8 @@ def _check_findings(result: SelfTestResult, failure_state: State) -> list[Doctor
 
 def _seccomp_todo() -> str:
     if not seccomp.is_supported():
-        return f"There is no filter for {os.uname().machine}; the namespaces protect without it."
-    return (
-        "This kernel does not support filters (CONFIG_SECCOMP_FILTER); the namespaces protect without them."
-    )
+        return f"There is no filter for {os.uname().machine}; only namespaces isolate guests."
+    return "This kernel does not support filters (CONFIG_SECCOMP_FILTER); only namespaces isolate guests."
 
 
 def _setpriv() -> DoctorFinding:

@@ -1,4 +1,4 @@
-// Tries what a jail must forbid and reports the results as one line of JSON, which probe.py checks.
+// Tries actions that a jail must forbid, and reports the results as one line of JSON, which probe.py checks.
 const { paths, tcp, udp, abstract, pid, tmpBytes } = JSON.parse(Deno.args[0]);
 
 function attempt(action) {

@@ -139,7 +139,8 @@ async def connect_pipes(
 ) -> None:
     """Connects a channel to pipes. The channel takes ownership of the pipes.
 
-    Runs to its end even if the caller is cancelled. Otherwise it would be unclear who closes the pipes.
+    Runs to its end even if the caller is cancelled. Otherwise it would be unclear whether the channel or the
+    caller has to close the pipes.
     """
     loop = asyncio.get_running_loop()
     readers = () if read is None else (loop.connect_read_pipe(lambda: channel, prepare_pipe(read)),)

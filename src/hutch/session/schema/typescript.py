@@ -283,7 +283,7 @@ class TypeRenderer:
         name = self._shared.get(shared) if shared else None
         if name is None:
             name = self._free_name(root.label if target is root.schema else pointer_steps(ref)[-1])
-            self.declarations[name] = ""  # reserves the position
+            self.declarations[name] = ""  # keeps the order of declarations
             self._pending[name] = lambda: self._declare(name, target, root)
             if shared:
                 self._shared[shared] = name
@@ -294,7 +294,7 @@ class TypeRenderer:
         name = self._shared.get(text)
         if name is None:
             name = self._shared[text] = self._free_name(self._label or root.label)
-            self.declarations[name] = ""  # reserves the position
+            self.declarations[name] = ""  # keeps the order of declarations
             self._pending[name] = lambda: self._declare(name, schema, root)
         return name
 

@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 class CallReports(Protocol):
-    """What a call reports before its result."""
+    """Receives the reports that a call makes before it returns its result."""
 
     def progress(self, value: Any) -> None:
         """Raises NotJsonSafe."""

@@ -44,8 +44,8 @@ _SHARED_BY_OTHERS = """shared AND NOT EXISTS (
     SELECT 1 FROM abilities AS own WHERE own.owner_id = :user_id AND own.ability_id = abilities.ability_id
 )"""
 # Abilities that are shared with the user by name or through a group. An own ability with the same id takes
-# precedence, then one that is shared with everyone, then the one that was shared first: nobody can replace an
-# ability that the user already runs.
+# precedence, then one that is shared with everyone, then the one that was shared first. So no other user can
+# replace an ability that the user already runs.
 _GRANTED = f"""
     SELECT owner_id, ability_id FROM (
         SELECT owner_id, ability_id,

@@ -77,7 +77,7 @@ class GroupTable:
         return sum(each.row_count for each in changed)
 
     async def remove(self, group_id: str) -> bool:
-        """Deletes a group. What was shared with it is no longer shared with its members."""
+        """Deletes a group. Its members lose access to the abilities that were shared with the group."""
         sql = "DELETE FROM user_groups WHERE id = :id"
         (changed,) = await self._database.write(SqlStatement(sql, {"id": group_id}))
         return changed.row_count == 1

@@ -1,4 +1,4 @@
-"""Tables of quotas, and of what owners and keys used each day."""
+"""Tables of quotas, and of the usage of owners and keys on each day."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ class QuotaTable:
         await self._database.write(SqlStatement(sql, used))
 
     async def usage(self, subjects: Sequence[str], day: str) -> dict[str, Usage]:
-        """Returns what subjects used on a day such as `2031-02-03`, including what is not written yet."""
+        """Returns the usage of subjects on a day such as `2031-02-03`, including usage that is not written
+        yet.
+        """
         rows = await self._database.read(
             "SELECT subject, executions, cpu_seconds FROM usage_days"
             " WHERE subject IN :subjects AND day = :day",

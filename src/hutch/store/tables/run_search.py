@@ -1,8 +1,9 @@
 """Search of run records with filters, a cursor and bounded work.
 
 A search walks an index in the order of the result. One filter chooses the index, and the others are checked
-on at most MAX_SCANNED rows. If the page is not full by then, the search returns how far it came, and the next
-request continues from there. So no request reads more than a bounded number of rows, whatever the filters.
+on at most MAX_SCANNED rows. If the page is not full by then, the search returns the position that it has
+reached, and the next request continues from there. So the number of rows that a request reads is bounded,
+whatever the filters.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def test_tool_has_a_name_in_every_known_shape(tool: bytes, name: str) -> None:
         b'[{"name": 3}]',
     ],
 )
-def test_answer_of_another_shape_is_an_error_that_names_the_request(body: bytes, kind: Any) -> None:
+def test_unexpected_answer_is_an_error_that_names_the_request(body: bytes, kind: Any) -> None:
     with pytest.raises(HutchError) as caught:
         decode_answer("/path", body, kind)
-    assert str(caught.value).startswith("The gateway's answer to /path is not what a gateway answers: ")
+    assert str(caught.value).startswith("The gateway's answer to /path is not a valid answer of a gateway: ")

@@ -105,7 +105,7 @@ def _lines(node: FlowNode) -> list[str]:
 
 
 def kind_of(node: FlowNode) -> str:
-    """Returns the kind of a step; for a `for_each` with the kind that it runs."""
+    """Returns the kind of a step. For a `for_each`, adds the kind of its inner step."""
     return node.kind if node.item_step is None else f"{node.kind}: {node.item_step.kind}"
 
 

@@ -59,7 +59,7 @@ def check_inputs(flow: Flow, inputs: Mapping[str, Any]) -> list[Problem]:
 def _with_misspelled(
     problems: list[Problem], inputs: Mapping[str, Any], names: frozenset[str] | None
 ) -> list[Problem]:
-    """Says which unknown input a missing one is probably meant by."""
+    """Adds a hint to the problem of each missing input if an unknown input has a similar name."""
     unknown = inputs.keys() - (names or ())
     if not problems or not names or not unknown:
         return problems

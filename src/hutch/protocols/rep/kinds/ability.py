@@ -31,7 +31,7 @@ async def _execute(call: Call) -> Any:
     services = await call.context.step_services()
     user = await (await services.store()).users.by_name(name)
     if user is None:
-        raise StepFailed(f"There is no user {name!r}; `hutch user list` shows them.", retriable=False)
+        raise StepFailed(f"There is no user {name!r}; `hutch user list` lists all users.", retriable=False)
     abilities = await services.abilities()
     response = await abilities.execute(user, params.ability, params.params, params.transform, protocol="rep")
     for line in response.logs:

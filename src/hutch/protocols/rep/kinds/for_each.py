@@ -1,4 +1,4 @@
-"""`for_each`: runs its inner step for every item of a list, some of them at a time."""
+"""`for_each`: runs its inner step for every item of a list, several items at a time."""
 
 from __future__ import annotations
 

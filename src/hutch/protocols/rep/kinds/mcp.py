@@ -32,7 +32,7 @@ async def _call(call: Call) -> Any:
         details = {"server": error.server, "tool": error.tool, "kind": error.kind, "details": error.details}
         message = error.message
         if error.kind in ("unknown_server", "unknown_tool"):
-            message = f"{message.rstrip('.')}; `hutch tools list` shows them."
+            message = f"{message.rstrip('.')}; `hutch tools list` lists all tools."
         raise StepFailed(message, retriable=error.kind not in _PERMANENT_ERRORS, details=details) from None
 
 

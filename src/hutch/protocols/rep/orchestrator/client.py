@@ -134,7 +134,7 @@ class RuntimeClient:
         return answer
 
     def _on_exit(self, how: str) -> None:
-        self._fail(RuntimeTransportError(ENDED, f"The runtime is gone: {how}.", self.stderr_tail))
+        self._fail(RuntimeTransportError(ENDED, f"The runtime has ended: {how}.", self.stderr_tail))
 
     def _fail(self, error: RuntimeTransportError) -> None:
         if self._error is None:

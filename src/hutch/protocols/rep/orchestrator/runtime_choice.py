@@ -72,9 +72,9 @@ def choose_runtime(
         return _from_project(bound, start)
     if name is None or name in project.BUILTIN_ENGINES:
         return builtin_runtime(start)
-    known = BUILTIN if bound is None else f"{BUILTIN}, and {bound.engine}, this project's"
+    known = BUILTIN if bound is None else f"{BUILTIN} or {bound.engine}"
     raise SettingError(
-        f"There is no runtime {name!r} here; there is {known}.",
+        f"There is no runtime {name!r} here; expected {known}.",
         remedy="Name its program with --executor, or bind the project to it with `hutch init`.",
     )
 

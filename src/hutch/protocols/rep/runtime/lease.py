@@ -32,7 +32,7 @@ def is_held(run: FlowRunHead) -> bool:
         return False
     boot_id, _, process_id = run.holder.partition(" ")
     if boot_id == _boot_id() and _pid_namespace(process_id) == _pid_namespace(temp_dirs.host_id()):
-        return not temp_dirs.is_host_gone(process_id)
+        return not temp_dirs.has_host_exited(process_id)
     return (run.seen_at or "") > now(plus_seconds=-LEASE_SECONDS)
 
 

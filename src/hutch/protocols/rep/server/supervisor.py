@@ -226,7 +226,7 @@ class FlowSupervisor:
             raise NotWaiting(f"Step {step_id!r} is not waiting for an approval.") from None
 
     def is_parked(self, run_id: str) -> bool:
-        """Returns True if the run was stopped while it waits for approvals."""
+        """Returns True if the process of this run was stopped until an approval is decided."""
         return run_id in self._parked
 
     # --- supervision ---

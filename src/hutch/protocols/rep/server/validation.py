@@ -1,4 +1,4 @@
-"""Validates flows in threads of their own, with a time limit, one flow of each owner at a time."""
+"""Validates flows in separate threads with a time limit, one flow of each owner at a time."""
 
 from __future__ import annotations
 

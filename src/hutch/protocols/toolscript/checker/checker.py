@@ -213,7 +213,7 @@ class Checker:
         allowed = set()
         for number, problem in enumerate(problems):
             if number % 100 == 99:
-                # A thousand problems would take longer than others may wait.
+                # Let other tasks run, because checking a thousand problems takes long.
                 await asyncio.sleep(0)
             if not check.is_allowed(problem):
                 kept.append(problem)

@@ -131,7 +131,7 @@ class Toolchain:
     def _sweep(self) -> None:
         """Removes the staging folders of processes that no longer exist."""
         for folder in (self._root / "staging").glob("*"):
-            if temp_dirs.is_host_gone(folder.name.rpartition("-")[0]):
+            if temp_dirs.has_host_exited(folder.name.rpartition("-")[0]):
                 tree.discard(folder)
 
     async def _fetch(self, folder: Path, on_message: OnMessage) -> None:

@@ -82,6 +82,6 @@ def decode_answer(path: str, body: bytes, kind: type[T]) -> Answer[T]:
         return Answer(msgspec.convert(value, kind), value)
     except (ValueError, RecursionError) as error:
         raise HutchError(
-            f"The gateway's answer to {path} is not what a gateway answers: {error}.",
+            f"The gateway's answer to {path} is not a valid answer of a gateway: {error}.",
             remedy="Check that --gateway-url or TOOLSCRIPT_GATEWAY_URL is the URL of a gateway.",
         ) from None
