@@ -68,7 +68,7 @@ NOT_RUN = {
     "tm ": "another project's program, which tests/interop runs",
     "hutch flow run --manifest": "needs files of another project, which tests/interop has",
 }
-# An argument in capitals stands for something of the reader's, and brackets for an optional argument.
+# An argument in capitals stands for a value that the reader chooses, and brackets for an optional argument.
 PLACEHOLDER = re.compile(r"(?<![$\w])[A-Z]{2,}(_[A-Z]+)?(?![\w=])|\[--")
 # Commands without effects, which are run on the first page that has them.
 ONCE = {"hutch doctor"}
@@ -110,7 +110,7 @@ FILES: dict[str, dict[str, str]] = {
 }
 # Exit codes other than 0 that the page says, by the beginnings of commands.
 EXIT_CODES = {"hutch tool ./my-tool  ": 2}
-# What a page expects to be there, as commands.
+# Commands that create what a page expects to exist.
 BEFORE = {"docs/how-to/rotate-keys.md": "hutch user add bo; hutch key add bo > old"}
 
 

@@ -1,4 +1,4 @@
-"""Child processes: pipes, exit codes, and that nothing of them is left behind."""
+"""Child processes: pipes, exit codes and cleanup."""
 
 from __future__ import annotations
 

@@ -339,7 +339,7 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-async def test_hutch_drives_it_with_tools() -> None:
+async def test_hutch_uses_the_runner_with_tools() -> None:
     async with hutch.Hutch(runner=COMMAND) as h:
         code = "console.log('hi'); return (await tools.add({a: 1, b: 2})) * 2"
         result = await h.run(code, tools=[add])
@@ -353,7 +353,7 @@ async def test_hutch_drives_it_with_tools() -> None:
         assert (thrown.error.code, thrown.error.message, thrown.error.line) == ("runtime_error", "mine", 2)
 
 
-def test_hutch_drives_it_in_asyncios_own_event_loop() -> None:
+def test_hutch_uses_the_runner_in_the_event_loop_of_asyncio() -> None:
     async def main() -> Any:
         async with hutch.Hutch(runner=COMMAND) as h:
             return (await h.run("await tools.add({a: 1, b: 2})", tools=[add])).result
@@ -361,7 +361,7 @@ def test_hutch_drives_it_in_asyncios_own_event_loop() -> None:
     assert asyncio.run(main()) == 3
 
 
-async def test_hutch_drives_several_at_once() -> None:
+async def test_hutch_uses_several_runners_at_once() -> None:
     async with hutch.Hutch(runner=COMMAND, max_processes=2) as h:
         results = await asyncio.gather(
             *(h.run(f"await tools.add({{a: {n}, b: 1}})", tools=[add]) for n in range(4))

@@ -58,7 +58,7 @@ def test_credential_cannot_be_read_again(operator: httpx2.Client) -> None:
     assert operator.delete(path).status_code == 404
 
 
-def test_removed_user_is_gone(operator: httpx2.Client) -> None:
+def test_removed_user_does_not_exist_any_more(operator: httpx2.Client) -> None:
     operator.post("/console/users", json={"name": "dan"})
     assert operator.delete("/console/users/dan").status_code == 204
     assert operator.get("/console/users/dan").status_code == 404

@@ -175,7 +175,7 @@ def test_invalid_sign_in_is_explained(browser: httpx2.Client, body: dict) -> Non
     assert "`key`: expected an API key" in answer.json()["error"]["message"]
 
 
-def test_key_that_is_no_text_is_refused(browser: httpx2.Client) -> None:
+def test_key_that_is_not_a_string_is_refused(browser: httpx2.Client) -> None:
     headers = {"Content-Type": "application/json"}
     for field in (b"key", b"link"):
         body = b'{"%b": "\\ud800"}' % field

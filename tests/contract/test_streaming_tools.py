@@ -136,7 +136,7 @@ async def test_progress_and_values_are_events(sandbox: hutch.Hutch, engine: Any)
     ]
 
 
-async def test_progress_does_nothing_if_nobody_listens(run: Run) -> None:
+async def test_progress_without_a_listener_does_nothing(run: Run) -> None:
     def work(context: hutch.ToolContext) -> None:
         context.progress(object())
 

@@ -1,4 +1,4 @@
-"""Values and events that a database cannot bear, on SQLite and PostgreSQL alike."""
+"""Values that a database cannot store, concurrent writes and lost connections, on SQLite and PostgreSQL."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def test_signing_out_ends_the_session(browsers: BrowserSessions) -> None:
     assert "max-age=0" in response.headers["set-cookie"].lower()
 
 
-def test_session_that_was_used_longest_ago_makes_room(browsers: BrowserSessions, clock: Clock) -> None:
+def test_least_recently_used_session_is_dropped(browsers: BrowserSessions, clock: Clock) -> None:
     first, _ = sign_in(browsers)
     second, _ = sign_in(browsers)
     clock.now += 1

@@ -1,4 +1,4 @@
-"""What is recorded of a run at each level, how it is bounded and redacted, and clock jumps."""
+"""Contents of run records: levels, bounds, redaction, and jumps of the clock."""
 
 from __future__ import annotations
 

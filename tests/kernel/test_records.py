@@ -1,4 +1,4 @@
-"""Run records: who receives them, what the operator's log contains, and what must never be logged."""
+"""Run records: their receivers, the operator's log, and contents that must never be logged."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def test_structured_content_is_used_without_a_schema(structured: Any) -> None:
     assert unwrap_result(result("something else", structuredContent=structured), False) == structured
 
 
-def test_null_is_no_structured_content_without_a_schema() -> None:
+def test_null_without_a_schema_is_not_structured_content() -> None:
     assert unwrap_result(result("something else", structuredContent=None), False) == "something else"
 
 

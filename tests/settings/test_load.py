@@ -83,7 +83,7 @@ def test_project_cannot_weaken_the_settings() -> None:
 
 
 def test_paths_in_a_file_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Relative to the current directory, they would name the files of whoever wrote that directory."""
+    """Relative to the current directory, they could name files of the person who made that directory."""
     monkeypatch.chdir("/")
     (tmp_path / "hutch.toml").write_text('home = "state"\nmcp_config = ["servers.json", "/etc/x", "~/y"]\n')
     settings = load_settings(environ={"HUTCH_HOME": ""}, file=tmp_path / "hutch.toml")

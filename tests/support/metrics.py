@@ -23,7 +23,7 @@ def _no_runner(*_: Any) -> Any:
 
 
 def all_metrics() -> str:
-    """Returns the text of `/metrics` of a server that has done something of everything."""
+    """Returns the text of `/metrics` of a server that has used every feature with a metric."""
     counters, installs, egress = RunCounters(), InstallCounters(), EgressCounters()
     run = RunHandle(outcome="ok")
     counters.count(Execution(code="", profile=profile_for("quickjs")), run, Result(ok=True))

@@ -1,4 +1,4 @@
-"""Which export a tool name refers to: objects, factories, default exports; ESM and CommonJS."""
+"""Exports that tool names refer to: objects, factories, default exports; ESM and CommonJS."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ async def ability_server(
     ids=["values", "fields", "typos", "headers", "names", "keys", "missing", "long", "credential", "execute"],
 )
 @repeat_on_stall
-async def test_refusal_is_short_and_stalls_nobody(
+async def test_refusal_is_short_and_does_not_stall_the_server(
     ability_server: AbilityServer, path: str, body: dict[str, Any], expected: str
 ) -> None:
     eve = await ability_server.user("eve")

@@ -75,7 +75,9 @@ def nested(levels: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", REFUSED)
 @repeat_on_stall
-async def test_refusal_is_short_and_stalls_nobody(eve: FlowClient, operator: FlowClient, name: str) -> None:
+async def test_refusal_is_short_and_does_not_stall_the_server(
+    eve: FlowClient, operator: FlowClient, name: str
+) -> None:
     path, body, expected = REFUSED[name]
     assert (await eve.post("/flows", flow([node("w", "wait", seconds=0)], name="short"))).status_code == 201
     with ServerStalls(operator.server.process.pid, operator.server.url) as stalls:
@@ -123,7 +125,9 @@ async def test_other_users_flow_does_not_wait_for_a_large_one(
 
 
 @repeat_on_stall
-async def test_outputs_with_millions_of_values_stall_nobody(eve: FlowClient, operator: FlowClient) -> None:
+async def test_outputs_with_millions_of_values_do_not_stall_the_server(
+    eve: FlowClient, operator: FlowClient
+) -> None:
     """The server stores and sends the outputs of a run without decoding them."""
     rid = f"lists-{uuid.uuid4()}"
     nodes = [node("end", "finish", outputs=["$input.lists"] * 20)]

@@ -419,7 +419,7 @@ async def test_busy_connections_are_kept_and_further_ones_refused(app: Applicati
         assert statuses(text) == ["503"]
         assert "retry-after: 1" in text
         assert '"code":"BUSY"' in text
-        # A closed WebSocket makes room.
+        # A closed WebSocket frees its place.
         busy[0][1].close()
         await eventually(lambda: limits.connections == 2)
         assert statuses(await exchange(port, LAST)) == ["200"]

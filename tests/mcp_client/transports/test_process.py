@@ -1,4 +1,4 @@
-"""Processes of stdio servers: their environment, and that none is left behind."""
+"""Processes of stdio servers: their environment and their cleanup."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ LIMITS = InstallLimits(max_bytes=10_000_000, max_files=1_000)
 MAX_TURNS = 12
 
 
-async def test_installer_that_is_cancelled_while_it_starts_is_gone_before_its_folder_is_removed(
+async def test_installer_that_is_cancelled_while_it_starts_ends_before_its_folder_is_removed(
     tmp_path: Path,
 ) -> None:
     prefix = installer_jail_prefix(tmp_path)

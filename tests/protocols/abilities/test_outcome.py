@@ -1,4 +1,4 @@
-"""Which credentials a run's responses reject or accept."""
+"""Credentials that the responses of a run reject or accept."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ async def test_user_cannot_take_the_sessions_of_others(app: App) -> None:
         assert [(await hello(url, **operator)).status_code for _ in range(5)] == [200] * 4 + [503]
 
 
-async def test_ended_session_makes_room_for_another(app: App) -> None:
+async def test_new_session_can_start_after_another_has_ended(app: App) -> None:
     harness = McpHarness(app, max_mcp_sessions_per_user=1)
     ann = {"Authorization": "Bearer hk_ann"}
     async with (

@@ -1,4 +1,4 @@
-"""`/runs` of a real server: list, details, events, cancellation, replay, and who may see what."""
+"""`/runs` of a real server: list, details, events, cancellation, replay, and access."""
 
 from __future__ import annotations
 

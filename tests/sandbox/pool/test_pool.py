@@ -275,7 +275,7 @@ async def test_failed_start_of_a_warm_runner_is_a_problem_until_it_succeeds(
     await harness.pool.close()
 
 
-async def test_failed_start_of_other_runners_is_no_problem_of_the_pool() -> None:
+async def test_failed_start_of_other_runners_is_not_reported_as_a_problem() -> None:
     harness = PoolHarness()
     harness.pool.keep_warm(DENO, 1)
     await settle()
@@ -286,7 +286,9 @@ async def test_failed_start_of_other_runners_is_no_problem_of_the_pool() -> None
     await harness.pool.close()
 
 
-async def test_failed_start_is_no_problem_once_enough_runners_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_start_is_not_reported_once_enough_runners_exist(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("hutch.sandbox.pool.pool.CLEANUP_SECONDS", 0.01)
     harness = PoolHarness()
     harness.pool.keep_warm(QUICKJS, 1)

@@ -105,7 +105,7 @@ async def test_owner_without_a_process_is_served_before_an_owner_with_one() -> N
     await harness.pool.close()
 
 
-async def test_full_share_of_the_queue_raises_busy_but_leaves_room_for_others() -> None:
+async def test_full_share_of_the_queue_raises_busy_and_other_owners_can_wait() -> None:
     harness = shared_pool(max_processes=1, max_queue=5)
     await occupy(harness, DENO, "ann", 1)
     waiting = [asyncio.create_task(harness.pool.acquire(DENO, "ann")) for _ in range(4)]
@@ -147,7 +147,7 @@ async def test_waiters_beyond_the_share_start_no_processes() -> None:
     await harness.pool.close()
 
 
-async def test_owner_in_shared_processes_leaves_room_for_executions_of_others() -> None:
+async def test_owner_in_shared_processes_leaves_places_for_executions_of_others() -> None:
     harness = shared_pool(owners_share=True, quickjs_vms=5, queue_seconds=0.02)
     runners = await occupy(harness, QUICKJS, "ann", 4)
     with pytest.raises(Busy, match=r"one owner may have 4 executions in them \(quickjs_vms\)"):

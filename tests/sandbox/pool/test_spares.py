@@ -1,4 +1,4 @@
-"""Spares: which profiles get one, and which calls real ones serve."""
+"""Spares: the profiles that get one, and the calls that real spares serve."""
 
 from __future__ import annotations
 

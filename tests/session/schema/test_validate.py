@@ -1,4 +1,4 @@
-"""Compiled JSON Schemas: what is refused, what is bounded, and paths."""
+"""Compiled JSON Schemas: refused schemas, bounds, and paths."""
 
 from __future__ import annotations
 

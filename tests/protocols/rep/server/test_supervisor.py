@@ -278,7 +278,7 @@ async def test_run_is_resumed_once_it_can_be_decrypted_again(
 
 
 @on_sqlite
-async def test_approval_of_a_tampered_run_tries_it_once(
+async def test_approval_of_a_tampered_run_starts_one_attempt(
     harness: SupervisorHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = await harness.start_run(ASKS)

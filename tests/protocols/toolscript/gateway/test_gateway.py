@@ -437,7 +437,7 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize(("method", "path", "body"), REQUESTS)
-async def test_script_of_this_process_gets_the_same_response_as_one_of_another(
+async def test_scripts_of_this_and_other_processes_get_the_same_response(
     method: str, path: str, body: bytes | None
 ) -> None:
     tools = (*TOOLS, FakeTool("github", "fail"), FakeTool("github", "odd"))
