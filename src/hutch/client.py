@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from urllib.parse import urlsplit, urlunsplit
 
 from hutch.errors import Busy, HutchError, InvalidExecution, SandboxUnavailable
+from hutch.kernel.error_hints import with_unavailable_servers
 from hutch.kernel.execution import Execution
-from hutch.kernel.hints import with_unavailable_servers
 from hutch.kernel.kernel import check_limit
 from hutch.sandbox.runner.profile import profile_for
 from hutch.session.channels.websocket import WebSocketChannel

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from hutch.errors import ExecutionError, HutchError, InvalidExecution, QuotaExceeded, RateLimited
+from hutch.kernel.error_hints import with_hint, with_unavailable_servers
 from hutch.kernel.execution import CheckCode, Execution, Recorder
 from hutch.kernel.fair_use import FairUse
-from hutch.kernel.hints import with_hint, with_unavailable_servers
 from hutch.kernel.precompile import Precompiler
 from hutch.sandbox.pool.lease import Lease
 from hutch.sandbox.pool.pool import Pool

@@ -50,7 +50,7 @@ from hutch.mcp_client.tools import McpTool, McpToolResult, content_blocks, tools
 from hutch.mcp_client.transports import http, stdio
 from hutch.mcp_client.transports.process import ServerProcess
 from hutch.mcp_client.transports.stdio import DirectCalls
-from hutch.session.schema.hints import validator
+from hutch.session.schema.type_hints import validator
 from hutch.telemetry.trace_context import current
 from hutch.telemetry.tracer import opentelemetry_context
 from hutch.text import printable

@@ -228,7 +228,7 @@ def resume(run_id: str, timeout: float, *, as_json: bool) -> int:
 
 def retry(run_id: str, from_step: str, timeout: float, *, as_json: bool) -> int:
     """Begins a run again from a step. Returns an exit code like `hutch flow run`."""
-    from hutch.protocols.rep.server.retry import RetryPlan, RunInProgress, restart_run
+    from hutch.protocols.rep.server.run_retry import RetryPlan, RunInProgress, restart_run
     from hutch.protocols.rep.server.supervisor import restore_run
 
     async def restart(store: Store) -> tuple[tuple[Flow, dict[str, Any], RunOptions], RetryPlan]:

@@ -22,7 +22,8 @@ from typing import Any, TypeAlias, overload
 
 from hutch.errors import InvalidTool, ToolError
 from hutch.session.json_value import NotJsonSafe, decode_value, encode_value
-from hutch.session.schema.hints import (
+from hutch.session.schema.problems import describe_mismatch
+from hutch.session.schema.type_hints import (
     Field,
     Mismatch,
     Schema,
@@ -34,7 +35,6 @@ from hutch.session.schema.hints import (
     single_value_shape,
     validator,
 )
-from hutch.session.schema.problems import describe_mismatch
 from hutch.session.tools.tool import Call, FunctionTool, P, R, Tool, ToolContext
 
 MAX_THREADS = 64

@@ -11,7 +11,7 @@ import msgspec
 
 from hutch.errors import ToolError
 from hutch.session.json_value import NotJsonSafe
-from hutch.session.schema.hints import Schema
+from hutch.session.schema.type_hints import Schema
 
 P = ParamSpec("P")
 R = TypeVar("R")

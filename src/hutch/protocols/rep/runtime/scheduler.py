@@ -24,9 +24,9 @@ from hutch.protocols.rep.jsonrpc import (
 )
 from hutch.protocols.rep.runtime.handshake import MAX_CONCURRENCY
 from hutch.protocols.rep.runtime.models import RunSummary, StepResult
-from hutch.protocols.rep.runtime.retry import StepRetries
 from hutch.protocols.rep.runtime.spans import step_span
 from hutch.protocols.rep.runtime.step import MAX_OUTPUT_BYTES, AttemptFailed, AttemptSucceeded, StepAttempt
+from hutch.protocols.rep.runtime.step_retry import StepRetries
 from hutch.session.json_value import encode_value
 from hutch.telemetry.trace_context import TraceContext, current
 

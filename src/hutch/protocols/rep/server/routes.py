@@ -39,7 +39,7 @@ from hutch.protocols.rep.server import permissions, requests, responses
 from hutch.protocols.rep.server.events import encoded_events
 from hutch.protocols.rep.server.permissions import KIND_SCOPES, kinds_for, scopes_for
 from hutch.protocols.rep.server.responses import json_response
-from hutch.protocols.rep.server.retry import RunInProgress
+from hutch.protocols.rep.server.run_retry import RunInProgress
 from hutch.protocols.rep.server.supervisor import ORIGIN, FlowSupervisor, NotWaiting
 from hutch.store.models import FlowRow, FlowRunHead, FlowRunRow, RunRow, now
 from hutch.telemetry.trace_context import current

@@ -35,7 +35,7 @@ from hutch.protocols.rep.runtime import lease
 from hutch.protocols.rep.runtime.context import ApprovalDecision
 from hutch.protocols.rep.runtime.journal import OPERATOR_OWNERS, run_record
 from hutch.protocols.rep.runtime.models import RunSummary
-from hutch.protocols.rep.server.retry import RetryPlan, RunInProgress, restart_run
+from hutch.protocols.rep.server.run_retry import RetryPlan, RunInProgress, restart_run
 from hutch.protocols.rep.server.supervised_run import (
     RunObserver,
     StderrLog,

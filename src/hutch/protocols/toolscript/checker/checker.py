@@ -15,7 +15,7 @@ from typing import Protocol
 import msgspec
 
 from hutch.errors import PackageNotFound
-from hutch.kernel.hints import missing_name_hint
+from hutch.kernel.error_hints import missing_name_hint
 from hutch.protocols.toolscript.checker.deno import DenoBackend
 from hutch.protocols.toolscript.checker.diagnostics import (
     MAX_SHOWN,

@@ -10,7 +10,7 @@ from tests.protocols.rep.flow_harness import FlowHarness
 from tests.support.flows import chain, flow, node
 
 from hutch.protocols.rep.ir.flow import FlowNode
-from hutch.protocols.rep.runtime.retry import StepRetries
+from hutch.protocols.rep.runtime.step_retry import StepRetries
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import pytest
 import typing_extensions
 
 from hutch.errors import InvalidTool
-from hutch.session.schema.hints import (
+from hutch.session.schema.type_hints import (
     Field,
     Mismatch,
     Shape,
