@@ -29,7 +29,7 @@ def server_metrics(
     records: QueueState | None,
     spans: ExportCounters | None,
 ) -> Iterator[Metric]:
-    """`records` is None while run records are not stored, and `spans` if there are no traces."""
+    """`records` is None while run records are not stored. `spans` is None if there are no traces."""
     from prometheus_client.core import GaugeMetricFamily
 
     info = GaugeMetricFamily("hutch_info", "Version and isolation.", labels=["version", "isolation"])

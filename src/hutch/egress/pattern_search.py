@@ -146,7 +146,8 @@ class Automaton:
                 covered_to = at
         if covered_to:
             add_span(spans, covered_from, covered_to)
-        # A complete pattern that is not the start of a longer one cannot continue, so go on with its suffix.
+        # A complete pattern that is not the start of a longer one cannot continue, so continue with its
+        # suffix.
         while text[node] == _SEPARATOR and self._is_end(node) and node not in branches:
             node = links[node]
         return node

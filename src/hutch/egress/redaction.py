@@ -58,7 +58,7 @@ _STRICT_FORMATS = (
 
 
 def _table(escape: str, kept: frozenset[str]) -> list[bytes]:
-    """Returns how every byte is written by an encoder that leaves the characters `kept` unescaped."""
+    """Returns the encoded form of every byte. The characters in `kept` are not escaped."""
     return [
         (chr(code) if chr(code) in kept else escape.format(code)).encode("latin-1") for code in range(256)
     ]

@@ -29,12 +29,15 @@ const evaluate = eval;
 let readTypeScript = () => "";
 let strip: Strip | undefined;
 
-/** Sets how to read `typescript.js`. Loading it takes about 20 ms, and most sources are JavaScript. */
+/**
+ * Sets the function that reads `typescript.js`. Loading it takes about 20 ms, and most sources are
+ * JavaScript.
+ */
 export function provideTypeScript(read: () => string): void {
   readTypeScript = read;
 }
 
-/** Loads `typescript.js` if it is not loaded; `prepare` does so when it needs it. */
+/** Loads `typescript.js` unless it is already loaded. `prepare` calls this when a source needs it. */
 export function loadTypeScript(): Strip {
   return strip ??= evaluate(readTypeScript()) as Strip;
 }

@@ -149,7 +149,10 @@ class ItemStream {
   }
 }
 
-/** Starts a call, or queues it while too many are open. `emit` gets its number, which `settle` expects. */
+/**
+ * Starts a call, or queues it while too many are open. Calls `emit` with the number of the call, which is
+ * also an argument of `settle`.
+ */
 export function startCall(
   resolve: (value: unknown) => void,
   reject: (error: unknown) => void,

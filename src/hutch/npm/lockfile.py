@@ -105,8 +105,8 @@ def _split_identity(identity: str) -> tuple[str, str]:
 
 
 def _normalize(document: dict[str, Any], specifiers: dict[str, str]) -> bytes:
-    """Removes what does not affect the installed content: the requested range or tag, and the download
-    addresses.
+    """Removes the parts that do not affect the installed content: the requested range or tag, and the
+    download addresses.
     """
     packages = {
         identity: {key: value for key, value in entry.items() if key != "tarball"}

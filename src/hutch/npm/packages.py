@@ -295,7 +295,7 @@ class PackageManager:
     ) -> AsyncIterator[LocalPackage]:
         """Copies a package that is not published and installs its dependencies. The package is removed when
         the context ends; its dependencies are kept for the next time. With `refresh`, the registry is asked
-        again what the dependencies' ranges mean.
+        to resolve the ranges of the dependencies again.
 
         `shown` names the package in errors. Raises InvalidPackage and PackageNotFound.
         """

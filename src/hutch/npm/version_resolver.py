@@ -16,8 +16,8 @@ from hutch.npm.package_spec import LATEST, PackageSpec
 from hutch.npm.package_store import PackageStore
 from hutch.settings import Settings
 
-# For ranges and tags that were resolved before: the timeout for asking the registry again, and how long the
-# old answer is used if the registry fails.
+# Timeout for asking the registry again about a range or tag that was resolved before. If the registry fails,
+# the old answer is used for HOLD_SECONDS.
 REFRESH_SECONDS = 5.0
 HOLD_SECONDS = 30.0
 # Fraction of its lifetime after which an answer is refreshed in the background at its next use.

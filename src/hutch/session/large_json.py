@@ -191,7 +191,7 @@ class _Tree:
         self._key = secrets.token_hex(16)
 
     def add(self, text: bytes, start: int, end: int, piece: _Piece, *, is_last: bool = False) -> None:
-        """Decodes a piece, which is this part of the text, and adds its values. Raises NotJsonSafe."""
+        """Decodes the piece `text[start:end]` and adds its values. Raises NotJsonSafe."""
         strings: dict[str, str] = {}
         parts: list[bytes] = []
         for opened, closed, string in piece.long_strings:

@@ -152,7 +152,9 @@ class RunLog(_Event, frozen=True, tag="log"):
 
 class _EventWithJson(_Event, frozen=True):
     def __repr__(self) -> str:
-        """Shows the value of the field that has JSON, at most 200 characters, instead of an opaque object."""
+        """Shows up to 200 characters of each field with JSON text, which would otherwise be shown as a `Raw`
+        object.
+        """
         fields = []
         for name in self.__struct_fields__:
             value = getattr(self, name)

@@ -1,4 +1,4 @@
-"""`hutch ability import`: prints definitions, what they lack, and the next commands."""
+"""`hutch ability import`: prints definitions, the credentials that they need, and the next commands."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def import_openapi(source: str, operations: Sequence[str], server: str | None) -
 
 
 def _print_import(option: str, result: ImportResult) -> int:
-    """Prints the definitions to stdout, and to stderr what they lack and which commands come next."""
+    """Prints the definitions to stdout, and the credentials that they need and the next commands to stderr."""
     for note in result.notes:
         print_note(note)
     if not result.abilities:

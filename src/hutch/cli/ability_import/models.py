@@ -1,4 +1,4 @@
-"""Abilities that an import made, and what they still need."""
+"""Imported abilities, and the credentials that they need."""
 
 from __future__ import annotations
 

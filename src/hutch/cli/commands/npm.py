@@ -34,7 +34,7 @@ Examples:
 @click.option(
     "--refresh",
     is_flag=True,
-    help="Ask the registry again what a tag or range means. Otherwise its last answer is used for some "
+    help="Ask the registry to resolve a tag or range again. Otherwise its last answer is used for some "
     "minutes.",
 )
 @click.option(

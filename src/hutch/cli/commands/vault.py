@@ -119,9 +119,9 @@ Examples:
 )
 @json_option
 def user_quota(name: str, clear: bool, json: bool, **limits: int | None) -> int:
-    """Show or change the limits of a user, and show what was used today.
+    """Show or change the limits of a user, and show today's usage.
 
-    Limits that are not set here are those of the settings. A running server applies changes within seconds.
+    Limits that are not set here come from the settings. A running server applies changes within seconds.
     """
     from hutch.cli.vault.accounts import user_quota
 

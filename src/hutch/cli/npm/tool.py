@@ -33,7 +33,7 @@ POLL_SECONDS = 0.3
 
 
 class LocalArgument(msgspec.Struct, frozen=True):
-    """Folder or archive of a package that is not published, and what the user typed."""
+    """Folder or archive of a package that is not published, and the argument that named it."""
 
     path: Path
     text: str
@@ -140,8 +140,9 @@ async def _call(app: App, command: ToolCommand, printer: LogPrinter | None) -> T
 async def open_package(
     app: App, argument: PackageArgument, *, refresh: bool = False
 ) -> AsyncIterator[Package]:
-    """Yields a package of the registry, or one that is not published. Installs what is missing and shows
-    progress. With `refresh`, asks the registry again what ranges and tags mean. Raises like `PackageManager`.
+    """Yields a package of the registry, or one that is not published. Installs missing packages and shows
+    progress. With `refresh`, asks the registry to resolve ranges and tags again. Raises like
+    `PackageManager`.
     """
     progress = InstallProgress(str(argument))
     async with AsyncExitStack() as stack:
@@ -164,7 +165,7 @@ async def open_package(
 
 
 def _with_suggestion(error: PackageNotFound, argument: PackageArgument) -> PackageNotFound:
-    """If a folder has the name of the missing package, adds how to write the path of this folder."""
+    """If a folder has the name of the missing package, adds a hint with the path of this folder."""
     if isinstance(argument, PackageSpec) and Path(argument.name, "package.json").is_file():
         message = f"{error.message} To run the folder {argument.name}, write ./{argument.name}."
         return PackageNotFound(message, retryable=error.retryable)

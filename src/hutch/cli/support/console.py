@@ -117,7 +117,7 @@ class GuestOutput:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace") if self._is_terminal() else None
 
     def write(self, data: bytes) -> None:
-        """Writes all of it. Raises BrokenPipeError."""
+        """Writes all of `data`. Raises BrokenPipeError."""
         if self._decoder is not None:
             text = self._decoder.decode(data).replace("\r\n", "\n")
             data = printable(text, keep=PROSE).encode()

@@ -83,7 +83,9 @@ class Injection(msgspec.Struct, frozen=True):
 
 
 class Injector(Protocol):
-    """Decides what is added to a request. Called for every request and again after every redirect."""
+    """Chooses the headers and fields that are added to a request. Called for every request and again after
+    every redirect.
+    """
 
     def inject(self, url: Url) -> Injection: ...
 

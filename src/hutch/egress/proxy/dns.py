@@ -1,6 +1,6 @@
 """DNS server of a jail. It answers only with addresses that the egress policy permits.
 
-It supports queries for the addresses of one name (types A and AAAA), which is what `getaddrinfo` sends. It
+It supports only queries for the addresses of one name (types A and AAAA), which `getaddrinfo` sends. It
 resolves a name only if the policy could also permit a tunnel to that name. So guests cannot send more data to
 name servers through it than they could through tunnels.
 """

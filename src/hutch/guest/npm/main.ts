@@ -17,7 +17,7 @@ const { parse, stringify } = JSON;
 const { exit, readTextFileSync } = Deno;
 const evaluate = eval;
 
-/** Limits for what the package prints before the first execution. */
+/** Limits for the output of the package before the first execution. */
 const EARLY_LINES = 1_000;
 const EARLY_CHARS = 64_000;
 

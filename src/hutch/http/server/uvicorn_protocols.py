@@ -40,7 +40,7 @@ _ABSOLUTE_TARGET = re.compile(rb"https?://([^/?#]*)(.*)", re.IGNORECASE | re.DOT
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """Limits what a connection can make the server store.
+    """Limits the data that the server stores for a connection.
 
     Headers have a maximum size and duration. While a request is answered, the data of later requests is not
     parsed, and only little of it is read.

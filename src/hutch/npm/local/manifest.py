@@ -87,7 +87,9 @@ def _read_document(folder: Path, shown: str) -> dict[str, Any]:
 
 
 def _dependencies(document: dict[str, Any], invalid: Any) -> Iterator[tuple[str, str]]:
-    """Yields what npm installs with a package: its dependencies, and its peers unless they are optional."""
+    """Yields the packages that npm installs with a package: its dependencies, and its peers unless they are
+    optional.
+    """
     optional = document.get("peerDependenciesMeta")
     for field in ("peerDependencies", "optionalDependencies", "dependencies"):
         listed = document.get(field) or {}

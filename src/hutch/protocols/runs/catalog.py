@@ -165,7 +165,7 @@ class RunCatalog:
         }
 
     async def _resolve(self, query: RunListQuery, visible: Visibility) -> RunListQuery:
-        """Replaces names of users by their ids, and restricts the query to what the caller may see."""
+        """Replaces names of users by their ids, and restricts the query to runs that the caller may see."""
         search = query.search
         if visible.owner is not None:
             search = msgspec.structs.replace(search, owner=Match((visible.owner,)))

@@ -134,7 +134,7 @@ class Replay:
 
 
 class RecordedTools:
-    """Tools that return what the recorded calls returned. Each recorded call answers one call with the same
+    """Tools that return the results of the recorded calls. Each recorded call answers one call with the same
     input; the order of calls does not matter, because the order of concurrent calls is not defined.
     """
 

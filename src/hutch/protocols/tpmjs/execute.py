@@ -188,7 +188,7 @@ class ToolExecutor:
         events: EventSink | None,
         install_ms: float = 0.0,
     ) -> tuple[Result, _ToolRun, ToolFailure | None]:
-        """Runs the guest. Returns the execution result, what the guest returned, and the failure."""
+        """Runs the guest. Returns the execution result, the run with the guest's output, and the failure."""
         profile = self._cached_profile(package, call)
         if op == "describe" and profile.max_uses > 1:
             # Use a process that has not served any caller, because descriptions are cached for all callers.
@@ -342,8 +342,8 @@ class _ToolRun(RunHandle):
         return None if self.failure is None else self.failure.message
 
     def warnings(self, call: PackageToolCall) -> list[str]:
-        """Returns the problems of the parameters. Returns none if they made the call fail, because the error
-        message contains them then.
+        """Returns the problems of the parameters. The list is empty if the problems made the call fail,
+        because then the error message contains them.
         """
         fields = self._fields
         if self.failure is not None and self.failure.code == "invalid_params":

@@ -78,7 +78,7 @@ class NetnsListener:
         self._control = own_end
 
     async def _request(self, request: bytes, namespace: int) -> list[socket.socket]:
-        """Requests sockets from the helper. Returns none if the helper has exited."""
+        """Requests sockets from the helper. Returns an empty list if the helper has exited."""
         self.start()
         process, control = self._process, self._control
         assert process is not None

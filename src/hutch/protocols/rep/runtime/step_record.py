@@ -81,7 +81,7 @@ def _is_secret(key: str, names: tuple[str, ...]) -> bool:
 
 
 class _Copier:
-    """Copies values until `MAX_RECORD_CHARS` are used. A note replaces what is left out."""
+    """Copies values until `MAX_RECORD_CHARS` are used. A note replaces the values that are left out."""
 
     def __init__(self, redactor: Redactor, names: tuple[str, ...]) -> None:
         self._redactor = redactor

@@ -13,7 +13,7 @@ const evaluate = eval;
 /** Globals that transforms do not have. */
 const ONLY_FOR_WRAPPERS = ["fetch", "Request", "Response", "Headers", "Buffer", "process"];
 
-/** Referenced here, because freeing them would take longer than most transforms. */
+/** Keeps these objects alive, because freeing them would take longer than most transforms. */
 const retained = [...ONLY_FOR_WRAPPERS.map((name) => (globalThis as any)[name]), (crypto as any).subtle];
 
 type Program = (module?: unknown, exports?: unknown) => Promise<unknown>;

@@ -1,6 +1,6 @@
 """Reads the source of a flow in either form: Flow IR, or the short form. Problems get their line and step.
 
-`parse` reads only Flow IR, which is what the protocol sends.
+`parse` reads only Flow IR, which is the form that the protocol sends.
 """
 
 from __future__ import annotations
