@@ -99,7 +99,7 @@ def test_nested_secret_leaves_the_entry_out() -> None:
     nested = entry("https://a.example/x", "POST", body={"user": {"password": SECRET}})
     result = import_entries(nested, entry("https://a.example/y"))
     assert [ability.ability_id for ability in result.abilities] == ["a_example_get_y"]
-    assert any("'user' contains a secret" in note for note in result.notes)
+    assert any("'user' contains a nested secret" in note for note in result.notes)
 
 
 def test_import_without_credentials_says_that_browsers_leave_them_out() -> None:

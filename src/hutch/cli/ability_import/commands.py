@@ -45,7 +45,7 @@ def import_openapi(source: str, operations: Sequence[str], server: str | None) -
 
 
 def _print_import(option: str, result: ImportResult) -> int:
-    """Prints the definitions to stdout, and the credentials that they need and the next commands to stderr."""
+    """Prints the definitions to stdout, and needed credentials and the next commands to stderr."""
     for note in result.notes:
         print_note(note)
     if not result.abilities:
