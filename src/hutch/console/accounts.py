@@ -95,14 +95,14 @@ class AccountHandlers:
         )
 
     async def set_user_quota(self, context: RequestContext) -> Response:
-        """Replaces the quota of a user by that in the body. Limits that are missing or null come from the
-        settings.
+        """Replaces the quota of a user by the quota in the body. Limits that are missing or null come from
+        the settings.
         """
         quota = _quota(await self._bodies.read_object(context.request))
         return await self._set_quota((await self._find(context)).id, quota)
 
     async def set_key_quota(self, context: RequestContext) -> Response:
-        """Replaces the quota of a key by that in the body. Limits that are missing or null come from its
+        """Replaces the quota of a key by the quota in the body. Limits that are missing or null come from its
         user.
         """
         quota = _quota(await self._bodies.read_object(context.request))

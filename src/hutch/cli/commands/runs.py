@@ -57,7 +57,7 @@ def runs() -> None:
 @url_option
 @key_option
 def list_command(url: str | None, key_env: str, json: bool, **filters: Any) -> int:
-    """List runs, newest first, and why they failed."""
+    """List runs, newest first, with the error of each failed run."""
     from hutch.cli.runs import list_runs
 
     return list_runs(filters, url, key_env, as_json=json)

@@ -145,9 +145,9 @@ def _problems_of(error: Any, root: SchemaRoot, path: JsonPath) -> Iterable[Probl
 
 
 def _intended_branch(error: Any) -> Sequence[Any]:
-    """Returns the errors of the branch of an `anyOf` or `oneOf` for which an object or a list was probably
-    meant. This is the only branch that accepts its type and those of its properties that have a fixed value,
-    such as `kind`. Returns nothing if there is no such branch or more than one.
+    """Returns the errors of the branch of an `anyOf` or `oneOf` that an object or a list was probably meant
+    to match: the only branch that accepts the value's type and its properties with fixed values, such as
+    `kind`. Returns nothing if there is no such branch, or if there are several.
     """
     if not isinstance(error.instance, (dict, list)):
         return ()

@@ -126,7 +126,9 @@ def seconds(milliseconds: int) -> str:
 
 
 def label_of(edges: Iterable[FlowEdge]) -> str:
-    """Describes the condition of the edges between two steps. Returns an empty string for plain success."""
+    """Describes the condition of the edges between two steps. Returns an empty string if the only condition
+    is success.
+    """
     words = dict.fromkeys(_condition(edge) for edge in edges)
     return "" if list(words) == ["success"] else " or ".join(words)
 
