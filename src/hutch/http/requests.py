@@ -95,7 +95,8 @@ def check_headers(header: Callable[[str], str | None], max_bytes: int) -> None:
     """
     _check_length(header, max_bytes)
     content_type = header("content-type")
-    # Browsers send some other content types to other sites without a preflight request, so these are refused.
+    # Other content types are refused, because browsers send some of them to other sites without a preflight
+    # request.
     if content_type is not None and not _is_json(content_type):
         message = f"Content-Type: expected application/json, got {content_type[:60]!r}"
         raise ApiError("unsupported_media_type", message)

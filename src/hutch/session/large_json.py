@@ -1,7 +1,7 @@
 """Decodes large JSON texts in pieces, between which other tasks run.
 
 msgspec decodes a text in one call and holds Python's lock meanwhile. tests/session/test_large_json.py has
-texts of 1 to 10 MB that stall the event loop for 0.1 to 2.5 s that way.
+texts of 1 to 10 MB that stall the event loop for 0.1 to 2.5 s if they are decoded in one call.
 """
 
 from __future__ import annotations
