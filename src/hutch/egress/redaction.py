@@ -338,7 +338,7 @@ def _login(encoded: str) -> Iterator[str]:
 
 
 def _forms(part: str) -> Iterator[bytes]:
-    """Yields the forms of a part: plain text, and its encodings in URLs, JSON, HTML, hexadecimal and Base64."""
+    """Yields the forms of a part: plain text, and encoded as in URLs, JSON, HTML, hexadecimal and Base64."""
     if not _UNESCAPED.fullmatch(part):
         yield from _escaped(part)
     # Headers are sent in Latin-1, bodies mostly in UTF-8.
