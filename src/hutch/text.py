@@ -67,7 +67,7 @@ def _escape(char: str) -> str:
 
 def now_rfc3339() -> str:
     """Returns the current time in UTC with milliseconds: `2031-02-03T04:05:06.789Z`."""
-    return format_rfc3339(datetime.now(UTC))
+    return f"{datetime.now(UTC).isoformat(timespec='milliseconds').removesuffix('+00:00')}Z"
 
 
 def format_rfc3339(moment: datetime) -> str:

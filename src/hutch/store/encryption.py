@@ -46,7 +46,7 @@ class ColumnEncryption:
 
     async def encrypt(self, text: str, *context: str) -> str:
         """Encrypts a text. Raises InvalidText if the context contains characters that cannot be stored."""
-        check_storable({"id": list(context)})
+        check_storable({"id": "".join(context)})
         cipher = await self.ready()
         if len(text) <= LARGE_TEXT_CHARS:
             return cipher.encrypt(text, *context)

@@ -321,6 +321,31 @@ async def test_requests_are_taken_once_and_in_order(store: Store) -> None:
     assert await store.journal.take_requests(run.run_id) == []
 
 
+async def test_records_of_repeated_and_restarted_steps_are_left_out(store: Store) -> None:
+    run = await add_claimed_run(store)
+    entries = []
+    for number, step in enumerate(("a", "b", "a", "b/0", "c"), 1):
+        entries.append(JournalEntry(3 * number, "{}", step, "succeeded"))
+        # Records of earlier versions have a subject.
+        subject = step if step == "b" else None
+        entries.append(JournalEntry(3 * number + 1, f"{step}{number}", None, "record", subject))
+        entries.append(JournalEntry(3 * number + 2, "{}", kind="step"))
+    assert await store.journal.write(run.run_id, "me", entries)
+    records = await store.journal.records(run.run_id)
+    assert [each.body for each in records] == ["b2", "a3", "b/04", "c5"]
+    assert [each.body for each in await store.journal.records(run.run_id, limit=2, offset=1)] == [
+        "a3",
+        "b/04",
+    ]
+    assert await store.journal.count_records(run.run_id) == 4
+    head = await store.journal.head(run.run_id)
+    assert head is not None
+    assert await store.journal.restart(head, {"b"}, "{}", "cli")
+    assert [each.body for each in await store.journal.records(run.run_id)] == ["a3", "c5"]
+    left = await store.journal.events(run.run_id, with_records=True)
+    assert [each.body for each in left if each.kind == "record"] == ["a1", "a3", "c5"]
+
+
 async def test_restart_deletes_the_results_of_steps_and_their_inner_steps(store: Store) -> None:
     run = await add_claimed_run(store)
     entries = [

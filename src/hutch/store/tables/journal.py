@@ -41,7 +41,9 @@ MAX_TAKEN_REQUESTS = 100
 
 
 RECORD_KIND = "record"
-"""Kind of the records of finished steps, which have bounded copies of their inputs and outputs."""
+"""Kind of the records of finished steps, which have bounded copies of their inputs and outputs. The number of
+a record is that of the step's result plus 1, so that no index of its own has to be updated for it.
+"""
 
 
 class JournalEntry(NamedTuple):
@@ -54,7 +56,7 @@ class JournalEntry(NamedTuple):
     kind: str = ""
     """Type of an event, or state of a finished step."""
     subject: str | None = None
-    """Step whose approval the event requests or settles, or step of a record."""
+    """Step whose approval the event requests or settles."""
 
 
 class StepCounts(NamedTuple):
@@ -223,8 +225,9 @@ class JournalTable:
         """
         run_id = {"run_id": run.run_id}
         rows = await self._database.scan(_STEP_NUMBERS, **run_id)
-        rows += await self._database.scan(_RECORD_NUMBERS, **run_id)
-        numbers = [number for number, step in rows if step.partition("/")[0] in steps]
+        records = {number for (number,) in await self._database.scan(_RECORD_NUMBERS, **run_id)}
+        results = [number for number, step in rows if step.partition("/")[0] in steps]
+        numbers = results + [number + 1 for number in results if number + 1 in records]
         entry = JournalEntry(await self.last_number(run.run_id) + 1, event, kind="log")
         body = await self._encryption.encrypt(event, *entry_context(run.run_id, entry))
         changed = await self._database.write(
@@ -308,10 +311,13 @@ class JournalTable:
         """
         rows = [
             {
-                **entry._asdict(),
-                "body": await self._encryption.encrypt(entry.body, *entry_context(run_id, entry)),
                 "run_id": run_id,
                 "holder": holder,
+                "number": entry.number,
+                "step": entry.step,
+                "kind": entry.kind,
+                "subject": entry.subject,
+                "body": await self._encryption.encrypt(entry.body, *entry_context(run_id, entry)),
             }
             for entry in entries
         ]
@@ -485,9 +491,7 @@ def _batches(rows: Sequence[Values]) -> Iterator[builtins.list[str]]:
 
 _ENTRY_COLUMNS = ", ".join(JournalEntry._fields)
 _STEP_NUMBERS = "SELECT number, step FROM flow_journal WHERE run_id = :run_id AND step IS NOT NULL"
-_RECORD_NUMBERS = f"""
-    SELECT number, subject FROM flow_journal WHERE run_id = :run_id AND kind = '{RECORD_KIND}'
-"""
+_RECORD_NUMBERS = f"SELECT number FROM flow_journal WHERE run_id = :run_id AND kind = '{RECORD_KIND}'"
 _LAST_NUMBER = """(
     SELECT COALESCE(MAX(number), 0) FROM flow_journal WHERE flow_journal.run_id = flow_runs.run_id
 )"""
@@ -501,10 +505,8 @@ _IS_OPEN = """
 _OPEN_APPROVALS = f"FROM flow_journal AS request WHERE run_id = :run_id AND {_IS_OPEN}"
 _OPEN_APPROVALS_OF_RUNS = f"FROM flow_journal AS request WHERE run_id IN :run_ids AND {_IS_OPEN}"
 _RECORDS = f"""
-    FROM flow_journal AS record WHERE run_id = :run_id AND kind = '{RECORD_KIND}' AND NOT EXISTS (
-        SELECT 1 FROM flow_journal AS later
-        WHERE later.run_id = record.run_id AND later.subject = record.subject
-            AND later.number > record.number AND later.kind = '{RECORD_KIND}'
+    FROM flow_journal WHERE run_id = :run_id AND kind = '{RECORD_KIND}' AND number IN (
+        SELECT MAX(number) + 1 FROM flow_journal WHERE run_id = :run_id AND step IS NOT NULL GROUP BY step
     )
 """
 _STEP_COUNT = """(

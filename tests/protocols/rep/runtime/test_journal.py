@@ -103,7 +103,9 @@ async def test_inputs_and_outputs_of_steps_are_recorded_encrypted(
     assert [json.loads(each.body)["step_id"] for each in await store.journal.records("r", offset=1)] == ["b"]
     # Records are separate from the events that are polled and streamed.
     assert "record" not in {each.kind for each in await store.journal.events("r")}
-    assert "record" in {each.kind for each in await store.journal.events("r", with_records=True)}
+    records = [each for each in await store.journal.events("r", with_records=True) if each.kind == "record"]
+    # A subject would have to be added to another index.
+    assert [each.subject for each in records] == [None, None]
     rows = await store._database.scan("SELECT body FROM flow_journal WHERE run_id = :run_id", run_id="r")
     assert len(rows) > 4
     assert not [body for (body,) in rows if "findable" in body]

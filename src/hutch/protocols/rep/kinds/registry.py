@@ -193,10 +193,9 @@ class Kind:
                     close = did_you_mean(name, known)
                     hint = f"did you mean {close}? " if close else ""
                     yield cut(name, _MAX_NAME_CHARS), f"is unknown; {hint}{self.name} takes {expected}"
-        root = SchemaRoot.of(self.schema, "")
         for name, value in params.items():
             if not _may_be(value, known.get(name)):
-                expected = describe_schema(known[name], root)
+                expected = describe_schema(known[name], SchemaRoot.of(self.schema, ""))
                 yield name, f"expected {expected}, got {describe_value(value)}"
 
 

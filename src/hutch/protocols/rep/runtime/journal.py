@@ -224,8 +224,7 @@ class RunJournal:
     ) -> None:
         self._add(to_json(msgspec.structs.asdict(result)), result.state, step=step_id)
         event = {"type": RECORD_KIND, "timestamp": now_rfc3339(), **record}
-        self._steps_asking.discard(step_id)
-        self._add(to_json(event), RECORD_KIND, subject=step_id)
+        self._add(to_json(event), RECORD_KIND, subject=self._subject("step", step_id))
         await self._flush()
 
     def add_event(self, run_id: str, event: Mapping[str, Any]) -> None:
@@ -359,10 +358,14 @@ def _log_write_error(task: asyncio.Task[None]) -> None:
         logger.warning("a journal could not be written: %s", error)
 
 
+# `json.dumps` with these arguments would create an encoder for each call.
+_encoder = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+
+
 def to_json(value: Any) -> str:
     """Encodes a value as ASCII JSON, which can store any text. Accepts any depth that steps can produce."""
     try:
-        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+        return _encoder.encode(value)
     except TypeError:
         # Outputs of steps may contain objects that only `encode_value` can convert.
         return encode_value(value).decode()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from time import monotonic
@@ -83,6 +83,8 @@ class FlowRun:
         self._journal = journal
         self._slots = slots or StepSlots(concurrency)
         self._progress = FlowProgress(flow)
+        self._counts: Counter[str] = Counter()
+        """Number of steps in `results` by state."""
         self._skipped = 0
         self._loop = loop
         self._ready: deque[str] = deque()
@@ -126,10 +128,9 @@ class FlowRun:
 
     def summary(self) -> RunSummary:
         """Returns the step counts so far."""
-        states = [result.state for result in self.results.values()]
         return RunSummary(
-            completed_steps=states.count("succeeded"),
-            failed_steps=states.count("failed"),
+            completed_steps=self._counts["succeeded"],
+            failed_steps=self._counts["failed"],
             skipped_steps=self._skipped,
             total_steps=len(self.flow.nodes),
             error=self._error,
@@ -303,6 +304,7 @@ class FlowRun:
     def _record_result(self, id: str, result: StepResult) -> list[str]:
         """Records the result of a step and returns the steps that may start now."""
         self.results[id] = result
+        self._counts[result.state] += 1
         self.outputs[id] = result.reference_value
         ready, skipped = self._progress.step_ended(id, result)
         self._skipped += len(skipped)
