@@ -1,7 +1,9 @@
 """Channel over two file descriptors of any kind: pipes, sockets, terminals, files.
 
-Threads read and write the descriptors, because files cannot be polled, and because descriptors shared with
-other programs, such as stdin and stdout, must stay blocking.
+The descriptors stay blocking, because they may be shared with other programs, such as stdin and stdout. The
+event loop reads from pipes and sockets when they are readable, and writes short lines to pipes that have room
+for them, because waking up a thread takes longer than that. Threads do everything else: files cannot be
+polled, and long lines may block.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import contextlib
 import os
 import queue
 import select
+import stat
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -42,6 +45,13 @@ class DescriptorChannel:
         self._queued = 0
         self._drained = asyncio.Event()
         self._drained.set()
+        self._is_pollable = _has_type(read, stat.S_ISFIFO, stat.S_ISSOCK)
+        self._is_polled = False
+        self._room: select.poll | None = None
+        """Tells whether the output, which is a pipe, has room for PIPE_BUF bytes."""
+        if _has_type(write, stat.S_ISFIFO):
+            self._room = select.poll()
+            self._room.register(write, select.POLLOUT)
         self._may_read = threading.Event()
         self._written = asyncio.Event()
         self._input_ended = False
@@ -49,12 +59,17 @@ class DescriptorChannel:
 
     def open(self) -> None:
         """Starts reading and writing. Set the handlers before."""
-        for work in (self._read, self._write):
+        threads = [self._write]
+        if self._is_pollable:
+            self._start_polling()
+        else:
+            threads.append(self._read)
+        for work in threads:
             # Daemon threads, so that a blocked read does not keep the program alive.
             threading.Thread(target=work, name=f"hutch {work.__name__}", daemon=True).start()
 
     def send(self, line: bytes) -> None:
-        if self._closed:
+        if self._closed or (not self._queued and self._write_short(line)):
             return
         self._queued += len(line)
         if self._queued > HIGH_WATER_BYTES:
@@ -68,6 +83,7 @@ class DescriptorChannel:
         if not self._closed:
             self._closed = True
             self.on_close = ignore
+            self._stop_polling()
             self._drained.set()
             self._outbox.put(None)
 
@@ -77,16 +93,51 @@ class DescriptorChannel:
 
     # --- in the event loop ---
 
+    def _write_short(self, line: bytes) -> bool:
+        """Returns False if the line is long, or if there is no room for it now."""
+        if self._room is None or len(line) > select.PIPE_BUF or not self._room.poll(0):
+            return False
+        try:
+            return os.write(self._write_to, line) == len(line)
+        except OSError:
+            # The thread gets the same error and reports it.
+            return False
+
+    def _start_polling(self) -> None:
+        self._is_polled = True
+        self._loop.add_reader(self._read_from, self._on_readable)
+
+    def _stop_polling(self) -> None:
+        if self._is_polled:
+            self._is_polled = False
+            self._loop.remove_reader(self._read_from)
+
+    def _on_readable(self) -> None:
+        try:
+            data = os.read(self._read_from, CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if data:
+            self._on_data(data)
+        else:
+            self._stop_polling()
+            self._on_eof()
+
     def _on_data(self, data: bytes) -> None:
         try:
             for line in self._lines.feed(data):
                 if line and not self._closed:
                     self.on_line(line)
         except LineTooLong as error:
+            self._stop_polling()
             self._end(f"{error} (setting max_line_bytes)")
             return
         if self._drained.is_set():
             self._may_read.set()
+        else:
+            self._stop_polling()
 
     def _on_eof(self) -> None:
         # The last line of a file may lack its line break.
@@ -98,6 +149,8 @@ class DescriptorChannel:
         if self._queued <= HIGH_WATER_BYTES and not self._drained.is_set():
             self._drained.set()
             self._may_read.set()
+            if self._is_pollable and not (self._input_ended or self._closed):
+                self._start_polling()
 
     def _end(self, reason: str) -> None:
         if not self._input_ended:
@@ -143,3 +196,8 @@ class DescriptorChannel:
         # The loop may be closed already.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, *arguments)
+
+
+def _has_type(descriptor: int, *is_type: Callable[[int], bool]) -> bool:
+    mode = os.fstat(descriptor).st_mode
+    return any(check(mode) for check in is_type)
