@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.conftest import Run
 from tests.hostile.processes import resident_bytes
+from tests.support.stalls import LoopStalls, repeat_on_stall
 
 import hutch
 
@@ -129,6 +130,28 @@ async def test_result_of_exactly_the_limit_is_accepted(
     exact = await small_results.run(code, engine=engine)
     assert exact.error is None
     assert len(exact.result_json or b"") in (MIB, MIB - 1)
+
+
+@pytest.mark.parametrize("text", ["'\"'.repeat(4194302)", "'\\u0001'.repeat(1398100)"])
+@repeat_on_stall
+async def test_result_of_escapes_does_not_block_the_host(run: Run, text: str) -> None:
+    """Such a result takes up to 80 ms if its message is read at once."""
+    async with LoopStalls() as stalls:
+        result = await run(text, memory_limit_bytes=300 * MIB, timeout_ms=60_000)
+    assert result.error is None
+    assert len(result.result_json or b"") > 8_388_600
+    stalls.assert_short()
+
+
+async def test_result_of_millions_of_wide_characters_is_accepted(run: Run) -> None:
+    """A loop over the characters takes QuickJS more than 20 s."""
+    for text, size in (("'é'.repeat(4194303)", 8_388_608), ("'😀'.repeat(2097152)", None)):
+        result = await run(text, memory_limit_bytes=300 * MIB, timeout_ms=15_000)
+        if size is None:
+            assert result.error is not None
+            assert result.error.code == "result_too_large"
+        else:
+            assert len(result.result_json or b"") == size
 
 
 async def test_huge_input_is_rejected_without_calling_the_tool(run: Run) -> None:

@@ -49,15 +49,24 @@ export function toJson(value: unknown, label: string, maxBytes = Infinity): stri
 /** Returns true if the text has more than `maxBytes` bytes in UTF-8. */
 export function exceeds(text: string, maxBytes: number): boolean {
   if (text.length > maxBytes || 3 * text.length <= maxBytes) return text.length > maxBytes;
-  if (!apply(test, NOT_ASCII, [text])) return false;
+  return byteLength(text) > maxBytes;
+}
+
+/** Replaces the loop that counts the bytes of a text in UTF-8, which takes QuickJS 20 s for 4 MiB. */
+export function provideByteLength(native: (text: string) => number): void {
+  byteLength = native;
+}
+
+let byteLength = (text: string): number => {
+  if (!apply(test, NOT_ASCII, [text])) return text.length;
   let bytes = text.length;
-  for (let i = 0; i < text.length && bytes <= maxBytes; i++) {
+  for (let i = 0; i < text.length; i++) {
     const unit = apply(charCodeAt, text, [i]);
     // The two units of a surrogate pair make four bytes.
     if (unit >= 0x80) bytes += unit < 0x800 || (unit >= 0xd800 && unit < 0xe000) ? 1 : 2;
   }
-  return bytes > maxBytes;
-}
+  return bytes;
+};
 
 export function tooLarge(label: string, maxBytes: number): NotJsonSafe {
   return new NotJsonSafe(`${label} is too large: its JSON text has more than ${maxBytes} bytes`, true);

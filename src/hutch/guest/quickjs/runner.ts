@@ -29,8 +29,8 @@ import { type HostFunctions, type Image, Vm, VmError } from "./vm.ts";
 const DEFAULT_MAX_RESULT = 8 * 1024 * 1024;
 /** For each prelude, the letters of the host functions that it uses and the names of its own functions. */
 export const PRELUDES = {
-  plain: { functions: "cltkruedoxps", entries: ["run", "settle", "item", "fire", "stack"] },
-  web: { functions: "cltkruedoxpsh", entries: ["run", "settle", "item", "fire", "stack", "job"] },
+  plain: { functions: "cltkruedoxpsb", entries: ["run", "settle", "item", "fire", "stack"] },
+  web: { functions: "cltkruedoxpsbh", entries: ["run", "settle", "item", "fire", "stack", "job"] },
 };
 /** A VM that grew by more is dropped instead of reset, to return its memory to the system. */
 const MAX_REUSABLE_GROWTH = 8 * 1024 * 1024;
@@ -141,6 +141,7 @@ export class Runner {
         else this.#report(run(vm), JSON.parse(vm.toText(failure)));
         return vm.undefined();
       },
+      b: (vm, [text]) => vm.number(vm.byteLength(text)),
       p: (vm, [value]) => vm.number(vm.isProxy(value) ? 1 : 0),
       s: (vm, [stack]) => vm.string(run(vm).program.cleanStack(vm.toText(stack))),
       h: (vm, [call, algorithm, bytes]) => {

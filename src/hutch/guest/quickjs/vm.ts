@@ -278,6 +278,14 @@ export class Vm {
     return text;
   }
 
+  /** Returns the number of bytes of a string in UTF-8. */
+  byteLength(box: number): number {
+    const [address, length] = this.#readWithLength((out) => this.#exports.qjs_get_string_len(box, out));
+    if (address === 0) throw new VmError("out of memory");
+    this.#exports.qjs_free_cstring(address);
+    return length;
+  }
+
   /** Returns a view of an ArrayBuffer's bytes, which the next call into the VM may invalidate. */
   toBytes(box: number): Uint8Array<ArrayBuffer> {
     const [address, length] = this.#readWithLength((out) => this.#exports.qjs_get_array_buffer(box, out));

@@ -23,3 +23,4 @@ export const fail = takeHostFunction<(error: string) => void>("x");
 export const isProxy = takeHostFunction<(value: unknown) => number>("p");
 /** Removes internal frames from a stack trace and maps positions to the guest's source. */
 export const cleanStack = takeHostFunction<(stack: string) => string>("s");
+export const byteLength = takeHostFunction<(text: string) => number>("b");

@@ -12,7 +12,7 @@ import "./url.ts";
 import { fireTimer } from "./timers.ts";
 import "./abort.ts";
 import "./clone.ts";
-import { toJson } from "../../json.ts";
+import { provideByteLength, toJson } from "../../json.ts";
 import {
   addItem,
   defineInputs,
@@ -23,11 +23,12 @@ import {
 } from "../../tools.ts";
 import { defineGlobal } from "./define.ts";
 import { rawStack } from "./stack.ts";
-import { fail, isProxy, succeed, toolCall } from "./host.ts";
+import { byteLength, fail, isProxy, succeed, toolCall } from "./host.ts";
 
 const { parse, stringify } = JSON;
 
 provideProxyCheck((value) => isProxy(value) === 1);
+provideByteLength(byteLength);
 
 /** Runs the guest's function with its providers and reports the outcome. */
 async function run(
