@@ -12,6 +12,7 @@ import pytest
 from tests.support.processes import NO_WARM_RUNNERS, ServeProcess, hutch, running_server
 from tests.support.stalls import ServerStalls, repeat_on_stall
 
+from hutch.api import connect
 from hutch.protocols.runs.events import MAX_FOLLOWERS
 
 OPERATOR = "operator-key-operator-key"
@@ -77,6 +78,27 @@ async def test_large_inputs_do_not_stall_the_server(server: ServeProcess, value:
         )
     assert response.status_code == 200
     stalls.assert_short()
+
+
+@repeat_on_stall
+async def test_replay_with_large_inputs_of_tools_does_not_stall_the_server(
+    server: ServeProcess, client: httpx2.Client
+) -> None:
+    """Encoding such an input for the message about the difference takes 0.3 s."""
+    run_id = await record_run_with_a_tool(server)
+    body = {"code": "await tools.note('\"'.repeat(4_000_000))"}
+    with ServerStalls(server.process.pid, server.url) as stalls:
+        replayed = client.post(f"/runs/{run_id}/replay?wait=true", json=body).json()
+    assert replayed["outcome"] == "replay_diverged"
+    assert len(replayed["error"]["message"]) < 1_000
+    stalls.assert_short()
+
+
+async def record_run_with_a_tool(server: ServeProcess) -> str:
+    async def note(text: str, /) -> None: ...
+
+    async with connect(server.url.replace("http", "ws"), api_key=OPERATOR) as remote:
+        return (await remote.run("await tools.note('a')", tools=[note])).run_id
 
 
 @repeat_on_stall

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from hutch.egress.redaction import MARK, Redactor
 from hutch.errors import ExecutionError
 from hutch.kernel.content import RecordLevels
 from hutch.kernel.execution import Execution
 from hutch.kernel.records import RunRecord, RunRecorder
 from hutch.sandbox.runner.profile import profile_for
-from hutch.session.run import Result, RunHandle, RunLog, ToolCallEnded, ToolCallStarted
+from hutch.session.run import Result, RunHandle, RunLog, TextRedactor, ToolCallEnded, ToolCallStarted
 
 OK = Result(ok=True, result="out", result_json=b'"out"', logs=["line"])
 FAILED = Result(ok=False, error=ExecutionError("runtime_error", "no secret", line=3), logs=["line"] * 80)
@@ -24,7 +25,7 @@ FAILED = Result(ok=False, error=ExecutionError("runtime_error", "no secret", lin
 async def record(levels: RecordLevels, result: Result, run: RunHandle | None = None) -> RunRecord:
     stored: list[RunRecord] = []
     recorder = RunRecorder(levels=levels)
-    recorder.sink = stored.append
+    recorder.sink = lambda record, redactor: stored.append(record)
     run = run or RunHandle()
     execution = Execution(code="the code", profile=profile_for("quickjs"), inputs=b'{"n":1}')
     recorder.begin(execution, run)
@@ -63,10 +64,17 @@ async def test_content_is_bounded() -> None:
 
 
 async def test_secrets_of_the_run_are_redacted() -> None:
-    run = RunHandle(redact=lambda text: text.replace("secret", "***"))
-    found = await record(RecordLevels("errors"), FAILED, run)
-    assert found.error_message == "no ***"
-    assert "secret" not in (found.content or "")
+    stored: list[tuple[RunRecord, TextRedactor | None]] = []
+    recorder = RunRecorder()
+    recorder.sink = lambda record, redactor: stored.append((record, redactor))
+    run = RunHandle(redactor=Redactor(["secret"]))
+    run.end(FAILED)
+    recorder(Execution(code="secret", profile=profile_for("quickjs")), run, FAILED)
+    await asyncio.sleep(0)
+    [(found, redactor)] = stored
+    assert found.error_message == f"no {MARK}"
+    assert redactor is not None
+    assert "secret" not in await redactor.long_text(found.content or "")
 
 
 async def test_lone_surrogates_do_not_prevent_a_record() -> None:

@@ -187,7 +187,7 @@ async def test_run_that_finds_no_runner_is_recorded() -> None:
         assert h._kernel is not None
         assert isinstance(h._kernel._record, RunRecorder)
         records: list[RunRecord] = []
-        h._kernel._record.sink = records.append
+        h._kernel._record.sink = lambda record, redactor: records.append(record)
         first = asyncio.create_task(h.run("return tools.stay()", tools=[stay], engine="deno"))
         await has_started.wait()
         pool = h._kernel.pool

@@ -36,7 +36,7 @@ async def test_recorder_counts_logs_and_stores_each_run(caplog: pytest.LogCaptur
     caplog.set_level(logging.INFO, "hutch.runs")
     counters, stored, ended = RunCounters(), list[RunRecord](), list[str]()
     recorder = RunRecorder(counters)
-    recorder.sink = stored.append
+    recorder.sink = lambda record, redactor: stored.append(record)
     recorder.on_end.append(lambda run: ended.append(run.id))
     await finish(recorder, "a")
     assert counters.outcomes == {("python", "quickjs", "ok"): 1}
@@ -61,7 +61,7 @@ async def test_internal_runs_are_counted_but_neither_stored_nor_logged_above_deb
     caplog.set_level(logging.INFO, "hutch.runs")
     counters, stored, ended = RunCounters(), list[RunRecord](), list[str]()
     recorder = RunRecorder(counters)
-    recorder.sink = stored.append
+    recorder.sink = lambda record, redactor: stored.append(record)
     recorder.on_end.append(lambda run: ended.append(run.id))
     await finish(recorder, "a", INTERNAL_PROTOCOL)
     assert counters.outcomes == {("internal", "quickjs", "ok"): 1}
@@ -92,7 +92,7 @@ async def test_record_is_made_once_and_if_it_is_not_logged_after_the_caller_has_
 
     monkeypatch.setattr(RunRecord, "of", count)
     recorder = RunRecorder()
-    recorder.sink = stored.append
+    recorder.sink = lambda record, redactor: stored.append(record)
     execution = Execution(code="1", profile=profile_for("quickjs"))
     for id, level, made_at_once in (("silent", "ERROR", []), ("logged", "INFO", ["logged"])):
         caplog.set_level(level, "hutch.runs")
@@ -130,7 +130,7 @@ async def test_runs_are_stored_as_soon_as_there_is_a_store_and_also_if_not_logge
     stored: list[RunRecord] = []
     recorder = RunRecorder()
     await finish(recorder, "before")
-    recorder.sink = stored.append
+    recorder.sink = lambda record, redactor: stored.append(record)
     await finish(recorder, "after")
     assert [record.run_id for record in stored] == ["after"]
     assert caplog.records == []
@@ -160,7 +160,7 @@ async def test_record_has_owner_limits_calls_and_outcome(server: ServeProcess) -
 async def test_record_has_the_first_calls_and_the_number_of_the_others() -> None:
     records: list[RunRecord] = []
     recorder = RunRecorder()
-    recorder.sink = records.append
+    recorder.sink = lambda record, redactor: records.append(record)
     log = CallLog()
     for _ in range(MAX_RECORDED_CALLS + 7):
         log.add(CallRecord.of("server", "tool", True, 0.001))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hutch.egress.client.client import FetchClient
     from hutch.kernel.kernel import Kernel
     from hutch.protocols.abilities.execute import AbilityExecutor
+    from hutch.session.run import TextRedactor
     from hutch.store.store import Store
     from hutch.store.write_behind import QueueState
     from hutch.telemetry.counters import EgressCounters
@@ -157,7 +158,7 @@ class Storage:
             self._checked_until = time.monotonic() + 1.0
         return self._problem
 
-    def _queue_run(self, record: RunRecord) -> None:
+    def _queue_run(self, record: RunRecord, redactor: TextRedactor | None) -> None:
         assert self._store is not None
         from hutch.store.models import NewRun, RunRow
 
@@ -171,7 +172,13 @@ class Storage:
         )
         tools = dict.fromkeys(f"{call.provider}.{call.tool}" for call in record.calls)
         hosts = dict.fromkeys(request["host"] for request in record.requests)
-        run = NewRun(row, record.content, tuple(tools)[:MAX_TARGETS], tuple(hosts)[:MAX_TARGETS])
+        run = NewRun(
+            row,
+            record.content,
+            tuple(tools)[:MAX_TARGETS],
+            tuple(hosts)[:MAX_TARGETS],
+            None if redactor is None else redactor.long_text,
+        )
         self._store.write_behind.add_run(run)
 
     async def close(self) -> None:

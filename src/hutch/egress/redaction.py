@@ -6,6 +6,7 @@ boundary is that a secret is sent only to its own host.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import html
@@ -13,7 +14,9 @@ import json
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 from itertools import chain
 from typing import Any
 from urllib.parse import unquote
@@ -41,6 +44,8 @@ MAX_PART_CHARS = 1024
 # KiB of memory.
 MAX_CACHED = 64
 MAX_CACHED_CHARS = 256 * 1024
+# The redactor of longer secrets is created in a thread. For 64 KiB it takes 0.4 s.
+MAX_QUICK_CHARS = 1024
 # Number of bytes that are searched in one step. A byte takes up to 1.5 µs.
 STEP_BYTES = 4 * 1024
 
@@ -86,17 +91,25 @@ def cached_redactor(secrets: tuple[str, ...]) -> Redactor:
     return redactor
 
 
-async def prepare_redactor(secrets: tuple[str, ...]) -> None:
-    """Creates the redactor that `cached_redactor` returns, and lets other tasks run meanwhile. For 64 KiB of
-    secrets it takes more than a tenth of a second.
-    """
-    if secrets not in _cache:
-        forms, slices = set(), TimeSlices()
-        for form in _forms_of_secrets(secrets):
-            forms.add(form)
-            await slices.pause()
+async def prepare_redactor(secrets: tuple[str, ...]) -> Redactor:
+    """Like `cached_redactor`, but lets other tasks run while it creates a redactor."""
+    if secrets not in _cache and sum(map(len, secrets)) > MAX_QUICK_CHARS:
+        redactor = await asyncio.get_running_loop().run_in_executor(_thread(), _complete_redactor, secrets)
         _make_room(sum(map(len, secrets)))
-        _cache[secrets] = Redactor((), forms)
+        _cache[secrets] = redactor
+    return cached_redactor(secrets)
+
+
+@cache
+def _thread() -> ThreadPoolExecutor:
+    # Only one thread: several that compute would keep the event loop from running.
+    return ThreadPoolExecutor(1, "hutch redaction")
+
+
+def _complete_redactor(secrets: tuple[str, ...]) -> Redactor:
+    redactor = Redactor(secrets)
+    redactor.prepare()
+    return redactor
 
 
 def _make_room(chars: int) -> None:
@@ -110,15 +123,19 @@ def _make_room(chars: int) -> None:
 class Redactor:
     """Replaces secrets in data, text and JSON values. Runs with the same secrets share a redactor."""
 
-    def __init__(self, secrets: Iterable[str], forms: Iterable[bytes] = ()) -> None:
-        """Creates a redactor. `forms` are further texts, which are redacted only as they are given."""
-        self._search = PatternSearch(chain(_forms_of_secrets(secrets), forms))
+    def __init__(self, secrets: Iterable[str]) -> None:
+        self._search = PatternSearch(_forms_of_secrets(secrets))
 
     def __repr__(self) -> str:
         return f"<Redactor of {len(self._search)} forms>"
 
     def __bool__(self) -> bool:
         return bool(self._search)
+
+    def prepare(self) -> None:
+        """Creates now what the first redaction would create."""
+        if self._search:
+            _ = self._search.automaton
 
     def data(self, data: bytes) -> bytes:
         spans = self._search.find(data)
@@ -137,6 +154,10 @@ class Redactor:
         data = text.encode("utf-8", "surrogatepass")
         scrubbed = self.data(data)
         return text if scrubbed is data else scrubbed.decode("utf-8", "surrogatepass")
+
+    async def long_text(self, text: str) -> str:
+        """Like `text`, but lets other tasks run meanwhile."""
+        return await self._long_text(text, TimeSlices()) if self._search else text
 
     async def texts(self, texts: Sequence[str]) -> Sequence[str]:
         """Redacts many texts. Lets other tasks run meanwhile."""

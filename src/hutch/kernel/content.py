@@ -87,7 +87,7 @@ def error_text(run: RunHandle, result: Result) -> str | None:
 def run_content(
     execution: Execution, run: RunHandle, result: Result, level: RecordLevel, max_bytes: int
 ) -> str:
-    """Returns the content of a record as JSON text, with the run's secrets redacted."""
+    """Returns the content of a record as JSON text. The run's secrets are redacted when it is stored."""
     # The timeline has already used up to half of `max_bytes` for its calls and log lines. This is the other
     # half.
     budget = _Budget(max_bytes // 2)
@@ -112,7 +112,7 @@ def run_content(
         lines = result.logs if level == "full" else result.logs[-LAST_LOG_LINES:]
         shown = (cut(line, MAX_LOG_LINE_CHARS) for line in lines)
         content.logs = [RecordedLog(line) for line in shown if budget.take(len(line))]
-    return run.redacted(_encode(content))
+    return _encode(content)
 
 
 def _encode(content: RunContent) -> str:

@@ -15,7 +15,7 @@ from hutch import logs
 from hutch.kernel.content import RecordLevels, error_text, run_content
 from hutch.kernel.execution import Execution
 from hutch.session.host import Limits
-from hutch.session.run import CallRecord, Result, RunHandle, Wait
+from hutch.session.run import CallRecord, Result, RunHandle, TextRedactor, Wait
 from hutch.session.timeline import RunTimeline
 from hutch.settings.model import RecordLevel
 from hutch.text import cut, format_rfc3339
@@ -141,8 +141,8 @@ def _request(request: Any, run: RunHandle) -> dict[str, Any]:
     return {**fields, "start_ms": round((started - (clock.started or 0.0)) * 1000, 3)}
 
 
-RunSink = Callable[[RunRecord], None]
-"""Stores a record."""
+RunSink = Callable[[RunRecord, TextRedactor | None], None]
+"""Stores a record. The redactor is for its content, which still has the run's secrets."""
 
 
 class RunRecorder:
@@ -210,7 +210,7 @@ class RunRecorder:
         if record is None:
             record = self._record(execution, run, result)
         if sink is not None:
-            sink(self._with_content(record, execution, run, result))
+            sink(self._with_content(record, execution, run, result), run.redactor)
         if tracing is not None:
             tracing.end(record, run)
 

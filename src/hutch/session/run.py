@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -276,6 +276,15 @@ def new_run_id() -> str:
     return os.urandom(16).hex()
 
 
+class TextRedactor(Protocol):
+    """Replaces secrets in text."""
+
+    def text(self, text: str) -> str: ...
+
+    async def long_text(self, text: str) -> str:
+        """Like `text`, but lets other tasks run meanwhile."""
+
+
 class RunHandle(msgspec.Struct, eq=False):
     """A run in progress: its id, its controls, and the data for its run record besides the result.
 
@@ -316,7 +325,7 @@ class RunHandle(msgspec.Struct, eq=False):
     """Level with which the run is recorded. None for the level of the settings."""
     timeline: RunTimeline | None = None
     """Collects log lines and tool calls if the run is recorded in full."""
-    redact: Callable[[str], str] | None = None
+    redactor: TextRedactor | None = None
     """Replaces the run's secrets in text that is recorded."""
     trace: TraceContext | None = None
     """Context of the run's span. None if the run is not traced."""
@@ -327,7 +336,7 @@ class RunHandle(msgspec.Struct, eq=False):
         return None
 
     def redacted(self, text: str) -> str:
-        return text if self.redact is None else self.redact(text)
+        return text if self.redactor is None else self.redactor.text(text)
 
     def failure_code(self, value: Any) -> str | None:
         """Returns the error code if the result reports a failure, otherwise None. Called once per run."""

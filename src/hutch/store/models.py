@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Literal, NamedTuple
 from uuid import uuid4
@@ -168,6 +169,8 @@ class NewRun(msgspec.Struct, frozen=True):
     """Tools that the run called, as `provider.tool`."""
     hosts: tuple[str, ...] = ()
     """Hosts that the run reached."""
+    redact: Callable[[str], Awaitable[str]] | None = None
+    """Removes the run's secrets from the content before it is stored."""
 
     @property
     def size(self) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from hutch.protocols.abilities.wrapper import truncate_body
+from hutch.protocols.abilities.wrapper import hide_literals, truncate_body
 
 MARK = "\n\n[... Response truncated. Original length: {} characters]"
 
@@ -31,3 +33,25 @@ def test_lone_surrogate_is_escaped() -> None:
     shown = truncate_body("\ud800" + "x" * 20, 10)
     assert isinstance(shown.body, str)
     assert shown.body.startswith('"\\ud800xxx')
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("'abc' is read-only", "'…' is read-only"),
+        ("'name' is read-only", "'name' is read-only"),
+        ("Oh: cannot read property 'a' b' of null, see", "Oh: cannot read property '…' of null, see"),
+        ("The value of the header a has b has c", "The value of the header … has c"),
+        ("Unknown encoding: secret", "Unknown encoding: …"),
+        ("it's fine", "it's fine"),
+    ],
+)
+def test_quoted_literal_is_hidden(message: str, expected: str) -> None:
+    assert hide_literals(message, "options.name") == expected
+
+
+def test_literals_are_hidden_in_linear_time() -> None:
+    """A pattern with both ends takes 30 s for this message."""
+    began = time.process_time()
+    hide_literals("'" * 40_000, "")
+    assert time.process_time() - began < 2

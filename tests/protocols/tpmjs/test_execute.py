@@ -7,7 +7,9 @@ import logging
 import pytest
 from tests.protocols.tpmjs.harness import FAULT, TpmjsServer, call
 
+from hutch.protocols.tpmjs.execute import _ToolRun
 from hutch.protocols.tpmjs.responses import FAILURE_KINDS
+from hutch.session.tools.provider import MAX_MESSAGE_CHARS
 
 SIX = {
     "PACKAGE_NOT_FOUND",
@@ -261,3 +263,10 @@ async def test_large_params_and_outputs_are_complete() -> None:
     long = {"text": "é" * 1_000_000}
     assert (await server.execute("echo", long)).json()["output"] == long
     assert len((await server.execute("large", {"size": 8_000_000})).json()["output"]) == 8_000_000
+
+
+def test_message_of_a_failed_tool_is_cut() -> None:
+    """A hostile tool can send a message of megabytes, which would be redacted and recorded."""
+    run = _ToolRun()
+    assert run.failure_code({"code": "execution_error", "message": "x" * 1_000_000}) == "execution_error"
+    assert len(run.failure_message or "") == MAX_MESSAGE_CHARS

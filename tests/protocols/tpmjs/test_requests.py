@@ -126,6 +126,12 @@ async def test_reported_problems_and_names_are_limited() -> None:
     assert len(message) < 15_000
 
 
+async def test_length_of_variables_is_limited() -> None:
+    env = {"A": "x" * 40_000, "B": "x" * 30_000}
+    message = (await TpmjsServer().post("/execute-tool", call("echo", env=env))).json()["error"]["message"]
+    assert message == "env: expected values of at most 65536 characters, got 70000"
+
+
 async def test_number_of_variables_is_limited() -> None:
     env = {f"n{number}": "x" for number in range(1_001)}
     message = (await TpmjsServer().post("/execute-tool", call("echo", env=env))).json()["error"]["message"]

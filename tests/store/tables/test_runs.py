@@ -5,6 +5,7 @@ import logging
 import pytest
 from tests.store.factories import add_user, make_key, make_run, make_user
 from tests.support.processes import TIMEOUT_SECONDS
+from tests.support.stalls import LoopStalls, repeat_on_stall
 
 from hutch.errors import StoreError, VaultError
 from hutch.settings import Settings
@@ -122,6 +123,19 @@ async def test_use_of_a_removed_key_is_ignored(store: Store) -> None:
     await store.write_behind.flush()
     assert await store.runs.get(run.run_id) == run
     assert make_user().id not in {user.id for user in await store.users.list()}
+
+
+@repeat_on_stall
+async def test_contents_are_redacted_and_encrypted_without_blocking_the_event_loop(store: Store) -> None:
+    async def redact(text: str) -> str:
+        return text.replace("secret", "")
+
+    runs = [NewRun(make_run(run_id=f"r{n}"), "secret" + "x" * 120_000, redact=redact) for n in range(100)]
+    await store.runs.add_new(runs[:1])
+    async with LoopStalls() as stalls:
+        await store.runs.add_new(runs[1:])
+    assert await store.runs.content("r99") == "x" * 120_000
+    stalls.assert_short()
 
 
 async def test_message_and_content_are_encrypted_and_go_with_the_run(store: Store) -> None:

@@ -13,7 +13,7 @@ import msgspec
 from hutch.egress.client.client import FetchClient
 from hutch.egress.client.headers import MAX_HEADER_BYTES
 from hutch.egress.client.models import RequestLogEntry
-from hutch.egress.redaction import MARK, cached_redactor, prepare_redactor
+from hutch.egress.redaction import MARK, prepare_redactor
 from hutch.errors import InvalidInput, StoreError
 from hutch.http.errors import ApiError, to_api_error
 from hutch.kernel.kernel import Kernel
@@ -54,7 +54,7 @@ from hutch.store.models import Ability, User
 from hutch.store.store import Store
 from hutch.text import now_rfc3339
 from hutch.vault.client_import import unlock_secrets
-from hutch.vault.credentials import Secret
+from hutch.vault.credentials import MAX_VALUE_BYTES, Secret
 from hutch.vault.vault import Vault
 
 logger = logging.getLogger("hutch.abilities")
@@ -193,7 +193,7 @@ class AbilityExecutor:
                 fetch_tools,
                 ability_run,
                 request_log=fetch_session.request_log,
-                redact=fetch_session.redactor.text,
+                redactor=fetch_session.redactor,
                 is_own=call.owner_id == user.id,
                 run_id=run_id,
             )
@@ -327,9 +327,14 @@ class AbilityExecutor:
         Transforms get this body, because their code comes from the caller. Raises ValueNotFound.
         """
         values = [(each, find_credential(each, response)) for each in definition.produces]
+        for produced, value in values:
+            # Creating a redactor of megabytes would take seconds.
+            if value is not None and len(value) > MAX_VALUE_BYTES:
+                raise ValueNotFound(
+                    f"{produced.key} cannot be stored: expected at most {MAX_VALUE_BYTES} bytes."
+                )
         found = tuple(value for _, value in values if value is not None)
-        await prepare_redactor((*secrets, *found))
-        builder.redactor = cached_redactor((*secrets, *found))
+        builder.redactor = await prepare_redactor((*secrets, *found))
         for produced, value in values:
             if value is None:
                 reason = f"The response has no text at {produced.path}, which is stored as {produced.key}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any, Literal
 
 import msgspec
@@ -180,4 +181,22 @@ class RecordedTools:
 
 
 def _shown(value: Any) -> str:
-    return cut(encode_value(value).decode(), MAX_SHOWN_CHARS)
+    return cut(encode_value(_beginning(value)).decode(), MAX_SHOWN_CHARS)
+
+
+_MAX_SHOWN_ITEMS = (MAX_SHOWN_CHARS // 2, 20, 5)
+"""Maximum number of items that are shown of a list or an object at each depth."""
+
+
+def _beginning(value: Any, depth: int = 0) -> Any:
+    """Returns the part of a value that is shown at most. Encoding all of an input takes up to 0.3 s."""
+    if depth == len(_MAX_SHOWN_ITEMS):
+        return "…"
+    if isinstance(value, str):
+        return value[:MAX_SHOWN_CHARS]
+    if isinstance(value, list):
+        return [_beginning(item, depth + 1) for item in value[: _MAX_SHOWN_ITEMS[depth]]]
+    if isinstance(value, dict):
+        items = islice(value.items(), _MAX_SHOWN_ITEMS[depth])
+        return {key[:MAX_SHOWN_CHARS]: _beginning(item, depth + 1) for key, item in items}
+    return value

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from hutch.egress.policy import EgressPolicy, policy_for
-from hutch.egress.redaction import cached_redactor
+from hutch.egress.redaction import Redactor, prepare_redactor
 from hutch.errors import ExecutionError, PackageNotFound, PackageTooLarge, StoreError
 from hutch.kernel.execution import Execution, Source
 from hutch.kernel.kernel import Kernel
@@ -34,8 +34,9 @@ from hutch.session.host import Limits
 from hutch.session.json_value import encode_decoded_value, encode_value
 from hutch.session.large_json import LARGE_TEXT_BYTES
 from hutch.session.run import Result, RunHandle
-from hutch.session.tools.provider import Provider
+from hutch.session.tools.provider import MAX_MESSAGE_CHARS, Provider
 from hutch.session.tools.tool import Tool, ToolContext
+from hutch.text import cut
 
 logger = logging.getLogger("hutch.tpmjs")
 
@@ -85,7 +86,8 @@ class ToolExecutor:
             package = await self._packages.get(call.spec)
         except (PackageNotFound, StoreError) as error:
             failure = package_failure(error)
-            return ToolOutcome(failure=failure, run_id=self._record_failed_install(call, failure, began))
+            run_id = await self._record_failed_install(call, failure, began)
+            return ToolOutcome(failure=failure, run_id=run_id)
         return await self.execute_package(package, call, events, _install_ms(time.monotonic() - began))
 
     async def execute_package(
@@ -107,9 +109,9 @@ class ToolExecutor:
             run_id=result.run_id,
         )
 
-    def _record_failed_install(self, call: PackageToolCall, failure: ToolFailure, began: float) -> str:
+    async def _record_failed_install(self, call: PackageToolCall, failure: ToolFailure, began: float) -> str:
         """Records a call whose package could not be installed. Returns the id of the run."""
-        run = RunHandle(install_ms=_install_ms(time.monotonic() - began), redact=_redact(call))
+        run = RunHandle(install_ms=_install_ms(time.monotonic() - began), redactor=await _redactor(call))
         execution = Execution(
             code="",
             profile=Profile("npm"),
@@ -214,7 +216,7 @@ class ToolExecutor:
             # A call that lists the tools has no tool name.
             label=f"{package.name}@{package.version}#{call.name}".removesuffix("#"),
         )
-        run = _ToolRun(redact=_redact(call), install_ms=install_ms)
+        run = _ToolRun(redactor=await _redactor(call), install_ms=install_ms)
         result = await self._kernel.run(execution, run)
         if self._has_containers:
             self._code_cache.note_use(package, lambda: self._profile(package))
@@ -275,12 +277,12 @@ class ToolExecutor:
         )
 
 
-def _redact(call: PackageToolCall) -> Callable[[str], str] | None:
-    """Returns a function that redacts the call's secrets, also in lower case, as in the name of a host."""
+async def _redactor(call: PackageToolCall) -> Redactor | None:
+    """Returns a redactor of the call's secrets, also in lower case, as in the name of a host."""
     if not call.env:
         return None
     secrets = dict.fromkeys((*call.env.values(), *map(str.lower, call.env.values())))
-    return cached_redactor(tuple(secrets)).text
+    return await prepare_redactor(tuple(secrets))
 
 
 def _install_ms(seconds: float) -> float:
@@ -367,6 +369,7 @@ def _decode_result(fields: Mapping[str, Any]) -> tuple[bytes | None, ToolFailure
         return None, ToolFailure("execution_error", "The tool returned an invalid result")
     if code == "invalid_params":
         message = "; ".join(params.guest_problems(fields.get("problems"))) or message
+    message = cut(message, MAX_MESSAGE_CHARS)
     location = fields.get("location")
     is_location = isinstance(location, str) and 0 < len(location) <= _MAX_LOCATION_CHARS
     return None, ToolFailure(

@@ -19,6 +19,8 @@ from hutch.text import cut, is_storable_text
 MAX_BATCH = 32
 MAX_NAME_CHARS = 256
 MAX_ENV_NAMES = 1_000
+# All values together. Run records are searched for them, which takes memory and time for each character.
+MAX_ENV_CHARS = 64 * 1024
 
 
 def requested_version(request: Request, *, string_errors: bool) -> ProtocolVersion:
@@ -138,6 +140,9 @@ def _env(body: dict[str, Any], prefix: str, problems: ProblemList) -> dict[str, 
     env = _object(body, "env", prefix, problems)
     if len(env) > MAX_ENV_NAMES:
         problems.add(f"{prefix}env", f"expected at most {MAX_ENV_NAMES} names, got {len(env)}")
+        return {}
+    if (size := sum(len(value) for value in env.values() if isinstance(value, str))) > MAX_ENV_CHARS:
+        problems.add(f"{prefix}env", f"expected values of at most {MAX_ENV_CHARS} characters, got {size}")
         return {}
     for name, value in env.items():
         if not name or "=" in name or not is_storable_text(name):

@@ -14,6 +14,7 @@ from hutch.store.backends.base import Database, SqlBatch, SqlStatement, Values, 
 from hutch.store.encryption import ColumnEncryption
 from hutch.store.models import NewRun, RunRow
 from hutch.store.tables.run_search import RunCounts, RunPage, RunQuery, RunSearch
+from hutch.tasks import TimeSlices
 
 logger = logging.getLogger("hutch.store")
 
@@ -66,7 +67,10 @@ class RunTable:
         """
         if not runs:
             return
-        encrypted = [await self._encrypt(run) for run in runs]
+        encrypted, slices = [], TimeSlices()
+        for run in runs:
+            encrypted.append(await self._encrypt(run))
+            await slices.pause()
         await self._database.write_batches(
             SqlBatch(_INSERT_RUN, [_columns(run) for run in encrypted]),
             SqlBatch(
@@ -90,6 +94,7 @@ class RunTable:
             if message is not None:
                 message = await self._encryption.encrypt(message, *message_context(run_id))
             if content is not None:
+                content = content if run.redact is None else await run.redact(content)
                 content = await self._encryption.encrypt(content, *content_context(run_id))
         except VaultError as error:
             if not self._warned:
