@@ -113,8 +113,23 @@ def postgres() -> Iterator[databases.PostgresServer]:
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def store_settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
-    """Settings with their own home and database. Tests that use this run on SQLite and on PostgreSQL."""
+def store_settings(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Settings]:
+    """Settings with their own home, and a database with empty tables. Tests that use this run on SQLite and
+    on PostgreSQL.
+    """
+    home = tmp_path / "home"
+    if request.param == "sqlite":
+        databases.create_sqlite_tables(home)
+        yield Settings(home=str(home))
+    else:
+        server: databases.PostgresServer = request.getfixturevalue("postgres")
+        with server.database_with_tables() as url:
+            yield Settings(home=str(home), database_url=url)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def new_store_settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
+    """Like `store_settings`, with a new database, which has no tables yet."""
     home = str(tmp_path / "home")
     if request.param == "sqlite":
         return Settings(home=home)

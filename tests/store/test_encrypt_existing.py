@@ -345,13 +345,13 @@ async def insert_plaintext_rows(store: Store) -> None:
 
 
 @pytest.fixture
-async def plaintext_settings(store_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
+async def plaintext_settings(new_store_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """A database at migration 4."""
     with monkeypatch.context() as patch:
         patch.setattr(migrate, "migrations", lambda: MIGRATIONS[:4])
-        async with await open_store(store_settings) as store:
+        async with await open_store(new_store_settings) as store:
             await insert_plaintext_rows(store)
-    return store_settings
+    return new_store_settings
 
 
 async def check_old_rows(store: Store) -> None:
@@ -438,5 +438,6 @@ async def test_concurrent_encryption_loses_nothing(plaintext_settings: Settings)
         await store.close()
 
 
-async def test_new_database_has_no_plaintext_mark(store: Store) -> None:
-    assert await store.meta.get(encrypt_existing.PLAINTEXT_MARK) is None
+async def test_new_database_has_no_plaintext_mark(new_store_settings: Settings) -> None:
+    async with await open_store(new_store_settings) as store:
+        assert await store.meta.get(encrypt_existing.PLAINTEXT_MARK) is None

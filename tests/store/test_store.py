@@ -25,6 +25,11 @@ SetMigrations = Callable[..., None]
 
 
 @pytest.fixture
+def store_settings(new_store_settings: Settings) -> Settings:
+    return new_store_settings
+
+
+@pytest.fixture
 def set_migrations(monkeypatch: pytest.MonkeyPatch) -> SetMigrations:
     """Replaces the list of migrations."""
 

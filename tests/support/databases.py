@@ -1,8 +1,14 @@
-"""A real PostgreSQL server for the tests, in a temporary folder; it ends with the test process."""
+"""Databases for the tests: a real PostgreSQL server in a temporary folder, which ends with the test process,
+and SQLite files.
+
+A test that needs tables gets those of an earlier test, without rows: creating them takes 0.2 s of CPU time.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 import os
 import pwd
 import shutil
@@ -10,6 +16,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,7 +24,10 @@ from typing import Any
 import psycopg
 from tests.support.processes import TIMEOUT_SECONDS, wait_until
 
+from hutch.settings import Settings
 from hutch.store.backends.base import SqlStatement
+from hutch.store.backends.sqlite import FILE
+from hutch.store.store import open_database
 
 USER = "hutch"
 # PostgreSQL refuses to run as root.
@@ -25,6 +35,16 @@ UNPRIVILEGED_USER = "nobody"
 MISSING = (
     "PostgreSQL's programs are missing: `make test` installs them where it may, or `apt install postgresql`"
 )
+# Changes with every definition of a table, an index, a constraint or a trigger.
+CATALOG = """
+    SELECT c.oid, c.xmin::text, a.attnum, a.xmin::text, k.oid
+    FROM pg_class c
+    LEFT JOIN pg_attribute a ON a.attrelid = c.oid
+    LEFT JOIN pg_constraint k ON k.conrelid = c.oid
+    WHERE c.relnamespace = current_schema()::regnamespace
+    ORDER BY c.oid, a.attnum, k.oid
+"""
+TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = current_schema() AND tablename <> 'migrations'"
 
 
 class PostgresServer:
@@ -34,6 +54,8 @@ class PostgresServer:
         self.folder = folder
         self._numbers = count(1)
         self._process: subprocess.Popen[bytes] | None = None
+        self._unused: list[tuple[str, object]] = []
+        """URLs and catalogs of databases with empty tables."""
         self._run(_program("initdb"), "--no-sync", "-A", "trust", "-U", USER, "-E", "UTF8", "--locale", "C")
 
     @property
@@ -48,6 +70,34 @@ class PostgresServer:
         with self.connect() as connection:
             connection.execute(f"CREATE SCHEMA {name}".encode())
         return f"{self.url}&options=-csearch_path%3D{name}"
+
+    @contextlib.contextmanager
+    def database_with_tables(self) -> Iterator[str]:
+        """Yields the URL of a database with empty tables. Another test gets it later, unless this one changed
+        the tables.
+        """
+        url, catalog = self._unused.pop() if self._unused else self._create_tables()
+        yield url
+        if self._process is None:
+            return
+        with self.connect(url) as connection:
+            # Processes that a test has killed may still be connected.
+            connection.execute(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+                " AND backend_type = 'client backend'"
+            )
+            if connection.execute(CATALOG.encode()).fetchall() == catalog:
+                tables = [name for (name,) in connection.execute(TABLES.encode())]
+                # This role ignores foreign keys.
+                statements = ["SET session_replication_role = replica", *map("DELETE FROM {}".format, tables)]
+                connection.execute(";".join(statements).encode())
+                self._unused.append((url, catalog))
+
+    def _create_tables(self) -> tuple[str, object]:
+        url = self.new_database()
+        _create_tables(Settings(database_url=url))
+        with self.connect(url) as connection:
+            return url, connection.execute(CATALOG.encode()).fetchall()
 
     def connect(self, url: str | None = None) -> psycopg.Connection[tuple[Any, ...]]:
         return psycopg.connect(url or self.url, autocommit=True)
@@ -115,6 +165,30 @@ def running_postgres() -> Iterator[PostgresServer]:
             server.stop(signal.SIGQUIT)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def create_sqlite_tables(home: Path) -> None:
+    """Creates a home with a SQLite file that has empty tables."""
+    home.mkdir(mode=0o700)
+    file = home / FILE
+    file.touch(mode=0o600)
+    file.write_bytes(_sqlite_tables())
+
+
+@functools.cache
+def _sqlite_tables() -> bytes:
+    with tempfile.TemporaryDirectory() as home:
+        _create_tables(Settings(home=home))
+        return (Path(home) / FILE).read_bytes()
+
+
+def _create_tables(settings: Settings) -> None:
+    async def create() -> None:
+        await (await open_database(settings)).close()
+
+    # In a thread, because this one already has an event loop.
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, create()).result()
 
 
 def _program(name: str) -> str:
