@@ -1,5 +1,7 @@
 /** Messages between host and runner: the Execbox messages and extensions, one JSON object per line. */
 
+import { type SuspendedState } from "./quickjs/suspension.ts";
+
 /** Captured before guest code can replace them. */
 const { parse, stringify } = JSON;
 
@@ -33,6 +35,8 @@ export interface Execute {
   inputs?: Record<string, unknown>;
   /** Extension that only the host sends: an instruction to do something other than run the code. */
   job?: Job;
+  /** Extension that only the host sends: state of the suspended execution to continue. */
+  state?: SuspendedState;
 }
 
 export interface Job {
@@ -65,12 +69,27 @@ export interface ToolItem {
   item: unknown;
 }
 
+/** Extension: sends the state of an execution when it next waits, and ends it in this runner. */
+export interface Suspend {
+  type: "suspend";
+  id: string;
+  /** If the difference of its memory to the image is larger, the execution continues. */
+  maxBytes: number;
+}
+
+/** Extension: a part of a suspended execution's memory in Base64. All parts precede `suspended` or `execute`. */
+export interface MemoryPart {
+  type: "memory";
+  id: string;
+  data: string;
+}
+
 /** Extension: the process is idle and may run code that is slow only the first time. */
 export interface WarmUp {
   type: "warm_up";
 }
 
-export type HostMessage = Execute | Cancel | ToolResult | ToolItem;
+export type HostMessage = Execute | Cancel | ToolResult | ToolItem | Suspend | MemoryPart;
 
 /** Error of an execution. Fields other than code and message are extensions, set if known. */
 export interface Failure {
@@ -100,6 +119,15 @@ export function startedLine(id: string): string {
 /** Extension: a log line of a running execution. */
 export function logLine(id: string, line: string): string {
   return `{"type":"log","id":${stringify(id)},"lines":[${stringify(line)}]}\n`;
+}
+
+export function memoryLine(id: string, data: string): string {
+  return `{"type":"memory","id":${stringify(id)},"data":"${data}"}\n`;
+}
+
+/** Reply to `suspend`: the state, or the size of a memory that is too large. */
+export function suspendedLine(id: string, outcome: { state: SuspendedState } | { tooLarge: number }): string {
+  return `{"type":"suspended","id":${stringify(id)},${stringify(outcome).slice(1)}\n`;
 }
 
 /** `target` comes from `callTargets`; `input` is one line of valid JSON. */

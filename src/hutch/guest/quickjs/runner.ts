@@ -1,12 +1,10 @@
 /** The quickjs runner: runs many executions in one process, each in its own VM. */
 
 import { runAfter } from "../clock.ts";
-import { Logs } from "../logs.ts";
 import { prepareTransform, prepareWrapper } from "../ability_source.ts";
 import { FILE, GuestSyntaxError, type Program } from "../program.ts";
 import { prepare, prepareForDeno } from "../source.ts";
 import {
-  availableTools,
   callTargets,
   doneLine,
   type Execute,
@@ -17,6 +15,8 @@ import {
   type Outcome,
   providerTools,
   startedLine,
+  type Suspend,
+  suspendedLine,
   toolCallLine,
   type ToolItem,
   type ToolResult,
@@ -25,6 +25,10 @@ import {
 import { type WakeupFile } from "./wakeup.ts";
 import { decodeText, encodingOf, urlParts } from "./platform.ts";
 import { type HostFunctions, type Image, Vm, VmError } from "./vm.ts";
+import { interruptedAt, syntaxError, unknownTool, withHint } from "./failures.ts";
+import { Run } from "./run.ts";
+import { VmPool } from "./vm_pool.ts";
+import { MemoryParts, sendMemory, type SuspendedState } from "./suspension.ts";
 
 const DEFAULT_MAX_RESULT = 8 * 1024 * 1024;
 /** For each prelude, the letters of the host functions that it uses and the names of its own functions. */
@@ -32,11 +36,6 @@ export const PRELUDES = {
   plain: { functions: "cltkruedoxpsb", entries: ["run", "settle", "item", "fire", "stack"] },
   web: { functions: "cltkruedoxpsbh", entries: ["run", "settle", "item", "fire", "stack", "job"] },
 };
-/** A VM that grew by more is dropped instead of reset, to return its memory to the system. */
-const MAX_REUSABLE_GROWTH = 8 * 1024 * 1024;
-const MAX_FREE_VMS = 64;
-/** After this much dropped memory, the runner triggers a garbage collection. */
-const COLLECT_AFTER_BYTES = 128 * 1024 * 1024;
 /** Error codes that a guest may report itself, besides those of errors that the host sent to it. */
 const GUEST_CODES = new Set(["runtime_error", "serialization_error", "result_too_large"]);
 const MAX_MESSAGE = 8_000;
@@ -49,8 +48,6 @@ const OUT_OF_MEMORY = /^(out of memory|string too long|Invalid error message)$/;
 /** Text of an error: name and message. */
 const ERROR_TEXT = /^(\w*Error): ([^]*)$/;
 
-type Timer = ReturnType<typeof setTimeout>;
-
 /** Memory images that executions start from; `web` adds what wrappers of abilities need. */
 export type Images = Record<keyof typeof PRELUDES, Image>;
 
@@ -62,49 +59,26 @@ interface Call {
   size: number;
 }
 
-class Run {
-  readonly logs: Logs;
-  readonly startedAt = performance.now();
-  readonly deadline: number;
-  readonly timers = new Map<number, Timer>();
-  readonly queue: [entry: string, args: () => number[]][] = [];
-  readonly calls = new Set<string>();
-  /** Codes of errors that the host sent to the guest. The guest may fail with the same codes. */
-  readonly hostErrorCodes = new Set<string>();
-  targets?: string[];
-  openBytes = 0;
-  busy = false;
-  over = false;
-  cancelled = false;
-
-  constructor(readonly id: string, readonly request: Execute, readonly program: Program, readonly vm: Vm) {
-    const { maxLogLines, maxLogChars, timeoutMs } = request.options;
-    this.logs = new Logs(maxLogLines, maxLogChars);
-    this.deadline = this.startedAt + timeoutMs;
-  }
-
-  readonly isOverdue = (now: number): boolean => this.over || this.cancelled || now >= this.deadline;
-}
-
 export class Runner {
   readonly #wire: Wire;
-  readonly #module: WebAssembly.Module;
   readonly #images: Images;
   readonly #wakeup: WakeupFile;
   readonly #functions: HostFunctions;
   readonly #runs = new Map<string, Run>();
   readonly #byVm = new Map<Vm, Run>();
   readonly #calls = new Map<string, Call>();
-  readonly #free: Vm[] = [];
+  readonly #vms: VmPool;
+  /** Memory that the host has sent for an `execute` that follows. */
+  readonly #received = new MemoryParts();
+  /** Makes the ids of calls differ from those of other runners, where a suspended execution may continue. */
+  readonly #callPrefix = crypto.getRandomValues(new Uint8Array(6)).toHex();
   #callCount = 0;
   #alarmAt = Infinity;
   #hasTimers = false;
-  #droppedBytes = 0;
 
   constructor(wire: Wire, module: WebAssembly.Module, images: Images, wakeup: WakeupFile) {
     this.#wire = wire;
     this.#wakeup = wakeup;
-    this.#module = module;
     this.#images = images;
     const run = (vm: Vm) => this.#byVm.get(vm)!;
     this.#functions = {
@@ -149,23 +123,7 @@ export class Runner {
         return vm.undefined();
       },
     };
-    this.#free.push(this.#createVm(images.plain));
-  }
-
-  #createVm(image: Image): Vm {
-    const vm = new Vm(this.#module, image, this.#functions);
-    vm.reset();
-    return vm;
-  }
-
-  /** Returns a free VM, preferably one with `image`, or creates one. */
-  #takeVm(image: Image): Vm {
-    if (this.#free.length === 0) return this.#createVm(image);
-    const index = this.#free.findLastIndex((vm) => vm.image === image);
-    if (index >= 0) return this.#free.splice(index, 1)[0];
-    const vm = this.#free.pop()!;
-    vm.reset(image);
-    return vm;
+    this.#vms = new VmPool(module, this.#functions, images.plain);
   }
 
   receive(message: HostMessage): void {
@@ -173,6 +131,8 @@ export class Runner {
     else if (message.type === "tool_result") this.#toolResult(message);
     else if (message.type === "tool_item") this.#toolItem(message);
     else if (message.type === "cancel") this.#cancel(message.id);
+    else if (message.type === "suspend") this.#suspend(message);
+    else if (message.type === "memory") this.#received.add(message);
   }
 
   #execute(request: Execute): void {
@@ -184,6 +144,7 @@ export class Runner {
     try {
       const program = programOf(request);
       if (request.job?.form === "prepare") this.#sendDone(id, programResult(request, program), startedAt);
+      else if (request.state) this.#continue(request, program, request.state);
       else this.#start(request, program);
     } catch (error) {
       const { message } = error as Error;
@@ -194,14 +155,19 @@ export class Runner {
     }
   }
 
-  #start(request: Execute, program: Program): void {
-    const { id, options, providers, job } = request;
-    const run = new Run(id, request, program, this.#takeVm(job ? this.#images.web : this.#images.plain));
-    const { vm } = run;
-    this.#runs.set(id, run);
+  #add(run: Run): void {
+    const { vm, request: { options } } = run;
+    this.#runs.set(run.id, run);
     this.#byVm.set(vm, run);
     vm.limit(options.memoryLimitBytes);
     this.#setAlarm(run.deadline);
+  }
+
+  #start(request: Execute, program: Program): void {
+    const { id, options, providers, job } = request;
+    const run = new Run(id, request, program, this.#vms.take(this.#images[job ? "web" : "plain"]));
+    const { vm } = run;
+    this.#add(run);
     const toolNames = JSON.stringify(providerTools(providers));
     const inputs = request.inputs && JSON.stringify(request.inputs);
     this.#enter(run, job ? "job" : "run", () => {
@@ -211,6 +177,50 @@ export class Runner {
       if (job) return [vm.string(job.form), fn, tools, vm.string(job.input), maxBytes];
       const args = [fn, tools, maxBytes, vm.number(options.sendCallLines ? 1 : 0)];
       return inputs ? [...args, vm.string(inputs)] : args;
+    });
+  }
+
+  /** Continues an execution that was suspended, perhaps in another runner. */
+  #continue(request: Execute, program: Program, state: SuspendedState): void {
+    const { id, job } = request, words = this.#received.take(id);
+    const run = new Run(id, request, program, this.#vms.take(this.#images[job ? "web" : "plain"]), state);
+    this.#add(run);
+    try {
+      run.vm.restore({ ...state.memory, words });
+    } catch (error) {
+      return this.#crashed(run, error as Error);
+    }
+    for (const [callId, number, size] of state.calls) this.#openCall(run, callId, number, size);
+    for (const [timer, left, interval] of state.timers) this.#schedule(run, timer, left, interval);
+  }
+
+  #suspend({ id, maxBytes }: Suspend): void {
+    const run = this.#runs.get(id);
+    if (!run) return;
+    run.suspendBelow = maxBytes;
+    if (!run.busy) this.#trySuspend(run);
+  }
+
+  /** Sends the state of an execution to the host and ends it here, if it waits for calls or timers only. */
+  #trySuspend(run: Run): void {
+    const { id, vm, suspendBelow } = run;
+    if (!run.isWaiting) return;
+    run.suspendBelow = 0;
+    const { words, ...memory } = vm.save();
+    if (words.byteLength > suspendBelow) {
+      this.#wire.send(suspendedLine(id, { tooLarge: words.byteLength }));
+      return;
+    }
+    sendMemory(this.#wire, id, words);
+    this.#wire.send(suspendedLine(id, { state: run.state(memory, this.#openCalls(run)) }));
+    run.over = true;
+    this.#drop(run);
+  }
+
+  #openCalls(run: Run): SuspendedState["calls"] {
+    return [...run.calls].map((callId) => {
+      const { number, size } = this.#calls.get(callId)!;
+      return [callId, number, size];
     });
   }
 
@@ -248,6 +258,7 @@ export class Runner {
       this.#crashed(run, error as Error);
     }
     run.busy = false;
+    if (run.suspendBelow > 0 && !run.over) this.#trySuspend(run);
     if (run.over) this.#release(run, isIntact);
     else if (run.calls.size > 0 && this.#runs.size === 1) this.#wakeup.poll(this.#wire.linesReceived);
   }
@@ -320,11 +331,16 @@ export class Runner {
   #finish(run: Run, ok: boolean, result?: string, error?: Failure): void {
     if (run.over) return;
     run.over = true;
-    for (const timer of run.timers.values()) clearTimeout(timer);
-    for (const call of run.calls) this.#calls.delete(call);
     const { lines: logs, truncated: logsTruncated } = run.logs;
     const durationMs = elapsed(run.startedAt);
     this.#wire.send(doneLine(run.id, { ok, result, error, logs, logsTruncated, durationMs }));
+    this.#drop(run);
+  }
+
+  /** Removes an execution that is over. */
+  #drop(run: Run): void {
+    run.stopTimers();
+    for (const call of run.calls) this.#calls.delete(call);
     this.#runs.delete(run.id);
     if (!run.busy) this.#release(run, true);
   }
@@ -332,17 +348,7 @@ export class Runner {
   #release(run: Run, isIntact: boolean): void {
     const { vm } = run;
     if (!this.#byVm.delete(vm)) return;
-    const { grown } = vm;
-    if (isIntact && grown <= MAX_REUSABLE_GROWTH && this.#free.length < MAX_FREE_VMS) {
-      vm.reset();
-      this.#free.push(vm);
-      return;
-    }
-    this.#droppedBytes += vm.image.heap.length + grown;
-    if (this.#droppedBytes > COLLECT_AFTER_BYTES) {
-      this.#droppedBytes = 0;
-      (globalThis as { gc?: () => void }).gc?.();
-    }
+    this.#vms.release(vm, isIntact);
   }
 
   /** One timer serves all deadlines: timers are expensive and most executions end long before theirs. */
@@ -394,12 +400,16 @@ export class Runner {
       });
       return this.#settle(run, number, false, error);
     }
-    run.openBytes += size;
-    const callId = `c${++this.#callCount}`;
-    run.calls.add(callId);
-    this.#calls.set(callId, { run, number, size });
+    const callId = `${this.#callPrefix}-${++this.#callCount}`;
+    this.#openCall(run, callId, number, size);
     const { line } = run.program.locateStack(stack);
     this.#wire.send(toolCallLine(run.id, callId, target, input, line));
+  }
+
+  #openCall(run: Run, callId: string, number: number, size: number): void {
+    run.openBytes += size;
+    run.calls.add(callId);
+    this.#calls.set(callId, { run, number, size });
   }
 
   #toolItem({ callId, item }: ToolItem): void {
@@ -426,7 +436,8 @@ export class Runner {
   }
 
   #digest(run: Run, number: number, algorithm: string, bytes: Uint8Array<ArrayBuffer>): void {
-    crypto.subtle.digest(algorithm, bytes).then((digest) => {
+    run.digests++;
+    crypto.subtle.digest(algorithm, bytes).finally(() => run.digests--).then((digest) => {
       if (!run.over) this.#settle(run, number, true, JSON.stringify(new Uint8Array(digest).toHex()));
     }, ({ message }) => {
       const error = JSON.stringify({ code: "runtime_error", message });
@@ -447,16 +458,21 @@ export class Runner {
       clearTimeout(setTimeout(() => {}, 0));
       run.vm.renewSlice();
     }
+    this.#schedule(run, id, delay, repeat ? delay : 0);
+  }
+
+  #schedule(run: Run, id: number, delay: number, interval: number): void {
     const onTime = () => {
-      if (!repeat) run.timers.delete(id);
+      if (interval > 0) this.#schedule(run, id, interval, interval);
+      else run.timers.delete(id);
       // Drop ticks of a guest that is slower than its interval.
-      if (!repeat || run.queue.length < 1024) this.#enter(run, "fire", () => [run.vm.number(id)]);
+      if (interval === 0 || run.queue.length < 1024) this.#enter(run, "fire", () => [run.vm.number(id)]);
     };
-    run.timers.set(id, repeat ? setInterval(onTime, delay) : setTimeout(onTime, delay));
+    run.timers.set(id, { handle: setTimeout(onTime, delay), dueAt: performance.now() + delay, interval });
   }
 
   #stopTimer(run: Run, id: number): void {
-    clearTimeout(run.timers.get(id));
+    clearTimeout(run.timers.get(id)?.handle);
     run.timers.delete(id);
   }
 }
@@ -472,41 +488,6 @@ function programResult({ options }: Execute, program: Program): Result {
   if (byteLength(result, maxBytes) <= maxBytes) return { ok: true, result };
   const message = `The program is too large: its JSON text has more than ${maxBytes} bytes`;
   return { ok: false, error: { code: "result_too_large", message } };
-}
-
-/** Adds a hint: what the guest can use instead, or which engine can import modules. */
-function withHint(name: string, message: string): string {
-  if (message === "fetch is not defined") return `${message}: guests have no network, only tools`;
-  if (name !== "ReferenceError" || !message.startsWith("could not load module ")) return message;
-  return `${message}: this engine has no modules; the deno engine has those of node:`;
-}
-
-/** Finds a call of an unknown tool on a line, because QuickJS does not name the function that is missing. */
-function unknownTool({ code, providers }: Execute, line = 0): string | undefined {
-  const text = code.split("\n", line)[line - 1] ?? "";
-  for (const { name, tools } of providers) {
-    const calls = text.matchAll(
-      new RegExp(`(?<![\\w$.])${name.replace(/[$.]/g, "\\$&")}\\.([\\w$]+)\\s*\\(`, "g"),
-    );
-    for (const [, tool] of calls) {
-      if (Object.hasOwn(tools, tool)) continue;
-      return `${name}.${tool} is not a function; ${availableTools(name, Object.keys(tools))}`;
-    }
-  }
-}
-
-/** Returns the stack of an interrupted guest; empty if the guest caught the interruption. */
-function interruptedAt({ vm, program }: Run): string {
-  try {
-    return program.cleanStack(vm.stackOfException());
-  } catch {
-    return "";
-  }
-}
-
-/** Error of QuickJS for source that acorn accepted; no guest code has run yet. */
-function syntaxError(vm: Vm, error: number): VmError {
-  return Object.assign(new VmError(vm.toText(error)), { stack: vm.toText(vm.property(error, "stack")) });
 }
 
 /** Returns the number of bytes in UTF-8; inexact if it is below `maxBytes` in any case. */

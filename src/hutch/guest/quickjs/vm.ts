@@ -6,6 +6,8 @@
  * stack, and the process serves other executions before it resumes the guest.
  */
 
+import { applyDifference, encodeDifference } from "./memory_difference.ts";
+
 const PAGE = 65536;
 /** Offset of the xorshift64* state in quickjs-wasi 3.6.2's JSContext; `checkRandom` checks it. */
 const RANDOM_STATE = 280;
@@ -199,7 +201,7 @@ export class Vm {
   /** Restores an image and reseeds Math.random. */
   reset(image = this.#image): void {
     this.#image = image;
-    const e = this.#exports, { heap, stackPointer, context } = image;
+    const e = this.#exports, { heap, stackPointer } = image;
     const used = (e.hutch_pages.value as number) * PAGE, end = this.#end;
     if (e.memory.buffer.byteLength < end) e.memory.grow((end - e.memory.buffer.byteLength) / PAGE);
     const bytes = new Uint8Array(e.memory.buffer);
@@ -210,9 +212,40 @@ export class Vm {
     e.hutch_pages.value = end / PAGE;
     e.hutch_faults.value = 0;
     e.__stack_pointer.value = e.hutch_lowest_stack.value = stackPointer;
-    const seed = bytes.subarray(context + RANDOM_STATE, context + RANDOM_STATE + 8);
+    this.#reseed();
+  }
+
+  #reseed(): void {
+    const seed = new Uint8Array(this.#exports.memory.buffer, this.#image.context + RANDOM_STATE, 8);
     crypto.getRandomValues(seed);
     seed[0] |= 1;
+  }
+
+  /** Returns what differs from the image. No guest code may be running, because its stack is not included. */
+  save(): SavedMemory {
+    const e = this.#exports, { heap, stackPointer } = this.#image;
+    const pages = e.hutch_pages.value as number;
+    const memory = new Uint32Array(e.memory.buffer, stackPointer, (pages * PAGE - stackPointer) / 4);
+    const base = new Uint32Array(heap.buffer, heap.byteOffset, heap.length / 4);
+    return { pages, faults: this.faults, words: encodeDifference(memory, base) };
+  }
+
+  /** Restores the image and applies the difference, after `limit`. Throws VmError if it does not fit. */
+  restore({ pages, faults, words }: SavedMemory): void {
+    const e = this.#exports, { stackPointer } = this.#image;
+    if (!(pages * PAGE >= this.#end && pages <= e.hutch_max_pages.value)) {
+      throw new VmError("the saved memory exceeds the memory limit");
+    }
+    this.reset();
+    if (e.memory.buffer.byteLength < pages * PAGE) {
+      e.memory.grow(pages - e.memory.buffer.byteLength / PAGE);
+    }
+    e.hutch_pages.value = pages;
+    e.hutch_faults.value = faults;
+    const memory = new Uint32Array(e.memory.buffer, stackPointer, (pages * PAGE - stackPointer) / 4);
+    if (!applyDifference(memory, words)) throw new VmError("the saved memory is invalid");
+    // Otherwise two copies of one execution would draw the same random numbers.
+    this.#reseed();
   }
 
   limit(memoryBytes: number): void {
@@ -391,6 +424,14 @@ export class Vm {
     this.#stopped = true;
     return 1;
   }
+}
+
+/** Memory of a VM that waits, as its difference to the image. */
+export interface SavedMemory {
+  pages: number;
+  /** How often QuickJS ran out of memory. */
+  faults: number;
+  words: Uint32Array;
 }
 
 /** Memory of a VM after the prelude has run, from which every execution starts. Created at build time. */

@@ -18,31 +18,36 @@ const TOOLS = Object.fromEntries(
   ["send", "read", "drop"].map((name) => [name, { safeName: name, originalName: name }]),
 );
 
-/** Runs one execution and returns its `done`. */
-export async function execute(code: string, job?: object, host: FakeHost = () => null): Promise<any> {
-  const { promise, resolve } = Promise.withResolvers<any>();
-  const receive = (text: string) => {
-    for (const line of text.split("\n").slice(0, -1)) {
-      const message = JSON.parse(line);
-      if (message.type === "done") resolve(message);
-      if (message.type !== "tool_call") continue;
-      Promise.resolve(host(message.safeToolName, message.input)).then(
-        (result) => runner.receive({ type: "tool_result", callId: message.callId, ok: true, result }),
-        (error) => runner.receive({ type: "tool_result", callId: message.callId, ok: false, error }),
-      );
-    }
-  };
+/** Creates a runner that passes its messages to `receive`. */
+export function createRunner(receive: (message: any) => void): Runner {
   const wire = new Wire({
     read: () => Promise.resolve(null),
     write: (bytes) => Promise.resolve(bytes.length),
     writeSync: (bytes) => {
-      receive(new TextDecoder().decode(bytes));
+      for (const line of new TextDecoder().decode(bytes).split("\n").slice(0, -1)) receive(JSON.parse(line));
       return bytes.length;
     },
   });
-  const runner = new Runner(wire, module, images, new WakeupFile(() => null));
+  return new Runner(wire, module, images, new WakeupFile(() => null));
+}
+
+export function executeMessage(code: string, extra: object = {}): any {
   const providers = [{ name: "upstream", tools: TOOLS, types: "" }];
-  runner.receive({ type: "execute", id: "1", code, options: OPTIONS, providers, job } as any);
+  return { type: "execute", id: "1", code, options: OPTIONS, providers, ...extra };
+}
+
+/** Runs one execution and returns its `done`. */
+export async function execute(code: string, job?: object, host: FakeHost = () => null): Promise<any> {
+  const { promise, resolve } = Promise.withResolvers<any>();
+  const runner = createRunner((message) => {
+    if (message.type === "done") resolve(message);
+    if (message.type !== "tool_call") return;
+    Promise.resolve(host(message.safeToolName, message.input)).then(
+      (result) => runner.receive({ type: "tool_result", callId: message.callId, ok: true, result }),
+      (error) => runner.receive({ type: "tool_result", callId: message.callId, ok: false, error }),
+    );
+  });
+  runner.receive(executeMessage(code, { job }));
   return await promise;
 }
 

@@ -1,0 +1,76 @@
+/** One execution in the quickjs runner. */
+
+import { Logs } from "../logs.ts";
+import { type Program } from "../program.ts";
+import { type Execute } from "../wire.ts";
+import { type SuspendedState } from "./suspension.ts";
+import { type Vm } from "./vm.ts";
+
+interface Timer {
+  handle: ReturnType<typeof setTimeout>;
+  dueAt: number;
+  /** 0 for a timer that fires once. */
+  interval: number;
+}
+
+export class Run {
+  readonly logs: Logs;
+  readonly startedAt: number;
+  readonly deadline: number;
+  readonly timers = new Map<number, Timer>();
+  readonly queue: [entry: string, args: () => number[]][] = [];
+  readonly calls = new Set<string>();
+  /** Codes of errors that the host sent to the guest. The guest may fail with the same codes. */
+  readonly hostErrorCodes: Set<string>;
+  targets?: string[];
+  openBytes = 0;
+  /** Number of digests that are being computed. Their results are not part of the VM's memory. */
+  digests = 0;
+  busy = false;
+  over = false;
+  cancelled = false;
+  /** If the host asked to suspend the execution, the maximum size of its memory's difference; otherwise 0. */
+  suspendBelow = 0;
+
+  /** `state`: that of the suspended execution to continue. */
+  constructor(
+    readonly id: string,
+    readonly request: Execute,
+    readonly program: Program,
+    readonly vm: Vm,
+    state?: SuspendedState,
+  ) {
+    const { maxLogLines, maxLogChars, timeoutMs } = request.options;
+    this.logs = new Logs(maxLogLines, maxLogChars);
+    for (const line of state?.logs ?? []) this.logs.add(line);
+    if (state?.logsTruncated) this.logs.truncated = true;
+    this.hostErrorCodes = new Set(state?.errorCodes);
+    this.startedAt = performance.now() - (state?.elapsedMs ?? 0);
+    this.deadline = this.startedAt + timeoutMs;
+  }
+
+  readonly isOverdue = (now: number): boolean => this.over || this.cancelled || now >= this.deadline;
+
+  /** Whether the guest waits for calls or timers, and everything else is done. */
+  get isWaiting(): boolean {
+    const isIdle = !this.busy && !this.over && this.queue.length === 0 && this.digests === 0;
+    return isIdle && this.calls.size + this.timers.size > 0;
+  }
+
+  state(memory: SuspendedState["memory"], calls: SuspendedState["calls"]): SuspendedState {
+    const now = performance.now();
+    return {
+      memory,
+      calls,
+      timers: [...this.timers].map(([id, { dueAt, interval }]) => [id, Math.max(0, dueAt - now), interval]),
+      logs: this.logs.lines,
+      logsTruncated: this.logs.truncated,
+      errorCodes: [...this.hostErrorCodes],
+      elapsedMs: now - this.startedAt,
+    };
+  }
+
+  stopTimers(): void {
+    for (const { handle } of this.timers.values()) clearTimeout(handle);
+  }
+}
