@@ -190,6 +190,18 @@ class ToolError(HutchError):
         self.tool_code = wire_code(code)
 
 
+class Suspend(ToolError):
+    """Raise it in a tool whose result comes later. The run is suspended when it waits only for such results,
+    and continues with `Hutch.resume`. The guest gets this error if the run cannot be suspended, for example
+    because its engine is not `quickjs`.
+    """
+
+    def __init__(self, message: str = "The result comes later", *, token: str | None = None) -> None:
+        """`message` says what is waited for. `token`: text with which `Hutch.resolve` finds the call."""
+        super().__init__(message)
+        self.token = token
+
+
 class ConfigError(HutchError):
     """The configuration of MCP servers is invalid."""
 

@@ -12,6 +12,7 @@ from hutch.sandbox.runner.profile import Profile
 from hutch.session.host import Limits
 from hutch.session.messages import Job
 from hutch.session.run import Result, RunHandle
+from hutch.session.suspension import Answer, SavedSession
 from hutch.session.tools.provider import Provider
 
 INTERNAL_PROTOCOL = "internal"
@@ -52,6 +53,10 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     """Run that this one belongs to, such as a flow run."""
     is_group: bool = False
     """True for the record of a batch, which has no guest of its own and is not counted in metrics."""
+    saved: SavedSession | None = None
+    """Suspended session that the execution continues; None to start the code."""
+    answers: Mapping[str, Answer] = {}
+    """Results of the pending calls of `saved`, by call id."""
     source: Source | None = None
     """Source that the record contains instead of `code` and `inputs`, if the protocol generates these."""
 

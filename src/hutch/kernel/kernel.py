@@ -166,6 +166,18 @@ class Kernel:
                 return prepared
             if prepared is not None:
                 execution = msgspec.structs.replace(execution, code="", job=prepared)
+        result = await self._attempt_with_retries(execution, run)
+        while (session := run.session) is not None and session.saved is not None:
+            held_lines = await session.drain_calls()
+            if not held_lines:
+                break
+            # Other tools have returned since the guest was suspended, so it can continue at once.
+            saved = msgspec.structs.replace(session.saved, held_lines=held_lines, calls=session.calls)
+            execution = msgspec.structs.replace(execution, saved=saved, answers={})
+            result = await self._attempt_with_retries(execution, run)
+        return result
+
+    async def _attempt_with_retries(self, execution: Execution, run: RunHandle) -> Result:
         result = await self._attempt(execution, run)
         for retry in range(MAX_RETRIES):
             if result.ok or not self._may_retry(execution, run):
@@ -179,7 +191,9 @@ class Kernel:
         """Returns True if the runner was lost for a reason other than this execution, and the guest has not
         called a tool yet, so that a retry is safe.
         """
-        if run.session is None or not run.lost_runner or run.call_count or self.pool.is_closed:
+        calls_before = 0 if execution.saved is None else execution.saved.call_count
+        has_called = run.call_count > calls_before
+        if run.session is None or not run.lost_runner or has_called or self.pool.is_closed:
             return False
         spec = execution.profile.engine_spec
         return spec.has_neighbours or (spec.own_process and not run.session.started)
@@ -199,6 +213,9 @@ class Kernel:
                     execution.providers,
                     execution.job,
                     execution.inputs,
+                    saved=execution.saved,
+                    answers=execution.answers,
+                    max_saved_bytes=self._max_saved_bytes(execution),
                     may_poll=self._may_poll,
                 )
             except asyncio.CancelledError:
@@ -208,6 +225,10 @@ class Kernel:
                 raise
             finally:
                 self._leases -= 1
+
+    def _max_saved_bytes(self, execution: Execution) -> int:
+        can_suspend = execution.profile.engine_spec.can_suspend and execution.job is None
+        return self.settings.max_checkpoint_bytes if can_suspend else 0
 
     def record_group(self, execution: Execution, run: RunHandle, result: Result) -> None:
         """Records a batch: a run that consists of other runs, whose `parent_run_id` is its id."""

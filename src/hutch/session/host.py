@@ -8,9 +8,9 @@ not trusted: an error code in `done` is accepted only if the host's own clock or
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from time import monotonic
+from time import monotonic, time
 from typing import Any
 
 import msgspec
@@ -23,14 +23,19 @@ from hutch.session.messages import (
     Done,
     Job,
     Log,
+    Memory,
     Options,
     RunnerMessage,
+    Suspended,
     ToolCall,
     WireError,
     encode,
     execute_line,
+    memory_lines,
+    suspend_line,
 )
 from hutch.session.run import CallRecord, Listener, Result, RunEvent, RunLog
+from hutch.session.suspension import Answer, MemoryCollector, SavedSession
 from hutch.session.tool_calls import MAX_NAME_CHARS, ToolCalls
 from hutch.session.tools.provider import MAX_MESSAGE_CHARS, Provider
 from hutch.telemetry.trace_context import TraceContext
@@ -113,6 +118,9 @@ class Session:
         inputs: bytes | None = None,
         listeners: Sequence[Listener] = (),
         trace: TraceContext | None = None,
+        saved: SavedSession | None = None,
+        answers: Mapping[str, Answer] | None = None,
+        max_saved_bytes: int = 0,
     ) -> None:
         """`send_result`: sends tool results, if there is a faster way than `send`.
 
@@ -128,6 +136,9 @@ class Session:
         log lines and tool calls as they come. With none, the runner sends log lines only at the end. `trace`:
         span of the run, which is the parent of the spans of its tool calls. If the peer is `trusted`, the
         span in which the peer is called.
+
+        `saved`: suspended session to continue. `answers`: results of its pending calls. `max_saved_bytes`:
+        maximum size of the memory of an execution that is suspended; 0 if the runner cannot suspend it.
         """
         self.id = id
         self.limits = limits
@@ -145,7 +156,8 @@ class Session:
         self._trusted = trusted
         self._codes = codes
         self._start_seconds = START_TIMEOUT_SECONDS if start_seconds is None else start_seconds
-        self._max_seconds = limits.timeout_ms / 1000 + backstop_seconds
+        self._elapsed_before = 0.0 if saved is None else saved.elapsed_ms / 1000
+        self._max_seconds = max(0.0, limits.timeout_ms / 1000 - self._elapsed_before) + backstop_seconds
         self._max_silence_seconds = max_silence_seconds
         self._lines_received, self._lines_before = lines_received, 0
         self._on_started = on_started
@@ -177,8 +189,17 @@ class Session:
             loop=self._loop,
             # A trusted peer makes the spans of the calls itself.
             trace=None if trusted else trace,
+            on_all_pending=self._suspend if max_saved_bytes else None,
         )
         self._trace = trace
+        self.saved: SavedSession | None = None
+        """State of the execution if it was suspended."""
+        self._resumed, self._answers = saved, answers or {}
+        self._max_saved_bytes = max_saved_bytes
+        self._memory: MemoryCollector | None = None
+        if saved is not None:
+            self.log_lines, self._log_chars = saved.log_lines, saved.log_chars
+            self._tool_calls.restore(saved)
 
     @property
     def started(self) -> bool:
@@ -206,7 +227,7 @@ class Session:
         # The deadlines of tools use the clock of the event loop. Its resolution may be only one millisecond,
         # so durations use `monotonic`.
         now, self._sent_at = self._loop.time(), monotonic()
-        self._tool_calls.deadline = now + self.limits.timeout_ms / 1000
+        self._tool_calls.deadline = now + self.limits.timeout_ms / 1000 - self._elapsed_before
         self._tool_calls.started_at = self._sent_at
         # One timer serves the deadline for the start and the deadline for the end, because most executions
         # end before it fires.
@@ -215,13 +236,29 @@ class Session:
             first = min(first, self._max_silence_seconds)
             self._lines_before = self._lines_received()
         self._timer = self._loop.call_at(now + first, self._check_deadline)
-        manifests = [
-            provider.manifest_json(full=self._full_manifests) for provider in self._providers.values()
-        ]
+        manifests, state = self._manifests, None
+        if self._resumed is not None:
+            state = self._resumed.state_after(time() - self._resumed.saved_at)
+            for line in memory_lines(self.id, self._resumed.memory):
+                self._send(line)
         options = _options_json(self.limits, self._is_observed, self._trusted)
         if self._trusted and self._trace is not None:
             options = options[:-1] + f',"traceparent":"{self._trace.traceparent}"}}'.encode()
-        self._send(execute_line(self.id, self._code, options, manifests, self._job, self._inputs))
+        self._send(execute_line(self.id, self._code, options, manifests, self._job, self._inputs, state))
+        for call_id, answer in self._answers.items():
+            self._tool_calls.answer(call_id, answer)
+        if self._resumed is not None:
+            for line in self._resumed.held_lines:
+                self._send(line)
+            if self._tool_calls.pending:
+                # The guest may only wait for the other calls. Then nothing else would suspend it again.
+                self._suspend()
+
+    @property
+    def _manifests(self) -> list[bytes]:
+        if self._resumed is not None:
+            return self._resumed.manifests
+        return [provider.manifest_json(full=self._full_manifests) for provider in self._providers.values()]
 
     async def wait(self) -> Result:
         """Returns the result. Cancelling this call does not affect the execution."""
@@ -245,6 +282,8 @@ class Session:
             return True
         if isinstance(message, Log):
             return self._log(message)
+        if isinstance(message, Memory | Suspended):
+            return self._receive_suspension(message)
         # Only the first `started` counts. Otherwise a guest could postpone its deadline.
         if self._started_at is not None:
             return False
@@ -272,6 +311,55 @@ class Session:
             self._log_chars += len(line)
             self._emit(RunLog(line=line[:chars_left]))
         return True
+
+    # --- suspension ---
+
+    def _suspend(self) -> None:
+        """Asks the runner to suspend the execution when it next waits."""
+        if self._memory is None and not self._has_ended and not self._cancelling:
+            self._memory = MemoryCollector(self._max_saved_bytes)
+            self._send(suspend_line(self.id, self._max_saved_bytes))
+
+    def _receive_suspension(self, message: Memory | Suspended) -> bool:
+        memory = self._memory
+        if memory is None:
+            return False
+        if isinstance(message, Memory):
+            if not memory.add(message.data):
+                self.mark_lost("it sent an invalid memory")
+            return True
+        self._memory = None
+        if message.state is UNSET:
+            size = 0 if message.too_large is UNSET else message.too_large
+            self._tool_calls.refuse_pending(
+                f"its memory has {size} bytes; the limit is {memory.max_bytes} (setting max_checkpoint_bytes)"
+            )
+            return True
+        calls = self._tool_calls
+        calls.hold()
+        self.done_received = True
+        self.saved = SavedSession(
+            memory=memory.memory(),
+            state=message.state,
+            manifests=self._manifests,
+            pending=list(calls.pending.values()),
+            call_count=calls.count,
+            elapsed_ms=self._run_ms(),
+            log_lines=self.log_lines,
+            log_chars=self._log_chars,
+            errors=sorted(calls.errors),
+            calls=calls.records,
+        )
+        logs, truncated = clip_logs(message.state.logs, self.limits)
+        waiting = WireError(
+            code="suspended", message=f"The run waits for {', '.join(calls.open_tools()[:MAX_NAMED_TOOLS])}"
+        )
+        self._settle(waiting, logs=logs, truncated=truncated or message.state.logs_truncated)
+        return True
+
+    async def drain_calls(self) -> list[bytes]:
+        """Waits for the tools that still run when the execution is suspended. Returns their replies."""
+        return await self._tool_calls.drain()
 
     def cancel(self) -> None:
         """Asks the runner to stop, and cancels running tools. The session ends after the grace period at the
@@ -394,7 +482,7 @@ class Session:
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self._tool_calls.count:
+        if self._tool_calls.count and self.saved is None:
             self._tool_calls.end()
         self._has_ended = True
         self.result = Result(
@@ -412,7 +500,13 @@ class Session:
             self._waiter.set_result(None)
 
     def _elapsed_ms(self) -> float:
-        return round((monotonic() - self._sent_at) * 1000, 3)
+        return round((monotonic() - self._sent_at + self._elapsed_before) * 1000, 3)
+
+    def _run_ms(self) -> float:
+        """Returns the part of the time limit that is used up."""
+        started = self._sent_at if self._started_at is None else self._started_at
+        seconds = monotonic() - started + self._elapsed_before - self._total_paused_seconds()
+        return round(seconds * 1000, 3)
 
     # --- the clock ---
 

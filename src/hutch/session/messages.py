@@ -1,10 +1,12 @@
-"""The six Execbox messages, the extensions `log` and `tool_item`, and their encoding. Required fields are
-checked, unknown fields are ignored.
+"""The six Execbox messages, the extensions of Hutch, and their encoding. Required fields are checked, unknown
+fields are ignored.
 """
 
 from __future__ import annotations
 
+import base64
 import re
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import msgspec
@@ -37,6 +39,7 @@ MAX_ERROR_CHARS = 200
 # A longer payload of a runner is not read when its message is decoded: skipping 8 MiB of escapes takes 20 to
 # 40 ms. It must be the last field of its message.
 MAX_READ_PAYLOAD_BYTES = 1024 * 1024
+MEMORY_PART_BYTES = 128 * 1024
 TOO_DEEP = "a message is nested too deeply"
 
 
@@ -199,6 +202,38 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done", tag_field="typ
     logs_truncated: bool | UnsetType = UNSET
 
 
+class Memory(msgspec.Struct, frozen=True, tag="memory", tag_field="type"):
+    """Part of the memory of an execution that is being suspended. An extension of Hutch."""
+
+    id: str
+    data: str
+    """Base64."""
+
+
+class SuspendedState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """State of a suspended execution besides its memory. Only the runner needs to understand it. The host
+    stores it and sends it back, with less time left for the timers.
+    """
+
+    memory: dict[str, int]
+    calls: list[tuple[str, int, int]]
+    timers: list[tuple[int, float, float]]
+    """For each timer its id, the milliseconds that are left, and the interval or 0."""
+    logs: list[str]
+    logs_truncated: bool
+    error_codes: list[str]
+    elapsed_ms: float
+
+
+class Suspended(msgspec.Struct, frozen=True, kw_only=True, tag="suspended", tag_field="type", rename="camel"):
+    """Reply to a `suspend` when the execution waits. An extension of Hutch."""
+
+    id: str
+    state: SuspendedState | UnsetType = UNSET
+    too_large: int | UnsetType = UNSET
+    """Size of the memory if it exceeds the limit. The execution was not suspended then."""
+
+
 class RefusedExecute(ProtocolError):
     """An `execute` is too large to be decoded. The sender gets an answer, unlike for an invalid message."""
 
@@ -208,7 +243,7 @@ class RefusedExecute(ProtocolError):
 
 
 HostMessage = Execute | Cancel | ToolResult | ToolItem
-RunnerMessage = Started | ToolCall | Log | Done
+RunnerMessage = Started | ToolCall | Log | Done | Memory | Suspended
 
 _encoder = msgspec.json.Encoder()
 _from_host = msgspec.json.Decoder(HostMessage)
@@ -227,9 +262,11 @@ def execute_line(
     manifests: list[bytes],
     job: Job | None = None,
     inputs: bytes | None = None,
+    state: SuspendedState | None = None,
 ) -> bytes:
     """Encodes `execute`. `options` and `manifests` are JSON text already, because most executions have the
-    same ones. `inputs` are JSON text, too.
+    same ones. `inputs` are JSON text, too. With `state`, the execution continues where it was suspended. Its
+    memory must have been sent before; see `memory_lines`.
     """
     return (
         b'{"type":"execute","id":'
@@ -241,12 +278,25 @@ def execute_line(
         + b',"providers":['
         + b",".join(manifests)
         + (b"]" if inputs is None else b'],"inputs":' + inputs)
+        + (b"" if state is None else b',"state":' + _encoder.encode(state))
         + (b"}\n" if job is None else b',"job":' + _job_json(job) + b"}\n")
     )
 
 
 def _job_json(job: Job) -> bytes:
     return b'{"form":"' + job.form.encode() + b'","input":' + encode_text(job.input) + b"}"
+
+
+def suspend_line(id: str, max_bytes: int) -> bytes:
+    """Encodes the request to suspend an execution when it next waits."""
+    return b'{"type":"suspend","id":' + _encoder.encode(id) + b',"maxBytes":%d}\n' % max_bytes
+
+
+def memory_lines(id: str, memory: bytes) -> Iterator[bytes]:
+    """Encodes the memory of a suspended execution, in parts."""
+    for start in range(0, len(memory), MEMORY_PART_BYTES):
+        data = base64.b64encode(memory[start : start + MEMORY_PART_BYTES])
+        yield b'{"type":"memory","id":' + _encoder.encode(id) + b',"data":"' + data + b'"}\n'
 
 
 def tool_result_line(call_id: str, result: bytes) -> bytes:
@@ -356,9 +406,9 @@ def _may_have_surrogates(text: bytes) -> bool:
 
 _FIELDS: dict[Any, dict[str, str]] = {
     kind.__struct_config__.tag: dict(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
-    for kind in (Execute, Cancel, ToolResult, ToolItem, Started, ToolCall, Log, Done)
+    for kind in (Execute, Cancel, ToolResult, ToolItem, Started, ToolCall, Log, Done, Memory, Suspended)
 }
-_FROM_RUNNER = tuple(kind.__struct_config__.tag for kind in (Started, ToolCall, Log, Done))
+_FROM_RUNNER = tuple(kind.__struct_config__.tag for kind in (Started, ToolCall, Log, Done, Memory, Suspended))
 _NAMES = {"type": "type"} | {field: name for names in _FIELDS.values() for field, name in names.items()}
 _PAYLOADS = ("result", "input", "inputs", "item")
 

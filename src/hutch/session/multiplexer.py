@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import UNSET
 
 from hutch.errors import ProtocolError
 from hutch.session.channels.stream import Channel
 from hutch.session.host import BACKSTOP_SECONDS, RUNNER_CODES, Limits, Session
-from hutch.session.messages import Done, Job, Log, RunnerMessage, ToolCall, decode_from_runner
+from hutch.session.messages import (
+    Done,
+    Job,
+    Log,
+    Memory,
+    RunnerMessage,
+    Suspended,
+    ToolCall,
+    decode_from_runner,
+)
 from hutch.session.run import Listener
+from hutch.session.suspension import Answer, SavedSession
 from hutch.session.tools.provider import Provider
 from hutch.telemetry.trace_context import TraceContext
 
@@ -86,12 +96,15 @@ class Multiplexer:
         inputs: bytes | None = None,
         listeners: Sequence[Listener] = (),
         trace: TraceContext | None = None,
+        saved: SavedSession | None = None,
+        answers: Mapping[str, Answer] | None = None,
+        max_saved_bytes: int = 0,
         begin: bool = True,
     ) -> Session:
         """Starts a session. The caller awaits the result and then calls `forget`.
 
-        `may_poll`: returns True if the runner may use a core to poll for the next tool result. `inputs`,
-        `listeners` and `trace`: see `Session`. `begin`: if False, the caller has to call `Session.begin`.
+        `may_poll`: returns True if the runner may use a core to poll for the next tool result. `begin`: if
+        False, the caller has to call `Session.begin`. The other arguments are those of `Session`.
         """
 
         def send_result(line: bytes) -> None:
@@ -117,6 +130,9 @@ class Multiplexer:
             inputs=inputs,
             listeners=listeners,
             trace=trace,
+            saved=saved,
+            answers=answers,
+            max_saved_bytes=max_saved_bytes,
         )
         self.sessions[id] = session
         if self.close_reason is not None:
@@ -191,4 +207,6 @@ def _ignored_bytes(message: RunnerMessage, size: int) -> int:
         return size - memoryview(message.input).nbytes
     # `done` and `log` cost nothing: a session has only one `done`, and the lines of accepted `log` messages
     # are bounded.
-    return 0 if isinstance(message, Done | Log) else size
+    if isinstance(message, Memory):
+        return size - len(message.data)
+    return 0 if isinstance(message, Done | Log | Suspended) else size

@@ -6,13 +6,13 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from time import monotonic
+from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
 import anyio
 from msgspec import UNSET, Raw
 
-from hutch.errors import ToolError, wire_code
+from hutch.errors import Suspend, ToolError, wire_code
 from hutch.session.json_value import NotJsonSafe, decode_value, encode_value
 from hutch.session.large_json import LARGE_TEXT_BYTES, decode_large_value
 from hutch.session.messages import ToolCall, ToolResult, WireError, encode, tool_item_line, tool_result_line
@@ -25,6 +25,7 @@ from hutch.session.run import (
     ToolCallStarted,
     ToolProgress,
 )
+from hutch.session.suspension import Answer, PendingCall, SavedSession
 from hutch.session.tools.provider import Provider
 from hutch.session.tools.tool import ToolContext
 from hutch.tasks import start_now
@@ -59,9 +60,11 @@ class ToolCalls:
         on_abuse: Callable[[str], None],
         loop: asyncio.AbstractEventLoop,
         trace: TraceContext | None = None,
+        on_all_pending: Callable[[], None] | None = None,
     ) -> None:
         """`writable`: waits while the channel's buffer is full. `on_abuse`: called with the reason if the
-        runner sends too many invalid calls. `trace`: span of the run.
+        runner sends too many invalid calls. `trace`: span of the run. `on_all_pending`: called when the
+        results of all open calls come later; None if the run cannot be suspended.
         """
         self.run_id = run_id
         self.deadline = 0.0
@@ -74,6 +77,11 @@ class ToolCalls:
         """Records of ended calls, at most MAX_RECORDED_CALLS."""
         self.errors: set[tuple[str, str]] = set()
         """Codes and messages of the errors that the guest got, at most MAX_REMEMBERED_ERRORS."""
+        self.pending: dict[str, PendingCall] = {}
+        """Open calls whose results come later, by id."""
+        self._on_all_pending = on_all_pending
+        self._held_lines: list[bytes] | None = None
+        """Replies to a run that is suspended. None while it is not."""
         self._limits = limits
         self._providers = providers
         self._send = send
@@ -117,8 +125,82 @@ class ToolCalls:
         return True
 
     def open_tools(self) -> list[str]:
-        """Returns the names of the tools that run now."""
-        return [_shown_name(call) for _, call in self._tasks.values()]
+        """Returns the names of the tools whose results the guest waits for."""
+        running = [_shown_name(call) for _, call in self._tasks.values()]
+        return running + [_shown(call.provider, call.tool) for call in self.pending.values()]
+
+    # --- suspension ---
+
+    def restore(self, saved: SavedSession) -> None:
+        """Continues with the calls of a suspended session."""
+        self.count = saved.call_count
+        self.records = list(saved.calls)
+        self.errors = set(saved.errors)
+        self.pending = {call.call_id: call for call in saved.pending}
+        # The runner's state, unlike `pending`, also has calls that were answered while it was suspended.
+        self._ids = {call_id for call_id, _, _ in saved.state.calls}
+
+    def hold(self) -> None:
+        """Collects replies from now on, because the run is suspended."""
+        self._held_lines = []
+
+    async def drain(self) -> list[bytes]:
+        """Waits for the tools that still run. Returns the replies since `hold`."""
+        while self._tasks:
+            await asyncio.wait([task for task, _ in self._tasks.values()])
+        return self._held_lines or []
+
+    def answer(self, call_id: str, answer: Answer) -> None:
+        """Sends the result of a pending call to the guest."""
+        call = self.pending.pop(call_id)
+        result = answer.result_json
+        ok = result is not None and len(result) <= self._limits.max_result_bytes
+        code, message = answer.code, answer.message
+        if result is not None and not ok:
+            code, message = "serialization_error", self._too_large(call.tool, len(result))
+        if ok and result is not None:
+            self._reply(tool_result_line(call_id, result))
+        else:
+            self._reply_error(call_id, code, message)
+        elapsed = max(0.0, time() - call.started_at)
+        if len(self.records) < MAX_RECORDED_CALLS:
+            names = call.provider, call.tool
+            self.records.append(
+                CallRecord.of(*names, ok, elapsed, start_ms=call.start_ms, line=call.line, code=code or None)
+            )
+        if self._listeners:
+            self._emit(
+                ToolCallEnded(
+                    call_id=call_id,
+                    ok=ok,
+                    duration_ms=round(elapsed * 1000, 3),
+                    code=code or UNSET,
+                    message=message or UNSET,
+                    output_json=Raw(result) if ok and result is not None else UNSET,
+                )
+            )
+
+    def refuse_pending(self, reason: str) -> None:
+        """Fails all pending calls, because the run cannot be suspended."""
+        for call_id, call in list(self.pending.items()):
+            message = f"{call.message}, but the execution cannot be suspended: {reason}"
+            self.answer(call_id, Answer(code="tool_error", message=message))
+
+    def _too_large(self, tool: str, size: int) -> str:
+        return f"Tool {tool} returned {size} bytes of JSON; the limit is {self._limits.max_result_bytes}"
+
+    def _defer(self, call: ToolCall, suspend: Suspend, began: float) -> None:
+        self.pending[call.call_id] = PendingCall(
+            call_id=call.call_id,
+            provider=call.provider_name,
+            tool=call.safe_tool_name,
+            input_json=bytes(call.input),
+            message=suspend.message,
+            token=suspend.token,
+            started_at=time() - (monotonic() - began),
+            start_ms=round((began - self.started_at) * 1000, 3),
+            line=_line_of(call),
+        )
 
     def cancel(self) -> None:
         """Cancels the running tools. No call is accepted or answered from now on."""
@@ -142,7 +224,7 @@ class ToolCalls:
 
     async def _dispatch(self, call: ToolCall, provider: Provider) -> None:
         began = monotonic()
-        ok = False
+        ok = is_pending = False
         result, code, message = b"", "", ""
         trace = self._trace
         if trace is not None:
@@ -164,16 +246,16 @@ class ToolCalls:
                 await self._writable()
             result = await self._invoke(call, provider)
             if len(result) > self._limits.max_result_bytes:
-                raise ToolError(
-                    f"Tool {call.safe_tool_name} returned {len(result)} bytes of JSON;"
-                    f" the limit is {self._limits.max_result_bytes}",
-                    "serialization_error",
-                )
+                raise ToolError(self._too_large(call.safe_tool_name, len(result)), "serialization_error")
             ok = True
             self._reply(tool_result_line(call.call_id, b"null" if call.stream is True else result))
         except ToolError as error:
-            code, message = error.tool_code, error.message
-            self._reply_error(call.call_id, code, message)
+            is_pending = isinstance(error, Suspend) and self._on_all_pending is not None
+            if is_pending and isinstance(error, Suspend):
+                self._defer(call, error, began)
+            else:
+                code, message = error.tool_code, error.message
+                self._reply_error(call.call_id, code, message)
         except asyncio.CancelledError:
             code = "tool_error"
             # The reply is sent only if the tool itself raised CancelledError. If the session was cancelled,
@@ -186,7 +268,9 @@ class ToolCalls:
             self._tasks.pop(call.call_id, None)
             self._open_bytes -= memoryview(call.input).nbytes
             elapsed = monotonic() - began
-            if len(self.records) < MAX_RECORDED_CALLS:
+            if self.pending and not self._tasks and self._on_all_pending is not None:
+                self._on_all_pending()
+            if len(self.records) < MAX_RECORDED_CALLS and not is_pending:
                 start_ms = round((began - self.started_at) * 1000, 3)
                 names = call.provider_name, call.safe_tool_name
                 span_id = None if trace is None or trace is self._trace else trace.span_id
@@ -195,7 +279,7 @@ class ToolCalls:
                 )
             # A call that is cancelled because the run has ended emits no event, because the last event of the
             # run was emitted before.
-            if self._listeners and not self._has_ended:
+            if self._listeners and not self._has_ended and not is_pending:
                 self._emit(
                     ToolCallEnded(
                         call_id=call.call_id,
@@ -244,7 +328,9 @@ class ToolCalls:
         self._reply(encode(ToolResult(call_id=call_id, ok=False, error=error)))
 
     def _reply(self, line: bytes) -> None:
-        if not self._is_cancelled:
+        if self._held_lines is not None:
+            self._held_lines.append(line)
+        elif not self._is_cancelled:
             self._send(line)
 
     def _emit(self, event: RunEvent) -> None:
@@ -296,7 +382,11 @@ class _CallReports:
 
 
 def _shown_name(call: ToolCall) -> str:
-    return cut(f"{call.provider_name}.{call.safe_tool_name}", MAX_SHOWN_NAME_CHARS)
+    return _shown(call.provider_name, call.safe_tool_name)
+
+
+def _shown(provider: str, tool: str) -> str:
+    return cut(f"{provider}.{tool}", MAX_SHOWN_NAME_CHARS)
 
 
 def _line_of(call: ToolCall) -> int | None:

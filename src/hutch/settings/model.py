@@ -75,6 +75,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_line_bytes: Positive = 16 * MIB
     max_pending_bytes: Positive = 64 * MIB
     """Maximum size of the `execute` messages of one Execbox client that wait or run, together."""
+    max_checkpoint_bytes: Positive = 64 * MIB
+    """Maximum size of a suspended execution: how much of its memory differs from that of a new one."""
+    checkpoint_days: Positive = 30
+    """Days after which a suspended run can no longer be continued."""
     max_calls: Positive = 100_000
     max_outstanding_calls: Positive = 256
     cancel_grace_ms: Positive = 25

@@ -32,6 +32,8 @@ class SettingOverrides(TypedDict, total=False):
     max_result_bytes: int
     max_line_bytes: int
     max_pending_bytes: int
+    max_checkpoint_bytes: int
+    checkpoint_days: int
     max_calls: int
     max_outstanding_calls: int
     cancel_grace_ms: int

@@ -4,7 +4,7 @@ import { memoryLine, type MemoryPart, type Wire } from "../wire.ts";
 import { type SavedMemory } from "./vm.ts";
 
 /** Words of one message: large enough to be efficient, small enough that the host handles others in between. */
-const PART_WORDS = 192 * 1024;
+const PART_WORDS = 32 * 1024;
 
 /** Everything but the memory itself. The host stores it and sends it back unchanged, except for the timers. */
 export interface SuspendedState {

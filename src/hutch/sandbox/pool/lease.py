@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -12,6 +12,7 @@ from hutch.sandbox.runner.profile import Profile
 from hutch.session.host import Limits, Session
 from hutch.session.messages import Job
 from hutch.session.run import Result, RunHandle
+from hutch.session.suspension import Answer, SavedSession
 from hutch.session.tools.provider import Provider
 
 if TYPE_CHECKING:
@@ -64,6 +65,9 @@ class Lease:
         job: Job | None = None,
         inputs: bytes | None = None,
         *,
+        saved: SavedSession | None = None,
+        answers: Mapping[str, Answer] | None = None,
+        max_saved_bytes: int = 0,
         may_poll: Callable[[], bool] = _never,
         max_seconds: float | None = None,
     ) -> Result:
@@ -71,9 +75,11 @@ class Lease:
 
         If the call is cancelled, the guest is cancelled too, and its result is in `run.session.result`.
 
-        `inputs`: JSON text of the guest's variables. `may_poll`: returns True if the runner may use a core to
-        poll for the next tool result. `max_seconds`: cancels the execution after this time. If the runner has
-        not started the execution by then, it is busy with another one and does not count as unresponsive.
+        `inputs`: JSON text of the guest's variables. `saved`, `answers` and `max_saved_bytes`: see
+        `Session`; if the guest was suspended, `run.session.saved` is set. `may_poll`: returns True if the
+        runner may use a core to poll for the next tool result. `max_seconds`: cancels the execution after
+        this time. If the runner has not started the execution by then, it is busy with another one and does
+        not count as unresponsive.
         """
         runner = self._runner
         multiplexer = runner.multiplexer
@@ -88,6 +94,9 @@ class Lease:
             inputs=inputs,
             listeners=run.listeners,
             trace=run.trace,
+            saved=saved,
+            answers=answers,
+            max_saved_bytes=max_saved_bytes,
             begin=False,
         )
         self._session = run.session = session

@@ -38,6 +38,8 @@ class EngineSpec(msgspec.Struct, frozen=True):
     """True if several executions share a process, so that one execution may lose its runner because of
     another.
     """
+    can_suspend: bool = False
+    """True if an execution that waits can be stored and continued in another runner."""
     polls_wakeup_file: bool = False
     """True if the runner polls a wake-up file on stdin. Guests cannot read the file."""
     v8_flags: tuple[str, ...] = ()
@@ -64,6 +66,7 @@ _ENGINE_SPECS: dict[str, EngineSpec] = {
         own_process=False,
         replies_on_stdout=True,
         has_neighbours=True,
+        can_suspend=True,
         polls_wakeup_file=True,
         # Guests recurse on JSPI stacks. With V8's default size, they reach about half of the depth that
         # QuickJS allows.

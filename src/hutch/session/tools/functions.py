@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from typing import Any, TypeAlias, overload
 
-from hutch.errors import InvalidTool, ToolError
+from hutch.errors import InvalidTool, Suspend, ToolError
 from hutch.session.json_value import NotJsonSafe, decode_value, encode_value
 from hutch.session.schema.problems import describe_mismatch
 from hutch.session.schema.type_hints import (
@@ -35,7 +35,7 @@ from hutch.session.schema.type_hints import (
     single_value_shape,
     validator,
 )
-from hutch.session.tools.tool import Call, FunctionTool, P, R, Tool, ToolContext
+from hutch.session.tools.tool import Call, Deferred, FunctionTool, P, R, Tool, ToolContext
 
 MAX_THREADS = 64
 
@@ -338,6 +338,8 @@ def _call_function(
             message = f"Invalid input for tool {name}: {describe(value, str(error))}"
             raise ToolError(message, "validation_error") from None
         result = await run(values, context)
+        if type(result) is Deferred:
+            raise Suspend(result.message, token=result.token)
         try:
             raw = encode_value(result)
         except NotJsonSafe as error:

@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache, partial
 from types import TracebackType
 from typing import Any
 
-from hutch.errors import InvalidTool, ToolError
+from hutch.errors import InvalidTool, Suspend, ToolError
 from hutch.session.json_value import encode_value, well_formed
 from hutch.session.schema.typescript import namespace_declaration
 from hutch.session.tools.functions import cached_tool
@@ -113,6 +113,8 @@ class Provider:
             raise ToolError(f"Unknown tool {self.name}.{safe_name}", "internal_error")
         try:
             return await tool.call(input, context)
+        except Suspend:
+            raise
         except (Exception, SystemExit) as error:
             if not isinstance(error, ToolError):
                 # The guest gets only the message; the traceback is for the author of the tool.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import update_wrapper
-from typing import Any, Generic, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, NoReturn, ParamSpec, Protocol, TypeAlias, TypeVar
 
 import anyio
 import msgspec
 
-from hutch.errors import ToolError
+from hutch.errors import Suspend, ToolError
 from hutch.session.json_value import NotJsonSafe
 from hutch.session.schema.type_hints import Schema
 
@@ -44,6 +44,15 @@ class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
     """Line of the guest's source that makes the call. Known only if the run has listeners."""
     _reports: CallReports | None = None
 
+    @property
+    def idempotency_key(self) -> str:
+        """Text that is the same each time this call is made, also after the run was suspended."""
+        return f"{self.run_id}:{self.call_id}"
+
+    async def suspend(self, message: str = "The result comes later", *, token: str | None = None) -> NoReturn:
+        """Ends the function: the result of the call comes later. Raises Suspend."""
+        raise Suspend(message, token=token)
+
     def progress(self, value: Any) -> None:
         """Reports a JSON-safe value to the listeners of the run, which get it as a `ToolProgress` event. Does
         nothing if there are none. Sync tools may call it from their thread.
@@ -68,6 +77,13 @@ Call: TypeAlias = Callable[[Any, ToolContext], Awaitable[bytes]]
 """Function that maps an input value to the JSON text of the result. Raises ToolError. Other exceptions become
 `tool_error`.
 """
+
+
+class Deferred(msgspec.Struct, frozen=True):
+    """Returned by a tool whose result comes later, through `Hutch.resolve` with the same token."""
+
+    token: str
+    message: str = "The result comes later"
 
 
 class Tool:

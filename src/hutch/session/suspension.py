@@ -1,0 +1,92 @@
+"""Suspended sessions: everything that another runner needs to continue an execution."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import time
+
+import msgspec
+
+from hutch.session.messages import SuspendedState
+from hutch.session.run import CallRecord
+
+
+class PendingCall(msgspec.Struct, frozen=True, kw_only=True):
+    """Tool call of a suspended run whose result comes later."""
+
+    call_id: str
+    provider: str
+    tool: str
+    """Safe name of the tool."""
+    input_json: bytes
+    message: str = ""
+    """Text of the `Suspend` that the tool raised."""
+    token: str | None = None
+    """Token with which the result can be delivered."""
+    started_at: float
+    """Unix time of the call."""
+    start_ms: float
+    line: int | None = None
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """Result or error of a pending call."""
+
+    result_json: bytes | None = None
+    """JSON text of the result. None for an error."""
+    code: str = ""
+    message: str = ""
+
+
+class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
+    """State of an execution that waits for the results of pending calls only."""
+
+    memory: bytes
+    """Difference of the VM's memory to its image."""
+    state: SuspendedState
+    manifests: list[bytes]
+    """JSON text of the providers' manifests. The guest refers to tools by their position in them."""
+    pending: list[PendingCall]
+    call_count: int
+    elapsed_ms: float
+    """Part of the time limit that is used up."""
+    log_lines: int
+    log_chars: int
+    errors: list[tuple[str, str]]
+    calls: list[CallRecord]
+    saved_at: float = msgspec.field(default_factory=time.time)
+    held_lines: list[bytes] = []
+    """Replies to calls that were answered while the execution was suspended. They are sent when it continues,
+    and are never stored.
+    """
+
+    def state_after(self, seconds: float) -> SuspendedState:
+        """Returns the state after a wait: that much less time is left for the guest's timers."""
+        passed = max(0.0, seconds) * 1000
+        timers = [(id, max(0.0, left - passed), interval) for id, left, interval in self.state.timers]
+        return msgspec.structs.replace(self.state, timers=timers)
+
+
+class MemoryCollector:
+    """Collects the parts of an execution's memory while it is being suspended."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def add(self, data: str) -> bool:
+        """Adds a part. Returns False if it is invalid or too large; a runner of Hutch sends no such part."""
+        try:
+            part = base64.b64decode(data, validate=True)
+        except (binascii.Error, ValueError):
+            return False
+        self._size += len(part)
+        if self._size > self.max_bytes:
+            return False
+        self._parts.append(part)
+        return True
+
+    def memory(self) -> bytes:
+        return b"".join(self._parts)
