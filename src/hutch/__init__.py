@@ -14,13 +14,16 @@ if TYPE_CHECKING:
         HutchError,
         InvalidExecution,
         InvalidTool,
+        ResumeError,
         SandboxUnavailable,
         SettingError,
+        Suspend,
         ToolError,
     )
     from hutch.session.live_run import Run
     from hutch.session.run import (
         CallRecord,
+        PendingCall,
         Result,
         RunEnded,
         RunEvent,
@@ -33,18 +36,21 @@ if TYPE_CHECKING:
     )
     from hutch.session.tools.functions import tool
     from hutch.session.tools.provider import Provider
-    from hutch.session.tools.tool import Tool, ToolContext
+    from hutch.session.tools.tool import Deferred, Tool, ToolContext
 
 __all__ = [
     "Busy",
     "CallRecord",
+    "Deferred",
     "ExecutionError",
     "Hutch",
     "HutchError",
     "InvalidExecution",
     "InvalidTool",
+    "PendingCall",
     "Provider",
     "Result",
+    "ResumeError",
     "Run",
     "RunEnded",
     "RunEvent",
@@ -53,6 +59,7 @@ __all__ = [
     "RunStarted",
     "SandboxUnavailable",
     "SettingError",
+    "Suspend",
     "Tool",
     "ToolCallEnded",
     "ToolCallStarted",
@@ -73,14 +80,17 @@ _MODULES = {
         "HutchError",
         "InvalidExecution",
         "InvalidTool",
+        "ResumeError",
         "SandboxUnavailable",
         "SettingError",
+        "Suspend",
         "ToolError",
     ),
     "hutch.session.tools.functions": ("tool",),
     "hutch.session.live_run": ("Run",),
     "hutch.session.run": (
         "CallRecord",
+        "PendingCall",
         "Result",
         "RunEnded",
         "RunEvent",
@@ -92,7 +102,7 @@ _MODULES = {
         "ToolProgress",
     ),
     "hutch.session.tools.provider": ("Provider",),
-    "hutch.session.tools.tool": ("Tool", "ToolContext"),
+    "hutch.session.tools.tool": ("Deferred", "Tool", "ToolContext"),
 }
 
 

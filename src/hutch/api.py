@@ -21,15 +21,18 @@ from hutch.kernel.records import RunRecorder
 from hutch.sandbox.pool.pool import Pool
 from hutch.sandbox.runner.profile import EXTERNAL, profile_for
 from hutch.session.inputs import encode_inputs
+from hutch.session.json_value import NotJsonSafe, encode_value
 from hutch.session.live_run import Run
 from hutch.session.log_relay import relay_logs
 from hutch.session.run import Result, RunHandle, refused_result
+from hutch.session.suspension import Answer
 from hutch.session.tools.provider import Provider
 from hutch.session.tools.tool import Tool
 from hutch.settings import load_settings
 
 if TYPE_CHECKING:
     from hutch.client import Remote
+    from hutch.kernel.suspended_runs import SuspendedRuns
     from hutch.protocols.toolscript.providers import McpConfigurations
     from hutch.settings import Settings
     from hutch.settings.overrides import SettingOverrides
@@ -151,6 +154,7 @@ class Hutch:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = asyncio.Lock()
         self._kernel: Kernel | None = None
+        self._suspended_runs: SuspendedRuns | None = None
         self._close: Callable[[], Awaitable[None]] | None = None
         self._closed = False
 
@@ -187,6 +191,7 @@ class Hutch:
 
         app = await App.create(self.settings)
         self._kernel, self._close = app.kernel, app.close
+        self._suspended_runs = app.suspended_runs
         if self._closed:
             await self.close()
             self._check_open()
@@ -263,6 +268,58 @@ class Hutch:
         """
         kernel, execution = await self._execution(code, **options)
         return Run(partial(_run, kernel, execution))
+
+    async def resume(
+        self,
+        run_id: str,
+        results: Mapping[str, Any] | None = None,
+        *,
+        errors: Mapping[str, str] | None = None,
+        tools: Tools = None,
+        owner: str = "default",
+    ) -> Run:
+        """Continues a suspended run, also in another process than before, as long as both use the same store.
+
+        ```python
+        result = await h.run("return await tools.ask({what: 'lunch'})", tools=[ask])  # raises Suspend
+        (call,) = result.pending_calls
+        run = await h.resume(result.run_id, {call.call_id: "yes"}, tools=[ask])
+        result = await run.result()
+        ```
+
+        `results` has the results of pending calls by their ids, `errors` the messages of those that failed.
+        Each can be given only once. `tools` are those that the run may call from now on. Raises ResumeError,
+        InvalidTool and InvalidExecution.
+        """
+        suspended_runs = await self._opened()
+        answers = {
+            **{call_id: _answer(value, f"results.{call_id}") for call_id, value in (results or {}).items()},
+            **{call_id: Answer(code="tool_error", message=text) for call_id, text in (errors or {}).items()},
+        }
+        providers = providers_of(tools)
+        if answers:
+            await suspended_runs.answer(run_id, owner, answers)
+        execution, handle = await suspended_runs.resume(run_id, owner, providers)
+        return Run(partial(suspended_runs.run, execution), handle)
+
+    async def resolve(self, token: str, value: Any = None, *, error: str | None = None) -> str:
+        """Delivers the result of a call whose tool returned `Deferred(token)`, or its error.
+
+        Returns the id of the run, which `resume` continues. Raises ResumeError and InvalidExecution.
+        """
+        suspended_runs = await self._opened()
+        answer = _answer(value, "value") if error is None else Answer(code="tool_error", message=error)
+        run_id, _ = await suspended_runs.resolve(token, answer)
+        return run_id
+
+    async def _opened(self) -> SuspendedRuns:
+        if self._kernel is None or asyncio.get_running_loop() is not self._loop:
+            await self.open()
+        if self._suspended_runs is None:
+            raise HutchError(
+                "An external runner cannot suspend runs.", remedy="Create Hutch without `runner`."
+            )
+        return self._suspended_runs
 
     async def _execution(
         self,
@@ -373,6 +430,13 @@ async def _run(kernel: Kernel, execution: Execution, run: RunHandle | None = Non
         return await kernel.run(execution, run)
     except QuotaExceeded as error:
         return refused_result(str(error), error.retry_after, run.id)
+
+
+def _answer(value: Any, field: str) -> Answer:
+    try:
+        return Answer(result_json=encode_value(value))
+    except NotJsonSafe as error:
+        raise InvalidExecution(field, f"expected a JSON-safe value: {error}") from None
 
 
 def _external_pool(settings: Settings, command: Sequence[str]) -> Pool:

@@ -202,6 +202,18 @@ class Suspend(ToolError):
         self.token = token
 
 
+class ResumeError(HutchError):
+    """A suspended run cannot be continued.
+
+    `code` is checkpoint_not_found, checkpoint_in_use, checkpoint_expired, checkpoint_incompatible,
+    checkpoint_invalid, unknown_call or already_answered.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class ConfigError(HutchError):
     """The configuration of MCP servers is invalid."""
 

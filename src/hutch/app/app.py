@@ -16,6 +16,7 @@ from hutch.kernel.content import RecordLevels
 from hutch.kernel.kernel import Kernel
 from hutch.kernel.metrics import RunCounters
 from hutch.kernel.records import RunRecorder
+from hutch.kernel.suspended_runs import SuspendedRuns
 from hutch.sandbox.jail.jail import Jail, bubblewrap, bubblewrap_missing
 from hutch.sandbox.pool.pool import Pool
 from hutch.sandbox.runner.launcher import Launcher
@@ -98,6 +99,8 @@ class App:
         self.storage = Storage(settings, self.kernel, self._recorder, self.egress)
         self._recorder.owner_name = self.storage.owner_names.get
         self.kernel.fair_use.open_store = self.storage.store
+        self.suspended_runs = SuspendedRuns(settings, self.kernel, self.storage.store)
+        self.kernel.on_suspend = self.suspended_runs.save
         self.kernel.fair_use.refusals = self.counters.refusals
 
     @classmethod
@@ -379,6 +382,7 @@ class App:
             if self._own_tracer is not None:
                 stack.push_async_callback(self._own_tracer.close)
             stack.push_async_callback(self.storage.close)
+            stack.push_async_callback(self.suspended_runs.close)
             stack.push_async_callback(self._launcher.close)
             stack.push_async_callback(self._uplinks.close)
             if "mcp_servers" in built:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -49,6 +49,8 @@ class Kernel:
         """Called with each run before it is queued, for example to add a listener."""
         self.is_traced = False
         """True if traces of runs are exported."""
+        self.on_suspend: Callable[[Execution, RunHandle], Awaitable[object]] | None = None
+        """Stores a run that was suspended. None if runs cannot be suspended, as with an external runner."""
         self.check_code: CheckCode | None = None
         """Type-checks code. None if there is no compiler, as with an external runner."""
         self.fair_use = FairUse(settings, pool.shares.set_weight)
@@ -122,6 +124,8 @@ class Kernel:
                 # precompiled code.
                 result = with_hint(execution.code, execution.profile.engine, result)
             result = with_unavailable_servers(result, execution.unavailable_servers)
+            if run.session is not None and run.session.saved is not None:
+                result = await self._suspended(execution, run, result)
         except BaseException as error:
             if not run.outcome:
                 self.record_unstarted(execution, run, _reason(error))
@@ -131,6 +135,18 @@ class Kernel:
             self._pauses.pop(run.id, None)
         self._record_end(execution, run, result)
         return result
+
+    async def _suspended(self, execution: Execution, run: RunHandle, result: Result) -> Result:
+        """Stores a suspended run. Returns its result, which has the pending calls."""
+        assert self.on_suspend is not None
+        assert run.session is not None
+        assert run.session.saved is not None
+        try:
+            await self.on_suspend(execution, run)
+        except HutchError as error:
+            failure = ExecutionError("internal_error", f"The run could not be suspended: {error}")
+            return msgspec.structs.replace(result, error=failure)
+        return msgspec.structs.replace(result, pending_calls=run.session.saved.pending)
 
     @asynccontextmanager
     async def run_internal(self, execution: Execution) -> AsyncIterator[tuple[Result, Lease]]:
@@ -227,7 +243,12 @@ class Kernel:
                 self._leases -= 1
 
     def _max_saved_bytes(self, execution: Execution) -> int:
-        can_suspend = execution.profile.engine_spec.can_suspend and execution.job is None
+        can_suspend = (
+            self.on_suspend is not None
+            and execution.profile.engine_spec.can_suspend
+            and execution.job is None
+            and not execution.is_internal
+        )
         return self.settings.max_checkpoint_bytes if can_suspend else 0
 
     def record_group(self, execution: Execution, run: RunHandle, result: Result) -> None:

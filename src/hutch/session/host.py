@@ -8,7 +8,7 @@ not trusted: an error code in `done` is accepted only if the host's own clock or
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from time import monotonic, time
 from typing import Any
@@ -121,6 +121,7 @@ class Session:
         saved: SavedSession | None = None,
         answers: Mapping[str, Answer] | None = None,
         max_saved_bytes: int = 0,
+        before_call: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """`send_result`: sends tool results, if there is a faster way than `send`.
 
@@ -139,6 +140,7 @@ class Session:
 
         `saved`: suspended session to continue. `answers`: results of its pending calls. `max_saved_bytes`:
         maximum size of the memory of an execution that is suspended; 0 if the runner cannot suspend it.
+        `before_call`: see `ToolCalls`.
         """
         self.id = id
         self.limits = limits
@@ -190,6 +192,7 @@ class Session:
             # A trusted peer makes the spans of the calls itself.
             trace=None if trusted else trace,
             on_all_pending=self._suspend if max_saved_bytes else None,
+            before_call=before_call,
         )
         self._trace = trace
         self.saved: SavedSession | None = None
@@ -318,6 +321,7 @@ class Session:
         """Asks the runner to suspend the execution when it next waits."""
         if self._memory is None and not self._has_ended and not self._cancelling:
             self._memory = MemoryCollector(self._max_saved_bytes)
+            self._tool_calls.expect_suspension()
             self._send(suspend_line(self.id, self._max_saved_bytes))
 
     def _receive_suspension(self, message: Memory | Suspended) -> bool:
@@ -330,13 +334,14 @@ class Session:
             return True
         self._memory = None
         if message.state is UNSET:
+            self._tool_calls.forget_replies()
             size = 0 if message.too_large is UNSET else message.too_large
             self._tool_calls.refuse_pending(
                 f"its memory has {size} bytes; the limit is {memory.max_bytes} (setting max_checkpoint_bytes)"
             )
             return True
         calls = self._tool_calls
-        calls.hold()
+        calls.hold(call_id for call_id, _, _ in message.state.calls)
         self.done_received = True
         self.saved = SavedSession(
             memory=memory.memory(),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 from msgspec import UNSET
 
 from hutch.session.host import TIMED_OUT
 from hutch.session.run import (
+    PendingCall,
     Result,
     RunEnded,
     RunEvent,
@@ -59,10 +60,17 @@ class Run:
         handle, session = self._handle, self._handle.session
         return (handle.id if session is None or not handle.has_started else session.run_id) or None
 
+    @property
+    def pending_calls(self) -> Sequence[PendingCall]:
+        """Tool calls that the run waits for if it was suspended; otherwise none."""
+        session = self._handle.session
+        return () if session is None or session.saved is None else session.saved.pending
+
     async def result(self) -> Result:
         """Returns the result when the run has ended. Cancelling this call does not affect the run.
 
-        Raises HutchError if the execution could not be started, as `Hutch.run` does.
+        If the run was suspended, the error of the result has the code `suspended`. Raises HutchError if the
+        execution could not be started, as `Hutch.run` does.
         """
         await asyncio.wait({self._task})
         if self._task.cancelled() and self._cancelled:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from msgspec import UNSET
 
@@ -99,6 +99,7 @@ class Multiplexer:
         saved: SavedSession | None = None,
         answers: Mapping[str, Answer] | None = None,
         max_saved_bytes: int = 0,
+        before_call: Callable[[], Awaitable[None]] | None = None,
         begin: bool = True,
     ) -> Session:
         """Starts a session. The caller awaits the result and then calls `forget`.
@@ -133,6 +134,7 @@ class Multiplexer:
             saved=saved,
             answers=answers,
             max_saved_bytes=max_saved_bytes,
+            before_call=before_call,
         )
         self.sessions[id] = session
         if self.close_reason is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeAlias
 
@@ -41,6 +41,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     result_json: bytes | None = None
     calls: Sequence[CallRecord] = ()
     """The first tool calls, in the order in which they ended; at most MAX_RECORDED_CALLS."""
+    pending_calls: Sequence[PendingCall] = ()
+    """Tool calls that the run waits for if it was suspended: the error's code is `suspended` then."""
     warnings: Sequence[str] = ()
     """Problems that did not stop the run, such as an MCP server that could not be reached."""
 
@@ -94,6 +96,28 @@ class CallRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         """Returns the record of a call. Long names are truncated."""
         names = cut(provider, MAX_RECORDED_CHARS), cut(tool, MAX_RECORDED_CHARS)
         return cls(*names, ok, round(seconds * 1000, 3), start_ms, line, code, span_id)
+
+
+class PendingCall(msgspec.Struct, frozen=True, kw_only=True):
+    """Tool call of a suspended run whose result comes later."""
+
+    call_id: str
+    provider: str
+    tool: str
+    """Safe name of the tool."""
+    input_json: bytes
+    message: str = ""
+    """Text of the `Suspend` that the tool raised."""
+    token: str | None = None
+    """Token with which the result can be delivered."""
+    started_at: float
+    """Unix time of the call."""
+    start_ms: float
+    line: int | None = None
+
+    @property
+    def input(self) -> Any:
+        return decode_value(self.input_json)
 
 
 class Wait(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -329,6 +353,10 @@ class RunHandle(msgspec.Struct, eq=False):
     """Replaces the run's secrets in text that is recorded."""
     trace: TraceContext | None = None
     """Context of the run's span. None if the run is not traced."""
+    generation: int = 0
+    """How often the run was suspended before it was continued with this handle."""
+    before_call: Callable[[], Awaitable[None]] | None = None
+    """Awaited before each tool call. If it raises a HutchError, the call fails."""
 
     @property
     def failure_message(self) -> str | None:

@@ -9,25 +9,7 @@ import time
 import msgspec
 
 from hutch.session.messages import SuspendedState
-from hutch.session.run import CallRecord
-
-
-class PendingCall(msgspec.Struct, frozen=True, kw_only=True):
-    """Tool call of a suspended run whose result comes later."""
-
-    call_id: str
-    provider: str
-    tool: str
-    """Safe name of the tool."""
-    input_json: bytes
-    message: str = ""
-    """Text of the `Suspend` that the tool raised."""
-    token: str | None = None
-    """Token with which the result can be delivered."""
-    started_at: float
-    """Unix time of the call."""
-    start_ms: float
-    line: int | None = None
+from hutch.session.run import CallRecord, PendingCall
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

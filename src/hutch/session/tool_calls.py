@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any
@@ -20,12 +20,13 @@ from hutch.session.run import (
     MAX_RECORDED_CALLS,
     CallRecord,
     Listener,
+    PendingCall,
     RunEvent,
     ToolCallEnded,
     ToolCallStarted,
     ToolProgress,
 )
-from hutch.session.suspension import Answer, PendingCall, SavedSession
+from hutch.session.suspension import Answer, SavedSession
 from hutch.session.tools.provider import Provider
 from hutch.session.tools.tool import ToolContext
 from hutch.tasks import start_now
@@ -61,10 +62,12 @@ class ToolCalls:
         loop: asyncio.AbstractEventLoop,
         trace: TraceContext | None = None,
         on_all_pending: Callable[[], None] | None = None,
+        before_call: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """`writable`: waits while the channel's buffer is full. `on_abuse`: called with the reason if the
         runner sends too many invalid calls. `trace`: span of the run. `on_all_pending`: called when the
-        results of all open calls come later; None if the run cannot be suspended.
+        results of all open calls come later; None if the run cannot be suspended. `before_call`: awaited
+        before each call; a ToolError that it raises fails the call.
         """
         self.run_id = run_id
         self.deadline = 0.0
@@ -80,8 +83,12 @@ class ToolCalls:
         self.pending: dict[str, PendingCall] = {}
         """Open calls whose results come later, by id."""
         self._on_all_pending = on_all_pending
-        self._held_lines: list[bytes] | None = None
-        """Replies to a run that is suspended. None while it is not."""
+        self._before_call = before_call
+        self._recent_replies: list[tuple[str, bytes]] | None = None
+        """Replies since the runner was asked to suspend the run, with the ids of their calls. The runner may
+        have suspended the run before it got them.
+        """
+        self._is_suspended = False
         self._limits = limits
         self._providers = providers
         self._send = send
@@ -140,15 +147,27 @@ class ToolCalls:
         # The runner's state, unlike `pending`, also has calls that were answered while it was suspended.
         self._ids = {call_id for call_id, _, _ in saved.state.calls}
 
-    def hold(self) -> None:
-        """Collects replies from now on, because the run is suspended."""
-        self._held_lines = []
+    def expect_suspension(self) -> None:
+        """Remembers replies from now on, because the runner was asked to suspend the run."""
+        self._recent_replies = []
+
+    def forget_replies(self) -> None:
+        """Forgets the replies, because the run was not suspended."""
+        self._recent_replies = None
+
+    def hold(self, open_calls: Iterable[str]) -> None:
+        """Collects replies from now on, because the run is suspended. `open_calls`: calls to which it has got
+        no reply.
+        """
+        missing = {*open_calls}
+        self._recent_replies = [reply for reply in self._recent_replies or [] if reply[0] in missing]
+        self._is_suspended = True
 
     async def drain(self) -> list[bytes]:
-        """Waits for the tools that still run. Returns the replies since `hold`."""
+        """Waits for the tools that still run. Returns the replies that the suspended run has not got."""
         while self._tasks:
             await asyncio.wait([task for task, _ in self._tasks.values()])
-        return self._held_lines or []
+        return [line for _, line in self._recent_replies or []]
 
     def answer(self, call_id: str, answer: Answer) -> None:
         """Sends the result of a pending call to the guest."""
@@ -159,7 +178,7 @@ class ToolCalls:
         if result is not None and not ok:
             code, message = "serialization_error", self._too_large(call.tool, len(result))
         if ok and result is not None:
-            self._reply(tool_result_line(call_id, result))
+            self._reply(call_id, tool_result_line(call_id, result))
         else:
             self._reply_error(call_id, code, message)
         elapsed = max(0.0, time() - call.started_at)
@@ -244,11 +263,14 @@ class ToolCalls:
         try:
             if self._writable is not None:
                 await self._writable()
+            if self._before_call is not None:
+                await self._before_call()
             result = await self._invoke(call, provider)
             if len(result) > self._limits.max_result_bytes:
                 raise ToolError(self._too_large(call.safe_tool_name, len(result)), "serialization_error")
             ok = True
-            self._reply(tool_result_line(call.call_id, b"null" if call.stream is True else result))
+            line = tool_result_line(call.call_id, b"null" if call.stream is True else result)
+            self._reply(call.call_id, line)
         except ToolError as error:
             is_pending = isinstance(error, Suspend) and self._on_all_pending is not None
             if is_pending and isinstance(error, Suspend):
@@ -325,12 +347,12 @@ class ToolCalls:
         if len(self.errors) < MAX_REMEMBERED_ERRORS:
             self.errors.add((code, message))
         error = WireError(code=code, message=message)
-        self._reply(encode(ToolResult(call_id=call_id, ok=False, error=error)))
+        self._reply(call_id, encode(ToolResult(call_id=call_id, ok=False, error=error)))
 
-    def _reply(self, line: bytes) -> None:
-        if self._held_lines is not None:
-            self._held_lines.append(line)
-        elif not self._is_cancelled:
+    def _reply(self, call_id: str, line: bytes) -> None:
+        if self._recent_replies is not None:
+            self._recent_replies.append((call_id, line))
+        if not self._is_cancelled and not self._is_suspended:
             self._send(line)
 
     def _emit(self, event: RunEvent) -> None:
@@ -351,7 +373,7 @@ class ToolCalls:
             self._loop.call_soon_threadsafe(lambda: None if self._has_ended else self._emit(event))
 
     def send_item(self, call_id: str, item: bytes) -> None:
-        self._reply(tool_item_line(call_id, item))
+        self._reply(call_id, tool_item_line(call_id, item))
 
 
 class _CallReports:

@@ -47,6 +47,9 @@ TABLES = (
     "flow_runs",
     "flow_journal",
     "flow_requests",
+    "checkpoints",
+    "checkpoint_parts",
+    "pending_calls",
 )
 # Not in a backup: the schema's own history, and counters of the last minutes.
 OMITTED_TABLES = ("migrations", "rate_limits")

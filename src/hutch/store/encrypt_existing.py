@@ -51,7 +51,13 @@ async def data_key_ids(database: Database) -> set[str]:
     ids: set[str] = set()
     # Columns that are not in ENCRYPTED_COLUMNS: they have always been encrypted, or `encrypt_existing`
     # encrypts them separately.
-    others = [("flow_journal", "body"), ("runs", "error_message"), ("run_contents", "content")]
+    others = [
+        ("flow_journal", "body"),
+        ("runs", "error_message"),
+        ("run_contents", "content"),
+        ("checkpoint_parts", "data"),
+        ("pending_calls", "answer"),
+    ]
     for table, name in [*(column[:2] for column in ENCRYPTED_COLUMNS), *others]:
         # The format of the ciphertext is `hutch1.<key id>.…`.
         sql = f"SELECT DISTINCT substr({name}, 8, 12) FROM {table} WHERE {name} IS NOT NULL"

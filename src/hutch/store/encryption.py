@@ -1,4 +1,4 @@
-"""Encrypts columns of the flow tables. The keys are loaded when they are first needed."""
+"""Encrypts columns of tables. The keys are loaded when they are first needed."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from time import monotonic
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from hutch.errors import VaultError
 from hutch.store.backends.base import check_storable
+
+T = TypeVar("T")
 
 logger = logging.getLogger("hutch.store")
 
@@ -31,6 +33,11 @@ class Cipher(Protocol):
         """Decrypts a text. Raises VaultError if the key is missing, the context differs or the text was
         altered.
         """
+
+    def encrypt_bytes(self, data: bytes, *context: str) -> str: ...
+
+    def decrypt_bytes(self, text: str, *context: str) -> bytes:
+        """Decrypts a text like `decrypt`."""
 
 
 class ColumnEncryption:
@@ -54,12 +61,29 @@ class ColumnEncryption:
 
     async def decrypt(self, text: str, *context: str) -> str:
         """Decrypts a text. Raises VaultError and StoreError."""
+        return await self._decrypt_with(lambda cipher: cipher.decrypt, text, context)
+
+    async def encrypt_bytes(self, data: bytes, *context: str) -> str:
+        """Encrypts data like `encrypt`."""
+        check_storable({"id": list(context)})
+        cipher = await self.ready()
+        if len(data) <= LARGE_TEXT_CHARS:
+            return cipher.encrypt_bytes(data, *context)
+        return await asyncio.to_thread(cipher.encrypt_bytes, data, *context)
+
+    async def decrypt_bytes(self, text: str, *context: str) -> bytes:
+        """Decrypts data like `decrypt`."""
+        return await self._decrypt_with(lambda cipher: cipher.decrypt_bytes, text, context)
+
+    async def _decrypt_with(
+        self, method: Callable[[Cipher], Callable[..., T]], text: str, context: tuple[str, ...]
+    ) -> T:
         cipher = await self.ready()
         try:
-            return await _decrypt(cipher, text, context)
+            return await _decrypt(method(cipher), text, context)
         except VaultError:
             # The text may be encrypted with a key that was added meanwhile.
-            return await _decrypt(await self._reload(cipher), text, context)
+            return await _decrypt(method(await self._reload(cipher)), text, context)
 
     async def ready(self) -> Cipher:
         """Returns the cipher. Call this before reading rows, because rows of older versions may be plaintext,
@@ -87,7 +111,7 @@ class ColumnEncryption:
             return self._cipher
 
 
-async def _decrypt(cipher: Cipher, text: str, context: tuple[str, ...]) -> str:
+async def _decrypt(decrypt: Callable[..., T], text: str, context: tuple[str, ...]) -> T:
     if len(text) <= LARGE_TEXT_CHARS:
-        return cipher.decrypt(text, *context)
-    return await asyncio.to_thread(cipher.decrypt, text, *context)
+        return decrypt(text, *context)
+    return await asyncio.to_thread(decrypt, text, *context)

@@ -8,6 +8,7 @@ from hutch.errors import SettingError, VaultError
 from hutch.store.encryption import ColumnEncryption
 from hutch.store.tables.abilities import AbilityTable
 from hutch.store.tables.ability_shares import AbilityShareTable
+from hutch.store.tables.checkpoints import CheckpointTable
 from hutch.store.tables.credentials import CredentialTable
 from hutch.store.tables.flows import FlowTable
 from hutch.store.tables.groups import GroupTable
@@ -58,6 +59,7 @@ class Store:
         self.groups = GroupTable(database)
         self.flows = FlowTable(database, encryption)
         self.journal = JournalTable(database, encryption)
+        self.checkpoints = CheckpointTable(database, encryption)
         self.quotas = QuotaTable(database, self.write_behind)
         self.rate_limits = RateLimiter(database if shares_rate_limits else None)
 

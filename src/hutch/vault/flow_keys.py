@@ -37,7 +37,7 @@ _SURROGATES = "surrogatepass"
 
 
 class FlowCipher:
-    """Encrypts and decrypts the columns of the flow tables."""
+    """Encrypts and decrypts columns of tables."""
 
     def __init__(self, data_keys: DataKeys) -> None:
         self._keys = data_keys
@@ -47,6 +47,12 @@ class FlowCipher:
 
     def decrypt(self, text: str, *context: str) -> str:
         return crypto.decrypt(self._keys, text, *context).decode("utf-8", _SURROGATES)
+
+    def encrypt_bytes(self, data: bytes, *context: str) -> str:
+        return crypto.encrypt(self._keys, data, *context)
+
+    def decrypt_bytes(self, text: str, *context: str) -> bytes:
+        return crypto.decrypt(self._keys, text, *context)
 
 
 async def open_store(settings: Settings) -> Store:

@@ -97,6 +97,7 @@ class Lease:
             saved=saved,
             answers=answers,
             max_saved_bytes=max_saved_bytes,
+            before_call=run.before_call,
             begin=False,
         )
         self._session = run.session = session

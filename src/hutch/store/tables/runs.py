@@ -26,10 +26,13 @@ MAX_DELETED = 1_000
 
 _INSERT_RUN = f"""
     INSERT INTO runs ({RUN_COLUMNS}, bytes) VALUES ({", ".join(f":{name}" for name in _FIELDS)}, :bytes)
-    ON CONFLICT (run_id) DO NOTHING
+    ON CONFLICT (run_id) DO UPDATE SET
+        {", ".join(f"{name} = excluded.{name}" for name in (*_FIELDS[1:], "bytes"))}
+    WHERE runs.outcome = 'suspended'
 """
 _INSERT_CONTENT = """
-    INSERT INTO run_contents (run_id, content) VALUES (:run_id, :content) ON CONFLICT (run_id) DO NOTHING
+    INSERT INTO run_contents (run_id, content) VALUES (:run_id, :content)
+    ON CONFLICT (run_id) DO UPDATE SET content = excluded.content
 """
 _INSERT_TARGET = """
     INSERT INTO run_targets (kind, name, created_at, run_id) VALUES (:kind, :name, :created_at, :run_id)
@@ -60,7 +63,8 @@ class RunTable:
         await self.add_new([NewRun(row) for row in rows])
 
     async def add_new(self, runs: Sequence[NewRun]) -> None:
-        """Inserts records in one transaction. Existing records stay unchanged.
+        """Inserts records in one transaction. A record of a run that was suspended is replaced, other
+        existing records stay unchanged.
 
         Characters that cannot be stored are replaced, so that one bad record does not block the batch.
         Messages and contents that cannot be encrypted, because the master key is missing, are left out.
@@ -152,6 +156,11 @@ class RunTable:
             logger.warning("the message of run %s cannot be decrypted: %s", row.run_id, error)
             return msgspec.structs.replace(row, error_message=None)
         return msgspec.structs.replace(row, error_message=message)
+
+    async def end_suspended(self, run_id: str, outcome: str) -> None:
+        """Sets the outcome of a suspended run that will never be continued."""
+        sql = "UPDATE runs SET outcome = :outcome WHERE run_id = :run_id AND outcome = 'suspended'"
+        await self._database.write(SqlStatement(sql, {"run_id": run_id, "outcome": outcome}))
 
     async def prune(self, older_than: str) -> int:
         """Deletes runs that were created before `older_than`. Returns the number of deleted runs. Deletes in

@@ -1,0 +1,35 @@
+-- Suspended runs: their state, encrypted in parts, and the tool calls whose results they wait for.
+
+CREATE TABLE checkpoints (
+    run_id TEXT PRIMARY KEY,
+    owner TEXT NOT NULL,
+    -- Digest of the guest bundle. Only the same bundle can continue the run.
+    bundle TEXT NOT NULL,
+    -- Counts how often the run was suspended.
+    generation BIGINT NOT NULL,
+    -- `suspended`; `running` while a process continues the run; `called` when the run has called a tool since then.
+    state TEXT NOT NULL CHECK (state IN ('suspended', 'running', 'called')),
+    holder TEXT,
+    held_until TEXT,
+    created_at TEXT NOT NULL,
+    expires_at TEXT NOT NULL,
+    bytes BIGINT NOT NULL
+);
+CREATE INDEX checkpoints_of_owner ON checkpoints (owner, created_at, run_id);
+CREATE INDEX checkpoints_by_expiry ON checkpoints (expires_at);
+
+CREATE TABLE checkpoint_parts (
+    run_id TEXT NOT NULL REFERENCES checkpoints (run_id) ON DELETE CASCADE,
+    part BIGINT NOT NULL,
+    data TEXT NOT NULL,
+    PRIMARY KEY (run_id, part)
+);
+
+CREATE TABLE pending_calls (
+    run_id TEXT NOT NULL REFERENCES checkpoints (run_id) ON DELETE CASCADE,
+    call_id TEXT NOT NULL,
+    -- SHA-256 of the token with which the result can be delivered.
+    token_digest TEXT UNIQUE,
+    answer TEXT,
+    PRIMARY KEY (run_id, call_id)
+);

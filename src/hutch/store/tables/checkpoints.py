@@ -1,0 +1,227 @@
+"""Tables of suspended runs and of the tool calls that they wait for."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from hutch.store.backends.base import Database, SqlStatement
+from hutch.store.encryption import ColumnEncryption
+from hutch.store.models import now
+
+_FIELDS = (
+    "run_id",
+    "owner",
+    "bundle",
+    "generation",
+    "state",
+    "holder",
+    "held_until",
+    "created_at",
+    "expires_at",
+    "bytes",
+)
+_COLUMNS = ", ".join(_FIELDS)
+MAX_LISTED = 1_000
+
+_SAVE = f"""
+    INSERT INTO checkpoints ({_COLUMNS}) VALUES ({", ".join(f":{name}" for name in _FIELDS)})
+    ON CONFLICT (run_id) DO UPDATE SET
+        generation = excluded.generation, state = excluded.state, holder = NULL, held_until = NULL,
+        bundle = excluded.bundle, expires_at = excluded.expires_at, bytes = excluded.bytes
+    WHERE checkpoints.holder = :previous_holder
+"""
+# A process that died holds its runs until `held_until`. If the run has called no tool since it was continued,
+# the stored state is still the last one, so that another process can continue it.
+_TAKE = f"""
+    UPDATE checkpoints SET state = 'running', holder = :holder, held_until = :held_until
+    WHERE run_id = :run_id AND owner = :owner AND expires_at > :now
+        AND (state = 'suspended' OR (state = 'running' AND held_until < :now))
+    RETURNING {_COLUMNS}
+"""
+
+
+class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
+    run_id: str
+    owner: str
+    bundle: str
+    generation: int
+    state: str = "suspended"
+    holder: str | None = None
+    held_until: str | None = None
+    created_at: str = msgspec.field(default_factory=now)
+    expires_at: str
+    bytes: int
+
+
+class CheckpointTable:
+    def __init__(self, database: Database, encryption: ColumnEncryption) -> None:
+        self._database = database
+        self._encryption = encryption
+
+    async def save(
+        self,
+        row: CheckpointRow,
+        parts: Sequence[bytes],
+        calls: Mapping[str, str | None],
+        previous_holder: str | None,
+    ) -> bool:
+        """Stores a suspended run. Returns False if another process continues the run meanwhile.
+
+        `calls`: digests of the tokens of its pending calls, by call id. `previous_holder`: the process that
+        continued the run before; None if it was suspended for the first time.
+        """
+        encrypted = [
+            await self._encryption.encrypt_bytes(part, *_part_context(row, number, len(parts)))
+            for number, part in enumerate(parts)
+        ]
+        values = msgspec.structs.asdict(row) | {"previous_holder": previous_holder or ""}
+        run = {"run_id": row.run_id}
+        # The other statements apply only to the generation that was just written.
+        is_saved = "SELECT 1 FROM checkpoints WHERE run_id = :run_id AND generation = :generation"
+        guarded = {**run, "generation": row.generation}
+        results = await self._database.write(
+            SqlStatement(_SAVE, values),
+            SqlStatement(
+                f"DELETE FROM checkpoint_parts WHERE run_id = :run_id AND EXISTS ({is_saved})", guarded
+            ),
+            SqlStatement(
+                f"DELETE FROM pending_calls WHERE run_id = :run_id AND EXISTS ({is_saved})", guarded
+            ),
+            *(
+                SqlStatement(
+                    "INSERT INTO checkpoint_parts (run_id, part, data)"
+                    f" SELECT :run_id, :part, :data WHERE EXISTS ({is_saved})",
+                    {**guarded, "part": number, "data": text},
+                )
+                for number, text in enumerate(encrypted)
+            ),
+            *(
+                SqlStatement(
+                    "INSERT INTO pending_calls (run_id, call_id, token_digest)"
+                    f" SELECT :run_id, :call_id, :digest WHERE EXISTS ({is_saved})",
+                    {**guarded, "call_id": call_id, "digest": digest},
+                )
+                for call_id, digest in calls.items()
+            ),
+        )
+        return results[0].row_count == 1
+
+    async def take(
+        self, run_id: str, owner: str, holder: str, held_until: str
+    ) -> tuple[CheckpointRow, builtins.list[bytes]] | None:
+        """Marks a suspended run as running in the process `holder`. Returns its state in parts, or None if
+        there is no such run, or it is not suspended. Raises VaultError.
+        """
+        values = {"run_id": run_id, "owner": owner, "holder": holder, "held_until": held_until, "now": now()}
+        (changed,) = await self._database.write(SqlStatement(_TAKE, values))
+        if not changed.rows:
+            return None
+        row = _row(changed.rows[0])
+        sql = "SELECT data FROM checkpoint_parts WHERE run_id = :run_id ORDER BY part"
+        texts = [text for (text,) in await self._database.read(sql, run_id=run_id)]
+        parts = [
+            await self._encryption.decrypt_bytes(text, *_part_context(row, number, len(texts)))
+            for number, text in enumerate(texts)
+        ]
+        return row, parts
+
+    async def get(self, run_id: str) -> CheckpointRow | None:
+        rows = await self._database.read(
+            f"SELECT {_COLUMNS} FROM checkpoints WHERE run_id = :run_id", run_id=run_id
+        )
+        return _row(rows[0]) if rows else None
+
+    async def list(self, owner: str, limit: int = 100) -> builtins.list[CheckpointRow]:
+        """Lists the suspended runs of an owner, oldest first."""
+        rows = await self._database.scan(
+            f"SELECT {_COLUMNS} FROM checkpoints WHERE owner = :owner"
+            " ORDER BY created_at, run_id LIMIT :limit",
+            owner=owner,
+            limit=max(0, min(limit, MAX_LISTED)),
+        )
+        return [_row(row) for row in rows]
+
+    async def release(self, run_id: str, holder: str) -> None:
+        """Marks a run as suspended again, because it could not be continued."""
+        sql = """
+            UPDATE checkpoints SET state = 'suspended', holder = NULL, held_until = NULL
+            WHERE run_id = :run_id AND holder = :holder AND state = 'running'
+        """
+        await self._database.write(SqlStatement(sql, {"run_id": run_id, "holder": holder}))
+
+    async def mark_called(self, run_id: str, holder: str) -> bool:
+        """Records that the run is about to call a tool. Returns False if another process has the run."""
+        sql = "UPDATE checkpoints SET state = 'called' WHERE run_id = :run_id AND holder = :holder"
+        (changed,) = await self._database.write(SqlStatement(sql, {"run_id": run_id, "holder": holder}))
+        return changed.row_count == 1
+
+    async def extend(self, holder: str, held_until: str) -> None:
+        """Extends the time for which a process holds its runs."""
+        sql = "UPDATE checkpoints SET held_until = :held_until WHERE holder = :holder"
+        await self._database.write(SqlStatement(sql, {"holder": holder, "held_until": held_until}))
+
+    async def delete(self, run_id: str, holder: str | None) -> bool:
+        """Deletes a run that `holder` has continued to its end or, with None, a suspended run."""
+        condition = "state = 'suspended'" if holder is None else "holder = :holder"
+        values = {"run_id": run_id} if holder is None else {"run_id": run_id, "holder": holder}
+        sql = f"DELETE FROM checkpoints WHERE run_id = :run_id AND {condition}"
+        (changed,) = await self._database.write(SqlStatement(sql, values))
+        return changed.row_count == 1
+
+    async def answer(self, run_id: str, call_id: str, answer: str) -> bool:
+        """Stores the result of a pending call. Returns False if the call has a result or does not exist."""
+        sql = """
+            UPDATE pending_calls SET answer = :answer
+            WHERE run_id = :run_id AND call_id = :call_id AND answer IS NULL
+        """
+        encrypted = await self._encryption.encrypt(answer, *_answer_context(run_id, call_id))
+        values = {"run_id": run_id, "call_id": call_id, "answer": encrypted}
+        (changed,) = await self._database.write(SqlStatement(sql, values))
+        return changed.row_count == 1
+
+    async def answers(self, run_id: str) -> dict[str, str | None]:
+        """Returns the results of the pending calls; None for those that are still missing."""
+        sql = "SELECT call_id, answer FROM pending_calls WHERE run_id = :run_id"
+        return {
+            call_id: None
+            if text is None
+            else await self._encryption.decrypt(text, *_answer_context(run_id, call_id))
+            for call_id, text in await self._database.read(sql, run_id=run_id)
+        }
+
+    async def find_call(self, token_digest: str) -> tuple[CheckpointRow, str] | None:
+        """Returns the run and the id of the call with a token."""
+        columns = ", ".join(f"c.{name}" for name in _FIELDS)
+        sql = f"""
+            SELECT {columns}, p.call_id FROM pending_calls p JOIN checkpoints c ON c.run_id = p.run_id
+            WHERE p.token_digest = :digest
+        """
+        rows = await self._database.read(sql, digest=token_digest)
+        return (_row(rows[0][:-1]), rows[0][-1]) if rows else None
+
+    async def take_interrupted(self) -> builtins.list[CheckpointRow]:
+        """Deletes runs that cannot be continued, because their process died after they had called a tool, and
+        runs that have expired. Returns them.
+        """
+        sql = f"""
+            DELETE FROM checkpoints
+            WHERE (state = 'called' AND held_until < :now) OR (state = 'suspended' AND expires_at < :now)
+            RETURNING {_COLUMNS}
+        """
+        (changed,) = await self._database.write(SqlStatement(sql, {"now": now()}))
+        return [_row(row) for row in changed.rows]
+
+
+def _row(values: Sequence[object]) -> CheckpointRow:
+    return msgspec.convert(dict(zip(_FIELDS, values, strict=True)), CheckpointRow)
+
+
+def _part_context(row: CheckpointRow, number: int, count: int) -> tuple[str, ...]:
+    return "checkpoint", row.run_id, row.owner, row.bundle, str(row.generation), f"{number}/{count}"
+
+
+def _answer_context(run_id: str, call_id: str) -> tuple[str, ...]:
+    return "answer", run_id, call_id

@@ -1,0 +1,357 @@
+"""Runs that are suspended and continue in another Hutch with the same store, as after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.support import databases
+
+import hutch
+from hutch.errors import InvalidExecution, VaultError
+from hutch.kernel import checkpoint as checkpoints
+from hutch.settings import Settings
+from hutch.store.backends.base import SqlStatement
+from hutch.store.store import Store
+from hutch.text import format_rfc3339
+
+ASK = "return await tools.ask({what: 'lunch'})"
+PAST = format_rfc3339(datetime.now(UTC) - timedelta(days=1))
+
+
+class Tools:
+    """Tools that record their calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+        self.keys: list[str] = []
+
+    async def ask(self, what: str) -> str:
+        """Asks a person."""
+        raise hutch.Suspend(f"approval of {what}")
+
+    async def later(self, token: str) -> hutch.Deferred:
+        return hutch.Deferred(token)
+
+    async def count(self, n: int, context: hutch.ToolContext) -> int:
+        self.calls.append(n)
+        self.keys.append(context.idempotency_key)
+        return n
+
+    @property
+    def all(self) -> list[Any]:
+        return [self.ask, self.later, self.count]
+
+
+@pytest.fixture(params=["sqlite", "postgres"], scope="module")
+def settings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    home = str(tmp_path_factory.mktemp("home"))
+    if request.param == "sqlite":
+        return Settings(home=home)
+    server: databases.PostgresServer = request.getfixturevalue("postgres")
+    return Settings(home=home, database_url=server.new_database())
+
+
+@pytest.fixture(scope="module")
+async def first(anyio_backend: object, settings: Settings) -> AsyncIterator[hutch.Hutch]:
+    async with hutch.Hutch(settings=settings) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+async def second(anyio_backend: object, settings: Settings) -> AsyncIterator[hutch.Hutch]:
+    """Another Hutch with the same store."""
+    async with hutch.Hutch(settings=settings) as opened:
+        yield opened
+
+
+@pytest.fixture
+def tools() -> Tools:
+    return Tools()
+
+
+async def store_of(h: hutch.Hutch) -> Store:
+    assert h._suspended_runs is not None
+    return await h._suspended_runs._open_store()
+
+
+async def suspend(h: hutch.Hutch, tools: Tools, code: str = ASK, **options: Any) -> tuple[str, str]:
+    """Runs code until it waits for one call. Returns the ids of the run and of the call."""
+    result = await h.run(code, tools=tools.all, **options)
+    assert result.error is not None, result
+    assert result.error.code == "suspended", result
+    (call,) = result.pending_calls
+    return result.run_id, call.call_id
+
+
+async def resumed(h: hutch.Hutch, tools: Tools, run_id: str, *args: Any, **options: Any) -> hutch.Result:
+    return await (await h.resume(run_id, *args, tools=tools.all, **options)).result()
+
+
+async def update(h: hutch.Hutch, sql: str, **values: Any) -> None:
+    await (await store_of(h))._database.write(SqlStatement(sql, values))
+
+
+@asynccontextmanager
+async def refused(code: str) -> AsyncIterator[None]:
+    with pytest.raises(hutch.ResumeError) as caught:
+        yield
+    assert caught.value.code == code, caught.value
+
+
+async def test_run_continues_elsewhere_without_repeating_calls(
+    first: hutch.Hutch, second: hutch.Hutch, tools: Tools
+) -> None:
+    code = """
+        console.log("before");
+        const seen = new Map([["a", 1]]);
+        const [answer, n] = await Promise.all([tools.ask({what: "lunch"}), tools.count({n: 1})]);
+        console.log("after");
+        return [answer, n, seen.get("a"), await tools.count({n: 2})];"""
+    result = await first.run(code, tools=tools.all)
+    assert result.error is not None
+    assert (result.error.code, result.logs) == ("suspended", ["before"])
+    assert "tools.ask" in result.error.message
+    (call,) = result.pending_calls
+    assert (call.provider, call.tool, call.input) == ("tools", "ask", {"what": "lunch"})
+    assert call.message == "approval of lunch"
+    result = await resumed(second, tools, result.run_id, {call.call_id: "yes"})
+    assert result.ok, result
+    assert (result.result, result.logs) == (["yes", 1, 1, 2], ["before", "after"])
+    assert tools.calls == [1, 2]
+    assert len(set(tools.keys)) == 2
+    assert [(each.tool, each.ok) for each in result.calls] == [
+        ("count", True),
+        ("ask", True),
+        ("count", True),
+    ]
+
+
+async def test_run_can_be_suspended_again_and_again(
+    first: hutch.Hutch, second: hutch.Hutch, tools: Tools
+) -> None:
+    code = "let s = ''; for (let i = 0; i < 3; i++) s += await tools.ask({what: `${i}`}); return s"
+    run_id, call_id = await suspend(first, tools, code)
+    for number, h in enumerate([second, first]):
+        result = await resumed(h, tools, run_id, {call_id: f"{number}"})
+        assert result.run_id == run_id
+        (call,) = result.pending_calls
+        assert call.input == {"what": f"{number + 1}"}
+        call_id = call.call_id
+    assert (await resumed(second, tools, run_id, {call_id: "2"})).result == "012"
+
+
+async def test_result_of_one_of_two_pending_calls_lets_the_run_go_on(
+    first: hutch.Hutch, tools: Tools
+) -> None:
+    code = """
+        const slow = tools.ask({what: "a"});
+        const quick = tools.ask({what: "b"}).then((x) => tools.count({n: x}));
+        return [await quick, await slow];"""
+    result = await first.run(code, tools=tools.all)
+    slow, quick = (call.call_id for call in result.pending_calls)
+    result = await resumed(first, tools, result.run_id, {quick: 7})
+    assert [call.call_id for call in result.pending_calls] == [slow]
+    assert tools.calls == [7]
+    assert (await resumed(first, tools, result.run_id, {slow: "late"})).result == [7, "late"]
+
+
+async def test_token_delivers_a_result_once(first: hutch.Hutch, second: hutch.Hutch, tools: Tools) -> None:
+    run_id, _ = await suspend(first, tools, "return await tools.later({token: 'secret 1'})")
+    assert await second.resolve("secret 1", {"ok": True}) == run_id
+    async with refused("already_answered"):
+        await second.resolve("secret 1", 2)
+    async with refused("unknown_call"):
+        await second.resolve("secret 2", 2)
+    assert (await resumed(second, tools, run_id)).result == {"ok": True}
+
+
+async def test_error_is_thrown_in_the_guest(first: hutch.Hutch, tools: Tools) -> None:
+    code = "try { await tools.ask({what: 'x'}) } catch (e) { return [e.code, e.message] }"
+    run_id, call_id = await suspend(first, tools, code)
+    result = await resumed(first, tools, run_id, errors={call_id: "denied by Ada"})
+    assert result.result == ["tool_error", "denied by Ada"]
+
+
+async def test_invalid_answers_are_refused_and_the_run_stays_suspended(
+    first: hutch.Hutch, tools: Tools
+) -> None:
+    run_id, call_id = await suspend(first, tools)
+    async with refused("unknown_call"):
+        await first.resume(run_id, {"c999": 1})
+    with pytest.raises(InvalidExecution, match=rf"results\.{call_id}"):
+        await first.resume(run_id, {call_id: object()})
+    async with refused("checkpoint_not_found"):
+        await first.resume("unknown", {call_id: 1})
+    async with refused("checkpoint_not_found"):
+        await first.resume(run_id, {call_id: 1}, owner="somebody else")
+    assert (await resumed(first, tools, run_id, {call_id: "yes"})).result == "yes"
+
+
+async def test_of_two_resumes_at_once_one_wins(first: hutch.Hutch, second: hutch.Hutch, tools: Tools) -> None:
+    run_id, call_id = await suspend(first, tools)
+    await first._suspended_runs.answer(run_id, "default", {call_id: _answer("yes")})  # type: ignore[union-attr]
+    attempts = [h.resume(run_id, tools=tools.all) for h in (first, second, first, second)]
+    outcomes = await asyncio.gather(*attempts, return_exceptions=True)
+    (run,) = [each for each in outcomes if isinstance(each, hutch.Run)]
+    refusals = [each.code for each in outcomes if isinstance(each, hutch.ResumeError)]
+    # An attempt that comes after the end of the run does not find it.
+    assert len(refusals) == 3
+    assert {*refusals} <= {"checkpoint_in_use", "checkpoint_not_found"}
+    assert (await run.result()).result == "yes"
+    async with refused("checkpoint_not_found"):
+        await first.resume(run_id)
+
+
+def _answer(value: str) -> Any:
+    from hutch.session.suspension import Answer
+
+    return Answer(result_json=msgspec.json.encode(value))
+
+
+@pytest.mark.parametrize("column", ["data", "owner", "bundle", "generation"])
+async def test_altered_checkpoint_is_refused(first: hutch.Hutch, tools: Tools, column: str) -> None:
+    run_id, call_id = await suspend(first, tools)
+    if column == "data":
+        await update(
+            first,
+            "UPDATE checkpoint_parts SET data = substr(data, 1, 60) || 'AAAA' || substr(data, 65)"
+            " WHERE run_id = :run_id",
+            run_id=run_id,
+        )
+    else:
+        value: Any = 7 if column == "generation" else "default" if column == "owner" else "other"
+        await update(
+            first,
+            f"UPDATE checkpoints SET {column} = :value WHERE run_id = :run_id",
+            run_id=run_id,
+            value=value,
+        )
+    if column == "owner":
+        # Checkpoints of another owner cannot be moved: the owner is part of what is authenticated.
+        other, other_call = await suspend(first, tools, owner="ada")
+        await update(first, "UPDATE checkpoints SET owner = 'default' WHERE run_id = :run_id", run_id=other)
+        run_id, call_id = other, other_call
+    with pytest.raises(VaultError):
+        await first.resume(run_id, {call_id: 1})
+
+
+async def test_truncated_checkpoint_is_refused(first: hutch.Hutch, tools: Tools) -> None:
+    code = "const rows = Array.from({length: 30_000}, () => [Math.random()]);" + ASK
+    run_id, call_id = await suspend(first, tools, code)
+    await update(first, "DELETE FROM checkpoint_parts WHERE run_id = :run_id AND part > 0", run_id=run_id)
+    with pytest.raises(VaultError):
+        await first.resume(run_id, {call_id: 1})
+
+
+async def test_checkpoint_of_another_bundle_is_refused_and_kept(
+    first: hutch.Hutch, tools: Tools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "bundle_digest", lambda: "0" * 64)
+        run_id, call_id = await suspend(first, tools)
+    async with refused("checkpoint_incompatible"):
+        await first.resume(run_id, {call_id: 1})
+    monkeypatch.setattr(checkpoints, "bundle_digest", lambda: "0" * 64)
+    assert (await resumed(first, tools, run_id)).result == 1
+
+
+async def test_expired_run_is_refused_and_ends(first: hutch.Hutch, tools: Tools) -> None:
+    run_id, call_id = await suspend(first, tools)
+    await update(
+        first, "UPDATE checkpoints SET expires_at = :at WHERE run_id = :run_id", at=PAST, run_id=run_id
+    )
+    async with refused("checkpoint_expired"):
+        await first.resume(run_id, {call_id: 1})
+    assert await outcome_after_cleaning(first, run_id) == "expired"
+
+
+async def test_run_that_was_continued_by_a_dead_process_can_be_continued_again(
+    first: hutch.Hutch, tools: Tools
+) -> None:
+    run_id, call_id = await suspend(first, tools)
+    store = await store_of(first)
+    assert await store.checkpoints.take(run_id, "default", "dead", PAST)
+    assert (await resumed(first, tools, run_id, {call_id: 1})).result == 1
+
+
+async def test_run_that_called_a_tool_in_a_dead_process_is_interrupted(
+    first: hutch.Hutch, tools: Tools
+) -> None:
+    run_id, call_id = await suspend(first, tools)
+    store = await store_of(first)
+    assert await store.checkpoints.take(run_id, "default", "dead", PAST)
+    assert await store.checkpoints.mark_called(run_id, "dead")
+    async with refused("checkpoint_in_use"):
+        await first.resume(run_id, {call_id: 1})
+    assert await outcome_after_cleaning(first, run_id) == "interrupted"
+
+
+async def outcome_after_cleaning(h: hutch.Hutch, run_id: str) -> str:
+    store = await store_of(h)
+    await store.write_behind.flush()
+    assert h._suspended_runs is not None
+    assert await h._suspended_runs.end_interrupted() >= 1
+    row = await store.runs.get(run_id)
+    assert row is not None
+    return row.outcome
+
+
+async def test_process_that_lost_its_run_makes_no_call(
+    first: hutch.Hutch, second: hutch.Hutch, tools: Tools
+) -> None:
+    code = "const x = await tools.ask({what: 'x'}); return await tools.count({n: x})"
+    run_id, call_id = await suspend(first, tools, code)
+    run = await first.resume(run_id, {call_id: 1}, tools=tools.all)
+    await update(first, "UPDATE checkpoints SET holder = 'other' WHERE run_id = :run_id", run_id=run_id)
+    error = (await run.result()).error
+    assert error is not None
+    assert "another process continues the run" in error.message
+    assert tools.calls == []
+
+
+async def test_record_of_a_suspended_run_is_replaced_at_its_end(first: hutch.Hutch, tools: Tools) -> None:
+    run_id, call_id = await suspend(first, tools)
+    store = await store_of(first)
+    await store.write_behind.flush()
+    row = await store.runs.get(run_id)
+    assert row is not None
+    assert row.outcome == "suspended"
+    await resumed(first, tools, run_id, {call_id: 1})
+    await asyncio.sleep(0)
+    await store.write_behind.flush()
+    row = await store.runs.get(run_id)
+    assert row is not None
+    assert row.outcome == "ok"
+
+
+async def test_cancelled_run_cannot_be_continued(first: hutch.Hutch, tools: Tools) -> None:
+    run_id, call_id = await suspend(first, tools)
+    assert first._suspended_runs is not None
+    assert not await first._suspended_runs.cancel(run_id, "somebody else")
+    assert await first._suspended_runs.cancel(run_id, "default")
+    async with refused("checkpoint_not_found"):
+        await first.resume(run_id, {call_id: 1})
+
+
+async def test_too_large_run_gets_an_error_from_the_tool(tmp_path: Path, tools: Tools) -> None:
+    async with hutch.Hutch(home=str(tmp_path), max_checkpoint_bytes=10_000) as h:
+        code = "const data = Array.from({length: 9_000}, (_, i) => [i]);" + ASK
+        error = (await h.run(code, tools=tools.all)).error
+        assert error is not None
+        assert error.code == "tool_error"
+        assert "max_checkpoint_bytes" in error.message
+        assert "approval of lunch" in error.message
+
+
+async def test_deno_gets_an_error_from_the_tool(first: hutch.Hutch, tools: Tools) -> None:
+    result = await first.run(ASK, tools=tools.all, engine="deno")
+    assert result.error is not None
+    assert (result.error.code, result.error.message) == ("tool_error", "approval of lunch")
+    assert result.pending_calls == ()
