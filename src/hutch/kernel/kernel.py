@@ -184,12 +184,10 @@ class Kernel:
                 execution = msgspec.structs.replace(execution, code="", job=prepared)
         result = await self._attempt_with_retries(execution, run)
         while (session := run.session) is not None and session.saved is not None:
-            held_lines = await session.drain_calls()
-            if not held_lines:
+            if not await session.drain_calls():
                 break
             # Other tools have returned since the guest was suspended, so it can continue at once.
-            saved = msgspec.structs.replace(session.saved, held_lines=held_lines, calls=session.calls)
-            execution = msgspec.structs.replace(execution, saved=saved, answers={})
+            execution = msgspec.structs.replace(execution, saved=session.saved, answers={})
             result = await self._attempt_with_retries(execution, run)
         return result
 

@@ -88,7 +88,7 @@ class SuspendedRuns:
             limits=execution.limits,
             created_at=run.started_at,
             expires_at=time.time() + self._settings.checkpoint_days * 86_400,
-            session=msgspec.structs.replace(run.session.saved, calls=run.session.calls),
+            session=run.session.saved,
         )
 
     async def _encode(self, checkpoint: Checkpoint) -> bytes:

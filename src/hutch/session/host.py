@@ -341,7 +341,7 @@ class Session:
             )
             return True
         calls = self._tool_calls
-        calls.hold(call_id for call_id, _, _ in message.state.calls)
+        calls.hold({call_id: items for call_id, _, _, items in message.state.calls})
         self.done_received = True
         self.saved = SavedSession(
             memory=memory.memory(),
@@ -362,9 +362,21 @@ class Session:
         self._settle(waiting, logs=logs, truncated=truncated or message.state.logs_truncated)
         return True
 
-    async def drain_calls(self) -> list[bytes]:
-        """Waits for the tools that still run when the execution is suspended. Returns their replies."""
-        return await self._tool_calls.drain()
+    async def drain_calls(self) -> bool:
+        """Waits for the tools that still run when the execution is suspended, and adds their replies to
+        `saved`. Returns True if there are any, so that the execution can continue.
+        """
+        calls, saved = self._tool_calls, self.saved
+        assert saved is not None
+        held_lines = await calls.drain()
+        self.saved = msgspec.structs.replace(
+            saved,
+            pending=list(calls.pending.values()),
+            errors=sorted(calls.errors),
+            calls=calls.records,
+            held_lines=held_lines,
+        )
+        return bool(held_lines)
 
     def cancel(self) -> None:
         """Asks the runner to stop, and cancels running tools. The session ends after the grace period at the

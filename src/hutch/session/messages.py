@@ -216,7 +216,8 @@ class SuspendedState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """
 
     memory: dict[str, int]
-    calls: list[tuple[str, int, int]]
+    calls: list[tuple[str, int, int, int]]
+    """For each open call its id, its number, the size of its input, and how many items it has got."""
     timers: list[tuple[int, float, float]]
     """For each timer its id, the milliseconds that are left, and the interval or 0."""
     logs: list[str]

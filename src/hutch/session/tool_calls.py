@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any
@@ -145,7 +145,7 @@ class ToolCalls:
         self.errors = set(saved.errors)
         self.pending = {call.call_id: call for call in saved.pending}
         # The runner's state, unlike `pending`, also has calls that were answered while it was suspended.
-        self._ids = {call_id for call_id, _, _ in saved.state.calls}
+        self._ids = {call_id for call_id, _, _, _ in saved.state.calls}
 
     def expect_suspension(self) -> None:
         """Remembers replies from now on, because the runner was asked to suspend the run."""
@@ -155,12 +155,18 @@ class ToolCalls:
         """Forgets the replies, because the run was not suspended."""
         self._recent_replies = None
 
-    def hold(self, open_calls: Iterable[str]) -> None:
+    def hold(self, open_calls: Mapping[str, int]) -> None:
         """Collects replies from now on, because the run is suspended. `open_calls`: calls to which it has got
-        no reply.
+        no result, with the number of items that it has got.
         """
-        missing = {*open_calls}
-        self._recent_replies = [reply for reply in self._recent_replies or [] if reply[0] in missing]
+        received = dict(open_calls)
+        missing: list[tuple[str, bytes]] = []
+        for call_id, line in self._recent_replies or []:
+            if received.get(call_id, 0) > 0:
+                received[call_id] -= 1
+            elif call_id in received:
+                missing.append((call_id, line))
+        self._recent_replies = missing
         self._is_suspended = True
 
     async def drain(self) -> list[bytes]:

@@ -57,6 +57,8 @@ interface Call {
   run: Run;
   number: number;
   size: number;
+  /** Number of items that the guest has got. */
+  items: number;
 }
 
 export class Runner {
@@ -198,6 +200,8 @@ export class Runner {
     const run = this.#runs.get(id);
     if (!run) return;
     run.suspendBelow = maxBytes;
+    // The host counts the items that it sends from now on.
+    for (const call of run.calls) this.#calls.get(call)!.items = 0;
     if (!run.busy) this.#trySuspend(run);
   }
 
@@ -219,8 +223,8 @@ export class Runner {
 
   #openCalls(run: Run): SuspendedState["calls"] {
     return [...run.calls].map((callId) => {
-      const { number, size } = this.#calls.get(callId)!;
-      return [callId, number, size];
+      const { number, size, items } = this.#calls.get(callId)!;
+      return [callId, number, size, items];
     });
   }
 
@@ -409,12 +413,13 @@ export class Runner {
   #openCall(run: Run, callId: string, number: number, size: number): void {
     run.openBytes += size;
     run.calls.add(callId);
-    this.#calls.set(callId, { run, number, size });
+    this.#calls.set(callId, { run, number, size, items: 0 });
   }
 
   #toolItem({ callId, item }: ToolItem): void {
     const call = this.#calls.get(callId);
     if (!call) return;
+    call.items++;
     const { run: { vm }, number } = call, text = JSON.stringify(item ?? null);
     this.#enter(call.run, "item", () => [vm.number(number), vm.string(text)]);
   }

@@ -9,7 +9,7 @@ const PART_WORDS = 32 * 1024;
 /** Everything but the memory itself. The host stores it and sends it back unchanged, except for the timers. */
 export interface SuspendedState {
   memory: Omit<SavedMemory, "words">;
-  calls: [callId: string, number: number, inputBytes: number][];
+  calls: [callId: string, number: number, inputBytes: number, items: number][];
   timers: [id: number, millisecondsLeft: number, interval: number][];
   logs: string[];
   logsTruncated: boolean;
