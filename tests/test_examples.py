@@ -47,6 +47,12 @@ def test_readme_has_one_python_example_of_twelve_lines_that_runs(tmp_path: Path)
     assert re.fullmatch(r"True 6 None \[\] [\d.]+\n", run(script, cwd=tmp_path))
 
 
+def test_durable_example_continues_after_its_process_was_killed(tmp_path: Path) -> None:
+    lines = run(EXAMPLES / "durable.py", cwd=tmp_path).splitlines()
+    assert re.fullmatch(r"process \d+ looks up the price of a chair", lines[0])
+    assert lines[1:] == ["suspended: Buy a chair?", "process ended by signal 9", "approved: 80 EUR"]
+
+
 def test_tools_example_shows_types_and_gets_a_value_logs_and_a_tool_error(tmp_path: Path) -> None:
     out = run(EXAMPLES / "tools.py", cwd=tmp_path)
     assert out.startswith("declare namespace shop {")
