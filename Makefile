@@ -28,8 +28,8 @@ install: .venv/.compiled $(BUNDLE) .venv/.jail ## create .venv with all dependen
 	@command -v bwrap >/dev/null || echo "note: bubblewrap is not installed, so Hutch uses weaker isolation" \
 		"(only Deno's permissions and limits); 'apt install bubblewrap' enables the stronger one" >&2
 
-serve: install ## run the server, with options in ARGS
-	@exec .venv/bin/hutch serve $(ARGS)
+serve: install ## run the server with example tools for the playground; options in ARGS
+	@exec .venv/bin/hutch serve --examples $(ARGS)
 
 test: install .venv/.postgres .venv/.curl .venv/.chromium style ## lint, type checks, Python tests and guest tests
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going pytest checks

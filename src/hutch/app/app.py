@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from hutch.errors import ExecutionError
     from hutch.http.auth import AccessControl
     from hutch.kernel.execution import Execution
+    from hutch.mcp_client.example_server import ExampleServers
     from hutch.mcp_client.servers import McpServers
     from hutch.npm.packages import PackageManager
     from hutch.protocols.mcp.http import McpEndpoint
@@ -159,7 +160,7 @@ class App:
         return ToolExecutor(self.kernel, self.packages, self.verdict.isolation, self.verdict.deno)
 
     @cached_property
-    def mcp_servers(self) -> McpServers:
+    def mcp_servers(self) -> McpServers | ExampleServers:
         """Connections to the user's MCP servers. Raises ConfigError."""
         from hutch.mcp_client.config_file import load_config
         from hutch.mcp_client.servers import McpServers
@@ -168,6 +169,10 @@ class App:
         tokens = Tokens.at(self.settings.home_path, os.environ)
         paths = self.settings.mcp_config or None
         config = load_config(paths, project=None if paths else self._project_servers())
+        if self.settings.example_tools and not config.servers:
+            from hutch.mcp_client.example_server import ExampleServers
+
+            return ExampleServers()
         return McpServers(config, self.settings, tokens=tokens)
 
     @cached_property

@@ -246,7 +246,11 @@ def _announce(
         print_line(f"  Code:       {url}/run")
         print_line(f"  Execbox:    ws://{url_host}:{port}/execbox")
         print_line(f"  TPMJS:      {url}/execute-tool")
-        print_line(f"  Gateway:    {url}/tools   ({servers} MCP servers)")
+        from hutch.mcp_client.example_server import ExampleServers
+
+        examples = isinstance(app.mcp_servers, ExampleServers)
+        sources = "example tools" if examples else f"{servers} MCP servers"
+        print_line(f"  Gateway:    {url}/tools   ({sources})")
         print_line(f"  Abilities:  {url}/abilities/ID/execute   (with a user's key: `hutch key add`)")
         print_line(f"  Flows:      {url}/flows")
         print_line(f"  MCP:        {url}/mcp")

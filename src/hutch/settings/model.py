@@ -233,6 +233,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """
     mcp_eager: bool = True
     """Connects to all MCP servers at the start. Otherwise each server is connected on first use."""
+    example_tools: bool = False
+    """Offers the tools of an example shop if no MCP server is configured, for a first trial."""
     mcp_pass_through: bool = False
     """Offers every tool of the MCP servers directly in `/mcp`, too."""
     max_mcp_sessions: Positive = 1_000

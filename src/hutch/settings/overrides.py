@@ -100,6 +100,7 @@ class SettingOverrides(TypedDict, total=False):
     max_record_bytes: int
     mcp_config: Sequence[str]
     mcp_eager: bool
+    example_tools: bool
     mcp_pass_through: bool
     max_mcp_sessions: int
     max_mcp_sessions_per_user: int

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 
+import pytest
 from playwright.sync_api import Page, expect
 from tests.console.browser.conftest import OpenPage
-from tests.support.processes import ServeProcess
+from tests.support.processes import ServeProcess, running_server
+
+
+@pytest.fixture(scope="module")
+def server(home: str) -> Iterator[ServeProcess]:
+    """A server as `make serve` starts it."""
+    with running_server(HUTCH_HOME=home, HUTCH_EXAMPLE_TOOLS="true") as running:
+        yield running
 
 
 def open_with(open_page: OpenPage, server: ServeProcess, code: str) -> Page:
@@ -15,6 +25,20 @@ def open_with(open_page: OpenPage, server: ServeProcess, code: str) -> Page:
     page.keyboard.press("Control+a")
     page.keyboard.insert_text(code)
     return page
+
+
+def test_newcomer_runs_the_example_and_finds_the_line_of_a_tool_call(
+    server: ServeProcess, open_page: OpenPage
+) -> None:
+    page = open_page(server.url)
+    page.get_by_role("main").get_by_role("link", name="playground").click()
+    expect(page.get_by_label("Code", exact=True)).to_contain_text("tools.shop.order")
+    page.get_by_role("button", name="Run", exact=True).click()
+    expect(page.get_by_text("Tool calls (5)")).to_be_visible()
+    page.get_by_role("link", name="Timeline").click()
+    page.get_by_role("button", name=re.compile("^order lamp")).click()
+    expect(page.locator(".line-focus")).to_contain_text("tools.shop.order")
+    expect(page.get_by_text('"total": 80')).to_be_visible()
 
 
 def test_result_and_log_are_shown_with_a_link_to_the_timeline(

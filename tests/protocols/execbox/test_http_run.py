@@ -69,6 +69,22 @@ async def test_result_has_value_logs_calls_and_the_run_id_of_the_header(client: 
     }
 
 
+async def test_request_chooses_what_is_recorded(client: httpx2.AsyncClient) -> None:
+    recorded = {}
+    for level in (None, "metadata", "full"):
+        body = {"code": "return 1"} | ({} if level is None else {"record": level})
+        run_id = (await client.post("/run", json=body)).json()["run_id"]
+        run = (await client.get(f"/runs/{run_id}")).json()
+        recorded[level] = run["recorded"], run.get("code")
+    assert recorded == {None: ("errors", None), "metadata": ("metadata", None), "full": ("full", "return 1")}
+
+
+def test_request_cannot_raise_the_metadata_of_the_operator() -> None:
+    with running_server(HUTCH_RECORD_PROTOCOLS="execbox=metadata") as server:
+        run_id = httpx2.post(server.url + "/run", json={"code": "1", "record": "full"}).json()["run_id"]
+        assert httpx2.get(f"{server.url}/runs/{run_id}").json()["recorded"] == "metadata"
+
+
 @pytest.mark.parametrize(("scope", "has_tools"), [("mcp", False), ("toolscript", True)])
 async def test_key_needs_the_scope_of_the_gateway_for_its_tools(
     client: httpx2.AsyncClient, scope: str, has_tools: bool

@@ -32,12 +32,14 @@ Examples:
     metavar="FILE",
     help="MCP servers, instead of ~/.toolscript.json. May be repeated.",
 )
+@click.option("--examples", is_flag=True, help="Offer example tools if there are no MCP servers.")
 def serve(
     host: str | None,
     port: int | None,
     egress: str | None,
     egress_allow: tuple[str, ...],
     config: tuple[str, ...],
+    examples: bool,
 ) -> int:
     """Serve all protocols over HTTP and WebSocket.
 
@@ -52,6 +54,7 @@ def serve(
         "egress": egress,
         "egress_allow": egress_allow or None,
         "mcp_config": config or None,
+        "example_tools": examples or None,
     }
     return serve(flags)
 

@@ -21,6 +21,7 @@ from hutch.http.errors import ERROR_KINDS, ApiError
 from hutch.http.lifecycle import cancel_on_disconnect
 from hutch.http.requests import JsonBodyReader
 from hutch.http.sse import EventBuffer, encode_event, event_stream
+from hutch.kernel.content import RecordLevels
 from hutch.kernel.execution import Execution
 from hutch.kernel.kernel import Kernel
 from hutch.problems import Problem, ProblemList, describe_value
@@ -32,6 +33,7 @@ from hutch.session.messages import WireError
 from hutch.session.run import Result, RunEvent, RunHandle, event_json
 from hutch.session.runner import PendingBytes
 from hutch.session.tools.provider import Provider
+from hutch.settings.model import RecordLevel
 from hutch.text import cut, did_you_mean
 
 PROTOCOL = "execbox"
@@ -61,6 +63,7 @@ class RunBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limits: RunLimits = RunLimits()
     check: bool = False
     label: Annotated[str, msgspec.Meta(max_length=MAX_LABEL_CHARS)] | None = None
+    record: RecordLevel | None = None
 
 
 def routes(
@@ -79,6 +82,7 @@ class RunHandler:
         self._access = access
         self._pending = pending
         self._mcp_tools = mcp_tools
+        self._levels = RecordLevels(settings.record, settings.record_protocols, by_key=settings.record_keys)
         self._body = JsonBodyReader(settings.max_body_bytes, settings.request_seconds)
         self.protocol = HttpProtocol(
             name=PROTOCOL, access=access, logger=logging.getLogger("hutch.execbox"), render=_render
@@ -86,7 +90,7 @@ class RunHandler:
 
     async def run(self, context: RequestContext) -> ASGIApp:
         body = parse_body(await self._body.read_object(context.request))
-        run = RunHandle()
+        run = RunHandle(record_level=self._record_level(body.record))
         headers = {RUN_ID_HEADER: run.id}
         if _wants_events(context.request):
             # Errors before the run starts get their own status, because the stream has not begun yet.
@@ -98,6 +102,10 @@ class RunHandler:
             context.request.receive, self._execute(context, body, run), self._access
         )
         return Response(result_json(result), headers=headers, media_type="application/json")
+
+    def _record_level(self, requested: RecordLevel | None) -> RecordLevel | None:
+        """Returns None for the operator's level. If that is `metadata`, no request can raise it."""
+        return None if self._levels.of(PROTOCOL) == "metadata" else requested
 
     async def _execute(self, context: RequestContext, body: RunBody, run: RunHandle) -> Result:
         return await self._run(await self._execution(context, body), run)
@@ -196,6 +204,7 @@ _EXPECTED = {
     "inputs": "an object",
     "engine": "quickjs or deno",
     "check": "true or false",
+    "record": "metadata, errors or full",
     "label": f"a string of at most {MAX_LABEL_CHARS} characters",
     **dict.fromkeys(RunLimits.__struct_fields__, "a number"),
 }

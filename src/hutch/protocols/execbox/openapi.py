@@ -71,6 +71,10 @@ def describe(settings: Settings) -> ApiPart:
                 "limits": object_of({}, limits),
                 "check": {**FLAG, "description": "Whether to check the types first", "default": False},
                 "label": {**TEXT, "maxLength": 200},
+                "record": {
+                    "enum": ["metadata", "errors", "full"],
+                    "description": "What is recorded of the run; the operator's `metadata` takes precedence",
+                },
             },
         ),
         "RunResult": object_of(

@@ -80,7 +80,7 @@ function OperatorOverview() {
     <Page title="Overview">
       <div class="tiles">
         <Tile
-          label="Executions, last minute"
+          label="Runs, last minute"
           value={formatCount(runs)}
           detail={`${(runs / 60).toFixed(1)}/s`}
         />
@@ -171,7 +171,7 @@ function Outcomes({ outcomes }: { outcomes: Record<string, number> }) {
     return (
       <Empty title="Nothing has run yet">
         <p>
-          <a href="#/connect">Connect</a> a client.
+          Run code in the <a href="#/playground">playground</a>, or <a href="#/connect">connect</a> a client.
         </p>
       </Empty>
     );

@@ -17,6 +17,17 @@ const squares = [1, 2, 3].map((n) => n * n);
 console.log("squares", squares);
 return { sum: squares.reduce((a, b) => a + b, 0) };
 `;
+/** For servers with the example tools of `hutch serve --examples`. */
+const TOOL_EXAMPLE = `// Ctrl+Enter runs this. tools.shop stands for one of your MCP servers.
+const { articles } = await tools.shop.listArticles({});
+const offers = await Promise.all(
+  articles.map((article) => tools.shop.getPrice({ article })),
+);
+console.log("offers", offers);
+const order = await tools.shop.order({ article: "lamp", count: 4 });
+return order.total;
+`;
+const EXAMPLE_TOOL = "tools.shop.listArticles";
 const STORED = "playground";
 
 interface Draft {
@@ -48,6 +59,13 @@ export default function Playground() {
   const [problem, setProblem] = useState("");
   const [loadedRun, setLoadedRun] = useState("");
   const tools = useData<ToolName[]>("/tools");
+  useEffect(() => {
+    const hasExample = tools.data?.some(({ scriptName }) => scriptName === EXAMPLE_TOOL);
+    if (hasExample && draft.code === EXAMPLE) {
+      change({ code: TOOL_EXAMPLE });
+      setLoadedRun(EXAMPLE_TOOL);
+    }
+  }, [tools.data]);
   const source = location.value.query.get("run");
   useEffect(() => {
     if (!source) return;
@@ -75,7 +93,7 @@ export default function Playground() {
     }
     setProblem("");
     const limits = seconds > 0 ? { timeout_ms: seconds * 1_000 } : undefined;
-    run({ code: draft.code, engine: draft.engine, inputs, limits, label: "playground" });
+    run({ code: draft.code, engine: draft.engine, inputs, limits, label: "playground", record: "full" });
   };
   const running = progress.value?.state === "running";
   const actions = (

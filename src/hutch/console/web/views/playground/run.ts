@@ -30,6 +30,7 @@ export interface RunRequest {
   limits?: Record<string, number>;
   check?: boolean;
   label?: string;
+  record?: "metadata" | "errors" | "full";
 }
 
 /** The run that the playground shows; undefined before the first one. It survives leaving the view. */
