@@ -58,7 +58,9 @@ class WriteBehindQueue:
         self._failure: str | None = None
         self._key_uses: dict[str, str] = {}
         self._usages: dict[tuple[str, str], Usage] = {}
-        self._usages_in_flight: dict[tuple[str, str], Usage] = {}
+        self.usage_lock = asyncio.Lock()
+        """Held while usage is written. A reader that holds it counts each usage once: as stored or as queued.
+        """
         self._max_queued = max_queued
         self._dropped = self._total_dropped = 0
         self._wake = asyncio.Event()
@@ -92,9 +94,8 @@ class WriteBehindQueue:
         self._wake.set()
 
     def unwritten_usage(self, subject: str, day: str) -> Usage:
-        """Returns the usage that is queued or being written at the moment."""
-        waiting = self._usages.get((subject, day), Usage())
-        return waiting + self._usages_in_flight.get((subject, day), Usage())
+        """Returns the usage that is queued."""
+        return self._usages.get((subject, day), Usage())
 
     async def flush(self) -> None:
         """Writes all queued rows. If that fails, raises StoreError and keeps the rows in the queue."""
@@ -116,15 +117,17 @@ class WriteBehindQueue:
                     self._key_uses = uses | self._key_uses
                     raise
             if self._usages:
-                self._usages_in_flight, self._usages = self._usages, {}
-                try:
-                    await write_usage(self._database, self._usages_in_flight)
-                except BaseException:
-                    for key, usage in self._usages_in_flight.items():
-                        self._usages[key] = usage + self._usages.get(key, Usage())
-                    raise
-                finally:
-                    self._usages_in_flight = {}
+                async with self.usage_lock:
+                    await self._write_usages()
+
+    async def _write_usages(self) -> None:
+        usages, self._usages = self._usages, {}
+        try:
+            await write_usage(self._database, usages)
+        except BaseException:
+            for key, usage in usages.items():
+                self._usages[key] = usage + self._usages.get(key, Usage())
+            raise
 
     async def close(self) -> None:
         """Writes all queued rows. Logs how many rows are lost if they cannot be written."""

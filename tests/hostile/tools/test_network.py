@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from tests.contract.tpmjs.harness import SyncServer, ToolServer, tool
 from tests.hostile.attempts import program, successes
@@ -146,10 +148,18 @@ async def test_other_protocols_and_raw_sockets_cannot_connect(tools: ToolServer)
         "a socket of the host": "return await open('/run/docker.sock')",
         "an abstract socket": "return await open('\\0/tmp/.X11-unix/X0')",
     }
-    answer = await tools.run(tool(program(attempts), BEFORE))
-    assert answer["success"] is True, answer
-    assert {*answer["output"]} == {*attempts}
-    assert successes(answer["output"]) == {}
+    # A tool has only 1.5 s, and starting threads takes a busy machine a while.
+    for some in batched(attempts, 5):
+        answer = await tools.run(tool(program({name: attempts[name] for name in some}), BEFORE))
+        assert answer["success"] is True, answer
+        assert {*answer["output"]} == {*some}
+        assert successes(answer["output"]) == {}
+
+
+def batched(items: Iterable[str], size: int) -> Iterator[tuple[str, ...]]:
+    iterator = iter(items)
+    while some := tuple(islice(iterator, size)):
+        yield some
 
 
 async def test_two_jails_cannot_connect_to_each_other(tools: ToolServer, sync: SyncServer) -> None:

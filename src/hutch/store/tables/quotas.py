@@ -46,17 +46,18 @@ class QuotaTable:
         """Returns the usage of subjects on a day such as `2031-02-03`, including usage that is not written
         yet.
         """
-        rows = await self._database.read(
-            "SELECT subject, executions, cpu_seconds FROM usage_days"
-            " WHERE subject IN :subjects AND day = :day",
-            subjects=[*subjects],
-            day=day,
-        )
-        found = {subject: Usage(executions, cpu_seconds) for subject, executions, cpu_seconds in rows}
-        return {
-            subject: found.get(subject, Usage()) + self._write_behind.unwritten_usage(subject, day)
-            for subject in subjects
-        }
+        async with self._write_behind.usage_lock:
+            rows = await self._database.read(
+                "SELECT subject, executions, cpu_seconds FROM usage_days"
+                " WHERE subject IN :subjects AND day = :day",
+                subjects=[*subjects],
+                day=day,
+            )
+            found = {subject: Usage(executions, cpu_seconds) for subject, executions, cpu_seconds in rows}
+            return {
+                subject: found.get(subject, Usage()) + self._write_behind.unwritten_usage(subject, day)
+                for subject in subjects
+            }
 
     def add_usage(self, subject: str, day: str, usage: Usage) -> None:
         """Queues usage, which is written in batches in the background."""
