@@ -22,10 +22,27 @@ MAX_CONCURRENCY = 4
 _numbers = itertools.count(1)
 
 
-def tool(body: str, before: str = "") -> str:
+class ToolModule(str):
+    """Source of a module with the tool `tool`."""
+
+    before: str
+    body: str
+
+
+def tool(body: str, before: str = "") -> ToolModule:
     """Builds a module with the tool `tool`, whose `execute` has this body."""
-    return f"""{before}
-        export const tool = {{
+    module = ToolModule(before + _export("tool", body))
+    module.before, module.body = before, body
+    return module
+
+
+def _tool_name(number: int) -> str:
+    return f"tool{number}"
+
+
+def _export(name: str, body: str) -> str:
+    return f"""
+        export const {name} = {{
           description: "made up",
           inputSchema: {{ type: "object" }},
           execute: async (params, options) => {{ {body} }},
@@ -41,6 +58,8 @@ class ToolServer:
         self.client = client
         self._npm = npm
         self.folders: tuple[Path, ...] = ()
+        self._published: dict[str, str] = {}
+        """Packages of `run_all` by their source."""
 
     @property
     def pid(self) -> int:
@@ -82,14 +101,33 @@ class ToolServer:
     async def run_all(self, cases: Mapping[str, str | dict[str, Any]]) -> dict[str, dict[str, Any]]:
         """Runs many cases concurrently. Each is a source, or the options of `run`. Returns the responses by
         name.
+
+        An installation takes longer than an execution. So modules made by `tool` with the same `before` are
+        published as tools of one package, and a source is published once. Each execution still has its own
+        process.
         """
         slots = asyncio.Semaphore(MAX_CONCURRENCY)
+        options = [{"source": case} if isinstance(case, str) else case for case in cases.values()]
+        modules = [each["source"] for each in options if isinstance(each["source"], ToolModule)]
 
-        async def run_one(case: str | dict[str, Any]) -> dict[str, Any]:
+        async def run_one(
+            source: str | dict[str, str], name: str = "tool", type: str = "module", **more: Any
+        ) -> dict[str, Any]:
+            if isinstance(source, ToolModule):
+                bodies = dict.fromkeys(one.body for one in modules if one.before == source.before)
+                name = _tool_name([*bodies].index(source.body))
+                source = source.before + "".join(_export(_tool_name(n), it) for n, it in enumerate(bodies))
             async with slots:
-                return await self.run(**({"source": case} if isinstance(case, str) else case))
+                return await self.execute(self._publish_once(source, type), name, **more)
 
-        return dict(zip(cases, await asyncio.gather(*map(run_one, cases.values())), strict=True))
+        answers = await asyncio.gather(*(run_one(**each) for each in options))
+        return dict(zip(cases, answers, strict=True))
+
+    def _publish_once(self, source: str | dict[str, str], type: str) -> str:
+        key = json.dumps([source, type])
+        if key not in self._published:
+            self._published[key] = self.publish(source, type=type)
+        return self._published[key]
 
     async def post(self, path: str, body: Any, **headers: str) -> httpx2.Response:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
