@@ -12,6 +12,7 @@ import pytest
 from tests.contract.tpmjs.harness import eventually, no_registry_env, tool
 from tests.npm import registry
 from tests.npm.registry import Registry
+from tests.support.processes import copy_selftest
 
 from hutch.app.app import App
 from hutch.npm.package_spec import parse_spec
@@ -63,6 +64,7 @@ async def open_tools(home: Path, **settings: Any) -> AsyncIterator[ToolsHarness]
             "count", files={"index.js": tool("return [++count, process.env.WHO ?? null]", "let count = 0;")}
         )
         npm.publish("other", files={"index.js": tool("return 'other'")})
+        copy_selftest(home)
         app = await App.create(load_settings({"home": str(home), **quiet, **settings}))
         try:
             yield ToolsHarness(app, npm)
