@@ -1,6 +1,7 @@
 """Starts `hutch` by forking a process that has already imported it, because imports take most of the time.
 
-Each command still runs in its own process. The tests' MCP servers are forked too: see
+Each command still runs in its own process. So do the runtimes of flows that a forked command starts, unless
+its environment has `REAL_RUNTIMES`. The tests' MCP servers are forked too: see
 `tests/support/mcp_servers/fork_client.py`. `make bench` measures commands that start from scratch.
 """
 
@@ -26,7 +27,10 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+from hutch.child_process import process as child_process
 
 # Libraries of `hutch` that are slow to import.
 LIBRARIES = (
@@ -50,6 +54,9 @@ LIBRARIES = (
     "uvloop",
     "yaml",
 )
+REAL_RUNTIMES = {"TESTS_REAL_RUNTIMES": "1"}
+"""Environment for tests of the processes themselves: a forked runtime is not a descendant of its command."""
+_RUNTIME_COMMAND = ("-P", "-m", "hutch", "runtime", "serve")
 _LENGTH = struct.Struct("!I")
 _NUMBER = struct.Struct("!i")
 
@@ -58,6 +65,7 @@ class ForkedProcess(subprocess.Popen[Any]):
     """Replaces `subprocess.Popen` for `python -m hutch`, without options that affect Python's start-up."""
 
     _status_pipe: int
+    _pidfd: int
 
     def __init__(self, arguments: Sequence[str], **options: Any) -> None:
         assert not options.keys() & {"pass_fds", "preexec_fn", "start_new_session"}, (
@@ -78,15 +86,18 @@ class ForkedProcess(subprocess.Popen[Any]):
                 request, [number if fd == -1 else fd for number, fd in enumerate(child_ends)]
             )
             self.pid = _read_number(self._status_pipe)
+            self._pidfd = os.pidfd_open(self.pid)
             self._child_created = True
         finally:
             self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
     def _try_wait(self, flags: int) -> tuple[int, int]:
-        if flags & os.WNOHANG and not select.select([self._status_pipe], [], [], 0)[0]:
+        # The status arrives a moment after the end of the process.
+        if flags & os.WNOHANG and not select.select([self._pidfd], [], [], 0)[0]:
             return 0, 0
         status = _read_number(self._status_pipe)
         os.close(self._status_pipe)
+        os.close(self._pidfd)
         return self.pid, status
 
     def _internal_poll(self, _deadstate: int | None = None) -> int | None:
@@ -129,8 +140,24 @@ class ForkServer:
         self._process.wait()
 
 
+class ForkClient:
+    """Sends requests from a forked process. A process that it started is killed when this one ends."""
+
+    def __init__(self, socket_name: str) -> None:
+        self._name = socket_name
+
+    def fork(self, request: dict[str, Any], streams: list[int]) -> int:
+        """See `ForkServer.fork`."""
+        data = json.dumps({**request, "runtime": True}).encode()
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect("\0" + self._name)
+            socket.send_fds(client, [_LENGTH.pack(len(data))], streams)
+            client.sendall(data)
+            return client.detach()
+
+
 @functools.cache
-def _fork_server() -> ForkServer:
+def _fork_server() -> ForkServer | ForkClient:
     forker = ForkServer()
     atexit.register(forker.close)
     return forker
@@ -138,7 +165,9 @@ def _fork_server() -> ForkServer:
 
 def forked_script(script: Path) -> list[str]:
     """Returns arguments for Python that run a script by forking."""
-    return ["-I", "-S", str(script.parent / "fork_client.py"), _fork_server().socket_name, str(script)]
+    server = _fork_server()
+    assert isinstance(server, ForkServer)
+    return ["-I", "-S", str(script.parent / "fork_client.py"), server.socket_name, str(script)]
 
 
 def _read_number(status_pipe: int) -> int:
@@ -183,17 +212,19 @@ def _serve(requests: socket.socket, listener: socket.socket) -> dict[str, Any] |
         if client is not None:
             fds.append(client.detach())
         if (pid := os.fork()) == 0:
+            _fork_runtimes(listener.getsockname()[1:].decode(), request["env"])
             selector.close()
             pipes = (pipe for _, pipe in running.values())
             for fd in (requests.detach(), listener.detach(), *running, *pipes):
                 os.close(fd)
-            return _set_up_child(request, fds)
+            _set_up_child(request, fds)
+            return request
         *streams, status_pipe = fds
         for fd in streams:
             os.close(fd)
-        if client is None:
+        if "script" not in request:
             _report_number(status_pipe, pid)
-        else:
+        if client is not None:
             clients[status_pipe] = pid
             selector.register(status_pipe, selectors.EVENT_READ)
         handle = os.pidfd_open(pid)
@@ -228,7 +259,23 @@ def _read_exactly(client: socket.socket, size: int) -> bytes:
     return data
 
 
-def _set_up_child(request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+def _fork_runtimes(socket_name: str, env: dict[str, str]) -> None:
+    """Makes this process start the runtimes of flows by forking."""
+    if env.pop(*REAL_RUNTIMES, None):
+        return
+
+    def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        if tuple(command[1:6]) != _RUNTIME_COMMAND:
+            return subprocess.Popen(command, **options)
+        del options["pass_fds"], options["start_new_session"]
+        return ForkedProcess(command[4:], **options)
+
+    global _fork_server
+    _fork_server = functools.partial(ForkClient, socket_name)  # type: ignore[assignment]
+    child_process.subprocess = SimpleNamespace(Popen=start, PIPE=subprocess.PIPE)  # type: ignore[assignment]
+
+
+def _set_up_child(request: dict[str, Any], fds: list[int]) -> None:
     """Makes this process look like one that Python has just started for the request."""
     for number, fd in enumerate(fds):
         if number < 3:
@@ -238,9 +285,12 @@ def _set_up_child(request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
     script = request.get("script")
-    sys.path[0] = request["cwd"] if script is None else str(Path(script).parent)
+    if "runtime" in request:
+        os.setsid()
+        del sys.path[0]
+    else:
+        sys.path[0] = request["cwd"] if script is None else str(Path(script).parent)
     sys.argv = [script or "hutch", *request["arguments"]]
-    return request
 
 
 def modules_of(package: str) -> list[str]:

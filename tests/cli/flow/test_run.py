@@ -19,6 +19,7 @@ import pytest
 from tests.contract.rep.runtimes import FILE
 from tests.protocols.rep.flows import chain, document, edge, step
 from tests.protocols.rep.manifests import manifest_entry
+from tests.support.forked import REAL_RUNTIMES
 from tests.support.processes import (
     TIMEOUT_SECONDS,
     Traces,
@@ -234,7 +235,8 @@ def test_invalid_options_are_exit_2(argument: str) -> None:
 @contextlib.contextmanager
 def running(document: Any, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Starts a run and waits until its first step has started."""
-    with start_hutch(["flow", "run", write_flow(document), *arguments], text=True) as process:
+    command = ["flow", "run", write_flow(document), *arguments]
+    with start_hutch(command, env=REAL_RUNTIMES, text=True) as process:
         try:
             assert process.stderr is not None
             for line in process.stderr:

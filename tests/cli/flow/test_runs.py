@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from tests.support.counting import CountingApi
 from tests.support.flows import chain, edge, flow, node
+from tests.support.forked import REAL_RUNTIMES
 from tests.support.processes import TIMEOUT_SECONDS, Traces, descendants, hutch, start_hutch, wait_until
 
 
@@ -41,7 +42,9 @@ class FlowHome:
         return hutch("flow", *arguments, env=self.env)
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        return start_hutch(["flow", *arguments], env=self.env, stdin=subprocess.DEVNULL)
+        """Starts a command whose processes a test kills."""
+        env = {**self.env, **REAL_RUNTIMES}
+        return start_hutch(["flow", *arguments], env=env, stdin=subprocess.DEVNULL)
 
     def listed(self, *arguments: str) -> list[dict[str, Any]]:
         runs: list[dict[str, Any]] = json.loads(self.run("runs", "--json", *arguments).stdout)

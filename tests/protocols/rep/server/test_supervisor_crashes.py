@@ -17,6 +17,7 @@ from tests.protocols.rep.flow_server import FlowClient, FlowServer, open_flow_se
 from tests.protocols.rep.server.helpers import wait_for_approvals
 from tests.store.factories import make_flow_run
 from tests.support.flows import chain, flow, node
+from tests.support.forked import REAL_RUNTIMES
 from tests.support.processes import TIMEOUT_SECONDS, Traces, hutch, start_hutch, wait_until
 
 from hutch.protocols.rep.runtime import lease
@@ -27,7 +28,7 @@ from hutch.vault import crypto
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[FlowServer]:
-    async with open_flow_server(Settings(home=str(tmp_path / "home"))) as server:
+    async with open_flow_server(Settings(home=str(tmp_path / "home")), **REAL_RUNTIMES) as server:
         yield server
 
 
@@ -55,7 +56,7 @@ async def test_server_with_the_wrong_master_key_does_not_start(
 async def test_killed_server_leaves_no_process_and_the_next_resumes_without_repeating_steps(
     store_settings: Settings,
 ) -> None:
-    async with open_flow_server(store_settings) as server:
+    async with open_flow_server(store_settings, **REAL_RUNTIMES) as server:
         server.upstream.hold("/held")
         async with server.running_server() as operator:
             ann = await server.user(operator, "ann")
@@ -155,7 +156,7 @@ async def test_server_without_drain_time_leaves_its_runs_to_the_next(server: Flo
 
 async def test_second_server_on_the_same_database_takes_over(postgres: Any, tmp_path: Path) -> None:
     settings = Settings(home=str(tmp_path / "one"), database_url=postgres.new_database())
-    async with open_flow_server(settings) as server:
+    async with open_flow_server(settings, **REAL_RUNTIMES) as server:
         server.upstream.hold("/held")
         async with server.running_server() as other, server.running_server() as one:
             await one.start_run(server.steps("a", "held", "d"), "r")
@@ -180,8 +181,9 @@ async def test_cli_run_is_visible_approved_and_cancelled_through_the_server(
     file = tmp_path / "flow.json"
     file.write_text(json.dumps(flow(nodes, chain("ask", "w"))))
     command = ["flow", "run", str(file), "--run-id", "byhand", "--timeout", "0"]
+    env = {"HUTCH_HOME": str(server.home), **REAL_RUNTIMES}
     async with server.running_server() as operator:
-        with start_hutch(command, env={"HUTCH_HOME": str(server.home)}, stdin=subprocess.DEVNULL) as process:
+        with start_hutch(command, env=env, stdin=subprocess.DEVNULL) as process:
             await asyncio.to_thread(wait_until, lambda: "byhand" in _list_runs(server))
             [question] = await wait_for_approvals(operator, "byhand")
             assert question["message"] == "Really?"
