@@ -7,6 +7,7 @@ import json
 import socket
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,36 +29,40 @@ QUICK_SECONDS = 6.0
 
 
 SMALL = [node(f"s{at}", "wait", seconds=0) for at in range(3_000)]
-COSTLY: dict[str, dict[str, Any]] = {
-    "edges to unknown steps": flow(SMALL, [edge(f"s{at % 3_000}", f"sx{at}") for at in range(15_000)]),
-    "references to unknown steps": flow(
+COSTLY: dict[str, Callable[[], dict[str, Any]]] = {
+    "edges to unknown steps": lambda: flow(
+        SMALL, [edge(f"s{at % 3_000}", f"sx{at}") for at in range(15_000)]
+    ),
+    "references to unknown steps": lambda: flow(
         [node(f"s{at}", "dsl.emit", a=f"$step.sx{at}.a") for at in range(3_000)]
     ),
-    "unknown inputs": flow(
+    "unknown inputs": lambda: flow(
         [node(f"s{at}", "dsl.emit", a=f"$input.sx{at}") for at in range(3_000)],
         inputs_schema={f"a{at}": {"type": "string"} for at in range(3_000)},
     ),
-    "types": flow(SMALL[:1], inputs_schema={f"a{at}": {"type": f"strin{at}"} for at in range(30_000)}),
-    "cycles": flow(
+    "types": lambda: flow(
+        SMALL[:1], inputs_schema={f"a{at}": {"type": f"strin{at}"} for at in range(30_000)}
+    ),
+    "cycles": lambda: flow(
         SMALL,
         [
             *chain(*(each["id"] for each in SMALL)),
             *(edge(f"s{2_999 - at}", f"s{at}") for at in range(1_000)),
         ],
     ),
-    "cases": flow(
+    "cases": lambda: flow(
         [node("d", "switch", key_from="$input.x", cases={str(at): f"no{at}" for at in range(5_000)}), *SMALL]
     ),
-    "unknown keys": {**flow(SMALL[:1]), "constants": {f"policy{at}": 1 for at in range(50_000)}},
-    "long names": flow([node("a" * 100_000, "wait", seconds=0), *SMALL], [edge("a" * 99_999, "s1")]),
-    "too many": flow([node(f"s{at}", "wait", seconds=0) for at in range(10_001)]),
+    "unknown keys": lambda: {**flow(SMALL[:1]), "constants": {f"policy{at}": 1 for at in range(50_000)}},
+    "long names": lambda: flow([node("a" * 100_000, "wait", seconds=0), *SMALL], [edge("a" * 99_999, "s1")]),
+    "too many": lambda: flow([node(f"s{at}", "wait", seconds=0) for at in range(10_001)]),
 }
 
 
 @pytest.mark.parametrize("name", COSTLY)
 async def test_invalid_flow_is_rejected_quickly(eve: FlowClient, name: str) -> None:
     began = time.monotonic()
-    answer = await eve.post("/flows", COSTLY[name])
+    answer = await eve.post("/flows", COSTLY[name]())
     assert_error(answer, 400, "INVALID_REQUEST")
     assert time.monotonic() - began < QUICK_SECONDS
     assert len(answer.content) < 200_000

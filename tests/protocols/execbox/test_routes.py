@@ -255,11 +255,11 @@ def many_providers(count: int) -> str:
 
 
 MANY = {
-    "60 000 tools": many_tools(60_000),
-    "50 000 providers": many_providers(50_000),
-    "20 000 tools": many_tools(20_000),
-    "2 000 tools": many_tools(2_000),
-    "500 providers": many_providers(500),
+    "60 000 tools": lambda: many_tools(60_000),
+    "50 000 providers": lambda: many_providers(50_000),
+    "20 000 tools": lambda: many_tools(20_000),
+    "2 000 tools": lambda: many_tools(2_000),
+    "500 providers": lambda: many_providers(500),
 }
 
 
@@ -268,7 +268,8 @@ async def test_message_with_very_many_tools_does_not_block_the_server(server: Se
     async with connect_execbox(server.execbox) as client:
         await client.send(execute("first", "1"))
         await client.done("first")
-        for name, message in MANY.items():
+        for name, make_message in MANY.items():
+            message = make_message()
             with ServerStalls(server.process.pid, server.url) as stalls:
                 await client.send(message)
                 done = await client.receive()
