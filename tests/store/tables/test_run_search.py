@@ -38,7 +38,13 @@ RUNS = [
     ),
     NewRun(
         make_run(
-            "bob", run_id="b3", created_at=at(3), duration_ms=3.0, outcome="runtime_error", engine="deno"
+            "bob",
+            run_id="b3",
+            created_at=at(3),
+            duration_ms=3.0,
+            outcome="runtime_error",
+            engine="deno",
+            error_message="TypeError: no such Thing",
         ),
         None,
         (),
@@ -80,6 +86,9 @@ FILTERS: list[tuple[dict[str, Any], str]] = [
     ({"text": include("gh.p", "api.t")}, "b3 b2"),
     ({"text": include("%")}, ""),
     ({"text": exclude("gh.", "get_")}, "b3"),
+    ({"text": include("such thing")}, "b3"),
+    ({"text": Match(("b",), ("thing",))}, "b2"),
+    ({"text": include("such thing"), "owner": include("ada")}, ""),
     ({"since": at(1), "until": at(3)}, "b2 a1"),
     ({"since": at(1), "until": at(4), "sort": "duration"}, "b2 b3 a1"),
 ]
@@ -145,6 +154,7 @@ async def test_counts_ignore_the_status_and_say_if_they_are_complete(
     assert await store.runs.count(RunQuery()) == (3, 2, True)
     assert await store.runs.count(RunQuery(owner=include("ada"), is_failed=True, limit=1)) == (2, 1, True)
     assert await store.runs.count(RunQuery(text=include("gh."), outcome=include("x"))) == (1, 1, True)
+    assert await store.runs.count(RunQuery(text=include("thing"))) == (0, 1, True)
     monkeypatch.setattr(run_search, "MAX_SCANNED", 2)
     assert await store.runs.count(RunQuery()) == (1, 1, False)
 

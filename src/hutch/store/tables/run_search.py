@@ -8,7 +8,7 @@ whatever the filters.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -58,7 +58,9 @@ class RunQuery(msgspec.Struct, frozen=True, kw_only=True):
     tool: Match = Match()
     host: Match = Match()
     text: Match = Match()
-    """Texts to search for in the id, the label, the outcome, the tools and the hosts of a run."""
+    """Texts to search for in the id, the label, the outcome, the error message, the tools and the hosts of a
+    run.
+    """
     parent: str | None = None
     is_failed: bool | None = None
     since: str | None = None
@@ -101,27 +103,58 @@ class _Conditions:
 
 
 class RunSearch:
-    def __init__(self, database: Database, columns: str, read_row: Callable[[Values], RunRow]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        columns: str,
+        read_row: Callable[[Values], RunRow],
+        decrypt: Callable[[RunRow], Awaitable[RunRow]],
+    ) -> None:
+        """`decrypt` decrypts the error message of a row."""
         self._database = database
         self._columns = columns
         self._read_row = read_row
+        self._decrypt = decrypt
 
     async def page(self, query: RunQuery) -> RunPage:
         source, index, rest = _plan(query)
         # If the index answers all conditions, every row that it returns belongs to the page.
-        scanned_rows = _max_scanned(query) if rest.texts else query.limit
+        is_exact = not rest.texts and not query.text
+        scanned_rows = query.limit if is_exact else _max_scanned(query)
         scanned = f"SELECT r.* FROM {source} WHERE {index.sql} ORDER BY {_order(query)} LIMIT {scanned_rows}"
-        # There is no outer ORDER BY, because SQLite would read all rows before the first one. Both databases
-        # pass the rows on in the order of the inner query.
-        sql = f"SELECT {self._columns} FROM ({scanned}) AS runs WHERE {rest.sql} LIMIT :limit"
-        values = {**index.values, **rest.values, "limit": query.limit}
-        rows = await self._database.search(sql, SEARCH_SECONDS, **values)
-        runs = [self._read_row(row) for row in rows]
+        values = {**index.values, **rest.values}
+        if query.text:
+            runs = [run async for run in self._with_text(query, scanned, rest, values)][: query.limit]
+        else:
+            # There is no outer ORDER BY, because SQLite would read all rows before the first one. Both
+            # databases pass the rows on in the order of the inner query.
+            sql = f"SELECT {self._columns} FROM ({scanned}) AS runs WHERE {rest.sql} LIMIT :limit"
+            rows = await self._database.search(sql, SEARCH_SECONDS, **values, limit=query.limit)
+            runs = [await self._decrypt(self._read_row(row)) for row in rows]
         if len(runs) >= query.limit:
             return RunPage(runs, sort_key(runs[-1], query.sort), False)
         # If the index answers all conditions, fewer rows than the limit means that there are no more rows.
-        last = await self._last_scanned(query) if rest.texts else None
+        last = None if is_exact else await self._last_scanned(query)
         return RunPage(runs, last, last is not None)
+
+    async def _with_text(
+        self, query: RunQuery, scanned: str, rest: _Conditions, values: dict[str, Any]
+    ) -> AsyncIterator[RunRow]:
+        """Yields the scanned rows that match, with decrypted messages. The database compares the texts with
+        the columns that it can read. Messages are encrypted, so they are compared here.
+        """
+        texts = [*query.text.any_of, *query.text.none_of]
+        names = _names("text", texts)
+        flags = ", ".join(f"CASE WHEN {_has_text(name)} THEN 1 ELSE 0 END" for name in names)
+        sql = f"SELECT {flags}, {self._columns} FROM ({scanned}) AS runs WHERE {rest.sql}"
+        patterns = dict(zip(names, map(_contains, texts), strict=True))
+        wanted = len(query.text.any_of)
+        for row in await self._database.search(sql, SEARCH_SECONDS, **values, **patterns):
+            run = await self._decrypt(self._read_row(row[len(texts) :]))
+            message = (run.error_message or "").lower()
+            found = [flag == 1 or text.lower() in message for flag, text in zip(row, texts, strict=False)]
+            if (any(found[:wanted]) or not wanted) and not any(found[wanted:]):
+                yield run
 
     async def _last_scanned(self, query: RunQuery) -> SortKey | None:
         """Returns the sort key of the last row that a page looked at, or None if there are no further
@@ -144,9 +177,15 @@ class RunSearch:
             query, is_failed=None, outcome=Match(), after=None, sort="created", descending=True
         )
         source, index, rest = _plan(query)
-        needed = "r.*" if rest.texts else "r.outcome"
+        needed = "r.*" if rest.texts or query.text else "r.outcome"
         maximum = _max_scanned(query)
         scanned = f"SELECT {needed} FROM {source} WHERE {index.sql} ORDER BY {_order(query)} LIMIT {maximum}"
+        if query.text:
+            values = {**index.values, **rest.values}
+            outcomes = [run.outcome async for run in self._with_text(query, scanned, rest, values)]
+            completed = outcomes.count("ok")
+            is_complete = await self._last_scanned(query) is None
+            return RunCounts(completed, len(outcomes) - completed, is_complete)
         matches = rest.sql
         sql = f"""
             SELECT COUNT(*),
@@ -186,7 +225,9 @@ def _target(query: RunQuery) -> tuple[str, str] | None:
 
 
 def _plan(query: RunQuery) -> tuple[str, _Conditions, _Conditions]:
-    """Returns the table to walk, the conditions that its index answers, and the other conditions."""
+    """Returns the table to walk, the conditions that its index answers, and the other conditions without the
+    text.
+    """
     index, rest = _Conditions(), _Conditions()
     target = _target(query)
     source = "runs AS r"
@@ -200,13 +241,6 @@ def _plan(query: RunQuery) -> tuple[str, _Conditions, _Conditions]:
     _add_range(query, index, rest, "t" if target else "r")
     _add_columns(query, rest, used)
     _add_targets(query, rest, used)
-    for number, text in enumerate(query.text.any_of):
-        # A run matches if it contains any of the texts.
-        rest.values[f"text_{number}"] = _contains(text)
-    if query.text.any_of:
-        rest.texts.append("(" + " OR ".join(map(_has_text, _names("text", query.text.any_of))) + ")")
-    for name, text in zip(_names("not_text", query.text.none_of), query.text.none_of, strict=True):
-        rest.add(f"NOT {_has_text(name)}", **{name: _contains(text)})
     return source, index, rest
 
 
@@ -301,7 +335,7 @@ def _has_text(name: str) -> str:
     )"""
 
 
-def _names(prefix: str, values: tuple[str, ...]) -> list[str]:
+def _names(prefix: str, values: Sequence[str]) -> list[str]:
     return [f"{prefix}_{number}" for number in range(len(values))]
 
 

@@ -56,6 +56,7 @@ class RunTable:
     def __init__(self, database: Database, encryption: ColumnEncryption) -> None:
         self._database = database
         self._encryption = encryption
+        self._search = RunSearch(database, RUN_COLUMNS, _run_from_row, self._decrypt)
         self._warned = False
 
     async def add_many(self, rows: Sequence[RunRow]) -> None:
@@ -113,7 +114,7 @@ class RunTable:
         rows = await self._database.read(
             f"SELECT {RUN_COLUMNS} FROM runs WHERE run_id = :run_id", run_id=run_id
         )
-        return (await self._decrypt([_run_from_row(rows[0])]))[0] if rows else None
+        return await self._decrypt(_run_from_row(rows[0])) if rows else None
 
     async def content(self, run_id: str) -> str | None:
         """Returns the content of a run as JSON text. Raises VaultError if it cannot be decrypted."""
@@ -134,23 +135,22 @@ class RunTable:
         """
         limit = max(0, min(limit, MAX_LISTED))
         rows = await self._database.scan(sql, owner=owner, created=created, run_id=run_id, limit=limit)
-        return await self._decrypt([_run_from_row(row) for row in rows])
+        return [await self._decrypt(_run_from_row(row)) for row in rows]
 
     async def search(self, query: RunQuery) -> RunPage:
         """Returns a page of the runs that match. Raises SearchTimeout."""
-        page = await RunSearch(self._database, RUN_COLUMNS, _run_from_row).page(query)
-        return page._replace(runs=await self._decrypt(page.runs))
+        return await self._search.page(query)
 
     async def count(self, query: RunQuery) -> RunCounts:
         """Counts the runs that match, up to a maximum. Raises SearchTimeout."""
-        return await RunSearch(self._database, RUN_COLUMNS, _run_from_row).counts(query)
+        return await self._search.counts(query)
 
-    async def _decrypt(self, rows: builtins.list[RunRow]) -> builtins.list[RunRow]:
-        return [row if row.error_message is None else await self._decrypt_message(row) for row in rows]
-
-    async def _decrypt_message(self, row: RunRow) -> RunRow:
+    async def _decrypt(self, row: RunRow) -> RunRow:
+        """Decrypts the error message of a row."""
+        if row.error_message is None:
+            return row
         try:
-            message = await self._encryption.decrypt(row.error_message or "", *message_context(row.run_id))
+            message = await self._encryption.decrypt(row.error_message, *message_context(row.run_id))
         except VaultError as error:
             # Do not fail: the other fields of this run, and the other runs of the list, can still be read.
             logger.warning("the message of run %s cannot be decrypted: %s", row.run_id, error)
