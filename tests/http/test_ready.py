@@ -76,9 +76,10 @@ def test_runs_go_on_without_postgres_and_are_recorded_when_it_is_back(
             assert client.get("/health").status_code == 200
             wait_until(lambda: get("/health")["records"]["status"] == "waiting for the database")
             assert (metric("hutch_store_up"), metric("hutch_records_waiting")) == (0, 2)
+            assert metric("hutch_ready") == 0
         finally:
             postgres.start()
         wait_until(lambda: client.get("/ready").status_code == 200)
         wait_until(lambda: metric("hutch_records_waiting") == 0)
         assert [get(f"/runs/{id}")["outcome"] for id in ids] == ["runtime_error"] * 2
-        assert metric("hutch_store_up") == 1
+        assert metric("hutch_store_up") == metric("hutch_ready") == 1

@@ -34,6 +34,7 @@ def all_metrics() -> str:
     pool = Pool(Settings(), launch=_no_runner)
     families = server_metrics(
         isolation="container",
+        is_ready=True,
         runs=counters,
         owner_name=lambda owner: None,
         pool=pool,

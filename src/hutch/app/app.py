@@ -346,13 +346,14 @@ class App:
         status = "ok" if state.failure is None else "waiting for the database"
         return {"status": status, "waiting": state.waiting, "dropped": state.dropped}
 
-    def metrics(self) -> bytes:
+    def metrics(self, *, is_ready: bool) -> bytes:
         """Returns the body of `/metrics`."""
         from hutch.app.metrics import server_metrics
         from hutch.kernel.metrics import exposition
 
         families = server_metrics(
             isolation=self.verdict.isolation,
+            is_ready=is_ready,
             runs=self.counters,
             owner_name=self.storage.owner_names.get,
             pool=self.pool,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 def server_metrics(
     *,
     isolation: str,
+    is_ready: bool,
     runs: RunCounters,
     owner_name: Callable[[str], str | None],
     pool: Pool,
@@ -35,6 +36,7 @@ def server_metrics(
     info = GaugeMetricFamily("hutch_info", "Version and isolation.", labels=["version", "isolation"])
     info.add_metric([__version__, isolation], 1)
     yield info
+    yield GaugeMetricFamily("hutch_ready", "1 if /ready answers 200, 0 if it answers 503.", int(is_ready))
     yield from run_metrics(runs, owner_name)
     yield from pool_metrics(pool)
     yield from _install_metrics(installs)

@@ -37,7 +37,7 @@ class MonitoredServer(Protocol):
     def record_state(self) -> dict[str, Any] | None:
         """Returns whether run records can be written, and how many wait. None if they are not stored."""
 
-    def metrics(self) -> bytes:
+    def metrics(self, *, is_ready: bool) -> bytes:
         """Returns all metrics in the Prometheus text format."""
 
     async def problems(self) -> dict[str, str]:
@@ -65,8 +65,7 @@ def routes(server: MonitoredServer, access: AccessControl) -> list[BaseRoute]:
     async def ready(request: Request) -> Response:
         if (refusal := access.deny(request, public=True)) is not None:
             return refusal
-        problems = await server.problems()
-        names = server.gateway.connecting()
+        problems, names = await server.problems(), server.gateway.connecting()
         connecting: list[str] | int = names
         if access.deny(request) is not None:
             # The reasons may name hosts and paths.
@@ -79,6 +78,10 @@ def routes(server: MonitoredServer, access: AccessControl) -> list[BaseRoute]:
         return JSONResponse(body, status_code=200 if is_ready else 503)
 
     async def metrics(request: Request) -> Response:
-        return access.deny(request) or Response(server.metrics(), media_type="text/plain; version=0.0.4")
+        if (refusal := access.deny(request)) is not None:
+            return refusal
+        problems, connecting = await server.problems(), server.gateway.connecting()
+        body = server.metrics(is_ready=not (problems or connecting or access.is_draining))
+        return Response(body, media_type="text/plain; version=0.0.4")
 
     return [PrefixRoute("/health", health), PrefixRoute("/ready", ready), Route("/metrics", metrics)]
