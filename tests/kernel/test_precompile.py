@@ -166,6 +166,7 @@ async def test_precompilation_is_logged_with_the_id_of_its_run(
     caplog.set_level("DEBUG", "hutch.runs")
     caplog.clear()
     r = await own_sandbox.run("const logged: number = 8; logged", engine="deno")
+    await asyncio.sleep(0)
     records = [(record.levelname, record.__dict__["fields"]) for record in caplog.records]
     assert [
         (level, fields["protocol"], fields.get("label"), fields["engine"]) for level, fields in records

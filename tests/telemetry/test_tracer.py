@@ -180,6 +180,22 @@ async def test_package_tool_is_an_execute_tool_span_with_its_installation(
     assert 0 < spans["install"].seconds < run.seconds
 
 
+async def test_batch_is_the_parent_of_its_calls(anna: UserClient, otlp: OtlpReceiver) -> None:
+    trace_id, headers = trace_headers()
+    call = {"packageName": "tool-package", "version": "1.0.0", "name": "add", "params": {"a": 1, "b": 2}}
+    body = {"tools": [call, {**call, "name": "missing"}]}
+    answer = await anna.call("POST", "/execute-batch", json=body, headers=headers)
+    spans = otlp.trace(trace_id, 5)
+    batch = spans["batch"]
+    assert (batch.parent_id, batch.is_error) == (CALLER_SPAN, True)
+    assert batch.attributes["hutch.run.id"] == answer.headers["x-run-id"].split(", ")[0]
+    calls = [spans["execute_tool add"], spans["execute_tool missing"]]
+    assert {each.parent_id for each in calls} == {batch.span_id}
+    assert {each.attributes["hutch.run.parent_id"] for each in calls} == {batch.attributes["hutch.run.id"]}
+    recorded = await anna.call("GET", f"/runs/{batch.attributes['hutch.run.id']}")
+    assert recorded.json()["trace_id"] == trace_id
+
+
 async def test_ability_has_spans_of_requests_without_secrets(
     anna: UserClient, otlp: OtlpReceiver, traced: AbilityServer
 ) -> None:
@@ -241,6 +257,8 @@ async def test_flow_is_one_trace_with_its_steps_and_their_runs(anna: UserClient,
     assert {spans["step code.run"].parent_id, spans["step mcp.call"].parent_id} == {run.span_id}
     assert spans["run quickjs"].parent_id == spans["step code.run"].span_id
     assert not any(span.is_error for span in spans.values())
+    recorded = await anna.call("GET", f"/runs/{started.json()['run_id']}")
+    assert recorded.json()["trace_id"] == trace_id
 
 
 async def test_connected_client_passes_its_trace_on(anna: UserClient, otlp: OtlpReceiver) -> None:

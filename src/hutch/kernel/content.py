@@ -40,9 +40,11 @@ class RecordLevels:
         self._by_key = by_key or {}
         self.max_bytes = max_bytes
 
-    def of(self, protocol: str, requested: str | None = None) -> RecordLevel:
-        """Returns the level of a run. `requested` is the level that its handle asks for, if any."""
-        if requested is None and self._by_key and (key := caller_key.get()) is not None:
+    def of(self, protocol: str, requested: str | None = None, *, key: str | None = None) -> RecordLevel:
+        """Returns the level of a run. `requested` is the level that its handle asks for, if any. `key` is the
+        id of the API key of the run; None for the key of the current task.
+        """
+        if requested is None and self._by_key and (key := key or caller_key.get()) is not None:
             requested = self._by_key.get(key)
         return requested or self._by_protocol.get(protocol, self._default)  # type: ignore[return-value]
 
@@ -109,10 +111,18 @@ def run_content(
             content.calls_left_out = timeline.calls_left_out
             content.logs = timeline.logs
     if content.logs is UNSET:
-        lines = result.logs if level == "full" else result.logs[-LAST_LOG_LINES:]
-        shown = (cut(line, MAX_LOG_LINE_CHARS) for line in lines)
-        content.logs = [RecordedLog(line) for line in shown if budget.take(len(line))]
+        logs = _logs(run, result)
+        content.logs = [
+            log for log in logs[0 if level == "full" else -LAST_LOG_LINES :] if budget.take(len(log.line))
+        ]
     return _encode(content)
+
+
+def _logs(run: RunHandle, result: Result) -> list[RecordedLog]:
+    """Returns all log lines, with their times if these are known."""
+    if run.timeline is not None and len(run.timeline.logs) == len(result.logs):
+        return run.timeline.logs
+    return [RecordedLog(cut(line, MAX_LOG_LINE_CHARS)) for line in result.logs]
 
 
 def _encode(content: RunContent) -> str:

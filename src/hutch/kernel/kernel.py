@@ -249,8 +249,15 @@ class Kernel:
         )
         return self.settings.max_checkpoint_bytes if can_suspend else 0
 
+    def begin_group(self, execution: Execution, run: RunHandle) -> None:
+        """Begins a batch: a run that consists of other runs, whose `parent_run_id` is its id. If runs are
+        traced, it gets a span, to which the spans of the other runs should belong.
+        """
+        for observe in self.on_begin:
+            observe(execution, run)
+
     def record_group(self, execution: Execution, run: RunHandle, result: Result) -> None:
-        """Records a batch: a run that consists of other runs, whose `parent_run_id` is its id."""
+        """Records a batch that has ended."""
         self._record_end(execution, run, result)
 
     def record_unstarted(self, execution: Execution, run: RunHandle, error: ExecutionError) -> None:

@@ -165,11 +165,14 @@ class RunRecorder:
         """Called with each run at its end."""
 
     def begin(self, execution: Execution, run: RunHandle) -> None:
-        """Collects the events of a run that is recorded in full."""
+        """Collects the events of a run, for its record and for clients that follow it. With the level
+        `errors`, they are forgotten at the end, apart from the last log lines of a failed run.
+        """
         if self.sink is None or execution.is_internal:
             return
-        if self._levels.of(execution.protocol, run.record_level) == "full":
-            run.timeline = RunTimeline(run, self._levels.max_bytes // 2)
+        level = self._levels.of(execution.protocol, run.record_level)
+        if level != "metadata":
+            run.timeline = RunTimeline(run, self._levels.max_bytes // 2, keeps_values=level == "full")
             run.listeners.append(run.timeline)
 
     def __call__(self, execution: Execution, run: RunHandle, result: Result) -> None:
@@ -178,7 +181,7 @@ class RunRecorder:
         for listener in self.on_end:
             listener(run)
         sink = None if execution.is_internal else self.sink
-        tracing = None if execution.is_internal or execution.is_group else self.tracing
+        tracing = None if execution.is_internal else self.tracing
         if tracing is not None and run.trace is None:
             # The run ended before it reached the kernel, because its package could not be installed. So it
             # has no span yet.
@@ -186,33 +189,29 @@ class RunRecorder:
         if run.trace is None or not run.trace.is_sampled:
             tracing = None
         log_level = logging.DEBUG if execution.is_internal else logging.INFO
-        record: RunRecord | None = None
-        if logger.isEnabledFor(log_level):
-            # Callers expect the line of a run in the log when they get its result.
-            record = self._record(execution, run, result)
-            self._log(record, log_level)
-        if sink is not None or tracing is not None:
+        if sink is not None or tracing is not None or logger.isEnabledFor(log_level):
             # Making a record takes as long as a fifth of a short execution, so the caller gets its result
             # first.
             loop = asyncio.get_running_loop()
-            loop.call_soon(self._publish, sink, tracing, record, execution, run, result)
+            loop.call_soon(self._publish, sink, tracing, log_level, execution, run, result)
 
     def _publish(
         self,
         sink: RunSink | None,
         tracing: RunTracing | None,
-        record: RunRecord | None,
+        log_level: int,
         execution: Execution,
         run: RunHandle,
         result: Result,
     ) -> None:
-        """Stores the record of a run and exports its spans. `record` is None if it was not logged."""
-        if record is None:
-            record = self._record(execution, run, result)
+        """Logs the record of a run, stores it and exports its spans."""
+        record = self._record(execution, run, result)
+        if logger.isEnabledFor(log_level):
+            self._log(record, log_level)
         if sink is not None:
             sink(self._with_content(record, execution, run, result), run.redactor)
         if tracing is not None:
-            tracing.end(record, run)
+            tracing.end(record, run, is_group=execution.is_group)
 
     def _record(self, execution: Execution, run: RunHandle, result: Result) -> RunRecord:
         """Returns the record without its content."""

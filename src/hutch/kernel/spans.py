@@ -20,6 +20,8 @@ _SERVED_PROTOCOLS = frozenset({"execbox", "tpmjs", "mcp", "abilities"})
 # Protocols in which a run is the execution of one tool for an agent.
 _TOOL_PROTOCOLS = frozenset({"tpmjs", "mcp", "abilities"})
 
+GROUP_NAME = "batch"
+
 Attributes = dict[str, AttributeValue | None]
 
 
@@ -31,12 +33,14 @@ class RunTracing:
 
     def begin(self, execution: Execution, run: RunHandle) -> None:
         if not execution.is_internal:
-            run.trace = self._tracer.begin(f"run {execution.profile.engine}")
+            name = GROUP_NAME if execution.is_group else f"run {execution.profile.engine}"
+            run.trace = self._tracer.begin(name)
 
-    def end(self, record: RunRecord, run: RunHandle) -> None:
+    def end(self, record: RunRecord, run: RunHandle, *, is_group: bool) -> None:
         """Exports the spans of a run whose trace is sampled. `record` has no content."""
         if run.trace is not None:
-            self._tracer.export(run_spans(record, run, run.trace))
+            spans = group_spans if is_group else run_spans
+            self._tracer.export(spans(record, run, run.trace))
 
 
 def run_spans(record: RunRecord, run: RunHandle, trace: TraceContext) -> Iterator[Span]:
@@ -64,6 +68,13 @@ def run_spans(record: RunRecord, run: RunHandle, trace: TraceContext) -> Iterato
             yield _call_span(call, trace, started)
     for request in record.requests:
         yield request_span(request, trace, started + request["start_ms"] / 1000)
+
+
+def group_spans(record: RunRecord, run: RunHandle, trace: TraceContext) -> Iterator[Span]:
+    """Yields the span of a batch. The spans of its calls are those of other runs."""
+    ended = run.started_at + (run.clock.ended or 0.0)
+    span = _run_span(record, run, trace, run.started_at, ended)
+    yield msgspec.structs.replace(span, name=GROUP_NAME)
 
 
 def _run_span(record: RunRecord, run: RunHandle, trace: TraceContext, start: float, end: float) -> Span:

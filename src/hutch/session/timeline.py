@@ -49,7 +49,9 @@ class RecordedCall(msgspec.Struct, kw_only=True, omit_defaults=True):
 class RunTimeline:
     """Listener that collects the log lines and tool calls of a run with their times."""
 
-    def __init__(self, run: RunHandle, max_bytes: int) -> None:
+    def __init__(self, run: RunHandle, max_bytes: int, *, keeps_values: bool = True) -> None:
+        """Without `keeps_values`, the inputs and results of tool calls are left out."""
+        self.keeps_values = keeps_values
         self._run = run
         self._bytes_left = max_bytes
         self.logs: list[RecordedLog] = []
@@ -79,7 +81,7 @@ class RunTimeline:
             tool=event.tool,
             line=event.line,
             start_ms=self._now_ms(),
-            input=self._bounded(event.input_json),
+            input=self._bounded(event.input_json) if self.keeps_values else UNSET,
         )
 
     def _end_call(self, event: ToolCallEnded) -> None:
@@ -88,8 +90,9 @@ class RunTimeline:
             return
         call.duration_ms, call.ok = event.duration_ms, event.ok
         call.code = None if event.code is UNSET else event.code
-        call.message = None if event.message is UNSET else event.message
-        call.output = self._bounded(event.output_json)
+        if self.keeps_values:
+            call.message = None if event.message is UNSET else event.message
+            call.output = self._bounded(event.output_json)
 
     def _bounded(self, json: Raw | UnsetType) -> Raw | UnsetType:
         if json is UNSET:

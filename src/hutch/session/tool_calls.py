@@ -303,7 +303,15 @@ class ToolCalls:
                 names = call.provider_name, call.safe_tool_name
                 span_id = None if trace is None or trace is self._trace else trace.span_id
                 self.records.append(
-                    CallRecord.of(*names, ok, elapsed, start_ms=start_ms, code=code or None, span_id=span_id)
+                    CallRecord.of(
+                        *names,
+                        ok,
+                        elapsed,
+                        start_ms=start_ms,
+                        line=_line_of(call),
+                        code=code or None,
+                        span_id=span_id,
+                    )
                 )
             # A call that is cancelled because the run has ended emits no event, because the last event of the
             # run was emitted before.

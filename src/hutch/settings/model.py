@@ -221,7 +221,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Values of `record` for single protocols."""
     record_keys: dict[str, RecordLevel] = {}
     """Values of `record` for runs that were requested with single API keys, by the id of the key. They take
-    precedence over `record_protocols`. Does not apply to flows.
+    precedence over `record_protocols`.
     """
     max_record_bytes: Positive = 256 * 1024
     """Maximum size of the content of one run record. Longer values are left out."""

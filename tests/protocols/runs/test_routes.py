@@ -11,6 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 from tests.http.execbox_client import ExecboxClient, connect_execbox
+from tests.support.flows import flow, node
 from tests.support.messages import execute, tool_result
 from tests.support.openapi import OpenApiChecker
 from tests.support.processes import TIMEOUT_SECONDS, ServeProcess, hutch, running_server
@@ -209,8 +210,8 @@ async def test_users_see_their_own_runs_of_the_protocols_of_their_key(
         assert (await nobody.get("/runs")).status_code == 401
 
 
-async def test_key_has_its_own_level(home: Path) -> None:
-    key = add_user(home, "eve", "execbox")
+async def test_key_has_its_own_level_and_other_runs_can_be_followed_too(home: Path) -> None:
+    key = add_user(home, "eve", "execbox", "rep")
     [listed] = [
         each
         for each in json.loads(hutch("key", "list", "--json", env={"HUTCH_HOME": str(home)}).stdout)
@@ -225,8 +226,49 @@ async def test_key_has_its_own_level(home: Path) -> None:
             for each in (client, operator):
                 run_id = (await each.post("/run", json=body)).json()["run_id"]
                 recorded.append((await operator.get(f"/runs/{run_id}")).json())
+            logs = await live_logs_of_a_run_with_the_default_level(own, operator)
+            flow_levels = [await level_of_a_flow(each, operator) for each in (client, operator)]
     assert [run["recorded"] for run in recorded] == ["full", "errors"]
     assert (recorded[0]["output"], "output" in recorded[1]) == (42, False)
+    assert logs == ["before"]
+    assert flow_levels == ["full", "errors"]
+
+
+async def level_of_a_flow(client: httpx2.AsyncClient, operator: httpx2.AsyncClient) -> str:
+    """Returns the level with which a flow run is recorded."""
+    await client.post("/flows", json=flow([node("wait", "wait", seconds=0)]))
+    run_id = (await client.post("/flows/tested/runs", json={})).json()["run_id"]
+    await operator.get(f"/runs/{run_id}/events")
+    return str((await operator.get(f"/runs/{run_id}")).json()["recorded"])
+
+
+async def live_logs_of_a_run_with_the_default_level(
+    server: ServeProcess, operator: httpx2.AsyncClient
+) -> list[str]:
+    """Returns the log lines that a client gets before the run ends. Nothing of them is recorded."""
+    code = "console.log('before');\nawait tools.add({a: 1});"
+    async with connect_execbox(server.execbox, Authorization=f"Bearer {OPERATOR}") as execbox:
+        await execbox.send(execute("live", code, tools=("add",)))
+        await execbox.started("live")
+        call = await execbox.call("live")
+        run_id = (await newest(operator, status="running"))["run_id"]
+        detail = (await operator.get(f"/runs/{run_id}")).json()
+        assert [(each["tool"], each["line"], "input" in each) for each in detail["tool_calls"]] == [
+            ("add", 2, False)
+        ]
+        lines = []
+        async with operator.stream("GET", f"/runs/{run_id}/events") as response:
+            async for line in response.aiter_lines():
+                if line.startswith("data: ") and (event := json.loads(line[6:]))["type"] == "log":
+                    lines.append(event["line"])
+                    await execbox.send(tool_result(call, 1))
+        await execbox.end("live")
+    ended = (await operator.get(f"/runs/{run_id}")).json()
+    assert (ended["recorded"], "logs" in ended, "code" in ended) == ("errors", False, False)
+    assert [(each["tool"], each["line"], "input" in each) for each in ended["tool_calls"]] == [
+        ("add", 2, False)
+    ]
+    return lines
 
 
 async def test_pages_follow_each_other_while_runs_are_added(

@@ -78,6 +78,8 @@ class FakeTools:
         tool = ToolDescription(name=call.name, description="Says it back", input_schema=schema)
         return tool, None, outcome.resolved_version
 
+    def begin_batch(self, run: RunHandle, caller: str, calls: int) -> None: ...
+
     def record_batch(self, run: RunHandle, caller: str, failed: int, calls: int, seconds: float) -> None:
         self.batches.append((failed, calls))
 

@@ -235,12 +235,15 @@ class RunCatalog:
         """Returns the fields that flow runs have in common with executions."""
         store = await self.store()
         row = await store.runs.get(head.run_id) if head.is_over else None
+        details: dict[str, Any] = {}
         if row is None:
             waiting = await store.journal.waiting_steps([head.run_id])
             entry = OpenFlow(head, self._flow_state, waiting.get(head.run_id, ())).entry
         else:
-            entry = ended_entry(row, msgspec.json.decode(row.details))
-        return {**entry, "owner_name": await self._owner_name(store, head.owner)}
+            details = msgspec.json.decode(row.details)
+            entry = ended_entry(row, details)
+        name = await self._owner_name(store, head.owner)
+        return {**entry, "trace_id": details.get("trace_id"), "owner_name": name}
 
 
 class FoundRun(msgspec.Struct, frozen=True, kw_only=True):

@@ -101,7 +101,7 @@ class LiveEvents(EventBuffer):
             raise TooManyFollowers
         self._run = run
         self._after = after
-        self._shows_values = run is not None and run.timeline is not None
+        self._shows_values = run is not None and run.timeline is not None and run.timeline.keeps_values
         if run is not None and not run.outcome:
             run.listeners.append(self._on_event)
         self._past = past_events(detail)
@@ -136,6 +136,8 @@ class LiveEvents(EventBuffer):
         encoded = LiveEvents._encoded
         if encoded is None or encoded[0] is not event or encoded[1] != self._shows_values:
             json = event_json(event, run.id, values=self._shows_values)
+            if run.redactor is not None:
+                json = run.redactor.text(json.decode()).encode()
             encoded = LiveEvents._encoded = (event, self._shows_values, json)
         return encoded[2]
 

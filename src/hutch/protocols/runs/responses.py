@@ -162,8 +162,11 @@ class ActiveRun:
         timeline = self.run.timeline
         content: dict[str, Any] = {}
         if timeline is not None:
-            content["calls"] = decode_value(msgspec.json.encode([*timeline.calls.values()]))
-            content["logs"] = msgspec.to_builtins(timeline.logs)
+            calls = self.run.redacted(msgspec.json.encode([*timeline.calls.values()]).decode())
+            content["calls"] = decode_value(calls.encode())
+            content["logs"] = [
+                {"line": self.run.redacted(log.line), "at_ms": log.at_ms} for log in timeline.logs
+            ]
         return {**ended_detail(self.row, self.details, content), **self.entry_overrides()}
 
     def entry_overrides(self) -> dict[str, Any]:

@@ -123,20 +123,14 @@ class ToolExecutor:
         self._kernel.record_unstarted(execution, run, ExecutionError(failure.code, failure.message))
         return run.id
 
+    def begin_batch(self, run: RunHandle, caller: str, calls: int) -> None:
+        self._kernel.begin_group(_batch(caller, calls), run)
+
     def record_batch(self, run: RunHandle, caller: str, failed: int, calls: int, seconds: float) -> None:
         """Records a batch of calls that has ended. The calls have their own records."""
         error = ExecutionError("tool_error", f"{failed} of {calls} calls failed") if failed else None
-        execution = Execution(
-            code="",
-            profile=Profile("npm"),
-            owner=caller,
-            protocol="tpmjs",
-            source=Source(),
-            label=f"batch of {calls} call{'' if calls == 1 else 's'}",
-            is_group=True,
-        )
         result = Result(ok=not failed, error=error, run_id=run.id, duration_ms=round(seconds * 1000, 3))
-        self._kernel.record_group(execution, run, result)
+        self._kernel.record_group(_batch(caller, calls), run, result)
 
     async def describe(
         self, call: PackageToolCall
@@ -283,6 +277,18 @@ async def _redactor(call: PackageToolCall) -> Redactor | None:
         return None
     secrets = dict.fromkeys((*call.env.values(), *map(str.lower, call.env.values())))
     return await prepare_redactor(tuple(secrets))
+
+
+def _batch(caller: str, calls: int) -> Execution:
+    return Execution(
+        code="",
+        profile=Profile("npm"),
+        owner=caller,
+        protocol="tpmjs",
+        source=Source(),
+        label=f"batch of {calls} call{'' if calls == 1 else 's'}",
+        is_group=True,
+    )
 
 
 def _install_ms(seconds: float) -> float:

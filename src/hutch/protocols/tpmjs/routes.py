@@ -40,6 +40,7 @@ from hutch.sandbox.selftest.result import SelfTestResult
 from hutch.session.json_value import encode_value
 from hutch.session.run import RunHandle
 from hutch.settings import Settings
+from hutch.telemetry.trace_context import current
 
 if TYPE_CHECKING:
     from hutch.protocols.tpmjs.execute import ToolExecutor
@@ -119,9 +120,12 @@ class TpmjsHandlers:
         slots = asyncio.Semaphore(MAX_BATCH_CONCURRENCY)
 
         batch = RunHandle()
+        self._tools.begin_batch(batch, context.owner, len(calls))
 
         async def run_one(call: PackageToolCall) -> TpmjsResponse:
             parent_run.set(batch.id)
+            if batch.trace is not None:
+                current.set(batch.trace)
             async with slots:
                 return await self._run(context, call)
 

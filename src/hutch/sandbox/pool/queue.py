@@ -64,11 +64,6 @@ class WaitQueue:
     def __iter__(self) -> Iterator[Waiter]:
         return itertools.chain.from_iterable(self.of(profile) for profile in [*self._queues])
 
-    @property
-    def entry_count(self) -> int:
-        """Number of entries in the heaps, including the entries of owners that have no waiters any more."""
-        return sum(map(len, self._turns.values()))
-
     def of(self, profile: Profile) -> list[Waiter]:
         """Returns all waiters of a profile."""
         return [waiter for queue in self._queues.get(profile, {}).values() for waiter in queue.waiters]

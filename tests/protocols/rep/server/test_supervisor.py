@@ -55,6 +55,11 @@ class SupervisorHarness:
         assert found is not None
         return found
 
+    async def is_parked(self) -> bool:
+        """Returns True if the run asks for approvals although no process executes it."""
+        run = await self.head()
+        return not lease.is_held(run) and bool(await self.supervisor.questions(run))
+
     async def wait_until(self, condition: Any) -> None:
         async with asyncio.timeout(TIMEOUT_SECONDS):
             while not await condition():  # noqa: ASYNC110 - the store has no notification
@@ -105,10 +110,7 @@ async def test_run_that_only_waits_is_parked_and_resumed_by_the_approval(
 ) -> None:
     run = await harness.start_run(ASKS)
 
-    async def is_parked() -> bool:
-        return harness.supervisor.is_parked("r")
-
-    await harness.wait_until(is_parked)
+    await harness.wait_until(harness.is_parked)
     assert [each["step_id"] for each in await harness.supervisor.questions(run)] == ["a", "b"]
     # The only slot is free again.
     await harness.start_run(flow([node("w", "wait", seconds=0)]), "other")
@@ -122,7 +124,7 @@ async def test_run_that_only_waits_is_parked_and_resumed_by_the_approval(
         return "b" in dict(await harness.store.journal.steps("r"))
 
     await harness.wait_until(has_b)
-    await harness.wait_until(is_parked)
+    await harness.wait_until(harness.is_parked)
     assert [each["step_id"] for each in await harness.supervisor.questions(run)] == ["a"]
     await harness.supervisor.approve(await harness.head(), "a", ApprovalDecision(True))
     assert (await harness.ended()).status == "completed"
@@ -283,13 +285,10 @@ async def test_approval_of_a_tampered_run_starts_one_attempt(
 ) -> None:
     run = await harness.start_run(ASKS)
 
-    async def is_parked() -> bool:
-        return harness.supervisor.is_parked("r")
-
     async def is_logged() -> bool:
         return count_failures(caplog) > 0
 
-    await harness.wait_until(is_parked)
+    await harness.wait_until(harness.is_parked)
     await execute_sql(harness, "UPDATE flow_runs SET inputs = options")
     await harness.supervisor.approve(run, "a", ApprovalDecision(True))
     await harness.wait_until(is_logged)
@@ -302,13 +301,10 @@ async def test_approval_of_a_tampered_run_starts_one_attempt(
 async def test_parked_run_can_be_cancelled(harness: SupervisorHarness) -> None:
     await harness.start_run(ASKS)
 
-    async def is_parked() -> bool:
-        return harness.supervisor.is_parked("r")
-
-    await harness.wait_until(is_parked)
+    await harness.wait_until(harness.is_parked)
     await harness.supervisor.cancel("r")
     assert (await harness.ended()).outcome == "cancelled"
-    assert not harness.supervisor.is_parked("r")
+    assert not await harness.is_parked()
 
 
 @on_sqlite

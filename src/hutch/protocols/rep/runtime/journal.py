@@ -28,6 +28,7 @@ from hutch.session.json_value import encode_value
 from hutch.store.backends.base import replace_unstorable
 from hutch.store.models import FlowRunHead, FlowRunRow, RunRow, now
 from hutch.store.tables.journal import RECORD_KIND, JournalEntry
+from hutch.telemetry.trace_context import current
 from hutch.text import cut, now_rfc3339
 
 if TYPE_CHECKING:
@@ -261,7 +262,15 @@ class RunJournal:
             await self._flush()
             at = now()
             text = to_json(summary.wire)
-            record = run_record(self._run, summary, at, self._settings)
+            trace = current.get()
+            record = run_record(
+                self._run,
+                summary,
+                at,
+                self._settings,
+                key=_from_json(self._run.options).get("key"),
+                trace_id=None if trace is None else trace.trace_id,
+            )
             if not await self._journal.finish(self._run, record, text, at):
                 raise LeaseLost()
         finally:
@@ -392,14 +401,26 @@ def _not_runnable(option: str, message: str, **details: Any) -> NotRunnable:
 # --- run records ---
 
 
-def run_record(run: FlowRunHead, summary: RunSummary, at: str, settings: Settings) -> RunRow:
+def run_record(
+    run: FlowRunHead,
+    summary: RunSummary,
+    at: str,
+    settings: Settings,
+    *,
+    key: str | None,
+    trace_id: str | None,
+) -> RunRow:
     """Builds the record of a finished run, which contains neither inputs nor outputs. The setting `record`
-    determines whether the record contains the error message.
+    determines whether the record contains the error message. `key` is the id of the API key with which the
+    run was started.
     """
-    level = RecordLevels(settings.record, settings.record_protocols).of(PROTOCOL)
+    levels = RecordLevels(settings.record, settings.record_protocols, by_key=settings.record_keys)
+    level = levels.of(PROTOCOL, key=key)
     message = None if summary.error is None or level == "metadata" else _failure_message(summary.error)
     details: dict[str, Any] = {name: getattr(summary, name) for name in _COUNT_FIELDS}
     details |= {"version": run.version, "started_at": run.started_at, "ended_at": at}
+    if trace_id is not None:
+        details["trace_id"] = trace_id
     started_at = run.started_at or run.created_at
     return RunRow(
         run_id=run.run_id,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from hutch.errors import HutchError
+from hutch.kernel.caller import caller_key
 from hutch.protocols.rep.jsonrpc import PANIC, rep_error
 from hutch.protocols.rep.runtime.context import ApprovalDecision, RunContext
 from hutch.protocols.rep.runtime.events import RunEventBuffer
@@ -133,6 +134,8 @@ class RuntimeRun:
         return RunSummary(completed_steps=0, failed_steps=0, skipped_steps=0, total_steps=total, error=error)
 
     async def _run(self) -> None:
+        # The level with which the executions of steps are recorded may depend on the key.
+        caller_key.set(self._options.get("key"))
         try:
             with flow_span(self._flow.name, self.context, self._options) as span:
                 summary = span.summary = await self._run_flow()

@@ -189,6 +189,7 @@ class FlowHandlers:
             "trace_id": str(uuid.uuid4()) if trace is None else trace.trace_id,
             "traceparent": None if trace is None else trace.traceparent,
             "user": None if identity is None else identity.user.name,
+            "key": None if identity is None else identity.key.id,
             "files": False,
             "kinds": kinds_for(context.caller),
             "flows": {name: other.document for name, other in referenced.items()},

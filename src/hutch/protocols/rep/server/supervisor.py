@@ -46,6 +46,7 @@ from hutch.protocols.rep.server.validation import ValidationPool
 from hutch.session.json_value import decode_value
 from hutch.settings import as_environ
 from hutch.store.models import FlowRunHead, FlowRunRow, now
+from hutch.telemetry.trace_context import parse_context
 
 if TYPE_CHECKING:
     from hutch.protocols.rep.ir.flow import Flow
@@ -225,10 +226,6 @@ class FlowSupervisor:
         except (RpcError, RuntimeTransportError, TimeoutError):
             raise NotWaiting(f"Step {step_id!r} is not waiting for an approval.") from None
 
-    def is_parked(self, run_id: str) -> bool:
-        """Returns True if the process of this run was stopped until an approval is decided."""
-        return run_id in self._parked
-
     # --- supervision ---
 
     def _has_working_runs(self) -> bool:
@@ -386,27 +383,34 @@ class FlowSupervisor:
         """Stores the end of a run that no process executes. Returns False if a process executes it again."""
         journal = (await self.store()).journal
         counts = await journal.step_counts(run.run_id)
+        stored = await self._stored(run.run_id)
+        options = {} if stored is None else json.loads(stored.options)
+        trace = parse_context(options.get)
         summary = RunSummary(
             completed_steps=counts.completed,
             failed_steps=counts.failed,
             skipped_steps=0,
-            total_steps=await self._total_steps(run),
+            total_steps=0 if stored is None else count_steps(stored.document),
             error=error,
             cancelled=cancelled,
         )
         at = now()
-        record = run_record(run, summary, at, self.settings)
+        record = run_record(
+            run,
+            summary,
+            at,
+            self.settings,
+            key=options.get("key"),
+            trace_id=None if trace is None else trace.trace_id,
+        )
         return await journal.finish(run, record, json.dumps(summary.wire), at)
 
-    async def _total_steps(self, run: FlowRunHead) -> int:
-        """Returns the number of steps of a run, or 0 if the run cannot be decrypted, so that it can still be
-        ended.
-        """
+    async def _stored(self, run_id: str) -> FlowRunRow | None:
+        """Returns a run, or None if it cannot be decrypted, so that it can still be ended."""
         try:
-            stored = await (await self.store()).journal.get(run.run_id)
+            return await (await self.store()).journal.get(run_id)
         except VaultError:
-            return 0
-        return 0 if stored is None else count_steps(stored.document)
+            return None
 
 
 def _is_unreadable(error: dict[str, Any]) -> bool:
