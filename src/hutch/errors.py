@@ -196,17 +196,26 @@ class Suspend(ToolError):
     because its engine is not `quickjs`.
     """
 
-    def __init__(self, message: str = "The result comes later", *, token: str | None = None) -> None:
-        """`message` says what is waited for. `token`: text with which `Hutch.resolve` finds the call."""
+    def __init__(
+        self,
+        message: str = "The result comes later",
+        *,
+        token: str | None = None,
+        question: str | None = None,
+    ) -> None:
+        """`message` says what is waited for. `token`: text with which `Hutch.resolve` finds the call.
+        `question`: JSON text that describes the call to a person who has to approve it.
+        """
         super().__init__(message)
         self.token = token
+        self.question = question
 
 
 class ResumeError(HutchError):
     """A suspended run cannot be continued.
 
-    `code` is checkpoint_not_found, checkpoint_in_use, checkpoint_expired, checkpoint_incompatible,
-    checkpoint_invalid, unknown_call or already_answered.
+    `code` is checkpoint_not_found, checkpoint_in_use, checkpoint_ended, checkpoint_expired,
+    checkpoint_incompatible, checkpoint_invalid, unknown_call or already_answered.
     """
 
     def __init__(self, code: str, message: str) -> None:

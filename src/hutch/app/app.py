@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from hutch.app.jail_uplinks import JailUplinks
 from hutch.app.storage import Storage
+from hutch.errors import HutchError
 from hutch.kernel.content import RecordLevels
 from hutch.kernel.kernel import Kernel
 from hutch.kernel.metrics import RunCounters
@@ -50,6 +51,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hutch")
 
+INTERRUPTED_SECONDS = 60.0
+"""Interval at which the server looks for runs that cannot be continued."""
+
 
 class App:
     """A running Hutch: the kernel and all other components. It belongs to the event loop that created it.
@@ -79,6 +83,7 @@ class App:
         self._mcp: McpEndpoint | None = None
         self._indexing: asyncio.Task[None] | None = None
         self._sampling: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
         self._uplinks = JailUplinks(self.egress)
         self._launcher = Launcher(settings, jail, self._uplinks.open)
         self.pool = Pool(settings, self._launcher.launch)
@@ -186,6 +191,42 @@ class App:
         gateway = Gateway(self.mcp_servers, approvals)
         self._recorder.on_end.append(lambda run: approvals.forget(run.id))
         return gateway
+
+    def _store_approvals(self) -> None:
+        """Lets runs of `POST /run` be suspended while they wait for an approval."""
+        from hutch.protocols.execbox.http_run import PROTOCOL
+        from hutch.protocols.toolscript.gateway.stored_approvals import StoredApprovals
+
+        gateway, runs, active = self.gateway, self.suspended_runs, self.kernel.active
+
+        async def call_tool(server: str, tool: str, arguments: dict[str, Any], run_id: str) -> Any:
+            return await gateway.call(server, tool, arguments, run=run_id, is_approved=True)
+
+        def may_suspend(run_id: str) -> bool:
+            return run_id in active and active[run_id][0].protocol == PROTOCOL
+
+        gateway.stored_approvals = StoredApprovals(gateway.approvals, runs, call_tool, may_suspend)
+        runs.provide_tools = self._gateway_tools
+
+    async def continue_suspended_runs(self) -> None:
+        """Asks for the approvals of stored runs again, and continues the runs that have got a result. Ends
+        those that cannot be continued, now and every minute.
+        """
+        stored = self.gateway.stored_approvals
+        try:
+            if stored is not None:
+                await stored.load()
+        except HutchError as error:
+            logger.error("the suspended runs cannot be continued: %s", error)
+        self._ending = asyncio.create_task(self._end_interrupted_runs())
+
+    async def _end_interrupted_runs(self) -> None:
+        while True:
+            try:
+                await self.suspended_runs.end_interrupted()
+            except HutchError as error:
+                logger.warning("cannot end interrupted runs: %s", error)
+            await asyncio.sleep(INTERRUPTED_SECONDS)
 
     def start_gateway(self) -> None:
         """Starts to connect to the MCP servers and to index their tools, without waiting. With `mcp_eager`
@@ -296,13 +337,15 @@ class App:
             fair_use=self.kernel.fair_use,
             check_code=self._check_code,
         )
+        if self.storage.stores_runs:
+            self._store_approvals()
         flow_handlers = rep.FlowHandlers(self.flows, access, self.kernel.fair_use)
         web = Starlette(
             routes=[
                 *health.routes(self, access),
                 public_json_route("/openapi.json", openapi.document(self.settings), access),
                 *console.routes(shown, access),
-                *execbox.routes(self.kernel, access, self._mcp_tools),
+                *execbox.routes(self.kernel, access, self._mcp_tools, self.suspended_runs),
                 *toolscript.routes(self.gateway, access, self.settings),
                 *self._mcp.routes(),
                 *abilities.routes(self.storage, access),
@@ -314,6 +357,7 @@ class App:
                     lease.run_state,
                     self._gateway_tools,
                     access,
+                    self.suspended_runs,
                 ),
                 *tpmjs.routes(self.tools, access, self.settings, self.verdict, self.verdict.deno),
             ],
@@ -391,9 +435,11 @@ class App:
             stack.push_async_callback(self.suspended_runs.close)
             stack.push_async_callback(self._launcher.close)
             stack.push_async_callback(self._uplinks.close)
+            if "gateway" in built and self.gateway.stored_approvals is not None:
+                stack.push_async_callback(self.gateway.stored_approvals.close)
             if "mcp_servers" in built:
                 stack.push_async_callback(self.mcp_servers.close)
-            for task in (self._indexing, self._sampling):
+            for task in (self._indexing, self._sampling, self._ending):
                 if task is not None:
                     stack.push_async_callback(_cancel, task)
             stack.push_async_callback(self.pool.close)

@@ -13,27 +13,32 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hutch.errors import HutchError, ResumeError, ToolError
+from hutch.errors import ExecutionError, HutchError, ResumeError, ToolError
 from hutch.kernel import checkpoint as checkpoints
 from hutch.kernel.checkpoint import Checkpoint
 from hutch.kernel.execution import Execution
 from hutch.sandbox.runner.profile import profile_for
-from hutch.session.run import Result, RunHandle
+from hutch.session.json_value import decode_value
+from hutch.session.run import CallRecord, Listener, Result, RunHandle
 from hutch.session.suspension import Answer
 from hutch.session.tools.provider import Provider
+from hutch.store.tables.checkpoints import CheckpointRow, NewPendingCall, Question
 from hutch.text import format_rfc3339
 
 if TYPE_CHECKING:
     from hutch.kernel.kernel import Kernel
     from hutch.settings import Settings
     from hutch.store.store import Store
-    from hutch.store.tables.checkpoints import CheckpointRow
 
 logger = logging.getLogger("hutch.runs")
 
+SUSPENDED = "suspended"
+"""Outcome of a run that was suspended, and the code of its error."""
 HOLD_SECONDS = 30.0
 """Time for which a process holds the runs that it continues. It extends the time while it lives."""
 EXTEND_SECONDS = 10.0
+POLL_SECONDS = 2.0
+"""Interval at which the end of a run that continues in another process is looked for."""
 PART_BYTES = 512 * 1024
 LARGE_BYTES = 256 * 1024
 """Size above which a checkpoint is compressed in a thread."""
@@ -53,6 +58,16 @@ class SuspendedRuns:
         self._holder = secrets.token_hex(8)
         self._held: set[str] = set()
         self._extending: asyncio.Task[None] | None = None
+        self._listeners: dict[str, list[Listener]] = {}
+        """Listeners of runs that were suspended in this process and have a caller that waits for the end."""
+        self._ends: dict[str, asyncio.Future[Result]] = {}
+        self._background: set[asyncio.Task[None]] = set()
+        self.provide_tools: Callable[[], Awaitable[Sequence[Provider]]] | None = None
+        """Returns the tools of runs that continue without a caller. None if only a caller has them."""
+        self.on_saved: list[Callable[[Checkpoint], None]] = []
+        """Called with each run that was stored."""
+        self.on_cancelled: list[Callable[[str], None]] = []
+        """Called with the id of each run that was cancelled while it was suspended."""
 
     # --- suspending ---
 
@@ -61,7 +76,12 @@ class SuspendedRuns:
         checkpoint = self._checkpoint(execution, run)
         store = await self._open_store()
         data = await self._encode(checkpoint)
-        calls = {call.call_id: _digest(call.token) for call in checkpoint.session.pending}
+        calls = [
+            NewPendingCall(
+                call_id=call.call_id, token_digest=token_digest(call.token), question=call.question
+            )
+            for call in checkpoint.session.pending
+        ]
         is_saved = await store.checkpoints.save(
             self._row(checkpoint, len(data)),
             [data[start : start + PART_BYTES] for start in range(0, len(data), PART_BYTES)],
@@ -71,6 +91,8 @@ class SuspendedRuns:
         self._held.discard(run.id)
         if not is_saved:
             raise ResumeError("checkpoint_in_use", f"Another process continues the run {run.id}.")
+        for listener in self.on_saved:
+            listener(checkpoint)
         return checkpoint
 
     def _checkpoint(self, execution: Execution, run: RunHandle) -> Checkpoint:
@@ -97,11 +119,10 @@ class SuspendedRuns:
         return await asyncio.to_thread(checkpoints.encode, checkpoint)
 
     def _row(self, checkpoint: Checkpoint, size: int) -> CheckpointRow:
-        from hutch.store.tables.checkpoints import CheckpointRow
-
         return CheckpointRow(
             run_id=checkpoint.run_id,
             owner=checkpoint.owner,
+            protocol=checkpoint.protocol,
             bundle=checkpoint.bundle,
             generation=checkpoint.generation,
             expires_at=format_rfc3339(datetime.fromtimestamp(checkpoint.expires_at, UTC)),
@@ -131,7 +152,7 @@ class SuspendedRuns:
     async def resolve(self, token: str, answer: Answer) -> tuple[str, str]:
         """Stores the result of the call with a token. Returns the run's id and owner. Raises ResumeError."""
         store = await self._open_store()
-        digest = _digest(token)
+        digest = token_digest(token)
         found = None if digest is None else await store.checkpoints.find_call(digest)
         if found is None:
             raise ResumeError("unknown_call", "There is no pending call with this token.")
@@ -139,6 +160,18 @@ class SuspendedRuns:
         if not await store.checkpoints.answer(row.run_id, call_id, msgspec.json.encode(answer).decode()):
             raise ResumeError("already_answered", "The call with this token already has a result.")
         return row.run_id, row.owner
+
+    async def questions(self) -> list[Question]:
+        """Returns the calls of suspended runs that wait for an approval or for the result of an approved
+        call.
+        """
+        store = await self._open_store()
+        return await store.checkpoints.questions()
+
+    async def decide(self, run_id: str, call_id: str, decision: str, decided_by: str | None) -> bool:
+        """Stores a decision. Returns False if there is one already, or the call does not wait any more."""
+        store = await self._open_store()
+        return await store.checkpoints.decide(run_id, call_id, decision, decided_by)
 
     # --- continuing ---
 
@@ -183,7 +216,12 @@ class SuspendedRuns:
             saved=checkpoint.session,
             answers=answers,
         )
-        run = RunHandle(id=run_id, started_at=checkpoint.created_at, generation=checkpoint.generation)
+        run = RunHandle(
+            id=run_id,
+            started_at=checkpoint.created_at,
+            generation=checkpoint.generation,
+            listeners=self._listeners.get(run_id, []),
+        )
         run.before_call = _Once(lambda: self._mark_called(store, run_id))
         return execution, run
 
@@ -199,8 +237,68 @@ class SuspendedRuns:
             raise
         if run.session is None or run.session.saved is None:
             self._held.discard(run.id)
-            await store.checkpoints.delete(run.id, self._holder)
+            await store.checkpoints.end(run.id, self._holder, _encode_result(result))
+            self._report_end(run.id, result)
         return result
+
+    def continue_in_background(self, run_id: str, owner: str) -> None:
+        """Continues a run that has got a result, with the tools of this server, if it has such tools."""
+        if self.provide_tools is None:
+            return
+        task = asyncio.get_running_loop().create_task(self._continue(run_id, owner, self.provide_tools))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _continue(
+        self, run_id: str, owner: str, provide_tools: Callable[[], Awaitable[Sequence[Provider]]]
+    ) -> None:
+        try:
+            execution, run = await self.resume(run_id, owner, await provide_tools())
+            await self.run(execution, run)
+        except ResumeError as error:
+            # Another server was first, or the run was cancelled.
+            logger.info("the run %s was not continued: %s", run_id, error)
+        except HutchError as error:
+            logger.warning("the run %s could not be continued: %s", run_id, error)
+
+    async def continue_answered(self) -> None:
+        """Continues all runs that have got a result, after a restart."""
+        store = await self._open_store()
+        for row in await store.checkpoints.with_answers():
+            self.continue_in_background(row.run_id, row.owner)
+
+    async def wait(
+        self, run_id: str, owner: str, listeners: list[Listener], give_up: Callable[[], bool]
+    ) -> Result | None:
+        """Waits for the end of a suspended run, in this process or in another one. Returns None if `give_up`
+        returns True before. Cancelling this call does not affect the run.
+
+        `listeners` get the events of the run if it continues in this process.
+        """
+        self._listeners[run_id] = listeners
+        end: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._ends[run_id] = end
+        try:
+            while not give_up():
+                result = await self.result(run_id, owner)
+                if result is not None:
+                    return result
+                await asyncio.wait([end], timeout=POLL_SECONDS)
+                if end.done():
+                    return end.result()
+            return None
+        finally:
+            self._listeners.pop(run_id, None)
+            self._ends.pop(run_id, None)
+
+    async def result(self, run_id: str, owner: str) -> Result | None:
+        """Returns the result of a run that was suspended; None if it has not ended. Raises ResumeError."""
+        store = await self._open_store()
+        row = await store.checkpoints.get(run_id)
+        if row is None or row.owner != owner:
+            raise _not_found(run_id)
+        text = await store.checkpoints.result(run_id)
+        return None if text is None else _decode_result(text, run_id)
 
     async def _mark_called(self, store: Store, run_id: str) -> None:
         try:
@@ -214,6 +312,8 @@ class SuspendedRuns:
         row = await store.checkpoints.get(run_id)
         if row is None or row.owner != owner:
             return _not_found(run_id)
+        if row.state == "ended":
+            return ResumeError("checkpoint_ended", f"The run {run_id} has ended.")
         if row.state == "suspended":
             return ResumeError(
                 "checkpoint_expired", f"The run {run_id} was suspended until {row.expires_at}."
@@ -250,8 +350,19 @@ class SuspendedRuns:
         row = await store.checkpoints.get(run_id)
         if row is None or row.owner != owner or not await store.checkpoints.delete(run_id, None):
             return False
+        # The record of a run that was just suspended may still be in the queue.
+        await store.write_behind.flush()
         await store.runs.end_suspended(run_id, "cancelled")
+        error = ExecutionError("cancelled", "The run was cancelled while it was suspended")
+        self._report_end(run_id, Result(ok=False, error=error, run_id=run_id))
+        for listener in self.on_cancelled:
+            listener(run_id)
         return True
+
+    def _report_end(self, run_id: str, result: Result) -> None:
+        waiting = self._ends.get(run_id)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(result)
 
     async def end_interrupted(self) -> int:
         """Ends the runs that cannot be continued: those that have expired, and those whose process died after
@@ -260,15 +371,69 @@ class SuspendedRuns:
         store = await self._open_store()
         rows = await store.checkpoints.take_interrupted()
         for row in rows:
+            if row.state == "ended":
+                continue
             outcome = "expired" if row.state == "suspended" else "interrupted"
             await store.runs.end_suspended(row.run_id, outcome)
             logger.warning("the suspended run %s ended: %s", row.run_id, outcome)
         return len(rows)
 
     async def close(self) -> None:
-        if self._extending is not None:
-            self._extending.cancel()
-            await asyncio.gather(self._extending, return_exceptions=True)
+        tasks = [*self._background] if self._extending is None else [*self._background, self._extending]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _StoredError(msgspec.Struct, frozen=True, omit_defaults=True):
+    code: str
+    message: str
+    name: str | None = None
+    line: int | None = None
+    column: int | None = None
+    stack: str | None = None
+
+
+class _StoredResult(msgspec.Struct, frozen=True, omit_defaults=True):
+    ok: bool
+    logs: list[str]
+    logs_truncated: bool
+    duration_ms: float
+    calls: list[CallRecord]
+    error: _StoredError | None = None
+    result: msgspec.Raw = msgspec.Raw(b"null")
+
+
+def _encode_result(result: Result) -> str:
+    error = result.error
+    stored = _StoredResult(
+        ok=result.ok,
+        logs=result.logs,
+        logs_truncated=result.logs_truncated,
+        duration_ms=result.duration_ms,
+        calls=list(result.calls),
+        error=None
+        if error is None
+        else _StoredError(error.code, error.message, error.name, error.line, error.column, error.stack),
+        result=msgspec.Raw(result.result_json or b"null"),
+    )
+    return msgspec.json.encode(stored).decode("utf-8", "surrogatepass")
+
+
+def _decode_result(text: str, run_id: str) -> Result:
+    stored = msgspec.json.decode(text, type=_StoredResult)
+    error, json = stored.error, bytes(stored.result)
+    return Result(
+        ok=stored.ok,
+        result=decode_value(json) if stored.ok else None,
+        error=None if error is None else ExecutionError(*msgspec.structs.astuple(error)),
+        logs=stored.logs,
+        logs_truncated=stored.logs_truncated,
+        duration_ms=stored.duration_ms,
+        run_id=run_id,
+        result_json=json if stored.ok else None,
+        calls=stored.calls,
+    )
 
 
 class _Once:
@@ -287,7 +452,7 @@ class _Once:
                 self._action = None
 
 
-def _digest(token: str | None) -> str | None:
+def token_digest(token: str | None) -> str | None:
     return None if token is None else hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 

@@ -110,6 +110,8 @@ class PendingCall(msgspec.Struct, frozen=True, kw_only=True):
     """Text of the `Suspend` that the tool raised."""
     token: str | None = None
     """Token with which the result can be delivered."""
+    question: str | None = None
+    """JSON text of the question, if the call waits for an approval."""
     started_at: float
     """Unix time of the call."""
     start_ms: float

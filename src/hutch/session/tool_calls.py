@@ -222,6 +222,7 @@ class ToolCalls:
             input_json=bytes(call.input),
             message=suspend.message,
             token=suspend.token,
+            question=suspend.question,
             started_at=time() - (monotonic() - began),
             start_ms=round((began - self.started_at) * 1000, 3),
             line=_line_of(call),
@@ -345,6 +346,7 @@ class ToolCalls:
             cancelled=self._cancelled,
             call_id=call.call_id,
             line=_line_of(call) if self._listeners else None,
+            can_suspend=self._on_all_pending is not None,
             _reports=_CallReports(self, call, self._limits.max_result_bytes),
         )
         return await provider.dispatch(call.safe_tool_name, value, context)

@@ -56,7 +56,9 @@ async def data_key_ids(database: Database) -> set[str]:
         ("runs", "error_message"),
         ("run_contents", "content"),
         ("checkpoint_parts", "data"),
+        ("checkpoints", "result"),
         ("pending_calls", "answer"),
+        ("pending_calls", "question"),
     ]
     for table, name in [*(column[:2] for column in ENCRYPTED_COLUMNS), *others]:
         # The format of the ciphertext is `hutch1.<key id>.…`.

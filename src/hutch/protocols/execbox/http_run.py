@@ -20,16 +20,17 @@ from hutch.http.endpoint import HttpProtocol, RequestContext
 from hutch.http.errors import ERROR_KINDS, ApiError
 from hutch.http.lifecycle import cancel_on_disconnect
 from hutch.http.requests import JsonBodyReader
+from hutch.http.run_results import result_json
 from hutch.http.sse import EventBuffer, encode_event, event_stream
 from hutch.kernel.content import RecordLevels
 from hutch.kernel.execution import Execution
 from hutch.kernel.kernel import Kernel
+from hutch.kernel.suspended_runs import SUSPENDED, SuspendedRuns
 from hutch.problems import Problem, ProblemList, describe_value
 from hutch.sandbox.runner.profile import profile_for
 from hutch.session.host import Limits
 from hutch.session.inputs import encode_decoded_inputs
 from hutch.session.json_value import encode_value
-from hutch.session.messages import WireError
 from hutch.session.run import Result, RunEvent, RunHandle, event_json
 from hutch.session.runner import PendingBytes
 from hutch.session.tools.provider import Provider
@@ -67,21 +68,31 @@ class RunBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def routes(
-    kernel: Kernel, access: AccessControl, pending: PendingBytes, mcp_tools: ProvideTools
+    kernel: Kernel,
+    access: AccessControl,
+    pending: PendingBytes,
+    mcp_tools: ProvideTools,
+    suspended_runs: SuspendedRuns,
 ) -> list[BaseRoute]:
-    handler = RunHandler(kernel, access, pending, mcp_tools)
+    handler = RunHandler(kernel, access, pending, mcp_tools, suspended_runs)
     return [handler.protocol.route(PATH, POST=handler.run)]
 
 
 class RunHandler:
     def __init__(
-        self, kernel: Kernel, access: AccessControl, pending: PendingBytes, mcp_tools: ProvideTools
+        self,
+        kernel: Kernel,
+        access: AccessControl,
+        pending: PendingBytes,
+        mcp_tools: ProvideTools,
+        suspended_runs: SuspendedRuns,
     ) -> None:
         settings = kernel.settings
         self._kernel = kernel
         self._access = access
         self._pending = pending
         self._mcp_tools = mcp_tools
+        self._suspended_runs = suspended_runs
         self._levels = RecordLevels(settings.record, settings.record_protocols, by_key=settings.record_keys)
         self._body = JsonBodyReader(settings.max_body_bytes, settings.request_seconds)
         self.protocol = HttpProtocol(
@@ -114,9 +125,16 @@ class RunHandler:
         size = len(execution.code) + len(execution.inputs or b"")
         self._pending.reserve(execution.owner, size)
         try:
-            return await self._kernel.run(execution, run)
+            result = await self._kernel.run(execution, run)
         finally:
             self._pending.release(execution.owner, size)
+        if result.error is not None and result.error.code == SUSPENDED:
+            # The run waits for approvals. It stays suspended if the client disconnects or the server stops.
+            end = await self._suspended_runs.wait(
+                run.id, execution.owner, run.listeners, lambda: self._access.is_draining
+            )
+            return result if end is None else end
+        return result
 
     async def _execution(self, context: RequestContext, body: RunBody) -> Execution:
         """Raises InvalidExecution."""
@@ -212,25 +230,6 @@ _EXPECTED = {
 
 def _invalid_request(problems: list[Problem]) -> ApiError:
     return ApiError("invalid_request", "; ".join(map(str, problems)))
-
-
-def result_json(result: Result) -> bytes:
-    body: dict[str, Any] = {"ok": result.ok, "run_id": result.run_id}
-    if result.error is not None:
-        body["error"] = msgspec.to_builtins(WireError.of(result.error))
-    body |= {
-        "logs": result.logs,
-        "logs_truncated": result.logs_truncated,
-        "duration_ms": result.duration_ms,
-        "calls": msgspec.to_builtins(result.calls),
-    }
-    if result.warnings:
-        body["warnings"] = [*result.warnings]
-    json = encode_value(body)
-    if result.ok:
-        # Encoding a large result again would block the event loop.
-        json = json[:-1] + b',"result":' + (result.result_json or b"null") + b"}"
-    return json
 
 
 def _wants_events(request: Request) -> bool:

@@ -13,6 +13,7 @@ from hutch.http.auth import AccessControl, Caller
 from hutch.http.errors import SHUTTING_DOWN, Refusal
 from hutch.http.responses import error_response
 from hutch.kernel.kernel import Kernel
+from hutch.kernel.suspended_runs import SuspendedRuns
 from hutch.protocols.execbox import http_run
 from hutch.protocols.execbox.http_run import PROTOCOL, ProvideTools
 from hutch.protocols.execbox.serve import serve
@@ -22,7 +23,9 @@ from hutch.session.runner import PendingBytes
 PATH = "/execbox"
 
 
-def routes(kernel: Kernel, access: AccessControl, mcp_tools: ProvideTools) -> list[BaseRoute]:
+def routes(
+    kernel: Kernel, access: AccessControl, mcp_tools: ProvideTools, suspended_runs: SuspendedRuns
+) -> list[BaseRoute]:
     """`mcp_tools` provides the tools of the server's MCP servers to `POST /run`."""
     pending = PendingBytes(kernel.settings.max_pending_bytes)
 
@@ -63,7 +66,7 @@ def routes(kernel: Kernel, access: AccessControl, mcp_tools: ProvideTools) -> li
     return [
         WebSocketRoute(PATH, execbox),
         Route(PATH, upgrade_required),
-        *http_run.routes(kernel, access, pending, mcp_tools),
+        *http_run.routes(kernel, access, pending, mcp_tools, suspended_runs),
     ]
 
 

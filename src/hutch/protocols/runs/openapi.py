@@ -43,6 +43,7 @@ def describe() -> ApiPart:
         "/runs": {"get": _list()},
         "/runs/{id}": {"get": _show()},
         "/runs/{id}/events": {"get": _events()},
+        "/runs/{id}/result": {"get": _result()},
         "/runs/{id}/cancel": {"post": _cancel()},
         "/runs/{id}/replay": {"post": _replay()},
     }
@@ -107,6 +108,11 @@ def _events() -> Json:
     )
     operation["responses"]["200"]["content"] = {"text/event-stream": {"schema": TEXT}}
     return operation
+
+
+def _result() -> Json:
+    summary = "Returns the result of a run of `POST /run` that was suspended and has ended"
+    return _operation(summary, ref("RunResult"), ("NOT_FOUND", "CONFLICT"), parameters=[_ID])
 
 
 def _cancel() -> Json:

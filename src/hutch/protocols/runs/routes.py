@@ -13,14 +13,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from hutch.errors import HutchError, SearchTimeout
+from hutch.errors import HutchError, ResumeError, SearchTimeout
 from hutch.http.auth import AccessControl, key_advice
 from hutch.http.endpoint import HttpProtocol, RequestContext
 from hutch.http.errors import ERROR_KINDS, ApiError
 from hutch.http.lifecycle import cancel_on_disconnect
 from hutch.http.requests import JsonBodyReader, query_flag, query_integer
+from hutch.http.run_results import result_json
 from hutch.http.sse import event_stream
 from hutch.kernel.kernel import Kernel
+from hutch.kernel.suspended_runs import SUSPENDED, SuspendedRuns
 from hutch.protocols.runs.catalog import FlowState, FoundRun, RunCatalog, Visibility
 from hutch.protocols.runs.events import MAX_FOLLOWERS, LiveEvents, TooManyFollowers, encoded_events
 from hutch.protocols.runs.filters import parse_list_query
@@ -62,16 +64,18 @@ def routes(
     flow_state: FlowState,
     gateway_tools: Callable[[], Awaitable[list[Provider]]],
     access: AccessControl,
+    suspended_runs: SuspendedRuns,
 ) -> list[BaseRoute]:
     """`flow_state` returns the state of a flow run that has not ended. `gateway_tools` returns the
     tools of the gateway, for replays of code that used them.
     """
-    handlers = RunHandlers(kernel, store, flows, flow_state, gateway_tools, access)
+    handlers = RunHandlers(kernel, store, flows, flow_state, gateway_tools, access, suspended_runs)
     route = handlers.protocol.route
     return [
         route("/runs", GET=handlers.list),
         route("/runs/{id}", GET=handlers.show),
         route("/runs/{id}/events", GET=handlers.events),
+        route("/runs/{id}/result", GET=handlers.result),
         route("/runs/{id}/cancel", POST=handlers.cancel),
         route("/runs/{id}/replay", POST=handlers.replay),
     ]
@@ -88,8 +92,10 @@ class RunHandlers:
         flow_state: FlowState,
         gateway_tools: Callable[[], Awaitable[list[Provider]]],
         access: AccessControl,
+        suspended_runs: SuspendedRuns,
     ) -> None:
         self._kernel = kernel
+        self._suspended_runs = suspended_runs
         self._flows = flows
         self._gateway_tools = gateway_tools
         self._access = access
@@ -151,7 +157,24 @@ class RunHandlers:
             await self._flows.cancel(found.flow)
         elif found.active is not None:
             found.active[1].stop()
+        elif found.row is not None and found.row.outcome == SUSPENDED:
+            await self._suspended_runs.cancel(found.row.run_id, found.row.owner)
         return JsonBody({"ok": True, "run_id": context.path_param("id")})
+
+    async def result(self, context: RequestContext) -> Response:
+        """Returns the result of a run that was suspended, which nobody may have been there to receive."""
+        found = await self._find(context)
+        run_id = context.path_param("id")
+        if found.row is None:
+            raise ApiError("conflict", f"Run {run_id!r} has not ended yet")
+        try:
+            result = await self._suspended_runs.result(run_id, found.row.owner)
+        except ResumeError:
+            message = f"The result of run {run_id!r} is not kept: only those of runs that were suspended are"
+            raise ApiError("not_found", message) from None
+        if result is None:
+            raise ApiError("conflict", f"Run {run_id!r} has not ended yet")
+        return Response(result_json(result), media_type="application/json")
 
     async def replay(self, context: RequestContext) -> Response:
         body = await self._body.read_object(context.request, optional=True)

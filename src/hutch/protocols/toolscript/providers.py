@@ -15,6 +15,7 @@ from hutch.errors import ConfigError, InvalidExecution, ToolError, UpstreamError
 from hutch.protocols.toolscript.gateway.approvals import ApprovalPolicy, Approvals
 from hutch.protocols.toolscript.gateway.catalog import Catalog, CatalogEntry
 from hutch.protocols.toolscript.gateway.gateway import Gateway
+from hutch.protocols.toolscript.gateway.stored_approvals import suspend_until_approved
 from hutch.session.json_value import NotJsonSafe, encode_value
 from hutch.session.tools.names import is_identifier, safe_name
 from hutch.session.tools.provider import Provider
@@ -56,7 +57,7 @@ _providers: WeakKeyDictionary[Catalog, list[Provider]] = WeakKeyDictionary()
 def _build_providers(catalog: Catalog, gateway: Gateway) -> list[Provider]:
 
     async def call(entry: CatalogEntry, value: Any, context: ToolContext) -> bytes:
-        return await _call_tool(gateway, entry, value, context.run_id)
+        return await _call_tool(gateway, entry, value, context)
 
     providers: dict[str, Provider] = {}
     for _, entries in groupby(catalog, lambda entry: entry.server):
@@ -78,13 +79,16 @@ def _build_providers(catalog: Catalog, gateway: Gateway) -> list[Provider]:
     return list(providers.values())
 
 
-async def _call_tool(gateway: Gateway, entry: CatalogEntry, value: Any, run: str) -> bytes:
+async def _call_tool(gateway: Gateway, entry: CatalogEntry, value: Any, context: ToolContext) -> bytes:
     arguments = {} if value is None else value
     if not isinstance(arguments, dict):
         kind = "a list" if isinstance(arguments, list) else type(arguments).__name__
         raise ToolError(f"Expected an object of arguments, got {kind}", "validation_error")
+    stored = gateway.stored_approvals
+    if stored is not None and stored.is_needed(entry.server, entry.tool, context):
+        raise suspend_until_approved(entry.server, entry.tool, arguments)
     try:
-        return encode_value(await gateway.call(entry.server, entry.tool, arguments, run=run))
+        return encode_value(await gateway.call(entry.server, entry.tool, arguments, run=context.run_id))
     except UpstreamError as error:
         code = "validation_error" if error.kind == "invalid_arguments" else "tool_error"
         raise ToolError(error.message, code) from error

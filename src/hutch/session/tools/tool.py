@@ -42,6 +42,8 @@ class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the call, unique in its run."""
     line: int | None = None
     """Line of the guest's source that makes the call. Known only if the run has listeners."""
+    can_suspend: bool = False
+    """True if the run can be suspended until the result of the call comes; see `suspend`."""
     _reports: CallReports | None = None
 
     @property

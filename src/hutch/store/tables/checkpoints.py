@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -14,6 +14,7 @@ from hutch.store.models import now
 _FIELDS = (
     "run_id",
     "owner",
+    "protocol",
     "bundle",
     "generation",
     "state",
@@ -46,6 +47,7 @@ _TAKE = f"""
 class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     owner: str
+    protocol: str
     bundle: str
     generation: int
     state: str = "suspended"
@@ -54,6 +56,22 @@ class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
     created_at: str = msgspec.field(default_factory=now)
     expires_at: str
     bytes: int
+
+
+class NewPendingCall(msgspec.Struct, frozen=True, kw_only=True):
+    call_id: str
+    token_digest: str | None = None
+    question: str | None = None
+    """JSON text of the question, if the call waits for an approval."""
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """A pending call that waits for an approval."""
+
+    run: CheckpointRow
+    call_id: str
+    question: str
+    decision: str | None
 
 
 class CheckpointTable:
@@ -65,17 +83,23 @@ class CheckpointTable:
         self,
         row: CheckpointRow,
         parts: Sequence[bytes],
-        calls: Mapping[str, str | None],
+        calls: Sequence[NewPendingCall],
         previous_holder: str | None,
     ) -> bool:
         """Stores a suspended run. Returns False if another process continues the run meanwhile.
 
-        `calls`: digests of the tokens of its pending calls, by call id. `previous_holder`: the process that
-        continued the run before; None if it was suspended for the first time.
+        `previous_holder`: the process that continued the run before; None if it was suspended for the first
+        time.
         """
         encrypted = [
             await self._encryption.encrypt_bytes(part, *_part_context(row, number, len(parts)))
             for number, part in enumerate(parts)
+        ]
+        questions = [
+            None
+            if call.question is None
+            else await self._encryption.encrypt(call.question, *_question_context(row.run_id, call.call_id))
+            for call in calls
         ]
         values = msgspec.structs.asdict(row) | {"previous_holder": previous_holder or ""}
         run = {"run_id": row.run_id}
@@ -100,11 +124,16 @@ class CheckpointTable:
             ),
             *(
                 SqlStatement(
-                    "INSERT INTO pending_calls (run_id, call_id, token_digest)"
-                    f" SELECT :run_id, :call_id, :digest WHERE EXISTS ({is_saved})",
-                    {**guarded, "call_id": call_id, "digest": digest},
+                    "INSERT INTO pending_calls (run_id, call_id, token_digest, question)"
+                    f" SELECT :run_id, :call_id, :digest, :question WHERE EXISTS ({is_saved})",
+                    {
+                        **guarded,
+                        "call_id": call.call_id,
+                        "digest": call.token_digest,
+                        "question": question,
+                    },
                 )
-                for call_id, digest in calls.items()
+                for call, question in zip(calls, questions, strict=True)
             ),
         )
         return results[0].row_count == 1
@@ -202,13 +231,80 @@ class CheckpointTable:
         rows = await self._database.read(sql, digest=token_digest)
         return (_row(rows[0][:-1]), rows[0][-1]) if rows else None
 
+    async def questions(self, token_digest: str | None = None) -> builtins.list[Question]:
+        """Returns the calls without a result that wait for an approval, or the one with a token."""
+        columns = ", ".join(f"c.{name}" for name in _FIELDS)
+        condition = "" if token_digest is None else "AND p.token_digest = :digest"
+        sql = f"""
+            SELECT {columns}, p.call_id, p.question, p.decision
+            FROM pending_calls p JOIN checkpoints c ON c.run_id = p.run_id
+            WHERE p.question IS NOT NULL AND p.answer IS NULL {condition}
+            ORDER BY c.created_at, p.call_id LIMIT {MAX_LISTED}
+        """
+        values = {} if token_digest is None else {"digest": token_digest}
+        return [
+            Question(
+                run=_row(row[:-3]),
+                call_id=row[-3],
+                question=await self._encryption.decrypt(row[-2], *_question_context(row[0], row[-3])),
+                decision=row[-1],
+            )
+            for row in await self._database.scan(sql, **values)
+        ]
+
+    async def decide(self, run_id: str, call_id: str, decision: str, decided_by: str | None) -> bool:
+        """Stores a decision. Returns False if the call has one, or does not wait any more."""
+        sql = """
+            UPDATE pending_calls SET decision = :decision, decided_by = :decided_by, decided_at = :now
+            WHERE run_id = :run_id AND call_id = :call_id AND decision IS NULL AND answer IS NULL
+        """
+        values = {"run_id": run_id, "call_id": call_id, "decision": decision, "decided_by": decided_by}
+        (changed,) = await self._database.write(SqlStatement(sql, {**values, "now": now()}))
+        return changed.row_count == 1
+
+    async def end(self, run_id: str, holder: str, result: str) -> None:
+        """Stores the result of a run that `holder` has continued to its end, and deletes its state."""
+        encrypted = await self._encryption.encrypt(result, *_result_context(run_id))
+        values = {"run_id": run_id, "holder": holder}
+        sql = """
+            UPDATE checkpoints SET state = 'ended', holder = NULL, held_until = NULL, result = :result
+            WHERE run_id = :run_id AND holder = :holder
+        """
+        is_ended = "SELECT 1 FROM checkpoints WHERE run_id = :run_id AND state = 'ended'"
+        await self._database.write(
+            SqlStatement(sql, {**values, "result": encrypted}),
+            *(
+                SqlStatement(
+                    f"DELETE FROM {table} WHERE run_id = :run_id AND EXISTS ({is_ended})", {"run_id": run_id}
+                )
+                for table in ("checkpoint_parts", "pending_calls")
+            ),
+        )
+
+    async def result(self, run_id: str) -> str | None:
+        """Returns the result of a run that has ended, as JSON text."""
+        sql = "SELECT result FROM checkpoints WHERE run_id = :run_id AND result IS NOT NULL"
+        rows = await self._database.read(sql, run_id=run_id)
+        return await self._encryption.decrypt(rows[0][0], *_result_context(run_id)) if rows else None
+
+    async def with_answers(self) -> builtins.list[CheckpointRow]:
+        """Returns suspended runs that have got a result, so that they can be continued."""
+        columns = ", ".join(f"c.{name}" for name in _FIELDS)
+        sql = f"""
+            SELECT {columns} FROM checkpoints c WHERE c.state = 'suspended' AND EXISTS (
+                SELECT 1 FROM pending_calls p WHERE p.run_id = c.run_id AND p.answer IS NOT NULL
+            ) LIMIT {MAX_LISTED}
+        """
+        return [_row(row) for row in await self._database.scan(sql)]
+
     async def take_interrupted(self) -> builtins.list[CheckpointRow]:
         """Deletes runs that cannot be continued, because their process died after they had called a tool, and
         runs that have expired. Returns them.
         """
         sql = f"""
             DELETE FROM checkpoints
-            WHERE (state = 'called' AND held_until < :now) OR (state = 'suspended' AND expires_at < :now)
+            WHERE (state = 'called' AND held_until < :now)
+                OR (state IN ('suspended', 'ended') AND expires_at < :now)
             RETURNING {_COLUMNS}
         """
         (changed,) = await self._database.write(SqlStatement(sql, {"now": now()}))
@@ -221,6 +317,14 @@ def _row(values: Sequence[object]) -> CheckpointRow:
 
 def _part_context(row: CheckpointRow, number: int, count: int) -> tuple[str, ...]:
     return "checkpoint", row.run_id, row.owner, row.bundle, str(row.generation), f"{number}/{count}"
+
+
+def _question_context(run_id: str, call_id: str) -> tuple[str, ...]:
+    return "question", run_id, call_id
+
+
+def _result_context(run_id: str) -> tuple[str, ...]:
+    return "result of a suspended run", run_id
 
 
 def _answer_context(run_id: str, call_id: str) -> tuple[str, ...]:

@@ -99,8 +99,10 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     arguments: Any
     run: str | None
     asked_at: str
-    seconds: float
-    """Timeout in seconds, after which the call is denied."""
+    seconds: float | None
+    """Timeout in seconds, after which the call is denied. None for a call of a suspended run, which waits as
+    long as the run.
+    """
 
 
 class ApprovalAnswer(msgspec.Struct, frozen=True):
@@ -110,6 +112,8 @@ class ApprovalAnswer(msgspec.Struct, frozen=True):
     reason: str | None = None
     remember: bool = False
     """True if the decision applies to all calls of this tool in the same run."""
+    decided_by: str | None = None
+    """Name of the user who has decided, if known."""
 
 
 class ApprovalEvent(msgspec.Struct, frozen=True):
@@ -160,6 +164,27 @@ class Approvals:
             if answer.decision == "deny":
                 reason = f": {answer.reason}" if answer.reason else ""
                 raise CallDenied(server, tool, f"The call of {server}__{tool} was denied{reason}")
+
+    def must_ask(self, server: str, tool: str, run: str) -> bool:
+        """Returns True if a person has to decide on a call, and has not decided on all calls of the tool."""
+        return (run, server, tool) not in self._remembered and self.policy.rule(server, tool) == "ask"
+
+    async def wait_for_decision(self, approval: Approval) -> ApprovalAnswer:
+        """Shows a call of a suspended run until a person has decided on it."""
+        decided: asyncio.Future[ApprovalAnswer] = asyncio.get_running_loop().create_future()
+        self._open[approval.id] = (approval, decided)
+        outcome = "withdrawn"
+        try:
+            self._notify("asked", approval)
+            answer = await decided
+            outcome = "allowed" if answer.decision == "allow" else "denied"
+            if answer.remember and approval.run is not None:
+                self._remembered[approval.run, approval.server, approval.tool] = answer
+            return answer
+        finally:
+            del self._open[approval.id]
+            self._decided.append(approval.id)
+            self._notify(outcome, approval)
 
     def pending(self) -> list[Approval]:
         return [approval for approval, _ in self._open.values()]

@@ -207,7 +207,10 @@ def _schemas() -> Json:
                 "tool": TEXT,
                 "run": {"type": _OR_NULL, "description": "Id of the run that made the call"},
                 "askedAt": TIME,
-                "seconds": {"type": "number", "description": "How long the call waits for a decision"},
+                "seconds": {
+                    "type": ["number", "null"],
+                    "description": "How long the call waits for a decision; null for one of a suspended run",
+                },
                 "arguments": {"description": "The exact arguments; null in lists if they are very long"},
             },
             {"argumentsBegin": TEXT, "argumentsBytes": COUNT},

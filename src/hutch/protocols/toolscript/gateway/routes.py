@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
@@ -161,7 +162,9 @@ class ApprovalHandlers:
     async def decide(self, context: RequestContext) -> Response:
         answer = parse_answer(await self._body.read_object(context.request, optional=True))
         id = context.path_param("id")
-        if not self._approvals.decide(id, answer):
+        identity = context.caller.identity
+        decided_by = "operator" if identity is None else identity.user.name
+        if not self._approvals.decide(id, msgspec.structs.replace(answer, decided_by=decided_by)):
             raise self._no_approval(id)
         return _response(json_reply({"id": id, "decision": answer.decision}))
 

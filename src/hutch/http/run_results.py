@@ -1,0 +1,45 @@
+"""Results of runs as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from hutch.kernel.suspended_runs import SUSPENDED
+from hutch.session.json_value import encode_value
+from hutch.session.messages import WireError
+from hutch.session.run import PendingCall, Result
+
+
+def result_json(result: Result) -> bytes:
+    body: dict[str, Any] = {"ok": result.ok, "run_id": result.run_id}
+    if result.error is not None:
+        body["error"] = msgspec.to_builtins(WireError.of(result.error))
+        if result.error.code == SUSPENDED:
+            body["error"]["code"] = SUSPENDED
+            body["pending_calls"] = [_pending_call(call) for call in result.pending_calls]
+    body |= {
+        "logs": result.logs,
+        "logs_truncated": result.logs_truncated,
+        "duration_ms": result.duration_ms,
+        "calls": msgspec.to_builtins(result.calls),
+    }
+    if result.warnings:
+        body["warnings"] = [*result.warnings]
+    json = encode_value(body)
+    if result.ok:
+        # Encoding a large result again would block the event loop.
+        json = json[:-1] + b',"result":' + (result.result_json or b"null") + b"}"
+    return json
+
+
+def _pending_call(call: PendingCall) -> dict[str, Any]:
+    """Returns what a client may know about a pending call. Its token is not part of it."""
+    return {
+        "call_id": call.call_id,
+        "provider": call.provider,
+        "tool": call.tool,
+        "input": call.input,
+        "message": call.message,
+    }

@@ -1,0 +1,166 @@
+"""Approvals of suspended runs. They survive a restart of the server, because the store has them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from hutch.errors import HutchError, Suspend, UpstreamError
+from hutch.protocols.toolscript.gateway.approvals import Approval, ApprovalAnswer
+from hutch.session.json_value import NotJsonSafe, encode_value
+from hutch.session.suspension import Answer
+from hutch.text import now_rfc3339, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from hutch.kernel.checkpoint import Checkpoint
+    from hutch.kernel.suspended_runs import SuspendedRuns
+    from hutch.protocols.toolscript.gateway.approvals import Approvals
+    from hutch.session.tools.tool import ToolContext
+    from hutch.store.tables.checkpoints import Question
+
+logger = logging.getLogger("hutch.toolscript")
+
+INTERRUPTED = "The call was approved, but the server stopped while it was made: it may have had an effect"
+
+
+class StoredQuestion(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person is asked about a call."""
+
+    id: str
+    """Id of the approval, which is also the token of the call."""
+    server: str
+    tool: str
+    arguments: Any
+    asked_at: str
+
+    def approval(self, run_id: str) -> Approval:
+        return Approval(
+            id=self.id,
+            server=self.server,
+            tool=self.tool,
+            arguments=self.arguments,
+            run=run_id,
+            asked_at=self.asked_at,
+            seconds=None,
+        )
+
+
+def suspend_until_approved(server: str, tool: str, arguments: dict[str, Any]) -> Suspend:
+    """Returns the error that suspends a run until a person has decided on its call."""
+    question = StoredQuestion(
+        id=secrets.token_urlsafe(9), server=server, tool=tool, arguments=arguments, asked_at=now_rfc3339()
+    )
+    message = f"{server}__{tool} waits for an approval"
+    return Suspend(message, token=question.id, question=msgspec.json.encode(question).decode())
+
+
+class StoredApprovals:
+    """Shows the questions of suspended runs as approvals, makes the calls that are approved, and continues
+    the runs.
+    """
+
+    def __init__(
+        self,
+        approvals: Approvals,
+        runs: SuspendedRuns,
+        call_tool: Callable[[str, str, dict[str, Any], str], Awaitable[Any]],
+        may_suspend: Callable[[str], bool],
+    ) -> None:
+        """`call_tool` gets the server, the tool, its arguments and the id of the run. `may_suspend` gets the
+        id of a run and returns False if its caller cannot wait for a suspended run.
+        """
+        self._approvals = approvals
+        self._runs = runs
+        self._call_tool = call_tool
+        self._may_suspend = may_suspend
+        self._tasks: dict[asyncio.Task[None], str] = {}
+        """Tasks that wait for decisions, with the ids of their runs."""
+        runs.on_saved.append(self._add_saved)
+        runs.on_cancelled.append(self._withdraw)
+
+    def is_needed(self, server: str, tool: str, context: ToolContext) -> bool:
+        """Returns True if a call has to suspend its run until it is approved."""
+        if not context.can_suspend or not self._may_suspend(context.run_id):
+            return False
+        return self._approvals.must_ask(server, tool, context.run_id)
+
+    def _add_saved(self, checkpoint: Checkpoint) -> None:
+        for call in checkpoint.session.pending:
+            if call.question is not None:
+                self._add(checkpoint.run_id, checkpoint.owner, call.call_id, call.question)
+
+    async def load(self) -> None:
+        """Asks the questions of the stored runs again, after a restart. Raises HutchError."""
+        for stored in await self._runs.questions():
+            if stored.decision is None:
+                self._add(stored.run.run_id, stored.run.owner, stored.call_id, stored.question)
+            else:
+                await self._answer_interrupted(stored)
+        await self._runs.continue_answered()
+
+    async def _answer_interrupted(self, stored: Question) -> None:
+        """Fails a call that was decided when the server stopped. It is not known whether it was made."""
+        denied = stored.decision == "deny"
+        message = "The call was denied" if denied else INTERRUPTED
+        answer = Answer(code="tool_error", message=message)
+        await self._runs.answer(stored.run.run_id, stored.run.owner, {stored.call_id: answer})
+
+    def _add(self, run_id: str, owner: str, call_id: str, question: str) -> None:
+        asked = msgspec.json.decode(question, type=StoredQuestion)
+        task = asyncio.get_running_loop().create_task(self._decide(run_id, owner, call_id, asked))
+        self._tasks[task] = run_id
+        task.add_done_callback(lambda task: self._tasks.pop(task, None))
+
+    def _withdraw(self, run_id: str) -> None:
+        for task, asking in self._tasks.items():
+            if asking == run_id:
+                task.cancel()
+
+    async def _decide(self, run_id: str, owner: str, call_id: str, asked: StoredQuestion) -> None:
+        try:
+            decided = await self._approvals.wait_for_decision(asked.approval(run_id))
+            if not await self._runs.decide(run_id, call_id, decided.decision, decided.decided_by):
+                logger.info("the approval %s was decided by another server, or its run has ended", asked.id)
+                return
+            logger.info(
+                "the call of %s__%s in run %s was decided: %s by %s (SHA-256 of its arguments: %s)",
+                printable(asked.server),
+                printable(asked.tool),
+                run_id,
+                decided.decision,
+                printable(decided.decided_by or "unknown"),
+                hashlib.sha256(encode_value(asked.arguments)).hexdigest(),
+            )
+            answer = await self._answer(run_id, asked, decided)
+            await self._runs.answer(run_id, owner, {call_id: answer})
+        except HutchError as error:
+            logger.warning("the approval %s of run %s failed: %s", asked.id, run_id, error)
+            return
+        self._runs.continue_in_background(run_id, owner)
+
+    async def _answer(self, run_id: str, asked: StoredQuestion, decided: ApprovalAnswer) -> Answer:
+        if decided.decision == "deny":
+            reason = f": {decided.reason}" if decided.reason else ""
+            message = f"The call of {asked.server}__{asked.tool} was denied{reason}"
+            return Answer(code="tool_error", message=message)
+        try:
+            value = await self._call_tool(asked.server, asked.tool, asked.arguments, run_id)
+            return Answer(result_json=encode_value(value))
+        except UpstreamError as error:
+            code = "validation_error" if error.kind == "invalid_arguments" else "tool_error"
+            return Answer(code=code, message=error.message)
+        except NotJsonSafe as error:
+            return Answer(code="tool_error", message=f"The result cannot be passed on: {error}")
+
+    async def close(self) -> None:
+        tasks = [*self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
