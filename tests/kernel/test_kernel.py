@@ -6,18 +6,23 @@ import asyncio
 import os
 import subprocess
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
 from tests.support.processes import TIMEOUT_SECONDS
 
 import hutch
+from hutch.app.app import App
+from hutch.kernel.execution import Execution
 from hutch.kernel.records import RunRecord, RunRecorder
 from hutch.sandbox.runner.pipes import WakeupFile
 from hutch.sandbox.runner.process import RunnerProcess
-from hutch.session.host import Session
+from hutch.sandbox.runner.profile import profile_for
+from hutch.session.host import Limits, Session
 from hutch.session.run import Result, RunEvent, RunHandle
+from hutch.session.tools.provider import Provider
+from hutch.settings import load_settings
 
 CALLS = "let n = 0;\nwhile (n < 5) n = await tools.next_number({ n });\nreturn n"
 
@@ -101,6 +106,37 @@ async def test_runner_of_a_cancelled_execution_is_notified(
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
     assert ends == ["timeout"]
+
+
+@pytest.mark.parametrize("engine", ["quickjs", "deno"])
+async def test_wait_for_an_approval_does_not_count_towards_the_time_limit(
+    engine: Literal["quickjs", "deno"],
+) -> None:
+    app = await App.create(load_settings({"deno_warm": 0}))
+    kernel = app.kernel
+
+    async def ask(context: hutch.ToolContext) -> None:
+        """Waits for an approval for longer than the time limit."""
+        kernel.pause_timeout(context.run_id, context.tool)
+        await asyncio.sleep(0.8)
+        kernel.resume_timeout(context.run_id)
+
+    async def run(code: str) -> Result:
+        execution = Execution(
+            code=f"await tools.ask(); {code}",
+            profile=profile_for(engine),
+            limits=Limits(timeout_ms=500),
+            providers=[Provider.of(ask)],
+        )
+        return await kernel.run(execution, RunHandle())
+
+    try:
+        approved, endless = await run("return 1"), await run("for (;;) {}")
+    finally:
+        await app.close()
+    assert (approved.error, approved.result) == (None, 1)
+    assert endless.error is not None
+    assert endless.error.code == "timeout"
 
 
 ABANDONED = """

@@ -89,7 +89,15 @@ export interface WarmUp {
   type: "warm_up";
 }
 
-export type HostMessage = Execute | Cancel | ToolResult | ToolItem | Suspend | MemoryPart;
+/** Extension: moves the time limit of an execution, which does not run while a call waits for an approval. */
+export interface Extend {
+  type: "extend";
+  id: string;
+  /** May be negative. */
+  ms: number;
+}
+
+export type HostMessage = Execute | Cancel | ToolResult | ToolItem | Suspend | MemoryPart | Extend;
 
 /** Error of an execution. Fields other than code and message are extensions, set if known. */
 export interface Failure {

@@ -31,6 +31,7 @@ from hutch.session.messages import (
     WireError,
     encode,
     execute_line,
+    extend_line,
     memory_lines,
     suspend_line,
 )
@@ -41,6 +42,8 @@ from hutch.session.tools.provider import MAX_MESSAGE_CHARS, Provider
 from hutch.telemetry.trace_context import TraceContext
 
 BACKSTOP_SECONDS = 0.1
+# Longer than any approval may take. At its end, the runner's deadline becomes exact again.
+_MAX_PAUSE_MS = 24 * 3600 * 1000
 START_TIMEOUT_SECONDS = 60.0
 TIMER_TOLERANCE_SECONDS = 0.01
 MAX_RUN_ID_CHARS = 128
@@ -539,17 +542,20 @@ class Session:
         return self._max_silence_seconds > 0 and self._lines_received() == self._lines_before
 
     def pause_timeout(self) -> None:
-        """Pauses the time limit until `resume_timeout`, for example during an approval. Only for executions
-        whose time limit is enforced by the host alone.
+        """Pauses the time limit until `resume_timeout`, for example during an approval. Only for runners of
+        Hutch, which enforce the limit, too.
         """
         if self._pauses == 0:
             self._paused_since = monotonic()
+            self._send(extend_line(self.id, _MAX_PAUSE_MS))
         self._pauses += 1
 
     def resume_timeout(self) -> None:
         self._pauses -= 1
         if self._pauses == 0:
-            self._paused_seconds += monotonic() - self._paused_since
+            seconds = monotonic() - self._paused_since
+            self._paused_seconds += seconds
+            self._send(extend_line(self.id, round(seconds * 1000) - _MAX_PAUSE_MS))
 
     def _total_paused_seconds(self) -> float:
         return self._paused_seconds + (monotonic() - self._paused_since if self._pauses else 0.0)

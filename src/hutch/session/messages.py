@@ -293,6 +293,11 @@ def suspend_line(id: str, max_bytes: int) -> bytes:
     return b'{"type":"suspend","id":' + _encoder.encode(id) + b',"maxBytes":%d}\n' % max_bytes
 
 
+def extend_line(id: str, ms: int) -> bytes:
+    """Encodes a move of the time limit, which the runner enforces, too."""
+    return b'{"type":"extend","id":' + _encoder.encode(id) + b',"ms":%d}\n' % ms
+
+
 def memory_lines(id: str, memory: bytes) -> Iterator[bytes]:
     """Encodes the memory of a suspended execution, in parts."""
     for start in range(0, len(memory), MEMORY_PART_BYTES):

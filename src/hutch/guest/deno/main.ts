@@ -57,6 +57,9 @@ class Run {
   #program?: Program;
   #over = false;
 
+  /** Time for which the host has extended the limit. */
+  extraMs = 0;
+
   constructor(wire: Wire, request: Execute) {
     this.#wire = wire;
     this.#request = request;
@@ -171,7 +174,9 @@ class Run {
     const { lines: logs, truncated: logsTruncated } = this.#logs;
     const durationMs = Math.round((clock() - this.#startedAt) * 1000) / 1000;
     // Check the timeout here, because the host's `cancel` is not received while the guest does not yield.
-    if (durationMs >= this.#request.options.timeoutMs) [ok, result, error] = [false, undefined, TIMED_OUT];
+    if (durationMs >= this.#request.options.timeoutMs + this.extraMs) {
+      [ok, result, error] = [false, undefined, TIMED_OUT];
+    }
     this.#wire.send(doneLine(this.#request.id, { ok, result, error, logs, logsTruncated, durationMs }));
   }
 }
@@ -219,6 +224,7 @@ function receive(message: HostMessage | WarmUp): void {
       stringify(message.ok ? message.result ?? null : message.error),
     );
   } else if (message.type === "tool_item") addItem(Number(message.callId), stringify(message.item ?? null));
+  else if (message.type === "extend") run && (run.extraMs += message.ms);
   else run?.timeOut();
 }
 

@@ -16,7 +16,7 @@ interface Timer {
 export class Run {
   readonly logs: Logs;
   readonly startedAt: number;
-  readonly deadline: number;
+  deadline: number;
   readonly timers = new Map<number, Timer>();
   readonly queue: [entry: string, args: () => number[]][] = [];
   readonly calls = new Set<string>();

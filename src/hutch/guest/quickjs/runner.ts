@@ -8,6 +8,7 @@ import {
   callTargets,
   doneLine,
   type Execute,
+  type Extend,
   type Failure,
   type HostMessage,
   isJson,
@@ -135,6 +136,7 @@ export class Runner {
     else if (message.type === "cancel") this.#cancel(message.id);
     else if (message.type === "suspend") this.#suspend(message);
     else if (message.type === "memory") this.#received.add(message);
+    else if (message.type === "extend") this.#extend(message);
   }
 
   #execute(request: Execute): void {
@@ -379,6 +381,13 @@ export class Runner {
     run.cancelled = true;
     if (run.busy) run.vm.wake();
     else this.#timeOut(run);
+  }
+
+  #extend({ id, ms }: Extend): void {
+    const run = this.#runs.get(id);
+    if (!run) return;
+    run.deadline += ms;
+    this.#setAlarm(run.deadline);
   }
 
   #cancel(id: string): void {

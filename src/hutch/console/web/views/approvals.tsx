@@ -3,9 +3,13 @@
 import { signal } from "@preact/signals";
 import { useEffect, useState } from "preact/hooks";
 import { ApiError, get, post, session, subscribe } from "../api.ts";
-import { visible } from "../format.ts";
+import { formatTime, visible } from "../format.ts";
 import { link, location } from "../router.ts";
 import { Age, Button, Card, Empty, ErrorNote, Json, Page } from "../ui/basics.tsx";
+import { useData } from "../ui/load.ts";
+import type { FlowRun } from "./flows/model.ts";
+
+const REFRESH_MS = 3_000;
 
 export interface Approval {
   id: string;
@@ -40,7 +44,9 @@ export function usePendingApprovals(): void {
 export default function Approvals() {
   const id = location.value.path[1];
   const approvals = pending.value;
-  if (!approvals) return null;
+  const flows = useData<{ runs: FlowRun[] }>("/runs?protocol=rep&status=running&counts=false", REFRESH_MS);
+  if (!approvals || !flows.data && !flows.error) return null;
+  const waiting = id ? [] : flows.data?.runs.filter((run) => run.waiting_for?.length) ?? [];
   const shown = id ? approvals.filter((approval) => approval.id === id) : approvals;
   return (
     <Page title="Approvals">
@@ -50,14 +56,30 @@ export default function Approvals() {
           <a href="#/approvals">Calls that wait now</a>
         </Empty>
       )}
-      {!id && !shown.length && (
+      {!id && !shown.length && !waiting.length && (
         <Empty title="No call waits for a decision">
           <p>
-            Calls of tools with the rule <code>ask</code> in the setting <code>approvals</code> wait here.
+            Calls of tools with the rule <code>ask</code> in the setting <code>approvals</code>{" "}
+            wait here, and steps of flows of the kind <code>approve</code>.
           </p>
         </Empty>
       )}
       {shown.map((approval) => <ApprovalCard key={approval.id} approval={approval} />)}
+      {waiting.map((run) => (
+        <Card
+          key={run.run_id}
+          class="approval"
+          title={
+            <>
+              <code>{visible(`${run.flow}: ${run.waiting_for!.join(", ")}`)}</code>{" "}
+              <span class="quiet">waits in a flow</span>
+            </>
+          }
+          actions={<Age time={run.created_at} />}
+        >
+          <a href={link(["flows", run.flow, "runs", run.run_id])}>Read and decide</a>
+        </Card>
+      ))}
     </Page>
   );
 }
@@ -66,6 +88,10 @@ export default function Approvals() {
 export function PendingApprovals({ run }: { run?: string }) {
   const shown = (pending.value ?? []).filter((approval) => run !== undefined && approval.run === run);
   return <>{shown.map((approval) => <ApprovalCard key={approval.id} approval={approval} />)}</>;
+}
+
+function expiry({ askedAt, seconds }: Approval): number {
+  return Date.parse(askedAt) + (seconds ?? 0) * 1_000;
 }
 
 function ApprovalCard({ approval }: { approval: Approval }) {
@@ -93,6 +119,9 @@ function ApprovalCard({ approval }: { approval: Approval }) {
         : <pre class="code" tabIndex={0}>{visible(approval.argumentsBegin)}…</pre>}
       <p class="quiet">
         Your decision is for exactly these arguments.{" "}
+        {approval.seconds !== null && (
+          <>Without one, the call fails at {formatTime(expiry(approval)).slice(11, 16)}.{" "}</>
+        )}
         {approval.run && <a href={link(["runs", approval.run.replace(/^remote:/, "")])}>Show the run</a>}
       </p>
       <div class="actions">

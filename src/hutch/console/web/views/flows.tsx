@@ -120,7 +120,6 @@ function RunLine({ run }: { run: FlowRun }) {
 function StartFlow({ flow }: { flow: Flow }) {
   const [inputs, setInputs] = useState<Record<string, unknown> | undefined>({});
   const [error, setError] = useState<unknown>();
-  const fields = flow.document.inputs_schema;
   const start = async () => {
     setError(undefined);
     try {
@@ -132,8 +131,8 @@ function StartFlow({ flow }: { flow: Flow }) {
   };
   return (
     <Card title="Start a run">
-      {Object.keys(fields).length
-        ? <SchemaForm schema={{ properties: fields }} onChange={setInputs} />
+      {Object.keys(flow.inputs_json_schema.properties ?? {}).length
+        ? <SchemaForm schema={flow.inputs_json_schema} onChange={setInputs} />
         : <p class="quiet">This flow has no inputs.</p>}
       {error !== undefined && <ErrorNote error={error} />}
       <div class="actions">

@@ -42,7 +42,7 @@ def check_inputs(flow: Flow, inputs: Mapping[str, Any]) -> list[Problem]:
     """Returns the problems of the inputs. The paths of the problems begin with `inputs`."""
     if not isinstance(inputs, dict):
         return [Problem("inputs", f"expected an object, got {describe_value(inputs)}")]
-    schema = _as_json_schema(flow.inputs_schema)
+    schema = as_json_schema(flow.inputs_schema)
     if not schema:
         return []
     from hutch.session.schema.problems import check_against_schema, describe_fault
@@ -74,7 +74,7 @@ def _with_misspelled(
     return [explained(problem) for problem in problems]
 
 
-def _as_json_schema(schema: dict[str, Any]) -> dict[str, Any]:
+def as_json_schema(schema: dict[str, Any]) -> dict[str, Any]:
     """Converts an `inputs_schema` of either form to a JSON Schema. Raises UnknownType."""
     if not schema or is_json_schema(schema):
         return schema

@@ -223,7 +223,13 @@ def _schemas() -> Json:
         "FlowIR": {"type": "object", "description": "Flow IR 1.0.0, including its name"},
         "FlowSource": {"type": "object", "description": "Flow IR 1.0.0, or the short form of a flow"},
         "Flow": object_of(flow),
-        "WholeFlow": object_of({**flow, "document": ref("FlowIR")}),
+        "WholeFlow": object_of(
+            {
+                **flow,
+                "inputs_json_schema": {"type": "object", "description": "JSON Schema of all inputs of a run"},
+                "document": ref("FlowIR"),
+            }
+        ),
         "NewRun": _new_run(),
         "FlowRun": object_of(run),
         "Summary": _summary(),

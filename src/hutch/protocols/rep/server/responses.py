@@ -6,10 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from starlette.responses import Response
 
 from hutch.http.errors import ERROR_KINDS, ApiError
 from hutch.protocols.rep.ir.flow import count_steps
+from hutch.protocols.rep.ir.inputs import as_json_schema
 from hutch.protocols.rep.runtime import lease
 from hutch.store.models import FlowHead, FlowRow, FlowRunHead, FlowRunRow
 from hutch.store.tables.journal import JournalEntry, StepCounts
@@ -54,6 +56,10 @@ def json_response(
     return Response(encode_json(body), status, headers, "application/json")
 
 
+class _FlowInputs(msgspec.Struct):
+    inputs_schema: dict[str, Any] = {}
+
+
 def flow_head(row: FlowHead) -> dict[str, Any]:
     """Builds the list entry of a flow."""
     return {
@@ -65,7 +71,9 @@ def flow_head(row: FlowHead) -> dict[str, Any]:
 
 
 def flow_detail(row: FlowRow) -> dict[str, Any]:
-    return {**flow_head(row), "document": JsonText(row.document)}
+    inputs = msgspec.json.decode(row.document, type=_FlowInputs).inputs_schema
+    schema = as_json_schema(inputs)
+    return {**flow_head(row), "inputs_json_schema": schema, "document": JsonText(row.document)}
 
 
 def run_head(run: FlowRunHead) -> dict[str, Any]:

@@ -8,6 +8,8 @@ import type { FlowDocument, FlowNode, StepState } from "./model.ts";
 const NODE = { width: 168, height: 52 };
 const MAX_NODES = 300;
 const MAX_LABEL_CHARS = 22;
+/** A wide graph is drawn smaller to fit the page, but not so small that its texts cannot be read. */
+const MIN_SCALE = 0.75;
 
 export function FlowGraph({ document, steps, selected, onSelect }: {
   document: FlowDocument;
@@ -19,7 +21,12 @@ export function FlowGraph({ document, steps, selected, onSelect }: {
   if (!layout) return <p class="quiet">This flow has more than {MAX_NODES} steps, too many to draw.</p>;
   return (
     <div class="flow-graph" tabIndex={0} role="group" aria-label="Steps of the flow">
-      <svg width={layout.width} height={layout.height} viewBox={`0 0 ${layout.width} ${layout.height}`}>
+      <svg
+        width={layout.width}
+        height={layout.height}
+        viewBox={`0 0 ${layout.width} ${layout.height}`}
+        style={{ minWidth: `${layout.width * MIN_SCALE}px` }}
+      >
         <defs>
           <marker
             id="arrow"

@@ -18,11 +18,11 @@ export interface FlowNode {
 }
 
 export interface FlowDocument {
-  inputs_schema: Record<string, Schema>;
   graph: { nodes: FlowNode[]; edges: { from: string; to: string; on?: string }[] };
 }
 
 export interface Flow extends FlowHead {
+  inputs_json_schema: Schema;
   document: FlowDocument;
 }
 
@@ -45,6 +45,8 @@ export interface FlowRun {
   inputs?: unknown;
   summary?: Record<string, unknown>;
   approvals?: FlowApproval[];
+  /** In lists: the steps that wait for an approval. */
+  waiting_for?: string[];
   steps?: Record<string, unknown>[];
 }
 

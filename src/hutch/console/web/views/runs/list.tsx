@@ -190,7 +190,11 @@ function Rows({ runs, selected, toggle, selectAll, more, hasMore, onTop }: {
                 <Badge state={stateOf(run)} />
               </td>
               <td class="run-name">
-                <a href={link(["runs", run.run_id], { from: location.value.query.toString() })}>
+                <a
+                  href={run.kind === "flow" && run.flow
+                    ? link(["flows", run.flow, "runs", run.run_id])
+                    : link(["runs", run.run_id], { from: location.value.query.toString() })}
+                >
                   {visible(run.label ?? run.flow ?? run.run_id.slice(0, 12))}
                 </a>
                 {run.error?.message && (

@@ -53,6 +53,11 @@ export function RunView({ id }: { id: string }) {
       )
       : <ErrorNote error={error} retry={load} />;
   }
+  if (run?.kind === "flow" && run.flow) {
+    // A flow run has steps instead of a timeline.
+    globalThis.location.replace(link(["flows", run.flow, "runs", id]));
+    return null;
+  }
   return run ? <RunPanels run={run} /> : null;
 }
 
