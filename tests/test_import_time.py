@@ -64,8 +64,16 @@ def test_evaluation_loads_no_heavy_package() -> None:
 
 @pytest.mark.parametrize("module", ["hutch", "hutch.cli.commands", "hutch.cli.eval", "hutch.app.app"])
 def test_packages_that_plain_code_does_not_need_are_not_loaded(module: str) -> None:
-    packages = ("hutch.npm", "hutch.egress", "hutch.http", "hutch.protocols")
-    assert [name for name in modules(f"import {module}") if name.startswith(packages)] == []
+    packages = ("hutch.npm", "hutch.egress", "hutch.http", "hutch.protocols", "hutch.store.tables")
+    for_tools = ("hutch.session.schema", "hutch.session.tools.functions", "anyio")
+    slow = (*packages, *for_tools, "hutch.kernel.error_hints", "hashlib")
+    assert [name for name in modules(f"import {module}") if name.startswith(slow)] == []
+
+
+def test_command_does_not_load_other_commands() -> None:
+    code = "from hutch.cli.commands import hutch; hutch.commands['eval']"
+    loaded = [name for name in modules(code) if name.startswith("hutch.cli.commands.")]
+    assert loaded == ["hutch.cli.commands.code"]
 
 
 def test_npm_commands_load_no_server() -> None:

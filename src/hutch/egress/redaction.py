@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import html
 import json
 import re
 from collections import deque
@@ -388,6 +387,9 @@ def _escaped(part: str) -> Iterator[bytes]:
     data = part.encode("utf-8", "surrogatepass")
     for form in _json_forms(part):
         yield form.encode("utf-8", "surrogatepass")
+    # Loaded when needed, because it has a table of all entities.
+    import html
+
     in_html = html.escape(part).encode("utf-8", "surrogatepass")
     yield in_html
     yield in_html.replace(b"&#x27;", b"&#39;")

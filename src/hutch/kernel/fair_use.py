@@ -14,8 +14,8 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
-from functools import lru_cache
-from typing import NamedTuple
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -23,8 +23,10 @@ from hutch.errors import HutchError, QuotaExceeded
 from hutch.kernel.caller import caller_key
 from hutch.settings import Settings
 from hutch.store.models import Quota, Usage
-from hutch.store.tables.quotas import QuotaTable
-from hutch.store.tables.rate_limits import RateLimiter
+
+if TYPE_CHECKING:
+    from hutch.store.tables.quotas import QuotaTable
+    from hutch.store.tables.rate_limits import RateLimiter
 
 logger = logging.getLogger("hutch.fair_use")
 
@@ -86,7 +88,6 @@ class FairUse:
         self._set_weight = set_weight
         self._clock = clock
         self._accounts: OrderedDict[str, Account] = OrderedDict()
-        self._rates = RateLimiter(None)
         self._refreshing: set[asyncio.Task[None]] = set()
         self.is_counting = True
         """False in the process of a flow, because the server has already counted the flow run."""
@@ -204,7 +205,7 @@ class FairUse:
         account, limit = self._limit("max_executions_per_minute", accounts)
         if not limit:
             return
-        rates = self._rates if self.store is None else self.store.rate_limits
+        rates = self._local_rates if self.store is None else self.store.rate_limits
         try:
             wait = await rates.hit(f"executions:{account.subject}", limit, MINUTE_SECONDS)
         except HutchError as error:
@@ -212,6 +213,13 @@ class FairUse:
             return
         if wait is not None:
             self._refuse("max_executions_per_minute", f"{limit} executions a minute", math.ceil(wait))
+
+    @cached_property
+    def _local_rates(self) -> RateLimiter:
+        """Counts executions per minute while no store is open."""
+        from hutch.store.tables.rate_limits import RateLimiter
+
+        return RateLimiter(None)
 
     def _limit(self, name: str, accounts: tuple[Account, ...]) -> tuple[Account, int]:
         """Returns the account (of the owner or of the key) whose usage is limited, and its limit."""

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from hutch.errors import ExecutionError, HutchError, InvalidExecution, QuotaExceeded, RateLimited
-from hutch.kernel.error_hints import with_hint, with_unavailable_servers
 from hutch.kernel.execution import CheckCode, Execution, Recorder
 from hutch.kernel.fair_use import FairUse
 from hutch.kernel.precompile import Precompiler
@@ -119,11 +118,8 @@ class Kernel:
         self.active[run.id] = execution, run
         try:
             result = await self._run(execution, run)
-            if result.error is not None:
-                # The hint is not added in the session, because the session does not have the source of
-                # precompiled code.
-                result = with_hint(execution.code, execution.profile.engine, result)
-            result = with_unavailable_servers(result, execution.unavailable_servers)
+            if result.error is not None or execution.unavailable_servers:
+                result = _explained(execution, result)
             if run.session is not None and run.session.saved is not None:
                 result = await self._suspended(execution, run, result)
         except BaseException as error:
@@ -315,6 +311,17 @@ class Kernel:
             raise InvalidExecution("check", "expected Hutch's own sandbox, which has a compiler")
         if len(execution.providers) > 1:
             check_providers(execution.providers)
+
+
+def _explained(execution: Execution, result: Result) -> Result:
+    """Adds hints to the error of a result. They are not added in the session, because the session does not
+    have the source of precompiled code.
+    """
+    # Loaded when needed, because compiling its patterns takes milliseconds.
+    from hutch.kernel.error_hints import with_hint, with_unavailable_servers
+
+    result = with_hint(execution.code, execution.profile.engine, result)
+    return with_unavailable_servers(result, execution.unavailable_servers)
 
 
 def check_limit(name: str, value: Any) -> float:

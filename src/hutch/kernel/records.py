@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -253,6 +252,9 @@ class RunRecorder:
 def _code_hash(execution: Execution) -> str | None:
     source = execution.source
     code = execution.code if source is None else source.code
+    # Loaded when needed, because it loads OpenSSL.
+    import hashlib
+
     return None if code is None else hashlib.sha256(code.encode("utf-8", "surrogatepass")).hexdigest()
 
 

@@ -7,8 +7,8 @@ texts of 1 to 10 MB that stall the event loop for 0.1 to 2.5 s if they are decod
 from __future__ import annotations
 
 import asyncio
+import os
 import re
-import secrets
 import time
 from collections.abc import Generator
 from typing import Any
@@ -188,7 +188,7 @@ class _Tree:
         self._open: list[Any] = []
         """The arrays and objects that the next piece continues."""
         # Key of the value that a piece continues. It is random, so that no text contains it.
-        self._key = secrets.token_hex(16)
+        self._key = os.urandom(16).hex()
 
     def add(self, text: bytes, start: int, end: int, piece: _Piece, *, is_last: bool = False) -> None:
         """Decodes the piece `text[start:end]` and adds its values. Raises NotJsonSafe."""

@@ -9,7 +9,6 @@ from functools import partial
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
-import anyio
 from msgspec import UNSET, Raw
 
 from hutch.errors import Suspend, ToolError, wire_code
@@ -34,6 +33,8 @@ from hutch.telemetry.trace_context import TraceContext, current
 from hutch.text import cut
 
 if TYPE_CHECKING:
+    import anyio
+
     from hutch.session.host import Limits
 
 MAX_OPEN_INPUT_BYTES = 64 * 1024 * 1024
@@ -337,7 +338,7 @@ class ToolCalls:
             self._count_invalid_input(len(text))
             raise ToolError(f"The input is not JSON: {error}", "serialization_error") from None
         if self._cancelled is None:
-            self._cancelled = anyio.Event()
+            self._cancelled = _new_event()
         context = ToolContext(
             run_id=self.run_id,
             provider=call.provider_name,
@@ -417,6 +418,13 @@ class _CallReports:
         self._calls.report_progress(call.call_id, lambda: json)
         if call.stream is True:
             self._calls.send_item(call.call_id, json)
+
+
+def _new_event() -> anyio.Event:
+    # Loaded with the first call, because it takes a twentieth of the time in which a short command starts.
+    import anyio
+
+    return anyio.Event()
 
 
 def _shown_name(call: ToolCall) -> str:

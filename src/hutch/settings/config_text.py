@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 from pathlib import Path
@@ -20,6 +19,9 @@ class ConfigText(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> str:
+        # Loaded when needed, because it loads OpenSSL.
+        import hashlib
+
         return hashlib.sha256(self.data).hexdigest()
 
     @property

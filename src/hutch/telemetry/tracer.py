@@ -8,7 +8,6 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
@@ -85,6 +84,8 @@ def configuration_problem(environ: Mapping[str, str]) -> str | None:
             if protocol != _PROTOCOL:
                 return f"{name}: expected {_PROTOCOL}, got {protocol}. Use the OTLP/HTTP port, often 4318."
             break
+    from importlib.util import find_spec
+
     if find_spec("opentelemetry.sdk") is None or find_spec("opentelemetry.exporter") is None:
         return "OpenTelemetry's exporter is not installed. Install it with: pip install 'hutch[otel]'"
     return None

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
+from collections import UserDict
+from collections.abc import Iterator
+from importlib import import_module
+
 import click
 
 from hutch._version import __version__
-from hutch.cli.commands.abilities import ability
-from hutch.cli.commands.code import evaluate, runner
-from hutch.cli.commands.flows import flow, init
-from hutch.cli.commands.groups import group
-from hutch.cli.commands.npm import packages, tool
-from hutch.cli.commands.runs import runs
-from hutch.cli.commands.runtime import runtime
-from hutch.cli.commands.scripts import auth, execute, gateway, mcp, tools
-from hutch.cli.commands.server import check, config, console, doctor, serve
-from hutch.cli.commands.trust import trust
-from hutch.cli.commands.vault import backup, credential, key, restore, user, vault
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -33,6 +26,57 @@ _OTHER_WORDS = {
 }
 
 
+# Module and function of each command. A module is imported when one of its commands is used, because creating
+# all commands takes a tenth of the start-up time.
+_COMMANDS = {
+    "eval": "code:evaluate",
+    "runner": "code:runner",
+    "tool": "npm:tool",
+    "packages": "npm:packages",
+    "exec": "scripts:execute",
+    "gateway": "scripts:gateway",
+    "tools": "scripts:tools",
+    "auth": "scripts:auth",
+    "mcp": "scripts:mcp",
+    "serve": "server:serve",
+    "console": "server:console",
+    "check": "server:check",
+    "doctor": "server:doctor",
+    "config": "server:config",
+    "trust": "trust:trust",
+    "user": "vault:user",
+    "group": "groups:group",
+    "key": "vault:key",
+    "credential": "vault:credential",
+    "ability": "abilities:ability",
+    "vault": "vault:vault",
+    "backup": "vault:backup",
+    "restore": "vault:restore",
+    "flow": "flows:flow",
+    "init": "flows:init",
+    "runtime": "runtime:runtime",
+    "runs": "runs:runs",
+}
+
+
+class LazyCommands(UserDict[str, click.Command]):
+    """Commands by name, which are imported when they are read."""
+
+    def __contains__(self, name: object) -> bool:
+        return name in _COMMANDS
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_COMMANDS)
+
+    def __len__(self) -> int:
+        return len(_COMMANDS)
+
+    def __getitem__(self, name: str) -> click.Command:
+        module, _, function = _COMMANDS[name].partition(":")
+        command: click.Command = getattr(import_module(f"{__name__}.{module}"), function)
+        return command
+
+
 class RootGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -45,6 +89,7 @@ class RootGroup(click.Group):
 
 @click.group(
     cls=RootGroup,
+    commands=LazyCommands(),
     context_settings=SETTINGS,
     epilog="""\b
 Example:
@@ -58,27 +103,3 @@ def hutch() -> None:
     Settings come from HUTCH_* variables and from hutch.toml in HUTCH_HOME. Files of a project are used only
     if you trust them: see `hutch trust`.
     """
-
-
-for _command in (
-    evaluate,
-    runner,
-    tool,
-    packages,
-    execute,
-    gateway,
-    tools,
-    auth,
-    mcp,
-    serve,
-    console,
-    check,
-    doctor,
-    config,
-    trust,
-):
-    hutch.add_command(_command)
-for _command in (user, group, key, credential, ability, vault, backup, restore):
-    hutch.add_command(_command)
-for _command in (flow, init, runtime, runs):
-    hutch.add_command(_command)

@@ -1,4 +1,8 @@
-"""Providers: namespaces of tools for a guest."""
+"""Providers: namespaces of tools for a guest.
+
+What creates tools from functions, and declarations from schemas, is imported when it is needed. Most
+executions need neither.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,6 @@ from typing import Any
 
 from hutch.errors import InvalidTool, Suspend, ToolError
 from hutch.session.json_value import encode_value, well_formed
-from hutch.session.schema.typescript import namespace_declaration
-from hutch.session.tools.functions import cached_tool
 from hutch.session.tools.names import check_namespace, is_identifier, safe_names
 from hutch.session.tools.tool import Tool, ToolContext
 
@@ -41,6 +43,8 @@ class Provider:
     @classmethod
     def of(cls, *tools: Tool | Callable[..., Any], name: str = "tools") -> Provider:
         """Creates a provider from tools and functions. Raises InvalidTool."""
+        from hutch.session.tools.functions import cached_tool
+
         check_namespace(name)
         converted = [tool if isinstance(tool, Tool) else cached_tool(tool) for tool in tools]
         return cls(name, dict(zip(safe_names(tool.name for tool in converted), converted, strict=True)))
@@ -69,6 +73,8 @@ class Provider:
     def declarations(self) -> str:
         """Returns TypeScript declarations of the tools."""
         if self._types is None:
+            from hutch.session.schema.typescript import namespace_declaration
+
             self._types = well_formed(namespace_declaration(self.name, self.tools))
         return self._types
 
@@ -123,14 +129,14 @@ class Provider:
             raise _as_tool_error(error) from error
 
 
-_OWN_FILES = frozenset({__file__, cached_tool.__code__.co_filename})
+_OWN_MODULES = (__name__, "hutch.session.tools.functions")
 
 
 def _trace_of_the_tool(trace: TracebackType | None) -> TracebackType | None:
     """Returns the part of a traceback that starts with the tool's own function, if there is one."""
     last, entry = None, trace
     while entry is not None:
-        if entry.tb_frame.f_code.co_filename in _OWN_FILES:
+        if entry.tb_frame.f_globals.get("__name__") in _OWN_MODULES:
             last = entry
         entry = entry.tb_next
     return trace if last is None else last.tb_next or trace

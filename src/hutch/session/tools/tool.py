@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import update_wrapper
-from typing import Any, Generic, NoReturn, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, Protocol, TypeAlias, TypeVar
 
-import anyio
 import msgspec
 
 from hutch.errors import Suspend, ToolError
 from hutch.session.json_value import NotJsonSafe
-from hutch.session.schema.type_hints import Schema
+
+if TYPE_CHECKING:
+    import anyio
+
+    from hutch.session.schema.type_hints import Schema
 
 P = ParamSpec("P")
 R = TypeVar("R")
