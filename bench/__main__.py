@@ -18,6 +18,7 @@ import uvloop
 
 from bench import (
     abilities,
+    checkpoints,
     console,
     context,
     deno,
@@ -46,6 +47,7 @@ BENCHES: dict[str, Callable[[Scale], Coroutine[Any, Any, list[Row]]]] = {
     "deno": deno.warm,
     "deno-sustained": deno.sustained,
     "suspended": suspended.suspended,
+    "checkpoints": checkpoints.checkpoints,
     "command": startup.command,
     "import": startup.imported,
     "flatness": flatness.flatness,

@@ -7,42 +7,65 @@
 
 /** A run continues over fewer equal words than this, because starting another run takes two words. */
 const MAX_GAP = 3;
+/** Beyond the image, blocks of words are copied whole unless all are 0: most of them are in use there. */
+const BLOCK_WORDS = 64;
 
 /** Words beyond `base` count as changed if they are not 0. */
 export function encodeDifference(memory: Uint32Array, base: Uint32Array): Uint32Array {
-  const bounds = changedRuns(memory, base);
+  const shared = Math.min(memory.length, base.length), bounds: number[] = [];
+  addChangedWords(bounds, memory, base, shared);
+  const sharedBounds = bounds.length;
+  addUsedBlocks(bounds, memory, shared);
   let size = bounds.length;
   for (let i = 0; i < bounds.length; i += 2) size += bounds[i + 1] - bounds[i];
   const out = new Uint32Array(size);
-  for (let i = 0, at = 0, end = 0; i < bounds.length; i += 2) {
-    out[at++] = bounds[i] - end;
-    end = bounds[i + 1];
-    out[at++] = end - bounds[i];
-    for (let word = bounds[i]; word < end; word++) {
-      out[at++] = word < base.length ? memory[word] ^ base[word] : memory[word];
+  for (let i = 0, at = 0, last = 0; i < bounds.length; i += 2) {
+    const start = bounds[i], end = bounds[i + 1];
+    out[at++] = start - last;
+    out[at++] = end - start;
+    if (i < sharedBounds) {
+      for (let word = start; word < end; word++) out[at++] = memory[word] ^ base[word];
+    } else {
+      out.set(memory.subarray(start, end), at);
+      at += end - start;
     }
+    last = end;
   }
   return out;
 }
 
-/** Returns the start and the end of each run, one after the other. */
-function changedRuns(memory: Uint32Array, base: Uint32Array): number[] {
-  const bounds: number[] = [], shared = Math.min(memory.length, base.length);
-  for (let word = 0; word < memory.length;) {
-    if (memory[word] === (word < shared ? base[word] : 0)) {
+/** Adds the start and the end of each run of words that differ from the image. */
+function addChangedWords(bounds: number[], memory: Uint32Array, base: Uint32Array, shared: number): void {
+  for (let word = 0; word < shared;) {
+    if (memory[word] === base[word]) {
       word++;
       continue;
     }
     const start = word++;
     let end = word;
-    while (word < memory.length && word - end <= MAX_GAP) {
-      const isEqual = memory[word] === (word < shared ? base[word] : 0);
+    while (word < shared && word - end <= MAX_GAP) {
+      const isEqual = memory[word] === base[word];
       word++;
       if (!isEqual) end = word;
     }
     bounds.push(start, end);
   }
-  return bounds;
+}
+
+/** Adds the start and the end of each run of blocks beyond the image that are not 0. */
+function addUsedBlocks(bounds: number[], memory: Uint32Array, from: number): void {
+  let start = -1;
+  for (let block = from; block < memory.length; block += BLOCK_WORDS) {
+    const end = Math.min(block + BLOCK_WORDS, memory.length);
+    let bits = 0;
+    for (let word = block; word < end; word++) bits |= memory[word];
+    if (bits !== 0 && start < 0) start = block;
+    if (bits === 0 && start >= 0) {
+      bounds.push(start, block);
+      start = -1;
+    }
+  }
+  if (start >= 0) bounds.push(start, memory.length);
 }
 
 /** Changes `memory`, which equals the image and is 0 beyond it. Returns false if the difference is invalid. */
