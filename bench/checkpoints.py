@@ -142,7 +142,7 @@ async def _at_rest(count: int) -> Row:
                 results += await asyncio.gather(*batch)
             grown = memory([os.getpid()]) - before
         ids = [(result.run_id, result.pending_calls[0].call_id) for result in results]
-        size = sum(path.stat().st_size for path in Path(home).glob("hutch.db*")) / 1e6
+        size = _size(home) / 1e6
         right = 0
         async with hutch.Hutch(home=home) as h:
             for start in range(0, count, 100):
@@ -161,3 +161,7 @@ async def _at_rest(count: int) -> Row:
         met=right == count and size <= MAX_STORE_MB * count / SUSPENDED,
         data={"mb": size, "host_mb": grown, "right": right, "count": count},
     )
+
+
+def _size(home: str) -> int:
+    return sum(path.stat().st_size for path in Path(home).glob("hutch.db*"))

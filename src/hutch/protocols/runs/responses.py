@@ -10,7 +10,6 @@ import msgspec
 
 from hutch.kernel.execution import Execution
 from hutch.kernel.records import RunRecord, record_fields
-from hutch.kernel.suspended_runs import SUSPENDED
 from hutch.session.host import Limits
 from hutch.session.json_value import decode_value, encode_value
 from hutch.session.run import Result, RunHandle
@@ -25,7 +24,7 @@ def ended_entry(row: RunRow, details: Mapping[str, Any]) -> dict[str, Any]:
     is_ok = row.outcome == "ok"
     is_flow = "completed_steps" in details
     status = "completed" if is_ok else "failed"
-    state = row.outcome if row.outcome in ("cancelled", SUSPENDED) else status
+    state = row.outcome if row.outcome == "cancelled" else status
     flow = {"flow": row.label, "version": details.get("version"), "state": state} if is_flow else {}
     return {
         "run_id": row.run_id,
