@@ -16,25 +16,14 @@ names the paths of times and random values, of which only the type is compared.
 """
 
 
-@pytest.fixture(scope="module")
-async def installed(real_registry_server: ToolServer) -> ToolServer:
-    """Installs all packages at once."""
-    specs = {(case["package"], case["version"]) for case in CASES}
-    answers = await asyncio.gather(
-        *(real_registry_server.execute(name, "-", version=version) for name, version in specs)
-    )
-    assert {answer["error"]["code"] for answer in answers} <= {"TOOL_NOT_FOUND", "TOOL_EXECUTION_ERROR"}
-    return real_registry_server
-
-
 @pytest.mark.parametrize(
     "case", CASES, ids=lambda case: f"{case['package']}#{case['tool']} {case.get('code', '')}".strip()
 )
-async def test_result_is_as_expected(installed: ToolServer, case: dict[str, Any]) -> None:
+async def test_result_is_as_expected(real_registry_server: ToolServer, case: dict[str, Any]) -> None:
     call = (case["package"], case["tool"], case["params"])
     answers = await asyncio.gather(
         *(
-            installed.execute(*call, version=case["version"], X_TPMJS_Protocol_Version=protocol)
+            real_registry_server.execute(*call, version=case["version"], X_TPMJS_Protocol_Version=protocol)
             for protocol in ("1.0", "1.1")
         )
     )
@@ -73,11 +62,13 @@ def normalized(output: Any, case: dict[str, Any]) -> Any:
     return copy
 
 
-async def test_real_tools_are_described(installed: ToolServer) -> None:
+async def test_real_tools_are_described(real_registry_server: ToolServer) -> None:
     cases = [case for case in CASES if "output" in case]
     answers = await asyncio.gather(
         *(
-            installed.post("/load-and-describe", body(case["package"], case["tool"], version=case["version"]))
+            real_registry_server.post(
+                "/load-and-describe", body(case["package"], case["tool"], version=case["version"])
+            )
             for case in cases
         )
     )
@@ -89,7 +80,9 @@ async def test_real_tools_are_described(installed: ToolServer) -> None:
         assert {*case["params"]} <= {*data["tool"]["inputSchema"]["properties"]}
 
 
-async def test_missing_package_is_reported_without_details_of_the_server(installed: ToolServer) -> None:
-    answer = await installed.execute("hutch-has-no-such-package-4f1b9c", "tool")
+async def test_missing_package_is_reported_without_details_of_the_server(
+    real_registry_server: ToolServer,
+) -> None:
+    answer = await real_registry_server.execute("hutch-has-no-such-package-4f1b9c", "tool")
     assert answer["error"]["code"] == "PACKAGE_NOT_FOUND"
     assert "/" not in answer["error"]["message"]
