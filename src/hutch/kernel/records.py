@@ -88,7 +88,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """JSON text of a `RunContent`."""
 
     @classmethod
-    def of(cls, execution: Execution, run: RunHandle, result: Result) -> RunRecord:
+    def of(cls, execution: Execution, run: RunHandle, result: Result, *, with_hash: bool = True) -> RunRecord:
         """Returns the record without its message and content."""
         error = result.error
         clock = run.clock
@@ -101,7 +101,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             parent_run_id=execution.parent_run_id,
             trace_id=None if run.trace is None else run.trace.trace_id,
             span_id=None if run.trace is None else run.trace.span_id,
-            code_hash=_code_hash(execution),
+            code_hash=code_hash(execution) if with_hash else None,
             created_at=_timestamp(run.started_at),
             started_at=None if clock.started is None else _timestamp(run.started_at + clock.started),
             ended_at=_timestamp(run.started_at + (clock.ended or 0.0)),
@@ -249,7 +249,7 @@ class RunRecorder:
         )
 
 
-def _code_hash(execution: Execution) -> str | None:
+def code_hash(execution: Execution) -> str | None:
     source = execution.source
     code = execution.code if source is None else source.code
     # Loaded when needed, because it loads OpenSSL.

@@ -19,6 +19,7 @@ from hutch.session.run import RunHandle
 from hutch.store.models import FlowRunHead, RunRow
 from hutch.store.store import Store
 from hutch.store.tables.run_search import Match, SortKey
+from hutch.tasks import TimeSlices
 
 NAME_SECONDS = 60.0
 """Time for which the names of users are cached."""
@@ -124,8 +125,10 @@ class RunCatalog:
             return [], None, False
         page = await store.runs.search(query.search)
         sort = query.search.sort
-        entries = []
+        entries, slices = [], TimeSlices()
         for row in page.runs:
+            # The details of a run with many calls have 60 KB.
+            await slices.pause()
             entry = ended_entry(row, msgspec.json.decode(row.details))
             key = (row.created_at if sort == "created" else row.duration_ms), row.run_id
             entries.append((key, entry))
@@ -136,11 +139,12 @@ class RunCatalog:
     ) -> Sequence[tuple[SortKey, dict[str, Any]]]:
         if not query.includes_open:
             return []
-        runs: builtins.list[ActiveRun | OpenFlow] = [
-            ActiveRun(execution, run)
-            for execution, run in self.active().values()
-            if not execution.is_internal and visible.allows(execution.owner, execution.protocol)
-        ]
+        runs: builtins.list[ActiveRun | OpenFlow] = []
+        slices = TimeSlices()
+        for execution, run in [*self.active().values()]:
+            if not execution.is_internal and visible.allows(execution.owner, execution.protocol):
+                await slices.pause()
+                runs.append(ActiveRun(execution, run))
         flows = [head for head in await store.journal.open_runs() if visible.allows(head.owner, "rep")]
         waiting = await store.journal.waiting_steps([head.run_id for head in flows])
         runs += [OpenFlow(head, self._flow_state, waiting.get(head.run_id, ())) for head in flows]
