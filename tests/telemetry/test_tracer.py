@@ -26,7 +26,7 @@ from hutch.egress.client.models import FetchRequest
 from hutch.protocols.abilities.headers import HeaderInjector
 from hutch.settings import Settings
 from hutch.telemetry.trace_context import TraceContext, current, use_context
-from hutch.telemetry.tracer import open_tracer
+from hutch.telemetry.tracer import Span, Tracer, open_tracer
 
 CALLER_SPAN = "00f067aa0ba902b7"
 SECRET = "tok-0123456789abcdefghij"
@@ -314,3 +314,17 @@ def test_unsupported_protocol_is_reported_and_ignored() -> None:
     findings = json.loads(hutch("doctor", "--json", env=variables).stdout)["findings"]
     assert findings[-1]["name"] == "traces"
     assert findings[-1]["state"] == "weak"
+
+
+async def test_lone_surrogates_of_a_span_do_not_lose_the_others(
+    otlp: OtlpReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", otlp.url)
+    tracer = Tracer()
+    context = tracer.begin("x")
+    hostile = Span(
+        name="\ud800", context=context, start=1.0, end=2.0, attributes={"label": "a\ud800"}, error="\udfff"
+    )
+    tracer.export([hostile, Span(name="honest", context=tracer.begin("x"), start=1.0, end=2.0)])
+    await tracer.close()
+    assert (tracer.counters.exported, tracer.counters.failed) == (2, 0)

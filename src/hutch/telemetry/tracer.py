@@ -165,14 +165,14 @@ class Tracer:
             parent = _span_context(msgspec.structs.replace(context, span_id=context.parent_id))
         status = Status()
         if span.error is not None:
-            status = Status(StatusCode.ERROR, cut(span.error, MAX_ATTRIBUTE_CHARS) or None)
+            status = Status(StatusCode.ERROR, _text(span.error, MAX_ATTRIBUTE_CHARS) or None)
         return ReadableSpan(
-            name=cut(span.name, MAX_NAME_CHARS),
+            name=_text(span.name, MAX_NAME_CHARS),
             context=_span_context(context),
             parent=parent,
             resource=self._resource,
             attributes={
-                name: cut(value, MAX_ATTRIBUTE_CHARS) if isinstance(value, str) else value
+                name: _text(value, MAX_ATTRIBUTE_CHARS) if isinstance(value, str) else value
                 for name, value in span.attributes.items()
                 if value is not None
             },
@@ -192,6 +192,11 @@ class Tracer:
         if not await _wait_for_thread(self._processor.shutdown):
             # The exporter may still be retrying. This stops it.
             self._exporter.shutdown()
+
+
+def _text(text: str, max_chars: int) -> str:
+    # A span with a lone surrogate cannot be encoded, and with it all spans of its batch would be lost.
+    return cut(text, max_chars).encode(errors="replace").decode()
 
 
 async def _wait_for_thread(work: Callable[[], object]) -> bool:
