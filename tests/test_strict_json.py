@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hutch.strict_json import find_duplicate_key, find_excess, is_too_deep, parse_json
+from hutch.strict_json import ExcessCounter, find_duplicate_key, find_excess, is_too_deep, parse_json
 
 
 def test_valid_json_is_parsed() -> None:
@@ -163,3 +163,13 @@ def test_duplicate_key_is_searched_in_linear_time(make_text: Callable[[], bytes]
     started = time.process_time()
     assert find_duplicate_key(text) is None
     assert time.process_time() - started < 10  # about half a second when the machine is idle
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_text_in_parts_is_counted_like_the_whole_text(size: int) -> None:
+    text = json.dumps(["\\", '"', '\\"', '[,"', {"a\\": [1, [2]]}] * 3).encode()
+    parts = [text[start : start + size] for start in range(0, len(text), size)]
+    for max_depth, max_values in ((3, 30), (4, 29), (4, 35), (4, 36), (9, 99)):
+        counter = ExcessCounter(max_depth, max_values)
+        found = [excess for part in parts if (excess := counter.add(part))]
+        assert found[:1] == [excess for excess in (find_excess(text, max_depth, max_values),) if excess]

@@ -42,23 +42,37 @@ def find_excess(text: bytes, max_depth: int, max_values: int) -> Literal["depth"
         opened = text.count(b"[") + text.count(b"{")
         if opened <= max_depth and (len(text) <= max_values or opened + text.count(b",") <= max_values):
             return None
-    depth = values = is_inside = 0
-    for part in slices(text, _SLICE):
+    counter = ExcessCounter(max_depth, max_values)
+    return next((excess for part in slices(text, _SLICE) if (excess := counter.add(part)) is not None), None)
+
+
+class ExcessCounter:
+    """Like `find_excess`, for a JSON text that arrives in parts."""
+
+    def __init__(self, max_depth: int, max_values: int) -> None:
+        self._max_depth, self._max_values = max_depth, max_values
+        self._depth = self._values = self._is_inside = 0
+        self._escape = b""
+        """Backslash at the end of the last part whose escaped character is in the next part."""
+
+    def add(self, part: bytes) -> Literal["depth", "values"] | None:
+        """Counts the next part of the text. Returns the limit that is exceeded, or None."""
+        part, self._escape = self._escape + part, b""
         if b"\\" in part:
+            if part.endswith(b"\\") and (len(part) - len(part.rstrip(b"\\"))) % 2:
+                part, self._escape = part[:-1], b"\\"
             part = part.replace(b"\\\\", b"").replace(b'\\"', b"")
         # Now each quote starts or ends a string. Two adjacent quotes change nothing.
         marks = part.translate(_BRACES_TO_BRACKETS, _NOT_MARKS).replace(b'""', b"").split(b'"')
-        outside = b"".join(marks[is_inside::2])
-        is_inside ^= (len(marks) - 1) & 1
+        outside = b"".join(marks[self._is_inside :: 2])
+        self._is_inside ^= (len(marks) - 1) & 1
         brackets = outside.translate(None, b",")
-        if _nests_deeper(brackets, depth, max_depth):
+        if _nests_deeper(brackets, self._depth, self._max_depth):
             return "depth"
         opened = brackets.count(b"[")
-        depth += 2 * opened - len(brackets)
-        values += len(outside) - len(brackets) + opened
-        if values > max_values:
-            return "values"
-    return None
+        self._depth += 2 * opened - len(brackets)
+        self._values += len(outside) - len(brackets) + opened
+        return "values" if self._values > self._max_values else None
 
 
 def is_too_deep(text: bytes, max_depth: int) -> bool:

@@ -15,26 +15,26 @@ def result(*texts: str, **fields: Any) -> CallToolResult:
 
 
 @pytest.mark.parametrize("structured", [{"a": 1}, {}, [1], "text", 0, False, None])
-def test_structured_content_is_used_with_a_schema(structured: Any) -> None:
+async def test_structured_content_is_used_with_a_schema(structured: Any) -> None:
     given = result("something else", structuredContent=structured)
-    assert unwrap_result(given, True) == structured
+    assert await unwrap_result(given, True) == structured
 
 
 @pytest.mark.parametrize("structured", [{"a": 1}, {}, [1], "text", 0, False])
-def test_structured_content_is_used_without_a_schema(structured: Any) -> None:
-    assert unwrap_result(result("something else", structuredContent=structured), False) == structured
+async def test_structured_content_is_used_without_a_schema(structured: Any) -> None:
+    assert await unwrap_result(result("something else", structuredContent=structured), False) == structured
 
 
-def test_null_without_a_schema_is_not_structured_content() -> None:
-    assert unwrap_result(result("something else", structuredContent=None), False) == "something else"
+async def test_null_without_a_schema_is_not_structured_content() -> None:
+    assert await unwrap_result(result("something else", structuredContent=None), False) == "something else"
 
 
-def test_text_is_used_without_structured_content() -> None:
-    assert unwrap_result(result('{"a": 1}'), True) == {"a": 1}
+async def test_text_is_used_without_structured_content() -> None:
+    assert await unwrap_result(result('{"a": 1}'), True) == {"a": 1}
 
 
-def test_structured_content_is_used_if_there_is_nothing_else() -> None:
-    assert unwrap_result(result(structuredContent={"a": 1}), False) == {"a": 1}
+async def test_structured_content_is_used_if_there_is_nothing_else() -> None:
+    assert await unwrap_result(result(structuredContent={"a": 1}), False) == {"a": 1}
 
 
 @pytest.mark.parametrize(
@@ -54,28 +54,28 @@ def test_structured_content_is_used_if_there_is_nothing_else() -> None:
         ("", ""),
     ],
 )
-def test_single_text_is_parsed_only_if_it_is_an_object_or_array(text: str, value: object) -> None:
-    assert unwrap_result(result(text), False) == value
+async def test_single_text_is_parsed_only_if_it_is_an_object_or_array(text: str, value: object) -> None:
+    assert await unwrap_result(result(text), False) == value
 
 
-def test_several_texts_stay_separate() -> None:
+async def test_several_texts_stay_separate() -> None:
     blocks = [{"type": "text", "text": "{}"}, {"type": "text", "text": "b"}]
-    assert unwrap_result(result("{}", "b"), False) == blocks
+    assert await unwrap_result(result("{}", "b"), False) == blocks
 
 
-def test_blocks_keep_their_content() -> None:
+async def test_blocks_keep_their_content() -> None:
     blocks = [
         {"type": "audio", "data": "AA==", "mimeType": "audio/wav"},
         {"type": "resource", "resource": {"uri": "file:///a", "text": "x", "mimeType": "text/plain"}},
         {"type": "text", "text": "x", "annotations": {"audience": ["user"], "priority": 1.0}},
     ]
-    assert unwrap_result(CallToolResult.model_validate({"content": blocks}), False) == blocks
-    assert unwrap_result(CallToolResult.model_validate({"content": blocks[:1]}), False) == blocks[:1]
+    assert await unwrap_result(CallToolResult.model_validate({"content": blocks}), False) == blocks
+    assert await unwrap_result(CallToolResult.model_validate({"content": blocks[:1]}), False) == blocks[:1]
 
 
-def test_failure_carries_all_texts_and_other_content() -> None:
+async def test_failure_carries_all_texts_and_other_content() -> None:
     with pytest.raises(UpstreamError) as caught:
-        unwrap_result(
+        await unwrap_result(
             result("one", "two", isError=True, structuredContent={"code": 7}), True, server="s", tool="t"
         )
     error = caught.value
@@ -83,14 +83,14 @@ def test_failure_carries_all_texts_and_other_content() -> None:
     assert error.details == {"code": 7}
 
 
-def test_failure_without_a_message_says_so_and_keeps_its_blocks() -> None:
+async def test_failure_without_a_message_says_so_and_keeps_its_blocks() -> None:
     picture = {"type": "image", "data": "AA==", "mimeType": "image/png"}
     with pytest.raises(UpstreamError, match="failed without a message") as caught:
-        unwrap_result(CallToolResult.model_validate({"content": [picture], "isError": True}), False)
+        await unwrap_result(CallToolResult.model_validate({"content": [picture], "isError": True}), False)
     assert caught.value.details == [picture]
 
 
-def test_long_failure_is_truncated() -> None:
+async def test_long_failure_is_truncated() -> None:
     with pytest.raises(UpstreamError) as caught:
-        unwrap_result(result("x" * 100_000, isError=True), False)
+        await unwrap_result(result("x" * 100_000, isError=True), False)
     assert len(caught.value.message) == MAX_MESSAGE_CHARS + 1

@@ -46,7 +46,14 @@ from hutch.mcp_client.tool_list import (
     fetch_tools,
     limit_warnings,
 )
-from hutch.mcp_client.tools import McpTool, McpToolResult, content_blocks, tools_digest, unwrap_result
+from hutch.mcp_client.tools import (
+    McpTool,
+    McpToolResult,
+    content_blocks,
+    content_problem,
+    tools_digest,
+    unwrap_result,
+)
 from hutch.mcp_client.transports import http, stdio
 from hutch.mcp_client.transports.process import ServerProcess
 from hutch.mcp_client.transports.stdio import DirectCalls
@@ -368,7 +375,9 @@ class McpConnection:
         if isinstance(result, InputRequiredResult):
             message = "the tool asks the user for input, which is not supported here"
             raise UpstreamError(self.config.name, tool.name, message, kind="rpc_error")
-        value = unwrap_result(result, tool.output_schema is not None, server=self.config.name, tool=tool.name)
+        value = await unwrap_result(
+            result, tool.output_schema is not None, server=self.config.name, tool=tool.name
+        )
         if tool.output_schema is not None and result.structured_content is not None:
             self._check(tool, tool.output_schema, value)
         return McpToolResult(value, content_blocks(result), result.structured_content) if whole else value
@@ -384,9 +393,9 @@ class McpConnection:
         trace = current.get()
         if self._direct is not None and on_progress is None and not modern:
             result = await self._direct.call(tool, arguments, None if trace is None else trace.headers)
-            if isinstance(result, dict):
-                return CallToolResult.model_validate(result, by_name=False)
-            return CallToolResult.model_validate_json(bytes(result), by_name=False)
+            if (problem := content_problem(result)) is not None:
+                raise error_messages.invalid_result(problem)
+            return CallToolResult.model_validate(result, by_name=False)
         request = CallToolRequest(params=CallToolRequestParams(name=tool, arguments=arguments))
         callback = None if on_progress is None else _async_callback(on_progress)
         # The SDK sends the current context of OpenTelemetry in `_meta`.

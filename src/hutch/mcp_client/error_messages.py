@@ -131,6 +131,19 @@ def failed_call(config: ServerConfig, tool: str, error: MCPError | ValidationErr
     return UpstreamError(config.name, tool, error.message, kind="rpc_error", details=details)
 
 
+def invalid_result(problem: str) -> MCPError:
+    """Returns the error of a call whose result is not valid MCP."""
+    return MCPError(code=PARSE_ERROR, message=_invalid(problem), data=TransportFault("invalid_result"))
+
+
+def error_for_result(request_id: int | str, problem: str) -> SessionMessage:
+    return _error_response(request_id, _invalid(problem), TransportFault("invalid_result"))
+
+
+def _invalid(problem: str) -> str:
+    return f"the result is not valid MCP: {problem}"
+
+
 def one_line(error: BaseException) -> str:
     """Returns the message of an error as one line of limited length, which is never empty and has no
     characters that a terminal interprets.
@@ -180,15 +193,26 @@ def _http_status(error: MCPError) -> int | None:
 # affected.
 
 
-def error_for_oversized(head: bytes, tail: bytes, max_message_bytes: int) -> SessionMessage | None:
+def error_for_oversized(head: bytes, tail: bytes, limit: str) -> SessionMessage | None:
     """Builds the error response for an oversized message from the start and the end of the message. Returns
     None if no id is found.
     """
     match = _ID_FIRST.match(head) or _ID_LAST.search(tail)
     if match is None:
         return None
-    message = f"the response is larger than {max_message_bytes} bytes"
+    message = f"{http.TOO_LARGE} {limit}"
     return _error_response(msgspec.json.decode(match[1]), message, TransportFault("too_large"))
+
+
+def response_id(line: bytes) -> int | str | None:
+    """Returns the id in a long response without decoding it, or None if it is neither at the start nor at the
+    end.
+    """
+    match = _ID_FIRST.match(line) or _ID_LAST.search(line, len(line) - _MAX_TAIL_BYTES)
+    return None if match is None else msgspec.json.decode(match[1])
+
+
+_MAX_TAIL_BYTES = 256
 
 
 def error_for_invalid(error: ValidationError) -> SessionMessage | None:

@@ -11,11 +11,12 @@ from typing import Any, Self
 
 import anyio
 from mcp.shared.message import SessionMessage
-from mcp.types import JSONRPCNotification, JSONRPCRequest
+from mcp.types import JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 from pydantic import ValidationError
 
 from hutch.mcp_client import error_messages
 from hutch.mcp_client.limits import FloodMeter
+from hutch.mcp_client.tools import content_problem
 
 # An invalid message counts as this many unsolicited messages.
 INVALID_COST = 10
@@ -51,6 +52,8 @@ class WatchedStream:
             raise StopAsyncIteration from None
         if isinstance(item, ValidationError):
             item = error_messages.error_for_invalid(item) or item
+        elif isinstance(item, SessionMessage) and isinstance(item.message, JSONRPCResponse):
+            item = _checked(item, item.message)
         delay = self._meter.delay(self._cost(item), self._loop.time())
         if delay is None:
             self._on_end("it floods the client with unsolicited messages")
@@ -84,3 +87,9 @@ class WatchedStream:
     ) -> bool | None:
         closed: bool | None = await self._stream.__aexit__(kind, error, trace)
         return closed
+
+
+def _checked(item: SessionMessage, response: JSONRPCResponse) -> SessionMessage:
+    """Replaces a response whose content blocks are not valid by an error."""
+    problem = content_problem(response.result)
+    return item if problem is None else error_messages.error_for_result(response.id, problem)

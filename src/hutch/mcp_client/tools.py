@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from hutch.errors import UpstreamError
-from hutch.session.json_value import NotJsonSafe, decode_value
+from hutch.session.json_value import NotJsonSafe
+from hutch.session.large_json import decode_large_value
 
 if TYPE_CHECKING:
     from mcp.types import CallToolResult
@@ -17,6 +18,15 @@ if TYPE_CHECKING:
 ServerState: TypeAlias = Literal["idle", "connecting", "connected", "failed"]
 
 MAX_MESSAGE_CHARS = 8_000
+MAX_BLOCKS = 1_000
+"""Maximum number of content blocks of a result. The SDK takes 30 µs to validate one."""
+_BLOCK_FIELDS = {
+    "text": ("text",),
+    "image": ("data", "mimeType"),
+    "audio": ("data", "mimeType"),
+    "resource_link": ("uri", "name"),
+    "resource": (),
+}
 
 
 class McpTool(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +82,24 @@ class McpToolResult(NamedTuple):
     structured: Any = None
 
 
-def unwrap_result(
+def content_problem(result: Mapping[str, Any]) -> str | None:
+    """Returns why the content blocks of a result are not valid, or None. Called before the SDK validates a
+    result, because it would describe every problem of every block: for 400,000 blocks this takes a minute.
+    """
+    content = result.get("content", [])
+    if not isinstance(content, list):
+        return "content: expected a list"
+    if len(content) > MAX_BLOCKS:
+        return f"it has {len(content)} content blocks; the limit is {MAX_BLOCKS}"
+    for number, block in enumerate(content):
+        kind = block.get("type") if isinstance(block, dict) else None
+        fields = _BLOCK_FIELDS.get(kind) if isinstance(kind, str) else None
+        if fields is None or not all(isinstance(block.get(field), str) for field in fields):
+            return f"content.{number}: expected a content block, such as a text"
+    return None
+
+
+async def unwrap_result(
     result: CallToolResult, has_output_schema: bool, *, server: str = "", tool: str = ""
 ) -> Any:
     """Returns the value of a result. Raises UpstreamError with the tool's message if the tool failed.
@@ -90,7 +117,7 @@ def unwrap_result(
     if not content or (has_output_schema and "structured_content" in result.model_fields_set):
         return None
     if len(content) == 1 and content[0].type == "text":
-        return _parse_text(content[0].text)
+        return await _parse_text(content[0].text)
     return content_blocks(result)
 
 
@@ -105,11 +132,11 @@ def _tool_error(result: CallToolResult, server: str, tool: str) -> UpstreamError
     return UpstreamError(server, tool, message, kind="tool_error", details=details)
 
 
-def _parse_text(text: str) -> Any:
+async def _parse_text(text: str) -> Any:
     if text.lstrip()[:1] not in ("{", "["):
         return text
     try:
-        return decode_value(text.encode())
+        return await decode_large_value(text.encode())
     except (NotJsonSafe, UnicodeEncodeError):
         return text
 

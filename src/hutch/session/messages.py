@@ -307,13 +307,9 @@ def memory_lines(id: str, memory: bytes) -> Iterator[bytes]:
 
 def tool_result_line(call_id: str, result: bytes) -> bytes:
     """Encodes a successful `tool_result` with a result that is already JSON text."""
-    return (
-        b'{"type":"tool_result","callId":'
-        + _encoder.encode(call_id)
-        + b',"ok":true,"result":'
-        + result
-        + b"}\n"
-    )
+    head = b'{"type":"tool_result","callId":' + _encoder.encode(call_id) + b',"ok":true,"result":'
+    # One copy of a long result instead of two.
+    return b"".join((head, result, b"}\n"))
 
 
 def tool_item_line(call_id: str, item: bytes) -> bytes:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 import ssl
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cache, partial
@@ -17,6 +19,8 @@ from mcp.types import INTERNAL_ERROR
 
 from hutch.mcp_client.config import HttpConfig
 from hutch.mcp_client.transports import oauth_requests
+from hutch.session.json_value import MAX_DEPTH
+from hutch.strict_json import ExcessCounter
 from hutch.telemetry.trace_context import current
 from hutch.text import printable
 
@@ -25,11 +29,17 @@ TOO_LARGE = "the response is larger than"
 SSE_TOO_LARGE = "Server-sent event exceeded"
 SESSION_NOT_FOUND = "the server has forgotten the session"
 MAX_ERROR_BYTES = 16 * 1024
+MAX_SDK_VALUES = 50_000
+"""Maximum number of values in a message that the SDK decodes, which it does at once: 100,000 take 60 ms."""
 WRITE_SECONDS = 60.0
 
 # Hutch reports these errors itself, and the SDK's tracebacks in the log would only repeat them.
 for _name in ("mcp.client.streamable_http", "mcp.client.sse", "mcp.client.auth", "client"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)
+
+
+# An empty line ends an event. If it is split between two parts, the next event is counted with the last one.
+_EVENT_END = re.compile(rb"\n\r?\n|\r\r")
 
 
 @cache
@@ -102,7 +112,10 @@ async def _inspect_response(
             on_refused(response.status_code, status_line(response))
         elif response.request.url == httpx2.URL(config.url):
             await _replace_error_body(response)
-    elif not response.headers.get("content-type", "").lower().startswith("text/event-stream"):
+    elif response.headers.get("content-type", "").lower().startswith("text/event-stream"):
+        # The SDK limits the size of an event.
+        response.stream = _LimitedStream(response.stream, sys.maxsize, is_events=True)
+    else:
         response.stream = _LimitedStream(response.stream, max_message_bytes)
 
 
@@ -170,16 +183,26 @@ class _FailingStream(httpx2.AsyncByteStream):
 
 
 class _LimitedStream(httpx2.AsyncByteStream):
-    def __init__(self, stream: Any, max_message_bytes: int) -> None:
+    """Body that raises an error when it has too many bytes, or too many values of JSON. With `is_events`, the
+    values of each server-sent event are counted.
+    """
+
+    def __init__(self, stream: Any, max_message_bytes: int, *, is_events: bool = False) -> None:
         self._stream = stream
         self._max_message_bytes = max_message_bytes
+        self._is_events = is_events
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        size = 0
+        size, counter = 0, ExcessCounter(MAX_DEPTH, MAX_SDK_VALUES)
         async for part in self._stream:
             size += len(part)
             if size > self._max_message_bytes:
                 raise httpx2.StreamError(f"{TOO_LARGE} {self._max_message_bytes} bytes")
+            for number, event in enumerate(_EVENT_END.split(part) if self._is_events else (part,)):
+                if number:
+                    counter = ExcessCounter(MAX_DEPTH, MAX_SDK_VALUES)
+                if counter.add(event) is not None:
+                    raise httpx2.StreamError(f"{TOO_LARGE} {MAX_SDK_VALUES} values or {MAX_DEPTH} levels")
             yield part
 
     async def aclose(self) -> None:

@@ -24,6 +24,8 @@ MAX_UNREAD_BYTES = 4 * 1024 * 1024
 class OversizedLine(msgspec.Struct, frozen=True):
     head: bytes
     tail: bytes
+    limit: str = ""
+    """Limit that the line exceeds, if not that of its length."""
 
 
 class LineReader(asyncio.Protocol):

@@ -20,6 +20,7 @@ from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
 from mcp.types import (
     CONNECTION_CLOSED,
+    PARSE_ERROR,
     JSONRPCError,
     JSONRPCRequest,
     JSONRPCResponse,
@@ -30,12 +31,17 @@ from pydantic import ValidationError
 from hutch.mcp_client import error_messages
 from hutch.mcp_client.config import StdioConfig
 from hutch.mcp_client.errors import CallNotSent
-from hutch.mcp_client.transports.pipes import LineReader, LineWriter, OversizedLine
+from hutch.mcp_client.transports.http import MAX_SDK_VALUES
+from hutch.mcp_client.transports.pipes import EDGE_BYTES, LineReader, LineWriter, OversizedLine
 from hutch.mcp_client.transports.process import ServerProcess
 from hutch.session.channels.stream import prepare_pipe
+from hutch.session.json_value import MAX_DEPTH, NotJsonSafe
+from hutch.session.large_json import LARGE_TEXT_BYTES, decode_large_value
+from hutch.strict_json import ExcessCounter, slices
+from hutch.tasks import TimeSlices
 
-RawResult: TypeAlias = msgspec.Raw | dict[str, Any]
-"""Result as JSON that the server sent, or as decoded by the SDK."""
+RawResult: TypeAlias = dict[str, Any]
+"""Result that is not validated yet."""
 
 # The ids start high, so that they differ from the SDK's, but fit into 32 bits, because some servers store ids
 # in 32 bits.
@@ -79,6 +85,20 @@ async def connect(
             output.close()
 
 
+async def _has_many_values(line: bytes) -> bool:
+    """Returns True if a line is too much for the SDK, which decodes it at once. Lets other tasks run
+    meanwhile.
+    """
+    if len(line) <= MAX_SDK_VALUES:
+        return False
+    counter, time_slices = ExcessCounter(MAX_DEPTH, MAX_SDK_VALUES), TimeSlices()
+    for part in slices(line, LARGE_TEXT_BYTES):
+        if counter.add(part) is not None:
+            return True
+        await time_slices.pause()
+    return False
+
+
 class InvalidMessage(Exception):
     """Represents a line that is not a valid message. The text is the start of the line."""
 
@@ -118,6 +138,8 @@ class StdioReader(_PipeStream):
             if line is None:
                 self._direct.close()
                 raise StopAsyncIteration
+            if isinstance(line, bytes) and await _has_many_values(line):
+                line = OversizedLine(line[:EDGE_BYTES], line[-EDGE_BYTES:], f"{MAX_SDK_VALUES} values")
             item = self._read(line)
             message = item.message if isinstance(item, SessionMessage) else None
             if not isinstance(message, JSONRPCResponse | JSONRPCError) or not self._direct.accept_message(
@@ -127,10 +149,9 @@ class StdioReader(_PipeStream):
 
     def _read(self, line: bytes | OversizedLine) -> SessionMessage | Exception:
         if isinstance(line, OversizedLine):
-            failure = error_messages.error_for_oversized(line.head, line.tail, self._max_message_bytes)
-            return failure or InvalidMessage(
-                f"a message of more than {self._max_message_bytes} bytes without a readable id"
-            )
+            limit = line.limit or f"{self._max_message_bytes} bytes"
+            failure = error_messages.error_for_oversized(line.head, line.tail, limit)
+            return failure or InvalidMessage(f"a message of more than {limit} without a readable id")
         try:
             return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
         except ValidationError as error:
@@ -172,7 +193,8 @@ class DirectCalls:
 
     def __init__(self, output: LineWriter) -> None:
         self._output = output
-        self._responses: dict[int, asyncio.Future[RawResult]] = {}
+        self._responses: dict[int, asyncio.Future[RawResult | bytes]] = {}
+        """Futures of the calls in progress. They get the result, or a long line that contains it."""
         self._closed = False
 
     @property
@@ -191,7 +213,7 @@ class DirectCalls:
         if self.is_closed:
             raise CallNotSent
         id = next(_request_ids)
-        response: asyncio.Future[RawResult] = asyncio.get_running_loop().create_future()
+        response: asyncio.Future[RawResult | bytes] = asyncio.get_running_loop().create_future()
         self._responses[id] = response
         try:
             params: dict[str, Any] = {"name": name, "arguments": arguments}
@@ -200,7 +222,8 @@ class DirectCalls:
             self._send(id=id, method="tools/call", params=params)
             if self._output.is_closed:
                 raise CallNotSent
-            return await response
+            result = await response
+            return await _decode_line(result) if isinstance(result, bytes) else result
         except asyncio.CancelledError:
             self._send(
                 method="notifications/cancelled", params={"requestId": id, "reason": "caller cancelled"}
@@ -215,6 +238,11 @@ class DirectCalls:
         """
         if not self._responses:
             return False
+        if len(line) > LARGE_TEXT_BYTES:
+            response = self._pending(error_messages.response_id(line))
+            if response is not None:
+                response.set_result(line)
+            return response is not None
         try:
             parsed = _response_decoder.decode(line.decode())
         except (ValueError, RecursionError):
@@ -225,7 +253,7 @@ class DirectCalls:
         response = self._pending(parsed.id)
         if response is None:
             return False
-        response.set_result(parsed.result)
+        response.set_result(msgspec.json.decode(parsed.result))
         return True
 
     def accept_message(self, message: JSONRPCResponse | JSONRPCError) -> bool:
@@ -240,7 +268,7 @@ class DirectCalls:
             response.set_exception(MCPError(code=error.code, message=error.message, data=error.data))
         return True
 
-    def _pending(self, id: str | int | None) -> asyncio.Future[RawResult] | None:
+    def _pending(self, id: str | int | None) -> asyncio.Future[RawResult | bytes] | None:
         # Some servers return numeric ids as strings.
         number = coerce_request_id(id) if id is not None else None
         response = self._responses.get(number) if isinstance(number, int) else None
@@ -255,6 +283,22 @@ class DirectCalls:
 
     def _send(self, **message: object) -> None:
         self._output.write(msgspec.json.encode({"jsonrpc": "2.0", **message}) + b"\n")
+
+
+async def _decode_line(line: bytes) -> RawResult:
+    """Decodes the line of a response in pieces. Returns the result, or raises MCPError."""
+    try:
+        message = await decode_large_value(line)
+    except NotJsonSafe as problem:
+        raise error_messages.invalid_result(str(problem)) from None
+    if isinstance(message, dict):
+        error, result = message.get("error"), message.get("result")
+        if isinstance(error, dict) and isinstance(text := error.get("message"), str):
+            code = error.get("code")
+            raise MCPError(code if isinstance(code, int) else PARSE_ERROR, text, error.get("data"))
+        if error is None and isinstance(result, dict):
+            return result
+    raise error_messages.invalid_result("expected a result or an error")
 
 
 class _ResponseLine(msgspec.Struct):

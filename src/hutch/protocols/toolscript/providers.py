@@ -16,7 +16,8 @@ from hutch.protocols.toolscript.gateway.approvals import ApprovalPolicy, Approva
 from hutch.protocols.toolscript.gateway.catalog import Catalog, CatalogEntry
 from hutch.protocols.toolscript.gateway.gateway import Gateway
 from hutch.protocols.toolscript.gateway.stored_approvals import suspend_until_approved
-from hutch.session.json_value import NotJsonSafe, encode_value
+from hutch.session.json_value import NotJsonSafe
+from hutch.session.large_json import encode_large_value
 from hutch.session.tools.names import is_identifier, safe_name
 from hutch.session.tools.provider import Provider
 from hutch.session.tools.tool import Tool, ToolContext
@@ -88,7 +89,8 @@ async def _call_tool(gateway: Gateway, entry: CatalogEntry, value: Any, context:
     if stored is not None and stored.is_needed(entry.server, entry.tool, context):
         raise suspend_until_approved(entry.server, entry.tool, arguments)
     try:
-        return encode_value(await gateway.call(entry.server, entry.tool, arguments, run=context.run_id))
+        value = await gateway.call(entry.server, entry.tool, arguments, run=context.run_id)
+        return await encode_large_value(value)
     except UpstreamError as error:
         code = "validation_error" if error.kind == "invalid_arguments" else "tool_error"
         raise ToolError(error.message, code) from error

@@ -75,7 +75,7 @@ class LowLatencyChannel(StreamChannel):
             # The buffer is full or the peer has disconnected. The transport finds out which.
             sent = 0
         if sent < len(line):
-            writer.write(line[sent:])
+            writer.write(memoryview(line)[sent:])
         self._notifier.set_line_count(self._sent_lines)
         asyncio.get_running_loop().call_soon(self._poll)
 
