@@ -36,6 +36,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Unix time at which the run was created."""
     expires_at: float
     session: SavedSession
+    record_level: str | None = None
+    """Level of the record that the request for the run asked for."""
 
 
 @cache

@@ -111,6 +111,7 @@ class SuspendedRuns:
             created_at=run.started_at,
             expires_at=time.time() + self._settings.checkpoint_days * 86_400,
             session=run.session.saved,
+            record_level=run.record_level,
         )
 
     async def _encode(self, checkpoint: Checkpoint) -> bytes:
@@ -220,6 +221,7 @@ class SuspendedRuns:
             id=run_id,
             started_at=checkpoint.created_at,
             generation=checkpoint.generation,
+            record_level=checkpoint.record_level,
             listeners=self._listeners.get(run_id, []),
         )
         run.before_call = _Once(lambda: self._mark_called(store, run_id))

@@ -61,7 +61,8 @@ def _short_error(row: RunRow, details: Mapping[str, Any]) -> dict[str, Any]:
 def ended_detail(row: RunRow, details: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
     """Builds the details of a run that has ended. `content` is empty if nothing of it was recorded."""
     entry = ended_entry(row, details)
-    error = content.get("error")
+    # The content may be that of an earlier record, from when the run was suspended.
+    error = None if row.outcome == "ok" else content.get("error")
     calls = content.get("calls") or details.get("calls", [])
     kept = {name: content[name] for name in ("code", "inputs", "output", "logs") if name in content}
     return {
