@@ -9,7 +9,7 @@ from tests.conftest import Run
 
 import hutch
 from hutch.errors import InvalidExecution
-from hutch.session.host import Limits
+from hutch.session.limits import Limits
 
 
 async def test_success_has_a_result_and_no_error(run: Run) -> None:

@@ -16,7 +16,7 @@ from tests.support.memory_channel import MemoryChannel
 from tests.support.messages import execute
 
 import hutch
-from hutch.session.host import Limits
+from hutch.session.limits import Limits
 from hutch.session.multiplexer import Multiplexer
 from hutch.session.run import Result
 from hutch.session.runner import ChannelServer, ExecutionRequest, PendingBytes

@@ -19,7 +19,8 @@ from hutch.kernel.records import RunRecord, RunRecorder
 from hutch.sandbox.runner.pipes import WakeupFile
 from hutch.sandbox.runner.process import RunnerProcess
 from hutch.sandbox.runner.profile import profile_for
-from hutch.session.host import Limits, Session
+from hutch.session.host import Session
+from hutch.session.limits import Limits
 from hutch.session.run import Result, RunEvent, RunHandle
 from hutch.session.tools.provider import Provider
 from hutch.settings import load_settings

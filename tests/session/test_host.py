@@ -12,7 +12,8 @@ from tests.support.memory_channel import MemoryChannel
 from tests.support.waiting import eventually
 
 from hutch.errors import ToolError
-from hutch.session.host import Limits, Session
+from hutch.session.host import Session
+from hutch.session.limits import Limits
 from hutch.session.multiplexer import MALFORMED_COST, Multiplexer
 from hutch.session.run import Result, log_listener
 from hutch.session.tools.provider import Provider

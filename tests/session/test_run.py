@@ -8,7 +8,8 @@ import msgspec
 from msgspec import Raw
 
 from hutch.errors import ExecutionError
-from hutch.session.host import Limits, Session
+from hutch.session.host import Session
+from hutch.session.limits import Limits
 from hutch.session.messages import Cancel, encode
 from hutch.session.run import (
     MAX_RECORDED_CALLS,

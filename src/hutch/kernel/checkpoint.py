@@ -12,7 +12,7 @@ import msgspec
 
 from hutch.errors import ResumeError
 from hutch.sandbox.deno_binary import BUNDLE_FOLDER
-from hutch.session.host import Limits
+from hutch.session.limits import Limits
 from hutch.session.suspension import SavedSession
 
 COMPRESSION_LEVEL = 1

@@ -9,7 +9,7 @@ import msgspec
 from hutch.errors import ExecutionError
 from hutch.kernel.parent_run import parent_run
 from hutch.sandbox.runner.profile import Profile
-from hutch.session.host import Limits
+from hutch.session.limits import Limits
 from hutch.session.messages import Job
 from hutch.session.run import Result, RunHandle
 from hutch.session.suspension import Answer, SavedSession

@@ -16,7 +16,8 @@ from hutch.kernel.precompile import Precompiler
 from hutch.sandbox.pool.lease import Lease
 from hutch.sandbox.pool.pool import Pool
 from hutch.sandbox.runner.profile import Profile
-from hutch.session.host import TIMED_OUT, Limits, Session
+from hutch.session.host import TIMED_OUT, Session
+from hutch.session.limits import Limits
 from hutch.session.run import Result, RunHandle, RunQueued, Wait
 from hutch.session.tools.provider import check_providers
 from hutch.settings import Settings, cores

@@ -8,7 +8,7 @@ from hutch.kernel.execution import INTERNAL_PROTOCOL, Execution, Recorder
 from hutch.sandbox.pool.lease import Lease
 from hutch.sandbox.pool.pool import Pool
 from hutch.sandbox.runner.profile import profile_for
-from hutch.session.host import Limits
+from hutch.session.limits import Limits
 from hutch.session.messages import Job
 from hutch.session.run import Result, RunHandle
 

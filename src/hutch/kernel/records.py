@@ -13,7 +13,7 @@ import msgspec
 from hutch import logs
 from hutch.kernel.content import RecordLevels, error_text, run_content
 from hutch.kernel.execution import Execution
-from hutch.session.host import Limits
+from hutch.session.limits import Limits
 from hutch.session.run import CallRecord, Result, RunHandle, TextRedactor, Wait
 from hutch.session.timeline import RunTimeline
 from hutch.settings.model import RecordLevel

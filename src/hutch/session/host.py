@@ -8,8 +8,7 @@ not trusted: an error code in `done` is accepted only if the host's own clock or
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from time import monotonic, time
 from typing import Any
 
@@ -18,13 +17,13 @@ from msgspec import UNSET
 
 from hutch.session.json_value import NotJsonSafe, decode_value, encode_value
 from hutch.session.large_json import LARGE_TEXT_BYTES, decode_large_value
+from hutch.session.limits import MAX_NAMED_TOOLS, Limits, clip_logs, options_json, timeout_message
 from hutch.session.messages import (
     Cancel,
     Done,
     Job,
     Log,
     Memory,
-    Options,
     RunnerMessage,
     Suspended,
     ToolCall,
@@ -47,9 +46,6 @@ _MAX_PAUSE_MS = 24 * 3600 * 1000
 START_TIMEOUT_SECONDS = 60.0
 TIMER_TOLERANCE_SECONDS = 0.01
 MAX_RUN_ID_CHARS = 128
-# Maximum number of tools that the message of a timeout names.
-MAX_NAMED_TOOLS = 3
-
 TIMED_OUT = WireError(code="timeout", message="Execution timed out")
 
 # Error codes that are accepted from a runner. `timeout` is checked against the host's clock instead.
@@ -58,42 +54,6 @@ GUEST_CODES = frozenset({"runtime_error", "serialization_error", "result_too_lar
 affect only the guest itself.
 """
 RUNNER_CODES = GUEST_CODES | {"memory_limit", "internal_error"}
-
-
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of one execution."""
-
-    timeout_ms: float = 5_000
-    memory_limit_bytes: int = 67_108_864
-    max_log_lines: int = 100
-    max_log_chars: int = 64_000
-    max_result_bytes: int = 8_388_608
-    max_calls: int = 100_000
-    max_outstanding_calls: int = 256
-    cancel_grace_ms: int = 25
-    """Milliseconds that the runner may take to answer a cancel with the logs."""
-    engine: str | None = None
-    """Engine to use, for runners that have several engines."""
-    check: bool = False
-    """True if a remote server has to type-check the code first."""
-
-
-# Most executions have the default limits.
-@lru_cache(maxsize=64)
-def _options_json(limits: Limits, is_observed: bool, send_run_id: bool) -> bytes:
-    options = Options(
-        timeout_ms=limits.timeout_ms,
-        memory_limit_bytes=limits.memory_limit_bytes,
-        max_log_lines=limits.max_log_lines,
-        max_log_chars=limits.max_log_chars,
-        max_result_bytes=limits.max_result_bytes,
-        engine=limits.engine or UNSET,
-        stream_logs=is_observed or UNSET,
-        send_run_id=send_run_id or UNSET,
-        send_call_lines=is_observed or UNSET,
-        check=limits.check or UNSET,
-    )
-    return msgspec.json.encode(options)
 
 
 class Session:
@@ -247,7 +207,7 @@ class Session:
             state = self._resumed.state_after(time() - self._resumed.saved_at)
             for line in memory_lines(self.id, self._resumed.memory):
                 self._send(line)
-        options = _options_json(self.limits, self._is_observed, self._trusted)
+        options = options_json(self.limits, self._is_observed, self._trusted)
         if self._trusted and self._trace is not None:
             options = options[:-1] + f',"traceparent":"{self._trace.traceparent}"}}'.encode()
         self._send(execute_line(self.id, self._code, options, manifests, self._job, self._inputs, state))
@@ -604,27 +564,3 @@ class Session:
 
 def _not_json(error: NotJsonSafe) -> WireError:
     return WireError(code="serialization_error", message=f"The result is not JSON: {error}")
-
-
-def timeout_message(text: str, milliseconds: float, tools: Iterable[str]) -> str:
-    """Appends the time limit to a text, and the tools that the guest waited for."""
-    limit = f"{milliseconds:g} ms" if milliseconds < 1000 else f"{milliseconds / 1000:g} s"
-    names = list(dict.fromkeys(tools))
-    others = f" and {len(names) - MAX_NAMED_TOOLS} other tools" if len(names) > MAX_NAMED_TOOLS else ""
-    return f"{text} {limit}" + (
-        f", waiting for {', '.join(names[:MAX_NAMED_TOOLS])}{others}" if names else ""
-    )
-
-
-def clip_logs(lines: list[str], limits: Limits) -> tuple[list[str], bool]:
-    """Truncates logs to the limits. Returns the lines, and whether anything was left out."""
-    if len(lines) <= limits.max_log_lines and sum(map(len, lines)) <= limits.max_log_chars:
-        return lines, False
-    clipped_lines: list[str] = []
-    remaining = limits.max_log_chars
-    for line in lines[: limits.max_log_lines]:
-        if remaining <= 0:
-            break
-        clipped_lines.append(line[:remaining])
-        remaining -= len(line)
-    return clipped_lines, True

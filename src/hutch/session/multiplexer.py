@@ -9,7 +9,8 @@ from msgspec import UNSET
 
 from hutch.errors import ProtocolError
 from hutch.session.channels.stream import Channel
-from hutch.session.host import BACKSTOP_SECONDS, RUNNER_CODES, Limits, Session
+from hutch.session.host import BACKSTOP_SECONDS, RUNNER_CODES, Session
+from hutch.session.limits import Limits
 from hutch.session.messages import (
     Done,
     Job,

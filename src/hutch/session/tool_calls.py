@@ -35,7 +35,7 @@ from hutch.text import cut
 if TYPE_CHECKING:
     import anyio
 
-    from hutch.session.host import Limits
+    from hutch.session.limits import Limits
 
 MAX_OPEN_INPUT_BYTES = 64 * 1024 * 1024
 MAX_INVALID_INPUT_BYTES = 32 * 1024 * 1024

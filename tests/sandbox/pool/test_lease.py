@@ -13,7 +13,8 @@ from tests.support.memory_channel import MemoryChannel
 import hutch
 from hutch.errors import Busy
 from hutch.sandbox.runner.profile import Profile, profile_for
-from hutch.session.host import Limits, Session
+from hutch.session.host import Session
+from hutch.session.limits import Limits
 from hutch.session.messages import Started
 from hutch.session.multiplexer import Multiplexer
 from hutch.session.run import Result, RunHandle

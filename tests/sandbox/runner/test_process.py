@@ -28,7 +28,7 @@ from hutch.sandbox.runner.launcher import Launcher
 from hutch.sandbox.runner.process import IMPORTED, MAX_OUTPUT_BYTES, WARM_UP, StartupListener
 from hutch.sandbox.runner.profile import Profile, profile_for
 from hutch.session.channels.stream import StreamChannel
-from hutch.session.host import Limits
+from hutch.session.limits import Limits
 from hutch.settings import load_settings
 
 MIB = 1024 * 1024

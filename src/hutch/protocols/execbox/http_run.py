@@ -28,9 +28,9 @@ from hutch.kernel.kernel import Kernel
 from hutch.kernel.suspended_runs import SUSPENDED, SuspendedRuns
 from hutch.problems import Problem, ProblemList, describe_value
 from hutch.sandbox.runner.profile import profile_for
-from hutch.session.host import Limits
 from hutch.session.inputs import encode_decoded_inputs
 from hutch.session.json_value import encode_value
+from hutch.session.limits import Limits
 from hutch.session.run import Result, RunEvent, RunHandle, event_json
 from hutch.session.runner import PendingBytes
 from hutch.session.tools.provider import Provider

@@ -10,8 +10,8 @@ import msgspec
 
 from hutch.kernel.execution import Execution
 from hutch.kernel.records import RunRecord, code_hash, record_fields
-from hutch.session.host import Limits
 from hutch.session.json_value import decode_value, encode_value
+from hutch.session.limits import Limits
 from hutch.session.run import Result, RunHandle
 from hutch.store.models import RunRow
 from hutch.text import format_rfc3339

@@ -19,7 +19,7 @@ from hutch.protocols.toolscript.jail_server.http1 import JailRequest, JailRespon
 from hutch.sandbox import temp_dirs
 from hutch.sandbox.jail.jail import Isolation, Mount
 from hutch.sandbox.runner.profile import Profile
-from hutch.session.host import Limits, timeout_message
+from hutch.session.limits import Limits, timeout_message
 from hutch.session.run import CallLog, OnOutput, Result, RunHandle, new_run_id
 
 GATEWAY_VARIABLE = "TOOLSCRIPT_GATEWAY_URL"

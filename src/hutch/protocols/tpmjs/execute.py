@@ -30,9 +30,9 @@ from hutch.protocols.tpmjs.models import (
 )
 from hutch.sandbox.jail.jail import Isolation, Mount
 from hutch.sandbox.runner.profile import UPLINK_PORT, Profile
-from hutch.session.host import Limits
 from hutch.session.json_value import encode_decoded_value, encode_value
 from hutch.session.large_json import LARGE_TEXT_BYTES
+from hutch.session.limits import Limits
 from hutch.session.run import Result, RunHandle
 from hutch.session.tools.provider import MAX_MESSAGE_CHARS, Provider
 from hutch.session.tools.tool import Tool, ToolContext

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Self
 
 from hutch.sandbox.runner.base import Runner
 from hutch.sandbox.runner.profile import Profile
-from hutch.session.host import Limits, Session
+from hutch.session.host import Session
+from hutch.session.limits import Limits
 from hutch.session.messages import Job
 from hutch.session.run import Result, RunHandle
 from hutch.session.suspension import Answer, SavedSession

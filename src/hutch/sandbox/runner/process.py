@@ -23,7 +23,8 @@ from hutch.sandbox.runner.pipes import OutputPipe, WakeupFile
 from hutch.sandbox.runner.profile import Profile
 from hutch.session.channels.low_latency import LowLatencyChannel
 from hutch.session.channels.stream import StreamChannel
-from hutch.session.host import BACKSTOP_SECONDS, GUEST_CODES, RUNNER_CODES, Session, clip_logs
+from hutch.session.host import BACKSTOP_SECONDS, GUEST_CODES, RUNNER_CODES, Session
+from hutch.session.limits import clip_logs
 from hutch.session.messages import WireError
 from hutch.session.multiplexer import Multiplexer
 from hutch.session.run import Result
