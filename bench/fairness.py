@@ -38,32 +38,31 @@ async def _newcomer(engine: Engine, code: str, others: str, turns: int) -> Row:
     """Compares a newcomer's executions on an idle server with those beside busy owners, by turns."""
     idle: list[float] = []
     busy: list[float] = []
-    async with hutch.Hutch() as h, _load(h, engine, code) as is_busy:
+    async with hutch.Hutch() as h:
         for _ in range(turns):
-            is_busy.clear()
             await asyncio.sleep(SETTLE_SECONDS[engine])
             idle += await _times(h, engine, PER_TURN)
-            is_busy.set()
-            await asyncio.sleep(SETTLE_SECONDS[engine])
-            busy += await _times(h, engine, PER_TURN)
+            async with _busy(h, engine, code):
+                await asyncio.sleep(SETTLE_SECONDS[engine])
+                busy += await _times(h, engine, PER_TURN)
     return _row(f"{engine}, `1+1` of a newcomer beside {BUSY_OWNERS} busy {others}", busy, idle)
 
 
 @asynccontextmanager
-async def _load(h: hutch.Hutch, engine: Engine, code: str) -> AsyncIterator[asyncio.Event]:
-    """Keeps BUSY_OWNERS owners busy while the event that it yields is set."""
-    is_busy = asyncio.Event()
+async def _busy(h: hutch.Hutch, engine: Engine, code: str) -> AsyncIterator[None]:
+    """Keeps BUSY_OWNERS owners busy, and waits until their last executions have ended."""
+    is_over = asyncio.Event()
 
     async def work(owner: str) -> None:
-        while True:
-            await is_busy.wait()
+        while not is_over.is_set():
             await h.run(code, engine=engine, owner=owner)
 
     tasks = [asyncio.create_task(work(f"busy-{number}")) for number in range(BUSY_OWNERS)]
     try:
-        yield is_busy
+        yield
     finally:
-        await _cancel(tasks)
+        is_over.set()
+        await asyncio.gather(*tasks)
 
 
 async def _beside_idle_runs(count: int) -> Row:
@@ -102,7 +101,7 @@ def _row(what: str, busy: Sequence[float], idle: Sequence[float]) -> Row:
     )
 
 
-async def _cancel(tasks: list[asyncio.Task[hutch.Result]] | list[asyncio.Task[None]]) -> None:
+async def _cancel(tasks: list[asyncio.Task[hutch.Result]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

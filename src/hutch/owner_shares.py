@@ -38,6 +38,11 @@ class OwnerShares:
         taken = self._taken.get(owner, 0) + planned
         return not taken or (taken < self.per_owner and self._total + planned_total < self._unreserved)
 
+    @property
+    def owner_count(self) -> int:
+        """Number of owners that have a place."""
+        return len(self._taken)
+
     def take(self, owner: str) -> None:
         self._taken[owner] = self._taken.get(owner, 0) + 1
         self._total += 1

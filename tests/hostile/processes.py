@@ -16,7 +16,10 @@ import hutch
 def runners(sandbox: hutch.Hutch) -> set[int]:
     """Returns the Deno processes that run guests, without bubblewrap's."""
     pool = sandbox._kernel.pool  # type: ignore[union-attr]
-    in_use = [*pool._busy, *(runner for owned in pool._shared.values() for runner in owned if runner.owner)]
+    in_use = [
+        *pool.runners.busy,
+        *(runner for owned in pool.runners.shared.values() for runner in owned if runner.owner),
+    ]
     return {pid for runner in in_use for pid in descendants(runner.pid)[-1:]}
 
 

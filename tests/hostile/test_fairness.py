@@ -54,7 +54,7 @@ async def test_unused_runner_killed_just_before_its_execution_is_replaced() -> N
         assert h._kernel is not None
         pool = h._kernel.pool
         await eventually(lambda: pool.stats().warm.get("deno"))
-        [spare] = next(ready for profile, ready in pool._warm.items() if profile.engine == "deno")
+        [spare] = next(ready for profile, ready in pool.runners.warm.items() if profile.engine == "deno")
         # The host does not notice before it uses the runner, because the event loop does not run meanwhile.
         os.kill(descendants(spare.pid)[-1], signal.SIGKILL)  # type: ignore[attr-defined]
         result = await h.run("return 2", engine="deno")
@@ -70,7 +70,9 @@ async def test_stopped_runner_is_replaced(engine: str, monkeypatch: pytest.Monke
         pool = h._kernel.pool
         if engine == "deno":
             await eventually(lambda: pool.stats().warm.get("deno"))
-            [stopped] = next(ready for profile, ready in pool._warm.items() if profile.engine == "deno")
+            [stopped] = next(
+                ready for profile, ready in pool.runners.warm.items() if profile.engine == "deno"
+            )
             guest = descendants(stopped.pid)[-1]  # type: ignore[attr-defined]
         else:
             [guest] = runners(h)

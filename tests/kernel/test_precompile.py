@@ -97,7 +97,7 @@ async def test_precompiling_runner_is_started_after_some_misses(own_sandbox: hut
     pool = kernel_of(own_sandbox).pool
     for done in range(1, START_AFTER_MISSES + 1):
         assert (await own_sandbox.run(f"{done}", engine="deno")).result == done
-        assert (pool._starting[PRECOMPILE_PROFILE] > 0 or "quickjs" in pool.stats().processes) == (
+        assert (pool.runners.starting[PRECOMPILE_PROFILE] > 0 or "quickjs" in pool.stats().processes) == (
             done == START_AFTER_MISSES
         )
     await pool.wait_warm(PRECOMPILE_PROFILE)
@@ -201,7 +201,7 @@ async def test_code_too_large_for_precompilation_does_not_affect_other_execution
 
 async def test_runner_too_busy_to_precompile_is_skipped_and_not_ended(own_sandbox: hutch.Hutch) -> None:
     assert (await own_sandbox.run("1")).ok
-    [runner] = kernel_of(own_sandbox).pool._shared[PRECOMPILE_PROFILE, "default"]
+    [runner] = kernel_of(own_sandbox).pool.runners.shared[PRECOMPILE_PROFILE, "default"]
     assert isinstance(runner, RunnerProcess)
     guest = process_tree(runner.pid)[-1]
     os.kill(guest, signal.SIGSTOP)
@@ -212,12 +212,12 @@ async def test_runner_too_busy_to_precompile_is_skipped_and_not_ended(own_sandbo
         os.kill(guest, signal.SIGCONT)
     assert (r.result, r.error) == (6, None)
     assert (await own_sandbox.run("7")).result == 7
-    assert kernel_of(own_sandbox).pool._shared[PRECOMPILE_PROFILE, "default"] == [runner]
+    assert kernel_of(own_sandbox).pool.runners.shared[PRECOMPILE_PROFILE, "default"] == [runner]
 
 
 async def test_runner_that_hangs_in_a_cancelled_precompilation_is_ended(own_sandbox: hutch.Hutch) -> None:
     assert (await own_sandbox.run("1")).ok
-    [runner] = kernel_of(own_sandbox).pool._shared[PRECOMPILE_PROFILE, "default"]
+    [runner] = kernel_of(own_sandbox).pool.runners.shared[PRECOMPILE_PROFILE, "default"]
     assert isinstance(runner, RunnerProcess)
     guest = process_tree(runner.pid)[-1]
     began = asyncio.Event()
@@ -256,7 +256,7 @@ async def test_replies_of_cancelled_precompilations_are_not_counted_as_dropped(
         await asyncio.gather(running, return_exceptions=True)
     assert (await own_sandbox.run("2")).result == 2
     # While the first process is slow to answer, the owner gets a second one.
-    runners = kernel_of(own_sandbox).pool._shared[PRECOMPILE_PROFILE, "default"]
+    runners = kernel_of(own_sandbox).pool.runners.shared[PRECOMPILE_PROFILE, "default"]
     assert sum(runner.executions for runner in runners) > 100
     assert sum(runner.multiplexer.dropped for runner in runners) == 0
 

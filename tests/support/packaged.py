@@ -50,7 +50,7 @@ class ToolsHarness:
     async def wait_settled(self, warm: int = 1) -> int:
         """Waits until `warm` spares are ready and nothing starts or ends. Returns the number of starts."""
         pool = self.app.pool
-        await eventually(lambda: self.warm == warm and not pool.stats().starting and not pool._ending)
+        await eventually(lambda: self.warm == warm and not pool.stats().starting and not pool.runners.ending)
         return pool.stats().counters.started
 
 

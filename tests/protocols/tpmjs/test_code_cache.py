@@ -62,7 +62,7 @@ async def test_processes_of_a_package_used_again_open_the_cache(
         # The current spare may have been started before.
         await execute_repeatedly(harness, "count")
         await harness.wait_settled()
-        [spare] = [runner for ready in harness.app.pool._warm.values() for runner in ready]
+        [spare] = [runner for ready in harness.app.pool.runners.warm.values() for runner in ready]
         await eventually(lambda: CODE in {path.name for path in opened_by(spare.pid)})
         assert await harness.execute("count") == [1, None]
 

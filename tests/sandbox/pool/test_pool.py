@@ -357,7 +357,7 @@ async def test_real_owners_run_in_separate_processes_which_they_reuse() -> None:
         assert kernel is not None
         for owner in ("ann", "bob", "ann"):
             assert (await h.run("1 + 1", owner=owner)).result == 2
-        owners = {key[1]: set(mine) for key, mine in kernel.pool._shared.items()}
+        owners = {key[1]: set(mine) for key, mine in kernel.pool.runners.shared.items()}
         assert set(owners) == {"ann", "bob"}
         assert owners["ann"].isdisjoint(owners["bob"])
         assert kernel.pool.stats().counters.started == 2
@@ -495,8 +495,11 @@ async def test_spares_are_evicted_for_waiters(no_delays: None) -> None:
 async def test_stdin_payload_of_an_unused_spare_is_dropped(no_delays: None) -> None:
     harness = await expired_spare()
     pool = harness.pool
-    assert not pool._spares.profiles()
-    assert not any(PACKAGES[0] in profiles for profiles in (pool._warm, pool._warm_targets, pool._starting))
+    assert not pool.starter.spares.profiles()
+    assert not any(
+        PACKAGES[0] in profiles
+        for profiles in (pool.runners.warm, pool.starter.warm_targets, pool.runners.starting)
+    )
     await harness.pool.close()
 
 
@@ -507,7 +510,7 @@ async def test_profile_whose_preload_does_not_finish_gets_no_spare() -> None:
     harness.launched[0].has_imported = False
     harness.pool.release(runner)
     await settle()
-    harness.pool._fill()
+    harness.pool.starter.fill()
     await settle()
     assert (len(harness.launched), harness.alive_count) == (1, 0)
     await harness.pool.close()

@@ -109,7 +109,7 @@ def fast_cleanup(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_second_call_is_served_by_the_spare_of_the_first(server: ToolsHarness) -> None:
     assert await server.execute("count") == [1, None]
     started = await server.wait_settled()
-    [spare] = [runner for ready in server.app.pool._warm.values() for runner in ready]
+    [spare] = [runner for ready in server.app.pool.runners.warm.values() for runner in ready]
     assert await server.execute("count") == [1, None]
     assert spare.executions == 1
     # Only its successor was started.
@@ -173,7 +173,7 @@ async def test_spare_is_replaced_by_that_of_another_package(server: ToolsHarness
     assert await server.execute("other") == "other"
     await server.wait_settled()
     assert server.warm == 1
-    [profile] = server.app.pool._warm
+    [profile] = server.app.pool.runners.warm
     assert b'"other"' in profile.stdin_payload
 
 
@@ -195,7 +195,7 @@ async def test_newer_version_gets_no_spare_of_an_older_one(server: ToolsHarness)
 async def test_spares_end_after_their_maximum_age(tmp_path: Path) -> None:
     async with open_tools(tmp_path, max_spares=4, spare_seconds=0.05) as server:
         await server.execute("count")
-        await eventually(lambda: not server.app.pool._spares.profiles())
+        await eventually(lambda: not server.app.pool.starter.spares.profiles())
         await server.wait_settled(0)
 
 
@@ -245,5 +245,5 @@ async def test_close_ends_spares(tmp_path: Path) -> None:
         await server.execute("count")
         await server.execute("other")
         await server.wait_settled(2)
-        waiting = [runner for ready in server.app.pool._warm.values() for runner in ready]
+        waiting = [runner for ready in server.app.pool.runners.warm.values() for runner in ready]
     assert [runner.has_exited for runner in waiting] == [True, True]

@@ -92,7 +92,7 @@ async def test_listener_accepts_one_connection(tmp_path: Path) -> None:
 def runner_pid(h: hutch.Hutch) -> int:
     """Pid of the only quickjs runner of the default owner."""
     assert h._kernel is not None
-    [runner] = h._kernel.pool._shared[profile_for("quickjs"), "default"]
+    [runner] = h._kernel.pool.runners.shared[profile_for("quickjs"), "default"]
     return process_tree(runner.pid)[-1]
 
 

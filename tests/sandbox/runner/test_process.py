@@ -53,8 +53,11 @@ async def leaves_nothing_behind(sandbox: hutch.Hutch) -> AsyncIterator[None]:
 def is_settled(h: hutch.Hutch) -> bool:
     assert h._kernel is not None
     pool = h._kernel.pool
-    ready = all(len(pool._warm.get(profile, ())) >= count for profile, count in pool._wanted_counts().items())
-    return ready and not pool._starting and not pool._ending
+    ready = all(
+        len(pool.runners.warm.get(profile, ())) >= count
+        for profile, count in pool.starter.wanted_counts().items()
+    )
+    return ready and not pool.runners.starting and not pool.runners.ending
 
 
 @pytest.mark.parametrize("engine", ENGINES)

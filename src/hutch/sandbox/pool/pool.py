@@ -9,32 +9,27 @@ too long, have served too many executions or stop responding are replaced.
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from operator import attrgetter
 
-from hutch.errors import Busy, HutchError, RateLimited, SandboxUnavailable
+from hutch.errors import Busy, RateLimited
+from hutch.sandbox.pool.cpu_shares import CpuShares
+from hutch.sandbox.pool.inventory import RunnerInventory
 from hutch.sandbox.pool.lease import Lease
 from hutch.sandbox.pool.queue import Waiter, WaitQueue
 from hutch.sandbox.pool.shares import PoolShares
-from hutch.sandbox.pool.spares import SparePolicy
+from hutch.sandbox.pool.starter import LaunchRunner, RunnerStarter
 from hutch.sandbox.pool.stats import EndReason, PoolCounters, PoolStats, retry_after
 from hutch.sandbox.runner.base import Runner
 from hutch.sandbox.runner.profile import Profile
 from hutch.session.host import Session
 from hutch.session.run import Result
-from hutch.settings import Settings, cores
-
-LaunchRunner = Callable[[Profile], Awaitable[Runner]]
+from hutch.settings import Settings
 
 # Start a second process for an owner once this many executions are in flight in the first process.
 SPREAD_AT = 2
 # A process counts as busy for this long after an execution, because another execution often follows.
 BUSY_SECONDS = 1.0
-# A shared process that was used within this time is not evicted while a single-use process may soon end by
-# itself.
-RECENT_USE_SECONDS = 0.1
 # Time after which a runner that did not confirm a cancellation is killed.
 UNRESPONSIVE_SECONDS = 0.25
 CLEANUP_SECONDS = 5.0
@@ -43,36 +38,28 @@ CLEANUP_SECONDS = 5.0
 REFILL_AFTER = 0.02
 # Like REFILL_AFTER, for a process that was not a spare and therefore still has to import its package.
 REFILL_AFTER_PRELOAD = 0.5
-MAX_START_ATTEMPTS = 3
-# A start needs a core for most of its time. More starts at once would only delay each other, and the
-# executions that run meanwhile. With half as many, a busy machine with 2 cores ran 13.5 instead of 17.9 deno
-# executions per second; without a limit, 17.1.
-MAX_CONCURRENT_STARTS = 4 * cores()
 
 
 class Pool:
     def __init__(self, settings: Settings, launch: LaunchRunner) -> None:
         self.shares = PoolShares(settings)
+        self.runners = RunnerInventory()
         self._settings = settings
-        self._launch = launch
-        self._shared: dict[tuple[Profile, str], list[Runner]] = {}
-        self._warm: dict[Profile, deque[Runner]] = {}
-        self._warm_targets: dict[Profile, int] = {}
-        self._reserved_starts: set[Profile] = set()
-        self._spares = SparePolicy(settings)
-        self._busy: set[Runner] = set()
         self._waiters = WaitQueue(self.shares)
-        self._starting: Counter[Profile] = Counter()
-        self._has_postponed_starts = False
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._ending: set[Runner] = set()
-        self._failures: Counter[Profile] = Counter()
-        self._start_errors: dict[Profile, str] = {}
-        """Reasons for which runners that should be kept warm did not start. Their start is tried again."""
+        self.starter = RunnerStarter(
+            settings,
+            launch,
+            self.runners,
+            self._waiters,
+            self.shares,
+            on_ready=self._on_ready,
+            on_failed=self._schedule_cleanup,
+            evict=lambda runner: self._end(runner, "crowded out"),
+        )
+        self._cpu_shares = CpuShares(self.runners)
         self._closed = False
         self._counters = PoolCounters()
         self._cleanup_timer: asyncio.TimerHandle | None = None
-        self._refill_timer: asyncio.TimerHandle | None = None
 
     @property
     def is_closed(self) -> bool:
@@ -81,7 +68,7 @@ class Pool:
     @property
     def problem(self) -> str | None:
         """Reason for which executions cannot start, or None."""
-        return "it is shutting down" if self._closed else next(iter(self._start_errors.values()), None)
+        return "it is shutting down" if self._closed else next(iter(self.starter.errors.values()), None)
 
     # --- leasing ---
 
@@ -107,7 +94,7 @@ class Pool:
             raise Busy("The sandbox is shutting down.")
         self._schedule_cleanup()
         if profile.engine_spec.own_process:
-            self._spares.record_use(profile, asyncio.get_running_loop().time())
+            self.starter.spares.record_use(profile, asyncio.get_running_loop().time())
             self._call_soon(self._end_replaced_spares)
         # Taking a free runner here does not overtake an owner with an earlier turn: waiters are served as
         # soon as a runner becomes free, so no waiter can use a runner that is still free.
@@ -121,7 +108,7 @@ class Pool:
         waiter = Waiter(profile, owner, loop.create_future())
         self._waiters.add(waiter)
         self.shares.queue.take(owner)
-        self._fill()
+        self.starter.fill()
         try:
             async with asyncio.timeout(self._settings.queue_seconds):
                 return await waiter.future
@@ -188,47 +175,44 @@ class Pool:
             self._mark_unresponsive(runner, session)
         elif runner.in_flight == 0 and runner.unanswered_sessions:
             self._end_unless_answered(runner)
-        elif runner.executions >= self._settings.recycle_after and runner.in_flight == 0:
+        elif runner.in_flight == 0 and self._is_retiring(runner):
             self._end(runner, "recycled")
-        elif runner in self._busy:
-            self._busy.discard(runner)
-            self._warm.setdefault(runner.profile, deque()).appendleft(runner)
+        elif runner in self.runners.busy:
+            self.runners.busy.discard(runner)
+            self.runners.add_warm(runner, first=True)
         self._serve_waiters(runner)
 
     def _drop_spares(self, profile: Profile) -> None:
         """Ends the spares of a profile whose preload did not finish within a whole execution."""
-        self._spares.forget(profile)
-        for spare in [*self._warm.get(profile, ())]:
+        self.starter.spares.forget(profile)
+        for spare in [*self.runners.warm.get(profile, ())]:
             self._end(spare, "idle")
 
     @property
     def has_capacity(self) -> bool:
         """True if another process could start and no execution waits for a process."""
-        return not self._waiters and self._process_count() < self._settings.max_processes
+        return not self._waiters and self.runners.process_count() < self._settings.max_processes
 
     def keep_warm(self, profile: Profile, count: int) -> None:
         """Keeps `count` unowned runners of this profile ready from now on."""
-        self._warm_targets[profile] = count
-        self._fill()
+        self.starter.keep_warm(profile, count)
 
     def prestart(self, profile: Profile) -> None:
         """Starts one runner in advance if there is capacity. A runner that is taken is not replaced."""
-        self._start(profile)
+        self.starter.start(profile)
 
     def reserve_start(self, profile: Profile) -> None:
         """Starts one runner as soon as there is capacity. It takes precedence over runners for waiting
         executions, but does not evict other runners.
         """
-        self._reserved_starts.add(profile)
-        self._fill()
+        self.starter.reserve(profile)
 
     def has_unused(self, profile: Profile) -> bool:
         """Returns True if an unused runner of this profile is ready or starting."""
-        return bool(self._warm.get(profile)) or self._starting[profile] > 0
+        return self.runners.has_unused(profile)
 
     async def wait_warm(self, profile: Profile) -> None:
-        while not self._warm.get(profile) and self._starting[profile] > 0:
-            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        await self.starter.wait_warm(profile)
 
     def _take(self, profile: Profile, owner: str) -> Runner | None:
         if not self.shares.may_run(profile, owner):
@@ -242,21 +226,23 @@ class Pool:
         if runner is not None:
             runner.in_flight += 1
             self.shares.take(runner, owner, holder)
+            if self.shares.processes.owner_count > 1:
+                self._cpu_shares.watch()
         return runner
 
     def _take_single(self, profile: Profile, owner: str) -> Runner | None:
         runner = self._pop_warm(profile, owner)
         if runner is not None:
-            self._busy.add(runner)
+            self.runners.busy.add(runner)
             # The successor starts later, so that it does not compete with the execution, which often takes
             # only milliseconds.
             delay = REFILL_AFTER if runner.has_imported or not profile.has_preload else REFILL_AFTER_PRELOAD
-            asyncio.get_running_loop().call_later(delay, self._fill)
+            asyncio.get_running_loop().call_later(delay, self.starter.fill)
         return runner
 
     def _take_shared(self, profile: Profile, holder: str, may_take_place: bool) -> Runner | None:
         key = (profile, holder)
-        owned = self._shared.get(key, [])
+        owned = self.runners.shared.get(key, [])
         usable = [
             runner for runner in owned if (may_take_place or runner.in_flight) and self._is_usable(runner)
         ]
@@ -267,11 +253,11 @@ class Pool:
             fresh = self._pop_warm(profile, holder)
             if fresh is not None:
                 fresh.owner = holder
-                self._shared.setdefault(key, []).append(fresh)
-                self._call_soon(self._fill)
+                self.runners.shared.setdefault(key, []).append(fresh)
+                self._call_soon(self.starter.fill)
                 return fresh
-            if best is not None and self._starting[profile] == 0:
-                self._start(profile)
+            if best is not None and self.runners.starting[profile] == 0:
+                self.starter.start(profile)
         return best
 
     def _may_add_process(self, owned: list[Runner], *, urgent: bool) -> bool:
@@ -283,12 +269,16 @@ class Pool:
         if urgent or count >= self._settings.quickjs_processes:
             return count < self._settings.quickjs_processes
         recently = asyncio.get_running_loop().time() - BUSY_SECONDS
-        runners = itertools.chain.from_iterable(self._shared.values())
+        runners = self.runners.all_shared()
         busy = sum(runner.in_flight > 0 or runner.idle_since > recently for runner in runners)
         return busy < self._settings.quickjs_processes
 
     def _is_retiring(self, runner: Runner) -> bool:
-        return bool(runner.unanswered_sessions) or runner.executions >= self._settings.recycle_after
+        return (
+            bool(runner.unanswered_sessions)
+            or runner.executions >= self._settings.recycle_after
+            or runner.is_stuck_in_background
+        )
 
     def _is_usable(self, runner: Runner) -> bool:
         return (
@@ -299,14 +289,11 @@ class Pool:
 
     def _pop_warm(self, profile: Profile, holder: str) -> Runner | None:
         """Takes an unused runner for this holder, and counts this as a turn of the holder."""
-        ready = self._warm.get(profile)
+        ready = self.runners.warm.get(profile)
         while ready:
             if len(ready) <= self._kept_for_newcomers(profile, holder):
                 return None
-            runner = ready.popleft()
-            if not ready:
-                # Do not keep the profile, and with it the stdin payload, longer than its runners.
-                del self._warm[profile]
+            runner = self.runners.pop_warm(profile)
             if runner.is_alive:
                 self.shares.turns(profile).take(holder)
                 return runner
@@ -321,168 +308,20 @@ class Pool:
         its own turn.
         """
         turns = self.shares.turns(profile)
-        if not self._is_kept_warm(profile) or turns.is_newcomer(holder):
+        if not self.starter.is_kept_warm(profile) or turns.is_newcomer(holder):
             return 0
         return 1 if turns.has_others(holder) else 0
 
-    def _is_kept_warm(self, profile: Profile) -> bool:
-        """Returns True if the pool keeps unused runners of this profile ready that any owner can use."""
-        return not profile.has_preload and self._warm_target(profile) > 0
+    # --- serving waiters ---
 
-    # --- starting ---
-
-    def _fill(self) -> None:
-        if self._closed:
-            return
-        for profile in [*self._reserved_starts]:
-            if self.has_unused(profile):
-                self._reserved_starts.discard(profile)
-            elif self._process_count() < self._settings.max_processes:
-                self._reserved_starts.discard(profile)
-                self._start(profile)
-        for profile, count in self._wanted_counts().items():
-            have = self._starting[profile] + len(self._warm.get(profile, ()))
-            for _ in range(count - have):
-                if self._starting.total() >= MAX_CONCURRENT_STARTS:
-                    self._has_postponed_starts = True
-                    return
-                if not self._make_capacity(profile):
-                    return
-                self._start(profile)
-
-    def _wanted_counts(self) -> Counter[Profile]:
-        """Returns how many unused processes each profile needs: for waiters, and to reach the number of warm
-        runners. Waiters whose owner has used up its share are not counted.
-        """
-        wanted: Counter[Profile] = Counter()
-        for profile in self._planned_processes():
-            wanted[profile] += 1
-        for profile in {*self._warm_targets} | self._spares.profiles():
-            # While owners wait, one more unused process is needed for newcomers; see `_kept_for_newcomers`.
-            kept = 1 if wanted[profile] and self._is_kept_warm(profile) else 0
-            wanted[profile] = max(wanted[profile] + kept, self._warm_target(profile))
-        return wanted
-
-    def _planned_processes(self) -> list[Profile]:
-        """Returns the profiles of the processes that the next waiters need, at most `max_processes`."""
-        shares, taken = self.shares, Counter[str]()
-        shared: set[tuple[Profile, str]] = set()
-        planned: list[Profile] = []
-
-        def may_take(waiter: Waiter) -> bool:
-            holder = shares.holder(waiter.profile, waiter.owner)
-            if not shares.processes.may_take(holder, taken[holder], len(planned)):
-                return False
-            return (waiter.profile, holder) not in shared and shares.may_run(waiter.profile, waiter.owner)
-
-        for waiter in self._waiters.in_order(may_take):
-            holder = shares.holder(waiter.profile, waiter.owner)
-            if not waiter.profile.engine_spec.own_process:
-                # One shared process serves all executions of the holder, so plan it only once.
-                shared.add((waiter.profile, holder))
-            taken[holder] += 1
-            planned.append(waiter.profile)
-            if len(planned) == self._settings.max_processes:
-                break
-        return planned
-
-    def _warm_target(self, profile: Profile) -> int:
-        return max(self._warm_targets.get(profile, 0), self._spares.target(profile))
-
-    def _make_capacity(self, profile: Profile) -> bool:
-        if self._process_count() < self._settings.max_processes:
-            return True
-        if self._waiters and not self._ending:
-            victim = self._eviction_candidate(profile)
-            if victim is not None and self._is_protected(victim, profile):
-                self._refill_later()
-            elif victim is not None:
-                self._end(victim, "crowded out")
-        return False
-
-    def _is_protected(self, victim: Runner, profile: Profile) -> bool:
-        """Returns True if a recently used shared process is kept for a moment because a single-use process
-        will end soon. The shared process may be precompiling code for single-use processes.
-        """
-        if not profile.engine_spec.own_process or not self._busy:
-            return False
-        return asyncio.get_running_loop().time() - victim.idle_since < RECENT_USE_SECONDS
-
-    def _refill_later(self) -> None:
-        if self._refill_timer is None:
-            self._refill_timer = asyncio.get_running_loop().call_later(RECENT_USE_SECONDS, self._refill)
-
-    def _refill(self) -> None:
-        self._refill_timer = None
-        self._fill()
-
-    def _process_count(self) -> int:
-        shared = sum(map(len, self._shared.values()))
-        warm = sum(map(len, self._warm.values()))
-        return shared + warm + len(self._busy) + len(self._ending) + self._starting.total()
-
-    def _eviction_candidate(self, profile: Profile) -> Runner | None:
-        """Returns the process that has been idle longest and does not match `profile`."""
-        idle = [runner for owned in self._shared.values() for runner in owned if runner.in_flight == 0]
-        idle += [runner for other, ready in self._warm.items() if other != profile for runner in ready]
-        return min(idle, key=lambda runner: runner.idle_since, default=None)
-
-    def _start(self, profile: Profile) -> None:
-        if self._closed or self._process_count() >= self._settings.max_processes:
-            return
-        self._starting[profile] += 1
-        task = asyncio.get_running_loop().create_task(
-            self._launch_runner(profile), name=f"start {profile.engine}"
-        )
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _launch_runner(self, profile: Profile) -> None:
-        try:
-            runner = await self._launch(profile)
-        except Exception as error:
-            self._start_finished(profile)
-            self._start_failed(profile, error)
-            return
-        except asyncio.CancelledError:
-            self._start_finished(profile)
-            raise
-        self._start_finished(profile)
-        del self._failures[profile]
-        self._start_errors.pop(profile, None)
+    def _on_ready(self, runner: Runner) -> None:
         self._counters.started += 1
         runner.on_exit = self._on_exit
         if self._closed:
             runner.kill()
             return
-        self._warm.setdefault(profile, deque()).append(runner)
+        self.runners.add_warm(runner)
         self._serve_waiters()
-
-    def _start_finished(self, profile: Profile) -> None:
-        self._starting[profile] -= 1
-        if not self._starting[profile]:
-            del self._starting[profile]
-        if self._has_postponed_starts:
-            self._has_postponed_starts = False
-            self._call_soon(self._fill)
-
-    def _start_failed(self, profile: Profile, error: Exception) -> None:
-        """Retries the start, because memory or processes may be short. After MAX_START_ATTEMPTS failures, the
-        waiters get the error.
-        """
-        self._failures[profile] += 1
-        if self._failures[profile] < MAX_START_ATTEMPTS:
-            self._start(profile)
-            return
-        del self._failures[profile]
-        self._spares.forget(profile)
-        unavailable = error if isinstance(error, HutchError) else SandboxUnavailable(str(error))
-        if self._warm_targets.get(profile):
-            self._start_errors[profile] = str(unavailable)
-            self._schedule_cleanup()
-        for waiter in self._waiters.of(profile):
-            if not waiter.future.done():
-                waiter.future.set_exception(unavailable)
 
     def _serve_waiters(self, runner: Runner | None = None) -> None:
         """Gives free runners to waiting executions. `runner`: a runner that may have become free."""
@@ -494,10 +333,10 @@ class Pool:
                 self._waiters.serve(runner.profile, self._take_for, self._may_skip)
             else:
                 self._waiters.serve_owner(runner.profile, runner.owner, self._take_for)
-        for profile in [*self._warm]:
+        for profile in [*self.runners.warm]:
             self._waiters.serve(profile, self._take_for, self._may_skip)
         if self._waiters:
-            self._fill()
+            self.starter.fill()
 
     def _take_for(self, waiter: Waiter) -> Runner | None:
         return self._take(waiter.profile, waiter.owner)
@@ -510,7 +349,7 @@ class Pool:
         holder = self.shares.holder(profile, owner)
         if not self.shares.may_run(profile, owner) or not self.shares.processes.may_take(holder):
             return True
-        free = len(self._warm.get(profile, ()))
+        free = len(self.runners.warm.get(profile, ()))
         return not self._settings.owners_share and free > self._kept_for_newcomers(profile, holder)
 
     # --- ending ---
@@ -541,55 +380,43 @@ class Pool:
         self._serve_waiters(runner)
 
     def _end(self, runner: Runner, reason: EndReason) -> None:
-        self._remove(runner)
+        self._forget(runner)
         if runner.has_exited:
             return
         self._counters.ended[reason] += 1
-        self._ending.add(runner)
+        self.runners.ending.add(runner)
         runner.kill()
 
-    def _remove(self, runner: Runner) -> None:
+    def _forget(self, runner: Runner) -> None:
         self.shares.give_back_process(runner)
-        self._busy.discard(runner)
-        ready = self._warm.get(runner.profile)
-        if ready is not None and runner in ready:
-            ready.remove(runner)
-            if not ready:
-                del self._warm[runner.profile]
-        for key, owned in list(self._shared.items()):
-            if runner in owned:
-                owned.remove(runner)
-                if not owned:
-                    del self._shared[key]
+        self.runners.remove(runner)
 
     def _on_exit(self, runner: Runner) -> None:
-        if runner.profile.has_preload and runner.executions == 0 and runner not in self._ending:
+        if runner.profile.has_preload and runner.executions == 0 and runner not in self.runners.ending:
             # The runner exited by itself before it was used. A new runner of this profile would do the same,
             # so keep no spares of it.
-            self._spares.forget(runner.profile)
-        if runner not in self._ending:
+            self.starter.spares.forget(runner.profile)
+        if runner not in self.runners.ending:
             self._counters.ended["lost"] += 1
-        self._ending.discard(runner)
-        self._remove(runner)
+        self.runners.ending.discard(runner)
+        self._forget(runner)
         self._serve_waiters()
-        self._fill()
+        self.starter.fill()
 
     async def close(self) -> None:
         self._closed = True
-        for timer in (self._cleanup_timer, self._refill_timer):
-            if timer is not None:
-                timer.cancel()
+        self._cpu_shares.close()
+        if self._cleanup_timer is not None:
+            self._cleanup_timer.cancel()
         for waiter in [*self._waiters]:
             if not waiter.future.done():
                 waiter.future.set_exception(Busy("The sandbox is shutting down."))
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.starter.close()
         runners = [
-            *self._ending,
-            *self._busy,
-            *itertools.chain.from_iterable(self._shared.values()),
-            *itertools.chain.from_iterable(self._warm.values()),
+            *self.runners.ending,
+            *self.runners.busy,
+            *self.runners.all_shared(),
+            *self.runners.all_warm(),
         ]
         for runner in runners:
             runner.kill()
@@ -605,42 +432,33 @@ class Pool:
     def _clean_up(self) -> None:
         self._cleanup_timer = None
         before = asyncio.get_running_loop().time() - self._settings.idle_seconds
-        self._spares.expire(asyncio.get_running_loop().time())
+        self.starter.spares.expire(asyncio.get_running_loop().time())
         self._end_spares_over_memory()
-        self._failures.clear()
-        for owned in list(self._shared.values()):
+        for owned in list(self.runners.shared.values()):
             for runner in list(owned):
                 if runner.in_flight == 0 and runner.idle_since < before:
                     self._end(runner, "idle")
-        for profile, ready in [*self._warm.items()]:
-            surplus = len(ready) - self._warm_target(profile)
+        for profile, ready in [*self.runners.warm.items()]:
+            surplus = len(ready) - self.starter.warm_target(profile)
             # With a preload, runners that have already served executions are at the start of the queue and
             # are kept. The surplus is taken from its end.
             for runner in list(reversed(ready) if profile.has_preload else ready)[: max(0, surplus)]:
                 if profile.has_preload or runner.idle_since < before:
                     self._end(runner, "idle")
-        self._retry_failed_starts()
-        if self._process_count() > 0:
+        self.starter.retry_failed()
+        if self.runners.process_count() > 0:
             self._schedule_cleanup()
-
-    def _retry_failed_starts(self) -> None:
-        if self._start_errors:
-            self._fill()
-        for profile in [*self._start_errors]:
-            if not self._starting[profile]:
-                # No start is necessary or possible, because enough runners exist.
-                del self._start_errors[profile]
 
     def _end_replaced_spares(self) -> None:
         """Ends the spares of packages that are no longer among the most recently used ones."""
-        for profile, ready in [*self._warm.items()]:
-            if profile.has_preload and not self._warm_target(profile):
+        for profile, ready in [*self.runners.warm.items()]:
+            if profile.has_preload and not self.starter.warm_target(profile):
                 for runner in [*ready]:
                     self._end(runner, "crowded out")
 
     def _end_spares_over_memory(self) -> None:
-        for runner in self._spares.over_memory(itertools.chain.from_iterable(self._warm.values())):
-            self._spares.forget(runner.profile)
+        for runner in self.starter.spares.over_memory(self.runners.all_warm()):
+            self.starter.spares.forget(runner.profile)
             self._end(runner, "crowded out")
 
     def _call_soon(self, action: Callable[[], None]) -> None:
@@ -650,12 +468,10 @@ class Pool:
         """Returns the number of idle runners into whose jail this folder is mounted."""
         return sum(
             len(runners)
-            for profile, runners in self._warm.items()
+            for profile, runners in self.runners.warm.items()
             if any(mount.source == mounted for mount in profile.mounts)
         )
 
     def stats(self) -> PoolStats:
-        shared = itertools.chain.from_iterable(self._shared.values())
-        warm = itertools.chain.from_iterable(self._warm.values())
-        starting, waiting = self._starting.total(), len(self._waiters)
-        return PoolStats.of([*shared, *self._busy], warm, starting, waiting, self._counters)
+        starting, waiting = self.runners.starting.total(), len(self._waiters)
+        return PoolStats.of(self.runners.in_use(), self.runners.all_warm(), starting, waiting, self._counters)

@@ -33,6 +33,10 @@ class Runner(ABC):
         """Outgoing requests of the current execution, if this runner's jail has an uplink."""
         self.has_imported = False
         """True if the preload of the profile has finished, successfully or not."""
+        self.is_in_background = False
+        """True if the process has a lower priority than others; see `set_background`."""
+        self.is_stuck_in_background = False
+        """True if the process cannot get its priority back, so that it has to be replaced."""
         self.has_exited = False
         self._exit_event = asyncio.Event()
 
@@ -76,6 +80,19 @@ class Runner(ABC):
     def open_folder(self, path: str) -> int:
         """Opens a folder as the guest sees it. The descriptor outlives the guest. Raises OSError."""
         raise OSError(errno.ENOTSUP, f"The folders of {self.profile.engine} runners cannot be opened")
+
+    @property
+    def owner_or_holder(self) -> str | None:
+        """Owner of a shared process, also while it is idle, or of the execution of a single-use process."""
+        return self.owner if self.owner is not None else self.holder
+
+    def cpu_seconds(self) -> float | None:
+        """Returns the CPU time of the process since its start, or None if that is unknown."""
+        return None
+
+    def set_background(self, in_background: bool) -> None:
+        """Lowers the priority of the process, or restores it."""
+        self.is_in_background = in_background
 
     def take_cpu_seconds(self) -> float | None:
         """Called when an execution ends. Returns its part of the CPU time of the process, or None if that is

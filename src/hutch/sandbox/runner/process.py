@@ -20,6 +20,7 @@ from hutch.sandbox.jail.jail import Command, memory_file
 from hutch.sandbox.jail.memory_meter import MemoryMeter, MemoryWatch, process_tree
 from hutch.sandbox.runner.base import Runner
 from hutch.sandbox.runner.pipes import OutputPipe, WakeupFile
+from hutch.sandbox.runner.priority import set_background
 from hutch.sandbox.runner.profile import Profile
 from hutch.session.channels.low_latency import LowLatencyChannel
 from hutch.session.channels.stream import StreamChannel
@@ -110,6 +111,7 @@ class RunnerProcess(Runner):
         self._output = bytearray()
         self._frozen: list[int] = []
         self._cpu_clock: int | None = None
+        self._guest_pid = 0
         self._cpu_counted = 0.0
         self.uplink: Uplink | None = None
         self._output_pipes: set[OutputPipe] = set()
@@ -276,7 +278,7 @@ class RunnerProcess(Runner):
         if self._frozen:
             self._thaw()
         if self.in_flight <= 1:
-            self._cpu_counted = self._cpu_seconds() or 0.0
+            self._cpu_counted = self.cpu_seconds() or 0.0
         if self.executions > 1:
             self._output.clear()
         if not self.profile.engine_spec.own_process or self.profile.memory_bytes:
@@ -324,14 +326,14 @@ class RunnerProcess(Runner):
         """Divides the CPU time that is not counted yet equally among the executions in flight. Returns the
         part of the execution that ends now. The other parts are counted when the other executions end.
         """
-        now = self._cpu_seconds()
+        now = self.cpu_seconds()
         if now is None:
             return None
         seconds = max(0.0, now - self._cpu_counted) / max(1, self.in_flight)
         self._cpu_counted += seconds
         return seconds
 
-    def _cpu_seconds(self) -> float | None:
+    def cpu_seconds(self) -> float | None:
         """Returns the CPU time of the guest's process, with all its threads."""
         if self._cpu_clock is None:
             self._find_cpu_clock()
@@ -346,8 +348,17 @@ class RunnerProcess(Runner):
         """
         if self.has_exited or self._cpu_clock is not None:
             return
+        self._guest_pid = process_tree(self.pid)[-1]
         # Computes the id of the process's CPU clock like `clock_getcpuclockid`.
-        self._cpu_clock = (~process_tree(self.pid)[-1] << 3) | 2
+        self._cpu_clock = (~self._guest_pid << 3) | 2
+
+    def set_background(self, in_background: bool) -> None:
+        self._find_cpu_clock()
+        if self.has_exited or not self._guest_pid:
+            return
+        self.is_in_background = in_background
+        if not set_background(self._guest_pid, in_background):
+            self.is_stuck_in_background = not in_background
 
     def memory_used(self) -> int:
         if self._group is not None:

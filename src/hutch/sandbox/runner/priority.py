@@ -1,0 +1,45 @@
+"""Lowers and restores the CPU priority of a guest's processes."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+BACKGROUND_NICE = 10
+"""Difference of the nice value. A process in the background gets a ninth of the CPU time of another process
+that competes for the same core, and all of it if no other process does.
+"""
+_MAX_NICE = 19
+
+
+def set_background(pid: int, in_background: bool) -> bool:
+    """Changes the priority of all processes in the process group of `pid`. Returns False if this is not
+    permitted. A priority can only be restored with the capability CAP_SYS_NICE, or with a limit that allows
+    it (`LimitNICE=0` in a unit of systemd).
+    """
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    if in_background:
+        nice = min(_MAX_NICE, nice + BACKGROUND_NICE)
+    with suppress(ProcessLookupError):
+        group = os.getpgid(pid)
+        if group == os.getpgrp():
+            return True
+        try:
+            os.setpriority(os.PRIO_PGRP, group, nice)
+        except PermissionError:
+            return False
+        _set_autogroup_nice(pid, nice)
+    return True
+
+
+def _set_autogroup_nice(pid: int, nice: int) -> None:
+    """Changes the priority of the process's session. Kernels that schedule sessions as groups ignore the nice
+    values of processes in different sessions, see sched(7). Only some processes are in such a group, and
+    others than the superuser may write only ten times per second, so failures are ignored.
+    """
+    with suppress(OSError):
+        handle = os.open(f"/proc/{pid}/autogroup", os.O_WRONLY)
+        try:
+            os.write(handle, str(nice).encode())
+        finally:
+            os.close(handle)
