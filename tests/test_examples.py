@@ -14,7 +14,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.processes import HUTCH, running_server, wait_until
+from tests.support.forked import forked_hutch
+from tests.support.processes import HUTCH, hutch, running_server, wait_until
 from tests.support.toolscripts import stdio
 
 ROOT = Path(__file__).parent.parent
@@ -171,7 +172,7 @@ def test_abilities_example_goes_from_a_new_user_to_an_expired_credential(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{forked_hutch(tmp_path)}:{Path(sys.executable).parent}:{os.environ['PATH']}")
     script = [str(EXAMPLES / "abilities" / "first-run.sh"), str(port)]
     done = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
@@ -199,7 +200,7 @@ def test_flows_example_retries_fails_and_resumes_without_repeating_steps(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{forked_hutch(tmp_path)}:{Path(sys.executable).parent}:{os.environ['PATH']}")
     script = [str(EXAMPLES / "flows" / "first-run.sh"), str(port)]
     done = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
@@ -224,8 +225,7 @@ def test_flows_page_shows_the_examples_and_they_run(tmp_path: Path) -> None:
     greet = EXAMPLES / "flows" / "greet.yaml"
     assert greet.read_text() in fenced(page, "yaml")
     assert greet.read_text() in (ROOT / "README.md").read_text()
-    asked = [*HUTCH, "flow", "run", str(greet), "--inputs", '{"name": "world"}']
-    done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = hutch("flow", "run", str(greet), "--inputs", '{"name": "world"}', cwd=tmp_path)
     assert (done.returncode, json.loads(done.stdout)) == (0, {"greeting": "Hello, WORLD!"})
     shown = "".join(f"# {line}\n" for line in done.stdout.splitlines())
     assert shown in (ROOT / "README.md").read_text()

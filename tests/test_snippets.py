@@ -28,9 +28,8 @@ import msgspec
 import pytest
 import yaml
 from tests.npm.registry import Registry, run_registry
-from tests.support.forked import forked_script
+from tests.support.forked import forked_hutch
 from tests.support.processes import ServeProcess, running_server
-from tests.support.toolscripts import SERVERS
 
 import hutch
 from hutch.cli.commands import hutch as hutch_command
@@ -242,12 +241,6 @@ class Reader(NamedTuple):
     environ: dict[str, str]
 
 
-def forked_hutch() -> list[str]:
-    """Returns a command that behaves like `hutch`, but starts at once."""
-    *client, _ = forked_script(SERVERS / "tracker.py")
-    return [sys.executable, *client, str(PROGRAMS / "hutch")]
-
-
 @pytest.fixture(scope="module")
 def npm() -> Iterator[Registry]:
     with run_registry() as registry:
@@ -266,9 +259,7 @@ def reader(npm: Registry, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         "HUTCH_RECORD": "full",
     }
     with running_server(**environ, HUTCH_EGRESS_ALLOW=f"127.0.0.1:{port}") as server:
-        programs = tmp_path_factory.mktemp("bin")
-        (programs / "hutch").write_text(f'#!/bin/sh\nexec {shlex.join(forked_hutch())} "$@"\n')
-        (programs / "hutch").chmod(0o755)
+        programs = forked_hutch(tmp_path_factory.mktemp("bin"))
         environ["HUTCH_PORT"] = server.url.rpartition(":")[2]
         environ["PATH"] = f"{programs}:{PROGRAMS}:{os.environ['PATH']}"
         yield Reader(server, port, environ)

@@ -19,6 +19,7 @@ import runpy
 import secrets
 import select
 import selectors
+import shlex
 import signal
 import socket
 import struct
@@ -168,6 +169,18 @@ def forked_script(script: Path) -> list[str]:
     server = _fork_server()
     assert isinstance(server, ForkServer)
     return ["-I", "-S", str(script.parent / "fork_client.py"), server.socket_name, str(script)]
+
+
+def forked_hutch(folder: Path) -> Path:
+    """Creates a program `hutch` in the folder that behaves like the real one, but starts at once. Returns the
+    folder.
+    """
+    *client, _ = forked_script(Path(__file__).parent / "mcp_servers" / "tracker.py")
+    command = [sys.executable, *client, str(Path(sys.executable).with_name("hutch"))]
+    program = folder / "hutch"
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+    program.chmod(0o755)
+    return folder
 
 
 def _read_number(status_pipe: int) -> int:
