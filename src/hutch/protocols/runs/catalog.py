@@ -212,7 +212,8 @@ class RunCatalog:
         if head is not None and visible.allows(head.owner, "rep"):
             return FoundRun(flow=head)
         row = await store.runs.get(run_id)
-        if row is None:
+        if row is None or row.outcome == "suspended":
+            # The record of a run that has just ended, or that was continued, may still wait to be written.
             with contextlib.suppress(StoreError):
                 await store.write_behind.flush()
             row = await store.runs.get(run_id)
