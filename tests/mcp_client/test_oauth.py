@@ -561,3 +561,46 @@ async def test_server_on_the_internet_gains_nothing_from_a_private_address_of_it
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", both)
     with pytest.raises(ServerUnreachable, match="a loopback address"):
         await check_url("https://mcp.example/mcp", "http://127.0.0.1:8080/token")
+
+
+# --- mix-up of authorization servers ---
+
+
+async def test_metadata_of_another_issuer_is_refused(hostile: tuple[HostileOAuth, OAuthHarness]) -> None:
+    """RFC 8414, section 3.3."""
+    app, server = hostile
+    app.answers["/.well-known/oauth-authorization-server"][1]["issuer"] = "https://honest.example"
+    assert "issuer" in await login_error(server)
+    assert not {"/register", "/token"} & {*app.requests}
+
+
+async def test_redirect_of_another_issuer_is_refused(hostile: tuple[HostileOAuth, OAuthHarness]) -> None:
+    """RFC 9207: an honest server's code must not be sent to the server that directed the user there."""
+    app, server = hostile
+    metadata = app.answers["/.well-known/oauth-authorization-server"][1]
+    metadata["authorization_response_iss_parameter_supported"] = True
+
+    def return_code_of_another_issuer(url: str) -> bool:
+        query = parse_qs(urlsplit(url).query)
+        result = {"code": "c0de", "state": query["state"][-1], "iss": "https://honest.example"}
+        return browse(f"{query['redirect_uri'][0]}?{urlencode(result)}")
+
+    assert "iss" in await login_error(server, open_browser=return_code_of_another_issuer)
+    assert "/token" not in app.requests
+
+
+@pytest.mark.parametrize("path", ["/resource", "/.well-known/oauth-authorization-server", "/token"])
+async def test_redirect_of_an_authorization_server_is_not_followed(
+    hostile: tuple[HostileOAuth, OAuthHarness], path: str
+) -> None:
+    app, server = hostile
+    other = AsgiServer()
+    elsewhere = HostileOAuth(other.url)
+    other.start(elsewhere)
+    try:
+        app.answers[path] = (307, b"")
+        app.location = f"{other.url}{path}".encode()
+        await login_error(server)
+    finally:
+        other.stop()
+    assert elsewhere.requests == []

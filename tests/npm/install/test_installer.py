@@ -51,6 +51,14 @@ async def test_package_is_installed_with_its_dependencies(
     assert exports(package.tree) == ["base", "up"]
 
 
+async def test_package_with_a_deeply_nested_manifest_is_installed(
+    npm: registry.Registry, packages: PackageManager
+) -> None:
+    nested = f'{{"name": "nested", "version": "1.0.0", "main": "index.js", "x": {"[" * 5_000 + "]" * 5_000}}}'
+    npm.publish("nested", files={"index.js": "export const one = 1;", "package.json": nested})
+    assert (await packages.get(parse_spec("nested"))).version == "1.0.0"
+
+
 async def test_peers_and_needed_optional_peers_are_installed(
     npm: registry.Registry, packages: PackageManager
 ) -> None:

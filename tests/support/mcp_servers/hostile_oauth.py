@@ -22,6 +22,8 @@ class HostileOAuth:
         self.requests: list[str] = []
         self.resource_metadata = f"{url}/resource"
         self.content_type = b"application/json"
+        self.location = b""
+        """Target of redirects."""
         self.answers: dict[str, tuple[int, Any]] = {
             "/resource": (200, {"resource": f"{url}/mcp", "authorization_servers": [url]}),
             "/.well-known/oauth-authorization-server": (
@@ -45,6 +47,8 @@ class HostileOAuth:
         status, body = self.answers.get(path, (401 if path == "/mcp" else 404, b""))
         challenge = f'Bearer resource_metadata="{self.resource_metadata}"'.encode()
         headers = [(b"content-type", self.content_type), (b"www-authenticate", challenge)]
+        if 300 <= status < 400:
+            headers.append((b"location", self.location))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         if body in (self.ENDLESS, self.SILENT):
             await self._send_endlessly(receive, send, b"x" * 65536 if body is self.ENDLESS else b"")

@@ -25,6 +25,8 @@ from hutch.settings import Settings
 
 logger = logging.getLogger("hutch.npm")
 
+MAX_MANIFEST_BYTES = 1024 * 1024
+
 T = TypeVar("T")
 Report = Callable[[str], None]
 UnpackedPackages = Mapping[LockedPackage, Path]
@@ -323,8 +325,9 @@ def _uninstalled_optional_peers(
     for package in packages:
         path = unpacked_path(folder, package)
         # Package authors write the manifests, so invalid manifests and invalid dependencies are skipped.
-        with contextlib.suppress(OSError, msgspec.MsgspecError, InvalidPackage):
-            manifest = msgspec.json.decode((path / "package.json").read_bytes(), type=_Manifest)
+        with contextlib.suppress(OSError, msgspec.MsgspecError, RecursionError, InvalidPackage):
+            with (path / "package.json").open("rb") as file:
+                manifest = msgspec.json.decode(file.read(MAX_MANIFEST_BYTES), type=_Manifest)
             for name, peer in manifest.peer_dependencies_meta.items():
                 version = manifest.dependencies.get(name) if peer.optional else None
                 siblings = path.parents[package.name.count("/")]
