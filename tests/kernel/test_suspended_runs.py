@@ -31,6 +31,7 @@ class Tools:
     def __init__(self) -> None:
         self.calls: list[Any] = []
         self.keys: list[str] = []
+        self.waiting, self.go_on = asyncio.Event(), asyncio.Event()
 
     async def ask(self, what: str) -> str:
         """Asks a person."""
@@ -44,9 +45,13 @@ class Tools:
         self.keys.append(context.idempotency_key)
         return n
 
+    async def wait(self) -> None:
+        self.waiting.set()
+        await self.go_on.wait()
+
     @property
     def all(self) -> list[Any]:
-        return [self.ask, self.later, self.count]
+        return [self.ask, self.later, self.count, self.wait]
 
 
 @pytest.fixture(params=["sqlite", "postgres"], scope="module")
@@ -348,6 +353,130 @@ async def test_too_large_run_gets_an_error_from_the_tool(tmp_path: Path, tools: 
         assert error.code == "tool_error"
         assert "max_checkpoint_bytes" in error.message
         assert "approval of lunch" in error.message
+
+
+async def test_result_that_comes_while_the_run_continues_is_kept(first: hutch.Hutch, tools: Tools) -> None:
+    code = """
+        const b = tools.later({token: "kept"});
+        const a = await tools.ask({what: "a"});
+        await tools.wait({});
+        return [a, await b];"""
+    result = await first.run(code, tools=tools.all)
+    (ask,) = [call for call in result.pending_calls if call.tool == "ask"]
+    run = await first.resume(result.run_id, {ask.call_id: 1}, tools=tools.all)
+    await tools.waiting.wait()
+    await first.resolve("kept", 2)
+    tools.go_on.set()
+    error = (await run.result()).error
+    assert error is not None
+    assert error.code == "suspended"
+    assert (await resumed(first, tools, result.run_id)).result == [1, 2]
+
+
+# The guest calls another tool after the host has asked the runner to suspend it.
+WAIT_AFTER_SUSPEND = """
+    const b = tools.ask({what: "b"});
+    for (const end = Date.now() + 100; Date.now() < end;);
+    return [await tools.wait({}), await b];"""
+
+
+async def test_time_limit_ends_a_suspended_run_whose_tool_does_not_return(
+    first: hutch.Hutch, tools: Tools
+) -> None:
+    error = (await first.run(WAIT_AFTER_SUSPEND, tools=tools.all, timeout_ms=500)).error
+    assert error is not None
+    assert error.code == "timeout"
+    assert "tools.wait" in error.message
+
+
+async def test_suspended_run_is_cancelled_while_a_tool_runs(first: hutch.Hutch, tools: Tools) -> None:
+    run = await first.start(WAIT_AFTER_SUSPEND, tools=tools.all)
+    await tools.waiting.wait()
+    # Now the guest waits only, so that the runner suspends it.
+    await asyncio.sleep(0.2)
+    run.cancel()
+    error = (await run.result()).error
+    assert error is not None
+    assert error.code == "timeout"
+
+
+async def test_run_is_cancelled_while_it_is_stored(
+    first: hutch.Hutch, tools: Tools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await store_of(first)
+    save = store.checkpoints.save
+
+    async def save_and_cancel(*args: Any) -> bool:
+        is_saved = await save(*args)
+        run.cancel()
+        return is_saved
+
+    monkeypatch.setattr(store.checkpoints, "save", save_and_cancel)
+    run = await first.start(ASK, tools=tools.all)
+    error = (await run.result()).error
+    assert error is not None
+    assert error.code == "timeout"
+    assert run.id is not None
+    assert await store.checkpoints.get(run.id) is None
+
+
+async def test_run_stays_suspended_if_its_caller_disconnects_while_it_is_stored(
+    first: hutch.Hutch, tools: Tools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await store_of(first)
+    save, stored = store.checkpoints.save, []
+
+    async def disconnect_and_save(row: Any, *args: Any) -> bool:
+        calling.cancel()
+        await asyncio.sleep(0)
+        stored.append(row.run_id)
+        return await save(row, *args)
+
+    monkeypatch.setattr(store.checkpoints, "save", disconnect_and_save)
+    calling = asyncio.ensure_future(first.run(ASK, tools=tools.all))
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+    await store.write_behind.flush()
+    row = await store.runs.get(stored[0])
+    assert row is not None
+    assert row.outcome == "suspended"
+    (call_id,) = await store.checkpoints.answers(row.run_id)
+    assert (await resumed(first, tools, row.run_id, {call_id: 1})).result == 1
+
+
+async def test_stored_run_uses_no_memory(first: hutch.Hutch, tools: Tools) -> None:
+    run = await first.start("const rows = Array.from({length: 9_000}, (_, i) => [i]);" + ASK, tools=tools.all)
+    await run.result()
+    assert len(run.pending_calls) == 1
+    session = run._handle.session
+    assert session is not None
+    assert session.saved is not None
+    assert session.saved.memory == b""
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("return await Promise.all([1, 2].map(() => tools.later({token: 'same'})))", "the same token"),
+        ("'\ud800'; " + ASK, "surrogate"),
+    ],
+)
+async def test_run_that_cannot_be_stored_fails_with_the_reason(
+    first: hutch.Hutch, tools: Tools, code: str, message: str
+) -> None:
+    error = (await first.run(code, tools=tools.all)).error
+    assert error is not None
+    assert error.code == "internal_error"
+    assert message in error.message
+
+
+async def test_owner_can_store_a_limited_amount(tmp_path: Path, tools: Tools) -> None:
+    async with hutch.Hutch(home=str(tmp_path), max_suspended_bytes_per_owner=20_000) as h:
+        results = [await h.run(ASK, tools=tools.all) for _ in range(6)]
+        codes = [result.error and result.error.code for result in results]
+        assert (codes[0], codes[-1]) == ("suspended", "internal_error")
+        assert "max_suspended_bytes_per_owner" in str(results[-1].error)
+        assert (await h.run(ASK, tools=tools.all, owner="ada")).pending_calls
 
 
 async def test_deno_gets_an_error_from_the_tool(first: hutch.Hutch, tools: Tools) -> None:

@@ -54,9 +54,18 @@ def _zstd() -> Any:
     return import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
 
 
-def encode(checkpoint: Checkpoint) -> bytes:
+def encode(checkpoint: Checkpoint, max_bytes: int) -> bytes:
+    """Encodes a checkpoint. Raises ResumeError if it could not be decoded again."""
     zstd = _zstd()
-    return bytes(zstd.compress(msgspec.msgpack.encode(checkpoint), COMPRESSION_LEVEL))
+    try:
+        data = msgspec.msgpack.encode(checkpoint)
+    except UnicodeEncodeError:
+        message = "The code or a token has half of a surrogate pair, which cannot be stored."
+        raise ResumeError("checkpoint_invalid", message) from None
+    if len(data) > max_bytes:
+        message = f"The code, the inputs of pending calls and the memory have more than {max_bytes} bytes."
+        raise ResumeError("checkpoint_invalid", message)
+    return bytes(zstd.compress(data, COMPRESSION_LEVEL))
 
 
 def decode(data: bytes, max_bytes: int) -> Checkpoint:

@@ -18,6 +18,7 @@ from hutch.sandbox.pool.pool import Pool
 from hutch.sandbox.runner.profile import Profile
 from hutch.session.host import TIMED_OUT, Session
 from hutch.session.limits import Limits
+from hutch.session.messages import WireError
 from hutch.session.run import Result, RunHandle, RunQueued, Wait
 from hutch.session.tools.provider import check_providers
 from hutch.settings import Settings, cores
@@ -138,12 +139,30 @@ class Kernel:
         assert self.on_suspend is not None
         assert run.session is not None
         assert run.session.saved is not None
+        saving = asyncio.ensure_future(self.on_suspend(execution, run))
+        is_abandoned = False
         try:
-            await self.on_suspend(execution, run)
-        except HutchError as error:
-            failure = ExecutionError("internal_error", f"The run could not be suspended: {error}")
-            return msgspec.structs.replace(result, error=failure)
-        return msgspec.structs.replace(result, pending_calls=run.session.saved.pending)
+            await asyncio.shield(saving)
+        except asyncio.CancelledError:
+            # The caller has disconnected. The write cannot be stopped any more, so the run stays suspended.
+            is_abandoned = True
+            await asyncio.wait([saving])
+        except HutchError:
+            pass
+        if (error := saving.exception()) is not None:
+            if not isinstance(error, HutchError):
+                raise error
+            message = f"The run could not be suspended: {error}"
+            run.session.end_suspended(TIMED_OUT if run.is_cancelled else _internal_error(message))
+            assert run.session.result is not None
+            result = run.session.result
+        else:
+            run.session.forget_memory()
+            result = msgspec.structs.replace(result, pending_calls=run.session.saved.pending)
+        if is_abandoned:
+            self._record_end(execution, run, result)
+            raise asyncio.CancelledError
+        return result
 
     @asynccontextmanager
     async def run_internal(self, execution: Execution) -> AsyncIterator[tuple[Result, Lease]]:
@@ -182,10 +201,20 @@ class Kernel:
         result = await self._attempt_with_retries(execution, run)
         while (session := run.session) is not None and session.saved is not None:
             if not await session.drain_calls():
-                break
+                assert session.result is not None
+                return session.result
             # Other tools have returned since the guest was suspended, so it can continue at once.
             execution = msgspec.structs.replace(execution, saved=session.saved, answers={})
-            result = await self._attempt_with_retries(execution, run)
+            try:
+                result = await self._attempt_with_retries(execution, run)
+            except HutchError as error:
+                # The run has called tools, so the caller must not take it for one that never started.
+                session.end_suspended(_internal_error(f"The run could not continue: {error}"))
+            if run.session is session:
+                if session.saved is not None:
+                    session.end_suspended(TIMED_OUT)
+                assert session.result is not None
+                return session.result
         return result
 
     async def _attempt_with_retries(self, execution: Execution, run: RunHandle) -> Result:
@@ -332,6 +361,10 @@ def check_limit(name: str, value: Any) -> float:
         shown = f"{value:g}" if isinstance(value, float) else repr(value)
         raise InvalidExecution(name, f"expected a number of at least {minimum}, got {shown}")
     return value
+
+
+def _internal_error(message: str) -> WireError:
+    return WireError(code="internal_error", message=message)
 
 
 def _reason(error: BaseException) -> ExecutionError:

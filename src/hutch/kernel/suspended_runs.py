@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hutch.errors import ExecutionError, HutchError, ResumeError, ToolError
+from hutch.errors import AlreadyExists, ExecutionError, HutchError, ResumeError, ToolError
 from hutch.kernel import checkpoint as checkpoints
 from hutch.kernel.checkpoint import Checkpoint
 from hutch.kernel.execution import Execution
@@ -40,6 +40,7 @@ EXTEND_SECONDS = 10.0
 POLL_SECONDS = 2.0
 """Interval at which the end of a run that continues in another process is looked for."""
 PART_BYTES = 512 * 1024
+DAY_SECONDS = 86_400.0
 LARGE_BYTES = 256 * 1024
 """Size above which a checkpoint is compressed in a thread."""
 # Size of a checkpoint without the memory: the code, the pending calls and the recorded calls.
@@ -76,21 +77,37 @@ class SuspendedRuns:
         checkpoint = self._checkpoint(execution, run)
         store = await self._open_store()
         data = await self._encode(checkpoint)
+        maximum = self._settings.max_suspended_bytes_per_owner
+        if await store.checkpoints.stored_bytes(execution.owner, run.id) + len(data) > maximum:
+            raise ResumeError(
+                "too_many_suspended",
+                f"The suspended runs of this owner, and their results, would have more than {maximum} bytes"
+                " (setting max_suspended_bytes_per_owner). Continue or cancel some.",
+            )
         calls = [
             NewPendingCall(
                 call_id=call.call_id, token_digest=token_digest(call.token), question=call.question
             )
             for call in checkpoint.session.pending
         ]
-        is_saved = await store.checkpoints.save(
-            self._row(checkpoint, len(data)),
-            [data[start : start + PART_BYTES] for start in range(0, len(data), PART_BYTES)],
-            calls,
-            self._holder,
-        )
-        self._held.discard(run.id)
+        _check_not_cancelled(run)
+        try:
+            is_saved = await store.checkpoints.save(
+                self._row(checkpoint, len(data)),
+                [data[start : start + PART_BYTES] for start in range(0, len(data), PART_BYTES)],
+                calls,
+                self._holder,
+            )
+        except AlreadyExists:
+            raise ResumeError("token_in_use", "Another pending call has the same token.") from None
         if not is_saved:
             raise ResumeError("checkpoint_in_use", f"Another process continues the run {run.id}.")
+        try:
+            _check_not_cancelled(run)
+        except ResumeError:
+            await store.checkpoints.delete(run.id, None)
+            raise
+        self._held.discard(run.id)
         for listener in self.on_saved:
             listener(checkpoint)
         return checkpoint
@@ -109,15 +126,19 @@ class SuspendedRuns:
             code=execution.code,
             limits=execution.limits,
             created_at=run.started_at,
-            expires_at=time.time() + self._settings.checkpoint_days * 86_400,
+            expires_at=time.time() + self._settings.checkpoint_days * DAY_SECONDS,
             session=run.session.saved,
             record_level=run.record_level,
         )
 
     async def _encode(self, checkpoint: Checkpoint) -> bytes:
         if len(checkpoint.session.memory) < LARGE_BYTES:
-            return checkpoints.encode(checkpoint)
-        return await asyncio.to_thread(checkpoints.encode, checkpoint)
+            return checkpoints.encode(checkpoint, self._max_bytes)
+        return await asyncio.to_thread(checkpoints.encode, checkpoint, self._max_bytes)
+
+    @property
+    def _max_bytes(self) -> int:
+        return self._settings.max_checkpoint_bytes + OVERHEAD_BYTES
 
     def _row(self, checkpoint: Checkpoint, size: int) -> CheckpointRow:
         return CheckpointRow(
@@ -145,10 +166,13 @@ class SuspendedRuns:
                 raise ResumeError(
                     "unknown_call", f"The run {run_id} has no pending call {call_id}; it waits for {waiting}."
                 )
-        for call_id, answer in answers.items():
-            text = msgspec.json.encode(answer).decode()
-            if not await store.checkpoints.answer(run_id, call_id, text):
-                raise ResumeError("already_answered", f"The call {call_id} already has a result.")
+        texts = {call_id: msgspec.json.encode(answer).decode() for call_id, answer in answers.items()}
+        answered = [call_id for call_id in answers if known[call_id] is not None]
+        for call_id in answered or await store.checkpoints.answer(run_id, texts):
+            raise ResumeError(
+                "already_answered",
+                f"The call {call_id} already has a result. Resume the run without one for this call.",
+            )
 
     async def resolve(self, token: str, answer: Answer) -> tuple[str, str]:
         """Stores the result of the call with a token. Returns the run's id and owner. Raises ResumeError."""
@@ -158,7 +182,7 @@ class SuspendedRuns:
         if found is None:
             raise ResumeError("unknown_call", "There is no pending call with this token.")
         row, call_id = found
-        if not await store.checkpoints.answer(row.run_id, call_id, msgspec.json.encode(answer).decode()):
+        if await store.checkpoints.answer(row.run_id, {call_id: msgspec.json.encode(answer).decode()}):
             raise ResumeError("already_answered", "The call with this token already has a result.")
         return row.run_id, row.owner
 
@@ -181,20 +205,18 @@ class SuspendedRuns:
     ) -> tuple[Execution, RunHandle]:
         """Takes a suspended run out of the store. `run` continues it. Raises ResumeError and VaultError."""
         store = await self._open_store()
-        taken = await store.checkpoints.take(run_id, owner, self._holder, _after(HOLD_SECONDS))
-        if taken is None:
+        row = await store.checkpoints.take(run_id, owner, self._holder, _after(HOLD_SECONDS))
+        if row is None:
             raise await self._refusal(store, run_id, owner)
-        row, parts = taken
         self._hold(run_id)
         try:
+            data = await store.checkpoints.state(row)
             checkpoints.check_bundle(row.bundle)
-            max_bytes = self._settings.max_checkpoint_bytes + OVERHEAD_BYTES
-            data = b"".join(parts)
             is_large = len(data) > LARGE_BYTES
             checkpoint = (
-                await asyncio.to_thread(checkpoints.decode, data, max_bytes)
+                await asyncio.to_thread(checkpoints.decode, data, self._max_bytes)
                 if is_large
-                else checkpoints.decode(data, max_bytes)
+                else checkpoints.decode(data, self._max_bytes)
             )
             answers = {
                 call_id: msgspec.json.decode(text, type=Answer)
@@ -239,7 +261,8 @@ class SuspendedRuns:
             raise
         if run.session is None or run.session.saved is None:
             self._held.discard(run.id)
-            await store.checkpoints.end(run.id, self._holder, _encode_result(result))
+            expires_at = _after(self._settings.checkpoint_days * DAY_SECONDS)
+            await store.checkpoints.end(run.id, self._holder, _encode_result(result), expires_at)
             self._report_end(run.id, result)
         return result
 
@@ -264,9 +287,13 @@ class SuspendedRuns:
             logger.warning("the run %s could not be continued: %s", run_id, error)
 
     async def continue_answered(self) -> None:
-        """Continues all runs that have got a result, after a restart."""
+        """Continues all runs that have got a result: after a restart, after the death of another server, or
+        because they were not continued when the result came.
+        """
+        if self.provide_tools is None:
+            return
         store = await self._open_store()
-        for row in await store.checkpoints.with_answers():
+        for row in await store.checkpoints.with_answers(checkpoints.bundle_digest()):
             self.continue_in_background(row.run_id, row.owner)
 
     async def wait(
@@ -355,8 +382,9 @@ class SuspendedRuns:
         # The record of a run that was just suspended may still be in the queue.
         await store.write_behind.flush()
         await store.runs.end_suspended(run_id, "cancelled")
-        error = ExecutionError("cancelled", "The run was cancelled while it was suspended")
-        self._report_end(run_id, Result(ok=False, error=error, run_id=run_id))
+        error = _cancelled()
+        end = Result(ok=False, error=ExecutionError(error.code, str(error)), run_id=run_id)
+        self._report_end(run_id, end)
         for listener in self.on_cancelled:
             listener(run_id)
         return True
@@ -460,6 +488,15 @@ def token_digest(token: str | None) -> str | None:
 
 def _after(seconds: float) -> str:
     return format_rfc3339(datetime.fromtimestamp(time.time() + seconds, UTC))
+
+
+def _check_not_cancelled(run: RunHandle) -> None:
+    if run.is_cancelled:
+        raise _cancelled()
+
+
+def _cancelled() -> ResumeError:
+    return ResumeError("cancelled", "The run was cancelled while it was suspended")
 
 
 def _not_found(run_id: str) -> ResumeError:

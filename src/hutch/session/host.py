@@ -327,28 +327,58 @@ class Session:
 
     async def drain_calls(self) -> bool:
         """Waits for the tools that still run when the execution is suspended, and adds their replies to
-        `saved`. Returns True if there are any, so that the execution can continue.
+        `saved`. Returns True if there are any, so that the execution can continue. If the session is
+        cancelled or its time is up, `saved` is None afterwards, and `result` has the timeout.
         """
         calls, saved = self._tool_calls, self.saved
         assert saved is not None
-        held_lines = await calls.drain()
+        try:
+            while calls.is_running and not self._cancelling and self._remaining_seconds() > 0:
+                # The time limit may be paused meanwhile, so the remaining time is computed again.
+                await calls.wait_for_running(max(self._remaining_seconds(), TIMER_TOLERANCE_SECONDS))
+        except BaseException:
+            calls.end()
+            raise
+        if self._cancelling or calls.is_running:
+            error = self._timeout if self._cancelling else self._timeout_error()
+            self.end_suspended(error)
+            return False
         self.saved = msgspec.structs.replace(
             saved,
             pending=list(calls.pending.values()),
+            elapsed_ms=self._run_ms(),
             errors=sorted(calls.errors),
             calls=calls.records,
-            held_lines=held_lines,
+            held_lines=calls.held_lines,
         )
-        return bool(held_lines)
+        return bool(calls.held_lines)
+
+    def end_suspended(self, error: WireError) -> None:
+        """Ends the session with an error, although the execution was suspended."""
+        assert self.result is not None
+        logs, truncated = self.result.logs, self.result.logs_truncated
+        self.saved = None
+        self._settle(error, logs=logs, truncated=truncated)
+
+    def forget_memory(self) -> None:
+        """Frees the memory of a suspended execution, which was stored."""
+        assert self.saved is not None
+        self.saved = msgspec.structs.replace(self.saved, memory=b"", manifests=[])
+
+    def _remaining_seconds(self) -> float:
+        return (self.limits.timeout_ms - self._run_ms()) / 1000
 
     def cancel(self) -> None:
         """Asks the runner to stop, and cancels running tools. The session ends after the grace period at the
         latest.
         """
-        if self._cancelling or self._has_ended:
+        if self._cancelling or (self._has_ended and self.saved is None):
             return
         self._cancelling = True
         self._tool_calls.cancel()
+        if self.saved is not None:
+            # The guest does not run. `drain_calls` ends the session.
+            return
         self._send(encode(Cancel(self.id)))
         if self._timer is not None:
             self._timer.cancel()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import UNSET, Raw
 
 from hutch.errors import Suspend, ToolError, wire_code
-from hutch.session.json_value import NotJsonSafe, decode_value, encode_value
+from hutch.session.json_value import NotJsonSafe, decode_value, encode_value, well_formed
 from hutch.session.large_json import LARGE_TEXT_BYTES, decode_large_value
 from hutch.session.messages import ToolCall, ToolResult, WireError, encode, tool_item_line, tool_result_line
 from hutch.session.run import (
@@ -119,7 +119,7 @@ class ToolCalls:
             return False
         if self.count >= limits.max_calls:
             self._refuse(call, f"More than {limits.max_calls} tool calls in one execution")
-        elif len(self._tasks) >= limits.max_outstanding_calls:
+        elif len(self._tasks) + len(self.pending) >= limits.max_outstanding_calls:
             self._refuse(call, f"More than {limits.max_outstanding_calls} tool calls at once")
         elif self._open_bytes + size > MAX_OPEN_INPUT_BYTES:
             self._refuse(call, f"More than {MAX_OPEN_INPUT_BYTES} bytes of input in open tool calls")
@@ -145,6 +145,7 @@ class ToolCalls:
         self.records = list(saved.calls)
         self.errors = set(saved.errors)
         self.pending = {call.call_id: call for call in saved.pending}
+        self._open_bytes = sum(len(call.input_json) for call in saved.pending)
         # The runner's state, unlike `pending`, also has calls that were answered while it was suspended.
         self._ids = {call_id for call_id, _, _, _ in saved.state.calls}
 
@@ -170,15 +171,23 @@ class ToolCalls:
         self._recent_replies = missing
         self._is_suspended = True
 
-    async def drain(self) -> list[bytes]:
-        """Waits for the tools that still run. Returns the replies that the suspended run has not got."""
-        while self._tasks:
-            await asyncio.wait([task for task, _ in self._tasks.values()])
+    @property
+    def is_running(self) -> bool:
+        return bool(self._tasks)
+
+    async def wait_for_running(self, seconds: float) -> None:
+        """Waits for the tools that still run, at most for a time."""
+        await asyncio.wait([task for task, _ in self._tasks.values()], timeout=seconds)
+
+    @property
+    def held_lines(self) -> list[bytes]:
+        """Replies that the suspended run has not got."""
         return [line for _, line in self._recent_replies or []]
 
     def answer(self, call_id: str, answer: Answer) -> None:
         """Sends the result of a pending call to the guest."""
         call = self.pending.pop(call_id)
+        self._open_bytes -= len(call.input_json)
         result = answer.result_json
         ok = result is not None and len(result) <= self._limits.max_result_bytes
         code, message = answer.code, answer.message
@@ -221,7 +230,7 @@ class ToolCalls:
             provider=call.provider_name,
             tool=call.safe_tool_name,
             input_json=bytes(call.input),
-            message=suspend.message,
+            message=well_formed(suspend.message),
             token=suspend.token,
             question=suspend.question,
             started_at=time() - (monotonic() - began),
@@ -296,7 +305,8 @@ class ToolCalls:
             # Done here and not in a callback of the task, which would cost another iteration of the event
             # loop for every call.
             self._tasks.pop(call.call_id, None)
-            self._open_bytes -= memoryview(call.input).nbytes
+            if not is_pending:
+                self._open_bytes -= memoryview(call.input).nbytes
             elapsed = monotonic() - began
             if self.pending and not self._tasks and self._on_all_pending is not None:
                 self._on_all_pending()

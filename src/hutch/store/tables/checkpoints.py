@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -111,8 +111,12 @@ class CheckpointTable:
             SqlStatement(
                 f"DELETE FROM checkpoint_parts WHERE run_id = :run_id AND EXISTS ({is_saved})", guarded
             ),
+            # The rows of calls that still wait stay: while the run continued, they may have got a decision or
+            # a result.
             SqlStatement(
-                f"DELETE FROM pending_calls WHERE run_id = :run_id AND EXISTS ({is_saved})", guarded
+                "DELETE FROM pending_calls WHERE run_id = :run_id"
+                f" AND call_id NOT IN :call_ids AND EXISTS ({is_saved})",
+                {**guarded, "call_ids": [call.call_id for call in calls] or [""]},
             ),
             *(
                 SqlStatement(
@@ -125,7 +129,8 @@ class CheckpointTable:
             *(
                 SqlStatement(
                     "INSERT INTO pending_calls (run_id, call_id, token_digest, question)"
-                    f" SELECT :run_id, :call_id, :digest, :question WHERE EXISTS ({is_saved})",
+                    f" SELECT :run_id, :call_id, :digest, :question WHERE EXISTS ({is_saved})"
+                    " ON CONFLICT (run_id, call_id) DO NOTHING",
                     {
                         **guarded,
                         "call_id": call.call_id,
@@ -138,24 +143,23 @@ class CheckpointTable:
         )
         return results[0].row_count == 1
 
-    async def take(
-        self, run_id: str, owner: str, holder: str, held_until: str
-    ) -> tuple[CheckpointRow, builtins.list[bytes]] | None:
-        """Marks a suspended run as running in the process `holder`. Returns its state in parts, or None if
-        there is no such run, or it is not suspended. Raises VaultError.
+    async def take(self, run_id: str, owner: str, holder: str, held_until: str) -> CheckpointRow | None:
+        """Marks a suspended run as running in the process `holder`. Returns None if there is no such run, or
+        it is not suspended.
         """
         values = {"run_id": run_id, "owner": owner, "holder": holder, "held_until": held_until, "now": now()}
         (changed,) = await self._database.write(SqlStatement(_TAKE, values))
-        if not changed.rows:
-            return None
-        row = _row(changed.rows[0])
+        return _row(changed.rows[0]) if changed.rows else None
+
+    async def state(self, row: CheckpointRow) -> bytes:
+        """Returns the state of a suspended run. Raises VaultError."""
         sql = "SELECT data FROM checkpoint_parts WHERE run_id = :run_id ORDER BY part"
-        texts = [text for (text,) in await self._database.read(sql, run_id=run_id)]
+        texts = [text for (text,) in await self._database.scan(sql, run_id=row.run_id)]
         parts = [
             await self._encryption.decrypt_bytes(text, *_part_context(row, number, len(texts)))
             for number, text in enumerate(texts)
         ]
-        return row, parts
+        return b"".join(parts)
 
     async def get(self, run_id: str) -> CheckpointRow | None:
         rows = await self._database.read(
@@ -200,16 +204,27 @@ class CheckpointTable:
         (changed,) = await self._database.write(SqlStatement(sql, values))
         return changed.row_count == 1
 
-    async def answer(self, run_id: str, call_id: str, answer: str) -> bool:
-        """Stores the result of a pending call. Returns False if the call has a result or does not exist."""
+    async def answer(self, run_id: str, answers: Mapping[str, str]) -> builtins.list[str]:
+        """Stores the results of pending calls, in one transaction. Returns the ids of the calls that do not
+        exist or have a result, which is not changed.
+        """
         sql = """
             UPDATE pending_calls SET answer = :answer
             WHERE run_id = :run_id AND call_id = :call_id AND answer IS NULL
         """
-        encrypted = await self._encryption.encrypt(answer, *_answer_context(run_id, call_id))
-        values = {"run_id": run_id, "call_id": call_id, "answer": encrypted}
-        (changed,) = await self._database.write(SqlStatement(sql, values))
-        return changed.row_count == 1
+        statements = [
+            SqlStatement(
+                sql,
+                {
+                    "run_id": run_id,
+                    "call_id": call_id,
+                    "answer": await self._encryption.encrypt(answer, *_answer_context(run_id, call_id)),
+                },
+            )
+            for call_id, answer in answers.items()
+        ]
+        results = await self._database.write(*statements)
+        return [call_id for call_id, result in zip(answers, results, strict=True) if not result.row_count]
 
     async def answers(self, run_id: str) -> dict[str, str | None]:
         """Returns the results of the pending calls; None for those that are still missing."""
@@ -262,12 +277,13 @@ class CheckpointTable:
         (changed,) = await self._database.write(SqlStatement(sql, {**values, "now": now()}))
         return changed.row_count == 1
 
-    async def end(self, run_id: str, holder: str, result: str) -> None:
+    async def end(self, run_id: str, holder: str, result: str, expires_at: str) -> None:
         """Stores the result of a run that `holder` has continued to its end, and deletes its state."""
         encrypted = await self._encryption.encrypt(result, *_result_context(run_id))
-        values = {"run_id": run_id, "holder": holder}
+        values = {"run_id": run_id, "holder": holder, "expires_at": expires_at, "bytes": len(encrypted)}
         sql = """
-            UPDATE checkpoints SET state = 'ended', holder = NULL, held_until = NULL, result = :result
+            UPDATE checkpoints SET state = 'ended', holder = NULL, held_until = NULL, result = :result,
+                expires_at = :expires_at, bytes = :bytes
             WHERE run_id = :run_id AND holder = :holder
         """
         is_ended = "SELECT 1 FROM checkpoints WHERE run_id = :run_id AND state = 'ended'"
@@ -287,15 +303,25 @@ class CheckpointTable:
         rows = await self._database.read(sql, run_id=run_id)
         return await self._encryption.decrypt(rows[0][0], *_result_context(run_id)) if rows else None
 
-    async def with_answers(self) -> builtins.list[CheckpointRow]:
-        """Returns suspended runs that have got a result, so that they can be continued."""
+    async def stored_bytes(self, owner: str, other_than: str) -> int:
+        """Returns the size of the suspended runs and results of an owner, without those of one run."""
+        sql = "SELECT COALESCE(SUM(bytes), 0) FROM checkpoints WHERE owner = :owner AND run_id <> :run_id"
+        return int((await self._database.scan(sql, owner=owner, run_id=other_than))[0][0])
+
+    async def with_answers(self, bundle: str) -> builtins.list[CheckpointRow]:
+        """Returns runs of a guest bundle that have got a result and are suspended, or were continued by a
+        process that died before they called a tool.
+        """
         columns = ", ".join(f"c.{name}" for name in _FIELDS)
         sql = f"""
-            SELECT {columns} FROM checkpoints c WHERE c.state = 'suspended' AND EXISTS (
-                SELECT 1 FROM pending_calls p WHERE p.run_id = c.run_id AND p.answer IS NOT NULL
-            ) LIMIT {MAX_LISTED}
+            SELECT {columns} FROM checkpoints c
+            WHERE (c.state = 'suspended' OR (c.state = 'running' AND c.held_until < :now))
+                AND c.bundle = :bundle AND c.expires_at > :now AND EXISTS (
+                    SELECT 1 FROM pending_calls p WHERE p.run_id = c.run_id AND p.answer IS NOT NULL
+                )
+            ORDER BY c.created_at, c.run_id LIMIT {MAX_LISTED}
         """
-        return [_row(row) for row in await self._database.scan(sql)]
+        return [_row(row) for row in await self._database.scan(sql, bundle=bundle, now=now())]
 
     async def take_interrupted(self) -> builtins.list[CheckpointRow]:
         """Deletes runs that cannot be continued, because their process died after they had called a tool, and
@@ -305,6 +331,7 @@ class CheckpointTable:
             DELETE FROM checkpoints
             WHERE (state = 'called' AND held_until < :now)
                 OR (state IN ('suspended', 'ended') AND expires_at < :now)
+                OR (state = 'running' AND held_until < :now AND expires_at < :now)
             RETURNING {_COLUMNS}
         """
         (changed,) = await self._database.write(SqlStatement(sql, {"now": now()}))
