@@ -12,6 +12,7 @@ import contextlib
 import functools
 import gc
 import importlib
+import io
 import json
 import os
 import pkgutil
@@ -69,9 +70,8 @@ class ForkedProcess(subprocess.Popen[Any]):
     _pidfd: int
 
     def __init__(self, arguments: Sequence[str], **options: Any) -> None:
-        assert not options.keys() & {"pass_fds", "preexec_fn", "start_new_session"}, (
-            "not supported by ForkedProcess"
-        )
+        assert not options.keys() & {"pass_fds", "preexec_fn"}, "not supported by ForkedProcess"
+        self._in_new_session = bool(options.get("start_new_session"))
         super().__init__(("hutch", *arguments), **options)
 
     def _execute_child(self, args: Sequence[str], *others: Any) -> None:
@@ -80,6 +80,7 @@ class ForkedProcess(subprocess.Popen[Any]):
             "arguments": args[1:],
             "env": dict(env or os.environ),
             "cwd": str(Path.cwd() / (cwd or "")),
+            "new_session": self._in_new_session,
         }
         child_ends = (pipes[0], pipes[3], pipes[5])
         try:
@@ -149,7 +150,7 @@ class ForkClient:
 
     def fork(self, request: dict[str, Any], streams: list[int]) -> int:
         """See `ForkServer.fork`."""
-        data = json.dumps({**request, "runtime": True}).encode()
+        data = json.dumps({**request, "safe_path": True}).encode()
         with socket.socket(socket.AF_UNIX) as client:
             client.connect("\0" + self._name)
             socket.send_fds(client, [_LENGTH.pack(len(data))], streams)
@@ -280,7 +281,7 @@ def _fork_runtimes(socket_name: str, env: dict[str, str]) -> None:
     def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         if tuple(command[1:6]) != _RUNTIME_COMMAND:
             return subprocess.Popen(command, **options)
-        del options["pass_fds"], options["start_new_session"]
+        del options["pass_fds"]
         return ForkedProcess(command[4:], **options)
 
     global _fork_server
@@ -298,8 +299,11 @@ def _set_up_child(request: dict[str, Any], fds: list[int]) -> None:
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
     script = request.get("script")
-    if "runtime" in request:
+    if request.get("new_session"):
         os.setsid()
+    assert isinstance(sys.stdout, io.TextIOWrapper)
+    sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())
+    if "safe_path" in request:
         del sys.path[0]
     else:
         sys.path[0] = request["cwd"] if script is None else str(Path(script).parent)

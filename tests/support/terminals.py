@@ -6,11 +6,10 @@ import os
 import pty
 import re
 import select
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.processes import HUTCH, TIMEOUT_SECONDS
+from tests.support.processes import TIMEOUT_SECONDS, start_hutch
 
 # Sets the title, clears the screen, reverses the text, starts an escape with a C1 control, starts new lines.
 HOSTILE = "\x1b]0;owned\x07\x1b[2Ja\u202eb\u2066c\x9b31md\u2028e\u2029f\x85g\rh\u200ei\x7fj"
@@ -34,15 +33,8 @@ def at_terminal(
     """
     ours, theirs = pty.openpty()
     shown = ""
-    with subprocess.Popen(
-        [*HUTCH, *arguments],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        cwd=cwd,
-        env={**os.environ, **env},
-        start_new_session=True,
-    ) as process:
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
+    with start_hutch(arguments, env=env, cwd=cwd, start_new_session=True, **streams) as process:
         os.close(theirs)
         try:
             while True:
