@@ -162,6 +162,14 @@ async def test_same_run_id_returns_the_same_run(
     assert server.upstream.request_counts["/once"] == 1
 
 
+async def test_run_id_beyond_ascii_is_refused(ann: FlowClient) -> None:
+    """It would not fit into the headers of the response."""
+    await ann.post("/flows", WAIT)
+    refused = await ann.post("/flows/short/runs", {"run_id": "☃"})
+    message = "run_id: expected 1 to 200 printable ASCII characters, without /"
+    assert (refused.status_code, refused.json()["error"]["message"]) == (400, message)
+
+
 async def test_run_without_a_body_gets_a_new_id(ann: FlowClient) -> None:
     await ann.post("/flows", WAIT)
     one, other = (await ann.post("/flows/short/runs"), await ann.post("/flows/short/runs"))
