@@ -283,6 +283,18 @@ async def test_message_with_very_many_tools_does_not_block_the_server(server: Se
 
 
 @repeat_on_stall
+async def test_very_long_code_is_refused_without_blocking_the_server(server: ServeProcess) -> None:
+    """Decoding it takes 0.2 s."""
+    text = json.dumps(execute("long", '"' * 7_000_000))
+    async with connect_execbox(server.execbox) as client:
+        with ServerStalls(server.process.pid, server.url) as stalls:
+            await client.send(text)
+            done = await client.receive()
+    assert done["error"]["message"].endswith("code: has 14000002 bytes of JSON; the limit is 4194304")
+    stalls.assert_short()
+
+
+@repeat_on_stall
 async def test_large_inputs_do_not_block_the_server(server: ServeProcess) -> None:
     """Decoded and encoded at once, these numbers stall the event loop for 0.2 s."""
     message = {
