@@ -169,3 +169,25 @@ def test_tool_result_line_contains_the_json_text_unchanged() -> None:
         "ok": True,
         "result": {"__proto__": 1},
     }
+
+
+@pytest.mark.parametrize(
+    "end", ['{"a":1,"id":7}', '["x",{"logs":["a"]}]', '{"id":7,"ok":true}', '"x"', '[{"line":1}]']
+)
+def test_long_payload_may_end_with_any_value(end: str) -> None:
+    payload = f'["{"x" * 5_000_000}",{end}]'
+    head = '{"type":"done","id":"1","ok":true,"durationMs":0,"logs":["a"],"result":'
+    done = decode_from_runner(f"{head}{payload}}}".encode())
+    assert isinstance(done, Done)
+    assert bytes(done.result) == payload.encode()
+
+
+@pytest.mark.parametrize("last", ['"logs":["a"]', '"logsTruncated":true', '"id":"1"', '"durationMs": 1.5 '])
+def test_long_payload_must_be_the_last_field(last: str) -> None:
+    head = '{"type":"done","id":"1","ok":true,"durationMs":0,"logs":[],"result":'
+    line = '%s"%s",%s}'
+    done = decode_from_runner((line % (head, "x" * 3_000_000, last)).encode())
+    assert isinstance(done, Done)
+    assert len(bytes(done.result)) == 3_000_002
+    with pytest.raises(ProtocolError, match="the payload must be the last field"):
+        decode_from_runner((line % (head, "x" * 5_000_000, last)).encode())

@@ -353,7 +353,7 @@ def _decode_envelope(line: bytes) -> RunnerMessage | None:
     # message invalid.
     key = _LAST_KEY.search(line, 0, MAX_FIELD_BYTES)
     end = len(line.rstrip())
-    if key is None or line[end - 1 : end] != b"}" or _OTHER_KEY.search(line, end - _MAX_TAIL_BYTES):
+    if key is None or line[end - 1 : end] != b"}" or _LAST_FIELD.search(line, end - _MAX_TAIL_BYTES, end):
         return None
     payload = memoryview(line)[key.end() : end - 1]
     if payload.nbytes <= MAX_READ_PAYLOAD_BYTES:
@@ -373,9 +373,10 @@ def _long_error(size: int) -> WireError:
 
 
 _LAST_KEY = re.compile(rb',[ \t\r]*"(result|input|error)"[ \t\r]*:[ \t\r]*')
-_OTHER_KEY = re.compile(
+# A field after the payload. In an object of the payload, the value would be followed by two brackets.
+_LAST_FIELD = re.compile(
     rb',[ \t\r]*"(?:type|id|ok|durationMs|logs|logsTruncated|callId|providerName|safeToolName|line|stream)"'
-    rb"[ \t\r]*:"
+    rb'[ \t\r]*:[ \t\r]*(?:"[^"\\]*"|[^"\[\]{},]+|\[[^\[\]{}]*\])[ \t\r]*\}\Z'
 )
 _MAX_TAIL_BYTES = 100
 
