@@ -115,6 +115,12 @@ def test_failure_on_a_terminal_stands_out_with_its_message_and_whole_id(
     assert plain.isprintable()
 
 
+def test_suspended_run_is_not_shown_as_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure(Settings())
+    log_run("waits for an approval", outcome="suspended")
+    assert "  wait   execbox " in capsys.readouterr().err
+
+
 def test_only_lines_on_a_terminal_show_error_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not logs.shows_error_messages(), "a program that uses Hutch as a library has its own formatter"
     logs.configure(Settings())
