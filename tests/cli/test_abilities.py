@@ -40,6 +40,17 @@ def add(user: str, value: object, *more: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+def test_added_ability_names_the_kinds_of_its_missing_credentials(bo: str, tmp_path: Path) -> None:
+    command = "curl 'https://api.example/orders?api_key=sk-live-0123456789abcdef'"
+    imported = hutch("ability", "import", "--curl", command, "--id", "orders")
+    file = tmp_path / "orders.json"
+    file.write_text(imported.stdout)
+    added = hutch("ability", "add", "--user", bo, str(file))
+    assert f"`hutch credential set --user {bo} --kind query api.example::api_key`" in added.stderr
+    assert "a credential that is not a header" not in added.stderr
+    assert hutch("ability", "remove", "--user", bo, "orders").returncode == 0
+
+
 def test_ability_is_added_run_and_removed(bo: str, upstream: FakeApi, tmp_path: Path) -> None:
     file = tmp_path / "ability.json"
     file.write_text(json.dumps(ability(upstream.url)))

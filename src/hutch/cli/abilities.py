@@ -56,19 +56,19 @@ def add_abilities(user: str, file: Path | None, *, code: Path | None, shared: bo
         return versions, credentials, await _produced_keys(store, owner.id, definitions)
 
     versions, credentials, produced = with_store(put)
-    needs_credentials = False
+    has_unknown_kind = False
     for definition, version in zip(definitions, versions, strict=True):
         print_line(definition.ability_id)
         print_note(
             f"stored {definition.ability_id} for {user}, version {version}{', shared' if shared else ''}"
         )
         for note in _missing_credentials(definition, credentials, user, produced):
-            needs_credentials = needs_credentials or "credential set" in note
+            has_unknown_kind = has_unknown_kind or ("credential set" in note and "--kind" not in note)
             print_note(note)
         if definition.produces:
             keys = ", ".join(produced.key for produced in definition.produces)
             print_note(f"its runs store credentials of the user who runs it: {keys}")
-    if needs_credentials:
+    if has_unknown_kind:
         print_note(_KIND_NOTE)
     return 0
 
@@ -76,9 +76,10 @@ def add_abilities(user: str, file: Path | None, *, code: Path | None, shared: bo
 _KIND_NOTE = "a credential that is not a header needs --kind cookie, auth_token, query or body"
 
 
-def _set_command(user: str, key: str) -> str:
+def _set_command(user: str, key: str, kind: str | None = None) -> str:
     # The author of the ability chose the key, and people paste this command into a shell.
-    return f"`hutch credential set --user {shlex.quote(user)} {shlex.quote(key)}`"
+    option = "" if kind is None else f"--kind {kind} "
+    return f"`hutch credential set --user {shlex.quote(user)} {option}{shlex.quote(key)}`"
 
 
 def _missing_credentials(
@@ -96,7 +97,8 @@ def _missing_credentials(
         elif login := produced.get(text.lower()):
             yield f"{login} obtains {text} when it is needed"
         else:
-            yield f"it needs a credential: {_set_command(user, text)}"
+            kind = definition.credential_kinds.get(key.text)
+            yield f"it needs a credential: {_set_command(user, text, kind)}"
 
 
 async def _produced_keys(

@@ -29,6 +29,7 @@ from hutch.vault import flow_keys
 
 T = TypeVar("T")
 MAX_SHOWN_CHARS = 100
+_MIN_ID_CHARS = 6
 EXPORT_PAGE = 500
 MAX_SEARCHES = 20
 """Number of partial searches that a list continues before it says that there may be more."""
@@ -200,7 +201,7 @@ def _milliseconds(value: float) -> str:
 
 
 def show_run(run_id: str, url: str | None, key_env: str, *, as_json: bool) -> int:
-    run = _with_runs(url, key_env, lambda source: source.show(run_id))
+    run = _with_runs(url, key_env, lambda source: _find_run(source, run_id))
     if as_json:
         print_json_value(run)
         return 0
@@ -231,6 +232,25 @@ def show_run(run_id: str, url: str | None, key_env: str, *, as_json: bool) -> in
         for number, line in enumerate(run["code"].splitlines(), 1):
             print_line(f"{'>' if number == marked else ' '} {number:4} {line}")
     return 0
+
+
+async def _find_run(source: RunSource, run_id: str) -> dict[str, Any]:
+    """Returns the run with this id, or the only one whose id begins with it, because logs show ids cut off.
+    Raises InvalidInput.
+    """
+    begin = run_id.rstrip("….")
+    try:
+        return await source.show(run_id)
+    except InvalidInput:
+        if len(begin) < _MIN_ID_CHARS:
+            raise
+        page = await source.list([("text", begin), ("limit", "10"), ("counts", "false")])
+        ids = [run["run_id"] for run in page["runs"] if run["run_id"].startswith(begin)]
+        if not ids:
+            raise
+        if len(ids) > 1:
+            raise InvalidInput("run", f"several begin with {begin!r}: {', '.join(ids)}.") from None
+        return await source.show(ids[0])
 
 
 def _show_error(run: Mapping[str, Any]) -> None:

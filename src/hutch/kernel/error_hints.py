@@ -66,11 +66,16 @@ def with_unavailable_servers(result: Result, reasons: Mapping[str, str]) -> Resu
     error = result.error
     if error is None or error.name not in _MISSING_NAMES or not _IS_MISSING.search(error.message):
         return result
+    undefined = _NOT_DEFINED.match(error.message)
+    if undefined is not None and undefined[1] not in ("tools", *reasons):
+        return result
     noun = "server" if len(reasons) == 1 else "servers"
     return _explained(result, error, f"not connected: MCP {noun} {', '.join(reasons)}")
 
 
 def _explained(result: Result, error: ExecutionError, hint: str) -> Result:
-    message = f"{error.message}; {hint}"
+    # A message of several lines ends with an excerpt of the code.
+    separator = "\n" if "\n" in error.message else "; "
+    message = f"{error.message}{separator}{hint}"
     explained = ExecutionError(error.code, message, error.name, error.line, error.column, error.stack)
     return msgspec.structs.replace(result, error=explained)

@@ -176,3 +176,18 @@ def test_produced_credentials_have_default_kinds() -> None:
 )
 def test_invalid_produced_credential_is_refused(produces: object) -> None:
     assert problems(ability(produces=produces))[0].startswith("produces")
+
+
+def test_kinds_of_credentials_are_checked_and_kept() -> None:
+    base = {
+        "ability_id": "a",
+        "service_name": "x.example",
+        "wrapper_code": "export const wrapper = 1",
+        "dynamic_header_keys": ["x.example::key"],
+    }
+    kinds = {"x.example::key": "query"}
+    assert parse_definition({**base, "credential_kinds": kinds}).credential_kinds == kinds
+    with pytest.raises(InvalidAbility) as refused:
+        parse_definition({**base, "credential_kinds": {"x.example::other": "path"}})
+    assert "expected a key of dynamic_header_keys" in str(refused.value)
+    assert "expected one of header" in str(refused.value)

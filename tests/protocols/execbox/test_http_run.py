@@ -79,6 +79,15 @@ async def test_request_chooses_what_is_recorded(client: httpx2.AsyncClient) -> N
     assert recorded == {None: ("errors", None), "metadata": ("metadata", None), "full": ("full", "return 1")}
 
 
+async def test_run_is_shown_by_the_beginning_of_its_id(client: httpx2.AsyncClient) -> None:
+    run_id = (await client.post("/run", json={"code": "return 1"})).json()["run_id"]
+    # A list writes the records that wait.
+    await client.get("/runs")
+    assert run_id in hutch("runs", "show", f"{run_id[:8]}…").stdout
+    missing = hutch("runs", "show", "ffffffffffff")
+    assert (missing.returncode, "there is no 'ffffffffffff'" in missing.stderr) == (2, True)
+
+
 def test_request_cannot_raise_the_metadata_of_the_operator() -> None:
     with running_server(HUTCH_RECORD_PROTOCOLS="execbox=metadata") as server:
         run_id = httpx2.post(server.url + "/run", json={"code": "1", "record": "full"}).json()["run_id"]

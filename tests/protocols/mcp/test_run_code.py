@@ -311,6 +311,7 @@ async def test_server_that_is_not_connected_is_named(client: Client, language: s
     # A misspelt name is not that of a configured server.
     other = text_of(await run(client, "return await tools.slak.post({})", "toolscript"))
     assert "not connected" not in other
+    assert "tools has github, fileSystem." in other
 
 
 async def test_missing_require_is_explained_without_advice_for_node(client: Client) -> None:

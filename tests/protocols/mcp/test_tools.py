@@ -114,7 +114,12 @@ async def test_all_tools_are_described_on_one_line_each_by_default(client: Clien
 async def test_unknown_name_is_reported(client: Client) -> None:
     answer = await client.call_tool("describe_tools", {"names": ["gitlab"]})
     assert answer.is_error
-    assert 'There is no tool or server "gitlab"' in text_of(answer)
+    assert text_of(answer) == "There is no tool or server 'gitlab'; did you mean tools.github?"
+    other = await client.call_tool("describe_tools", {"names": ["weather"]})
+    assert text_of(other) == "There is no tool or server 'weather'; search_tools finds tools."
+    misspelt = await client.call_tool("describe_tools", {"names": ["github.createIsue"]})
+    expected = "There is no tool or server 'github.createIsue'; did you mean tools.github.createIssue?"
+    assert text_of(misspelt) == expected
     some = await client.call_tool("describe_tools", {"names": ["gitlab", "github"]})
     assert not some.is_error
     assert 'There is no tool or server "gitlab"' in text_of(some)

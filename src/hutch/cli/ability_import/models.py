@@ -31,6 +31,12 @@ class NeededCredential(msgspec.Struct, frozen=True):
     """Explains what the user has to enter, if the name does not."""
 
 
+def credential_kinds(credentials: Iterable[NeededCredential]) -> dict[str, dict[str, str]]:
+    """Returns the field `credential_kinds` of a definition, or nothing if all credentials are headers."""
+    kinds = {each.key: each.kind for each in credentials}
+    return {"credential_kinds": kinds} if set(kinds.values()) - {"header"} else {}
+
+
 class ImportedAbility(msgspec.Struct, frozen=True):
     definition: dict[str, Any]
     credentials: list[NeededCredential]

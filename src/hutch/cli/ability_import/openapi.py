@@ -14,6 +14,7 @@ from hutch.cli.ability_import.models import (
     ImportedAbility,
     ImportResult,
     NeededCredential,
+    credential_kinds,
     http_address,
     make_id,
 )
@@ -184,6 +185,7 @@ class _OperationImporter:
             ),
             "static_headers": self._accept(),
             "dynamic_header_keys": list(self._credentials),
+            **credential_kinds(self._credentials.values()),
             "input_schema": self._input_schema(),
             "wrapper_code": template.code(),
         }

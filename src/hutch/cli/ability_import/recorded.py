@@ -9,7 +9,14 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 import msgspec
 
-from hutch.cli.ability_import.models import ImportedAbility, NeededCredential, http_address, js, make_id
+from hutch.cli.ability_import.models import (
+    ImportedAbility,
+    NeededCredential,
+    credential_kinds,
+    http_address,
+    js,
+    make_id,
+)
 from hutch.cli.ability_import.wrapper_code import PATH_SEGMENT
 from hutch.errors import InvalidInput
 from hutch.session.json_value import NotJsonSafe, decode_value
@@ -118,6 +125,7 @@ class RequestImporter:
             "description": f"{method} {self._host}{path}",
             "static_headers": self._headers,
             "dynamic_header_keys": list(dict.fromkeys(each.key for each in self._credentials)),
+            **credential_kinds(self._credentials),
             "input_schema": schema,
             "wrapper_code": self._wrapper_code(method),
         }

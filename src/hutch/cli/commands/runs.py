@@ -43,7 +43,7 @@ def filter_options(command: Any) -> Any:
 
 @click.group(epilog=_example("hutch runs list --failed --since 1h"))
 def runs() -> None:
-    """List, show, follow, cancel, replay and export runs of all protocols.
+    """List, show, follow, cancel, replay and export runs.
 
     Without --url, records are read from this machine's store.
     """

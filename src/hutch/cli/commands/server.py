@@ -161,7 +161,9 @@ Examples:
 @click.option("--changed", is_flag=True, help="Only settings that do not have their default value.")
 @click.option("--json", is_flag=True, help="Print a list as JSON on one line.")
 def config(names: tuple[str, ...], server: bool, changed: bool, json: bool) -> int:
-    """Show every setting in force, or those in NAME, and where they were set.
+    """Show settings in force and where they were set.
+
+    With NAME, show only those settings.
 
     Settings come from options, HUTCH_* variables, a trusted hutch.toml in this folder, and hutch.toml in
     HUTCH_HOME. Secrets are shown as ***.

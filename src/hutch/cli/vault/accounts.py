@@ -195,7 +195,8 @@ def _print_quota(summary: QuotaSummary, defaults: Mapping[str, int], source: str
         if value is not None:
             facts.append((name, _quota_text(name, value)))
         elif name in defaults:
-            facts.append((name, f"{_quota_text(name, defaults[name])} ({source})"))
+            origin = "default" if name == "weight" else source
+            facts.append((name, f"{_quota_text(name, defaults[name])} ({origin})"))
         elif name != "weight":
             facts.append((name, source))
     facts.append(

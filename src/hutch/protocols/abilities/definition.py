@@ -71,6 +71,8 @@ class AbilityDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     static_headers: list[StaticHeader] | dict[str, str] = {}
     dynamic_header_keys: list[str] = []
     requires_dynamic_headers: bool = False
+    credential_kinds: dict[str, str] = {}
+    """Kinds of the credentials in `dynamic_header_keys`, for people who have to store them."""
     input_schema: dict[str, Any] | None = None
     dependency_order: list[str] = []
     missing_dependencies: list[str] = []
@@ -118,6 +120,7 @@ def parse_definition(
         static_headers=parser.static_headers(),
         dynamic_header_keys=parser.dynamic_header_keys(),
         requires_dynamic_headers=parser.requires_dynamic_headers(),
+        credential_kinds=parser.credential_kinds(),
         input_schema=parser.input_schema(),
         dependency_order=parser.ids("dependency_order"),
         missing_dependencies=parser.missing_dependencies(),
@@ -258,6 +261,24 @@ class _Parser:
         if not isinstance(value, bool):
             self.add_problem("requires_dynamic_headers", f"expected true or false, got {kind_of(value)}")
         return value is True
+
+    def credential_kinds(self) -> dict[str, str]:
+        value = self._value.get("credential_kinds")
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            self.add_problem("credential_kinds", f"expected an object, got {kind_of(value)}")
+            return {}
+        if not self._has_valid_count("credential_kinds", value):
+            return {}
+        keys = self._value.get("dynamic_header_keys")
+        for key, kind in value.items():
+            where = f"credential_kinds[{_quoted(key)}]"
+            if not isinstance(keys, list) or key not in keys:
+                self.add_problem(where, "expected a key of dynamic_header_keys")
+            if kind not in KINDS:
+                self.add_problem(where, f"expected one of {', '.join(KINDS)}, got {_quoted(str(kind))}")
+        return {key: str(kind) for key, kind in value.items()}
 
     def _header_key(self, where: str, key: str) -> None:
         """Checks a header key: `host::Name`, or a name alone."""

@@ -39,6 +39,7 @@ from hutch.protocols.abilities.requests import (
     MAX_STREAMED_CREDENTIALS,
 )
 from hutch.protocols.abilities.responses import ABILITY_ERRORS, ERROR_CODES, camel_case
+from hutch.vault.credentials import KINDS
 
 _OR_NULL = ["string", "null"]
 
@@ -384,6 +385,11 @@ def _new_ability() -> Json:
             },
             "dynamic_header_keys": keys,
             "requires_dynamic_headers": {"type": ["boolean", "null"]},
+            "credential_kinds": {
+                "type": ["object", "null"],
+                "description": "Kinds of the credentials, by key",
+                "additionalProperties": {"enum": [*KINDS]},
+            },
             "input_schema": {"type": ["object", "null"], "description": "JSON Schema of `params`"},
             "dependency_order": keys,
             "dependencies": {"type": ["object", "null"]},
@@ -406,6 +412,7 @@ def _ability() -> Json:
         "static_header_keys": TEXTS,
         "dynamic_header_keys": TEXTS,
         "requires_dynamic_headers": FLAG,
+        "credential_kinds": {"type": "object"},
         "dependency_order": TEXTS,
         "produces": {"type": "object"},
         "version": {"type": "integer", "minimum": 1},

@@ -94,6 +94,7 @@ def ability_json(row: Ability, user_id: str, owner: str | None = None) -> dict[s
         "static_header_keys": definition.static_header_keys,
         "dynamic_header_keys": definition.dynamic_header_keys,
         "requires_dynamic_headers": definition.requires_dynamic_headers,
+        "credential_kinds": definition.credential_kinds,
         "dependency_order": definition.dependency_order,
         "produces": {each.key: {"from": each.path, "kind": each.kind} for each in definition.produces},
         "version": row.version,

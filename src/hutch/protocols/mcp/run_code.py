@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypedDict
 
 import msgspec
@@ -43,6 +43,7 @@ class Output(TypedDict):
     stderr: CapturedOutput
 
 
+MAX_LISTED_SERVERS = 20
 _MISSING_SERVER = re.compile(r"Property '([\w$]+)' does not exist on type '(?:Tools|\{\})'")
 # Line that the script runner writes before it ends a failed script.
 _UNCAUGHT = re.compile(r"^error: Uncaught ", re.M)
@@ -103,7 +104,9 @@ class CodeRunner:
             else:
                 report = await self._toolscript(arguments, run, output)
         except InvalidScript as error:
-            explained = _with_unavailable(error, unavailable_servers(self._hutch.gateway))
+            gateway = self._hutch.gateway
+            namespaces = (await gateway.catalog()).namespaces
+            explained = _with_servers(error, unavailable_servers(gateway), namespaces)
             report = RunReport(ok=False, error=_invalid_script(explained), exit_code=1)
         value, media = take_media(report.result)
         report = cut_report(msgspec.structs.replace(report, result=value), **output)
@@ -220,19 +223,23 @@ def _invalid_script(error: InvalidScript) -> RunFailure:
     return RunFailure(message=error.message, code=error.code, problems=problems)
 
 
-def _with_unavailable(error: InvalidScript, servers: Iterable[str]) -> InvalidScript:
-    """Adds the reason to problems about a server that is missing in `tools` because it is not connected."""
+def _with_servers(error: InvalidScript, servers: Iterable[str], namespaces: Sequence[str]) -> InvalidScript:
+    """Adds to problems about a server that is missing in `tools` that it is one of `servers`, which are not
+    connected, or which servers there are.
+    """
     by_word = {_letters(name): name for name in servers}
 
     def explained(problem: ScriptProblem) -> ScriptProblem:
         missing = _MISSING_SERVER.match(problem.message)
         name = None if missing is None else by_word.get(_letters(missing[1]))
-        if name is None:
+        if missing is None or "Did you mean" in problem.message:
             return problem
-        message = f"{problem.message.rstrip('.')}: the MCP server {name} is not connected."
+        known = ", ".join(namespaces[:MAX_LISTED_SERVERS]) or "no servers"
+        reason = f"tools has {known}" if name is None else f"the MCP server {name} is not connected"
+        message = f"{problem.message.rstrip('.')}: {reason}."
         return msgspec.structs.replace(problem, message=message)
 
-    return InvalidScript([explained(problem) for problem in error.problems]) if by_word else error
+    return InvalidScript([explained(problem) for problem in error.problems])
 
 
 def _letters(name: str) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+
 import msgspec
 from mcp.types import CallToolResult
 
@@ -10,9 +13,10 @@ from hutch.protocols.mcp.results import MAX_CHARS, clip, structured_result, text
 from hutch.protocols.toolscript.codegen.module import signature
 from hutch.protocols.toolscript.gateway.catalog import Catalog, filter_items
 from hutch.protocols.toolscript.gateway.gateway import Gateway
-from hutch.protocols.toolscript.gateway.search import SearchResult
+from hutch.protocols.toolscript.gateway.search import SearchResult, similar_names
 
 _MAX_DESCRIPTION = 400
+_MAX_UNKNOWN_NAMES = 20
 _MAX_SIGNATURE = 1_000
 
 
@@ -77,10 +81,24 @@ async def describe_tools(gateway: Gateway, arguments: DescribeTools) -> CallTool
     items = [*filter_items(arguments.filter), *(name.strip() for name in arguments.names)]
     only = ",".join(_filter_item(item, catalog) for item in items if item)
     compact = arguments.detail == "compact" or (arguments.detail == "auto" and not only)
+    if catalog.unknown_items(only) and not len(catalog.filtered(only)):
+        message = await asyncio.to_thread(_unknown_names, [item for item in items if item], catalog)
+        return text_result(message, failed=True)
     text = str(await gateway.declarations(only, compact=compact))
-    unknown = catalog.unknown_items(only)
-    is_empty = bool(only) and not len(catalog.filtered(only))
-    return text_result(_cut_declarations(text, compact), failed=is_empty and bool(unknown))
+    return text_result(_cut_declarations(text, compact))
+
+
+def _unknown_names(items: Sequence[str], catalog: Catalog) -> str:
+    """Returns a message for names of which none is known, with similar names."""
+    tools = [f"{entry.namespace}.{entry.member}" for entry in catalog]
+    lines = []
+    for item in items[:_MAX_UNKNOWN_NAMES]:
+        name = item.removeprefix("tools.")
+        known = tools if "." in name or "__" in name else catalog.namespaces
+        similar = [f"tools.{each}" for each in similar_names(name, known)]
+        hint = f"did you mean {' or '.join(similar)}?" if similar else "search_tools finds tools."
+        lines.append(f"There is no tool or server {item[:200]!r}; {hint}")
+    return "\n".join(lines)
 
 
 def _filter_item(name: str, catalog: Catalog) -> str:

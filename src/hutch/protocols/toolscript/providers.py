@@ -47,7 +47,7 @@ def unavailable_servers(gateway: Gateway) -> dict[str, str]:
     return {
         server.name: " ".join((server.error or "").split())
         for server in gateway.servers()
-        if server.state == "failed"
+        if server.state == "failed" or (server.state == "connecting" and server.was_tried)
     }
 
 

@@ -76,6 +76,12 @@ async def test_invalid_body_is_refused(
     assert_error(await ann.call("POST", "/flows", content=content, headers=sent), status, code)
 
 
+async def test_refused_content_type_names_that_of_yaml(ann: FlowClient) -> None:
+    headers = {"content-type": "application/x-www-form-urlencoded"}
+    response = await ann.call("POST", "/flows", content=b"name: x", headers=headers)
+    assert response.json()["error"]["message"].endswith("; YAML needs application/yaml")
+
+
 # --- runs ---
 
 

@@ -116,7 +116,12 @@ class FlowHandlers:
         if is_yaml(context.request.headers.get("content-type")):
             yaml_text = await self._flow_body.read_text(context.request, MAX_YAML_BYTES)
         else:
-            document = await self._flow_body.read_object(context.request)
+            try:
+                document = await self._flow_body.read_object(context.request)
+            except ApiError as error:
+                if error.kind != "unsupported_media_type":
+                    raise
+                raise ApiError(error.kind, f"{error.message}; YAML needs application/yaml") from None
 
         def check(budget: ValidationBudget) -> tuple[Flow, str]:
             source = FlowSource(document) if yaml_text is None else _yaml_source(yaml_text, budget)
