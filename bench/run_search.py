@@ -53,6 +53,8 @@ QUERIES = {
     "host": RunQuery(host=of("api.example.com")),
     "label": RunQuery(label=of("label7")),
     "label and owner": RunQuery(label=of("label7"), owner=of("user7")),
+    "tool and owner": RunQuery(tool=of("server.tool7"), owner=of("user7")),
+    "host and owner": RunQuery(host=of("api.example.com"), owner=of("user7")),
     "protocol, not owner": RunQuery(protocol=of("mcp"), owner=Match((), ("user7",))),
     "text": RunQuery(text=of("label77")),
     "text that is nowhere": RunQuery(text=of("nowhere")),

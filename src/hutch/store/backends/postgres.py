@@ -84,8 +84,11 @@ class PostgresDatabase:
         async with self._connection() as connection:
             try:
                 async with connection.transaction():
+                    # Compiling a search takes longer than running it, because it reads few rows of a long
+                    # table.
+                    milliseconds = int(max_seconds * 1000)
                     await connection.execute(
-                        f"SET LOCAL statement_timeout = {int(max_seconds * 1000)}".encode()
+                        f"SET LOCAL statement_timeout = {milliseconds}; SET LOCAL jit = off".encode()
                     )
                     return await (await connection.execute(to_psycopg(sql), values)).fetchall()
             except psycopg.errors.QueryCanceled:

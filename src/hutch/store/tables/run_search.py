@@ -8,7 +8,7 @@ whatever the filters.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -18,9 +18,13 @@ from hutch.store.models import RunRow
 
 MAX_SCANNED = 5_000
 """Maximum number of rows that one search reads, and maximum number of rows that a count reads."""
+MAX_SCANNED_OF_OWNER = 1_000
+"""The same for filters that the index of an owner does not answer. The rows of an owner are scattered over
+the table, so reading one takes several times longer than reading neighbouring rows.
+"""
 MAX_SCANNED_SLOWLY = 500
 """The same for a search for text, a tool or a host, which takes many times longer for each row: a text is
-compared with several columns, and the rows of a tool or host are scattered over the table.
+compared with several columns, and tools and hosts are in another table.
 """
 SEARCH_SECONDS = 2.0
 """Time limit of one statement. MAX_SCANNED rows take much less, so only a busy machine reaches it."""
@@ -108,9 +112,9 @@ class RunSearch:
         database: Database,
         columns: str,
         read_row: Callable[[Values], RunRow],
-        decrypt: Callable[[RunRow], Awaitable[RunRow]],
+        decrypt: Callable[[str, str], Awaitable[str | None]],
     ) -> None:
-        """`decrypt` decrypts the error message of a row."""
+        """`decrypt` returns the error message of the run with this id, or None if it cannot be decrypted."""
         self._database = database
         self._columns = columns
         self._read_row = read_row
@@ -124,13 +128,14 @@ class RunSearch:
         scanned = f"SELECT r.* FROM {source} WHERE {index.sql} ORDER BY {_order(query)} LIMIT {scanned_rows}"
         values = {**index.values, **rest.values}
         if query.text:
-            runs = [run async for run in self._with_text(query, scanned, rest, values)][: query.limit]
+            rows = await self._with_text(query, scanned, rest, values, self._columns)
+            runs = [self._read_row(row) for row in rows[: query.limit]]
         else:
             # There is no outer ORDER BY, because SQLite would read all rows before the first one. Both
             # databases pass the rows on in the order of the inner query.
             sql = f"SELECT {self._columns} FROM ({scanned}) AS runs WHERE {rest.sql} LIMIT :limit"
             rows = await self._database.search(sql, SEARCH_SECONDS, **values, limit=query.limit)
-            runs = [await self._decrypt(self._read_row(row)) for row in rows]
+            runs = [self._read_row(row) for row in rows]
         if len(runs) >= query.limit:
             return RunPage(runs, sort_key(runs[-1], query.sort), False)
         # If the index answers all conditions, fewer rows than the limit means that there are no more rows.
@@ -138,23 +143,35 @@ class RunSearch:
         return RunPage(runs, last, last is not None)
 
     async def _with_text(
-        self, query: RunQuery, scanned: str, rest: _Conditions, values: dict[str, Any]
-    ) -> AsyncIterator[RunRow]:
-        """Yields the scanned rows that match, with decrypted messages. The database compares the texts with
-        the columns that it can read. Messages are encrypted, so they are compared here.
+        self, query: RunQuery, scanned: str, rest: _Conditions, values: dict[str, Any], columns: str
+    ) -> list[Values]:
+        """Returns columns of the scanned rows that match. The database compares the texts with the columns
+        that it can read. Messages are encrypted, so they are compared here.
         """
         texts = [*query.text.any_of, *query.text.none_of]
-        names = _names("text", texts)
-        flags = ", ".join(f"CASE WHEN {_has_text(name)} THEN 1 ELSE 0 END" for name in names)
-        sql = f"SELECT {flags}, {self._columns} FROM ({scanned}) AS runs WHERE {rest.sql}"
-        patterns = dict(zip(names, map(_contains, texts), strict=True))
         wanted = len(query.text.any_of)
+        names = _names("text", texts)
+        flags = ", ".join(f"CASE WHEN {_has_text(name)} THEN 1 ELSE 0 END AS {name}" for name in names)
+        is_match = " AND ".join(
+            [f"({' OR '.join(f'{name} = 1' for name in names[:wanted]) or 'TRUE'})"]
+            + [f"{name} = 0" for name in names[wanted:]]
+        )
+        sql = f"""
+            WITH flagged AS MATERIALIZED (
+                SELECT {flags}, runs.* FROM ({scanned}) AS runs WHERE {rest.sql}
+            )
+            SELECT {", ".join(names)}, run_id, error_message, {columns}
+            FROM flagged WHERE error_message IS NOT NULL OR ({is_match})
+        """
+        patterns = dict(zip(names, map(_contains, texts), strict=True))
+        matching: list[Values] = []
         for row in await self._database.search(sql, SEARCH_SECONDS, **values, **patterns):
-            run = await self._decrypt(self._read_row(row[len(texts) :]))
-            message = (run.error_message or "").lower()
-            found = [flag == 1 or text.lower() in message for flag, text in zip(row, texts, strict=False)]
-            if (any(found[:wanted]) or not wanted) and not any(found[wanted:]):
-                yield run
+            *found, run_id, encrypted = row[: len(texts) + 2]
+            message = "" if encrypted is None else (await self._decrypt(run_id, encrypted) or "").lower()
+            has_text = [flag == 1 or text.lower() in message for flag, text in zip(found, texts, strict=True)]
+            if (any(has_text[:wanted]) or not wanted) and not any(has_text[wanted:]):
+                matching.append(row[len(texts) + 2 :])
+        return matching
 
     async def _last_scanned(self, query: RunQuery) -> SortKey | None:
         """Returns the sort key of the last row that a page looked at, or None if there are no further
@@ -182,8 +199,8 @@ class RunSearch:
         scanned = f"SELECT {needed} FROM {source} WHERE {index.sql} ORDER BY {_order(query)} LIMIT {maximum}"
         if query.text:
             values = {**index.values, **rest.values}
-            outcomes = [run.outcome async for run in self._with_text(query, scanned, rest, values)]
-            completed = outcomes.count("ok")
+            outcomes = await self._with_text(query, scanned, rest, values, "outcome")
+            completed = sum(outcome == "ok" for (outcome,) in outcomes)
             is_complete = await self._last_scanned(query) is None
             return RunCounts(completed, len(outcomes) - completed, is_complete)
         matches = rest.sql
@@ -203,8 +220,11 @@ def sort_key(run: RunRow, sort: SortColumn) -> SortKey:
 
 
 def _max_scanned(query: RunQuery) -> int:
-    is_slow = query.text or _target(query) is not None
-    return min(MAX_SCANNED, MAX_SCANNED_SLOWLY) if is_slow else MAX_SCANNED
+    if query.text or query.tool or query.host:
+        return min(MAX_SCANNED, MAX_SCANNED_SLOWLY)
+    if query.owner.single is not None and _plan(query)[2].texts:
+        return min(MAX_SCANNED, MAX_SCANNED_OF_OWNER)
+    return MAX_SCANNED
 
 
 def _order(query: RunQuery) -> str:
@@ -315,8 +335,10 @@ def _add_columns(query: RunQuery, rest: _Conditions, used: set[str]) -> None:
 
 
 def _add_targets(query: RunQuery, rest: _Conditions, used: set[str]) -> None:
+    # With OFFSET, PostgreSQL looks up each scanned row instead of reading all rows of a tool or host.
     exists = """EXISTS (
         SELECT 1 FROM run_targets WHERE run_targets.run_id = runs.run_id AND kind = '{}' AND name IN :{}
+        LIMIT 1 OFFSET 0
     )"""
     for kind, match in (("tool", query.tool), ("host", query.host)):
         if match.any_of and kind not in used:

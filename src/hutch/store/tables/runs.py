@@ -56,7 +56,7 @@ class RunTable:
     def __init__(self, database: Database, encryption: ColumnEncryption) -> None:
         self._database = database
         self._encryption = encryption
-        self._search = RunSearch(database, RUN_COLUMNS, _run_from_row, self._decrypt)
+        self._search = RunSearch(database, RUN_COLUMNS, _run_from_row, self._message)
         self._warned = False
 
     async def add_many(self, rows: Sequence[RunRow]) -> None:
@@ -139,7 +139,8 @@ class RunTable:
 
     async def search(self, query: RunQuery) -> RunPage:
         """Returns a page of the runs that match. Raises SearchTimeout."""
-        return await self._search.page(query)
+        page = await self._search.page(query)
+        return page._replace(runs=[await self._decrypt(row) for row in page.runs])
 
     async def count(self, query: RunQuery) -> RunCounts:
         """Counts the runs that match, up to a maximum. Raises SearchTimeout."""
@@ -149,13 +150,16 @@ class RunTable:
         """Decrypts the error message of a row."""
         if row.error_message is None:
             return row
+        message = await self._message(row.run_id, row.error_message)
+        return msgspec.structs.replace(row, error_message=message)
+
+    async def _message(self, run_id: str, encrypted: str) -> str | None:
         try:
-            message = await self._encryption.decrypt(row.error_message, *message_context(row.run_id))
+            return await self._encryption.decrypt(encrypted, *message_context(run_id))
         except VaultError as error:
             # Do not fail: the other fields of this run, and the other runs of the list, can still be read.
-            logger.warning("the message of run %s cannot be decrypted: %s", row.run_id, error)
-            return msgspec.structs.replace(row, error_message=None)
-        return msgspec.structs.replace(row, error_message=message)
+            logger.warning("the message of run %s cannot be decrypted: %s", run_id, error)
+            return None
 
     async def end_suspended(self, run_id: str, outcome: str) -> None:
         """Sets the outcome of a suspended run that will never be continued."""
