@@ -27,7 +27,10 @@ new PerformanceObserver((list) => longTasks.push(...list.getEntries().map(({ dur
 
 
 async def console(scale: Scale) -> list[Row]:
-    seconds = scale.of(600, 20)
+    return [await measure(scale.of(600, 20))]
+
+
+async def measure(seconds: float) -> Row:
     program = shutil.which("chromium") or shutil.which("chromium-browser")
     if program is None:
         raise RuntimeError("the console is measured in Chromium: run `apt install chromium`")
@@ -37,6 +40,8 @@ async def console(scale: Scale) -> list[Row]:
             browser = await playwright.chromium.launch(executable_path=program, args=arguments)
             try:
                 pages = [await _open(await browser.new_page(), server.port, view) for view in VIEWS]
+                # Loading the pages, and finding their headings, is not part of the load.
+                at_start = [task for page in pages for task in await page.evaluate("longTasks.splice(0)")]
                 load = asyncio.create_task(_load(server.port, seconds))
                 # The first tenth fills lists and charts.
                 await asyncio.sleep(seconds / 10)
@@ -47,16 +52,19 @@ async def console(scale: Scale) -> list[Row]:
             finally:
                 await browser.close()
     longest = max(long_tasks, default=0.0)
-    return [
-        Row(
-            what=f"console, 2 pages open for {number(seconds)} s: executions/s, longest task, memory",
-            measured=f"{number(executions / seconds)}/s; {number(float(longest))} ms;"
-            f" {number(before / 1e6)} → {number(after / 1e6)} MB",
-            target="500/s; no task over 100 ms; at most 10 MB more",
-            met=executions / seconds >= 500 and longest <= 100 and after - before <= 10e6,
-            data={"executions": executions, "long_tasks_ms": long_tasks, "heap_bytes": [before, after]},
-        )
-    ]
+    return Row(
+        what=f"console, 2 pages open for {number(seconds)} s: executions/s, longest task, memory",
+        measured=f"{number(executions / seconds)}/s; {number(float(longest))} ms;"
+        f" {number(before / 1e6)} → {number(after / 1e6)} MB",
+        target="500/s; no task over 100 ms; at most 10 MB more",
+        met=executions / seconds >= 500 and longest <= 100 and after - before <= 10e6,
+        data={
+            "executions": executions,
+            "long_tasks_ms": long_tasks,
+            "long_tasks_at_start_ms": at_start,
+            "heap_bytes": [before, after],
+        },
+    )
 
 
 async def _open(page: Page, port: int, view: str) -> Page:

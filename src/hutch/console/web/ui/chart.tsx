@@ -20,6 +20,8 @@ export function Chart({ label, times, series, format, height = 150 }: {
 }) {
   const box = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | undefined>(undefined);
+  const shown = useRef<uPlot.AlignedData>([]);
+  shown.current = data(times, series);
   useEffect(() => {
     const element = box.current!;
     // A canvas needs a plain colour, and the value of a variable may depend on the theme.
@@ -71,11 +73,12 @@ export function Chart({ label, times, series, format, height = 150 }: {
             })),
           ],
         },
-        data(times, series),
+        shown.current,
         element,
       );
     };
-    create();
+    // In a task of its own, because the first charts of a page together take longer than a tenth of a second.
+    const timer = setTimeout(create);
     const resized = new ResizeObserver(() => plot.current?.setSize({ width: element.clientWidth, height }));
     resized.observe(element);
     const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -83,6 +86,7 @@ export function Chart({ label, times, series, format, height = 150 }: {
     const themed = new MutationObserver(create);
     themed.observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme"] });
     return () => {
+      clearTimeout(timer);
       resized.disconnect();
       themed.disconnect();
       dark.removeEventListener("change", create);
@@ -90,7 +94,7 @@ export function Chart({ label, times, series, format, height = 150 }: {
       plot.current = undefined;
     };
   }, []);
-  useEffect(() => plot.current?.setData(data(times, series)), [times, series]);
+  useEffect(() => plot.current?.setData(shown.current), [times, series]);
   const latest = series.map(({ label, values }) => {
     const value = values.at(-1);
     return `${label} ${value === null || value === undefined ? "none" : format(value)}`;

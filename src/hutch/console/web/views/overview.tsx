@@ -49,7 +49,7 @@ function useLoad() {
   return { samples, totals, error };
 }
 
-export function Overview() {
+export default function Overview() {
   return session.value?.role === "user" ? <UserOverview /> : <OperatorOverview />;
 }
 

@@ -4,7 +4,6 @@ import type { ComponentType } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { location } from "../router.ts";
 import { Empty, ErrorNote } from "../ui/basics.tsx";
-import { Overview } from "./overview.tsx";
 
 interface ViewModule {
   default: ComponentType;
@@ -12,6 +11,7 @@ interface ViewModule {
 
 /** Loaders of the views by the first segment of the path. */
 const LOADERS: Record<string, () => Promise<ViewModule>> = {
+  "": () => import("./overview.tsx"),
   runs: () => import("./runs.tsx"),
   playground: () => import("./playground.tsx"),
   tools: () => import("./tools.tsx"),
@@ -22,7 +22,7 @@ const LOADERS: Record<string, () => Promise<ViewModule>> = {
   system: () => import("./system.tsx"),
 };
 
-const loaded: Record<string, ComponentType> = { "": Overview };
+const loaded: Record<string, ComponentType> = {};
 
 export function View() {
   const name = location.value.path[0] ?? "";

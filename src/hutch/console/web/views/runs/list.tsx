@@ -130,12 +130,15 @@ function Rows({ runs, selected, toggle, selectAll, more, hasMore, onTop }: {
 }) {
   const box = useRef<HTMLDivElement>(null);
   const [view, setView] = useState({ top: 0, height: 800 });
+  const loadMore = useRef(more);
+  loadMore.current = more;
   useEffect(() => {
     const element = box.current!;
     const update = () => {
-      setView({ top: element.scrollTop, height: element.clientHeight });
-      onTop(element.scrollTop < ROW_PX);
-      if (element.scrollTop + element.clientHeight > element.scrollHeight - 20 * ROW_PX) more();
+      const { scrollTop: top, clientHeight: height } = element;
+      setView((old) => old.top === top && old.height === height ? old : { top, height });
+      onTop(top < ROW_PX);
+      if (top + height > element.scrollHeight - 20 * ROW_PX) loadMore.current();
     };
     update();
     element.addEventListener("scroll", update, { passive: true });
@@ -145,7 +148,7 @@ function Rows({ runs, selected, toggle, selectAll, more, hasMore, onTop }: {
       element.removeEventListener("scroll", update);
       resized.disconnect();
     };
-  }, [more]);
+  }, []);
   const first = Math.max(0, Math.floor(view.top / ROW_PX) - EXTRA_ROWS);
   const last = Math.min(runs.length, Math.ceil((view.top + view.height) / ROW_PX) + EXTRA_ROWS);
   const shown = useMemo(() => runs.slice(first, last), [runs, first, last]);
@@ -175,15 +178,15 @@ function Rows({ runs, selected, toggle, selectAll, more, hasMore, onTop }: {
         </thead>
         <tbody>
           <tr style={{ height: first * ROW_PX }} aria-hidden="true" />
-          {shown.map((run) => (
-            <tr key={run.run_id} class={selected.has(run.run_id) ? "row row-selected" : "row"}>
+          {shown.map((run, index) => (
+            // Rows are reused for other runs. On a busy server, each refresh has only new runs.
+            <tr key={first + index} class={selected.has(run.run_id) ? "row row-selected" : "row"}>
               <td>
                 <input
                   type="checkbox"
                   aria-label={`Select the run ${run.run_id}`}
                   checked={selected.has(run.run_id)}
-                  onChange={() =>
-                    toggle(run.run_id)}
+                  onChange={() => toggle(run.run_id)}
                 />
               </td>
               <td>
