@@ -133,7 +133,9 @@ class FairUse:
                 await self._refresh(account, now)
             elif account.first_read is not None:
                 await asyncio.shield(account.first_read)
-        is_limited = self._has_limits or any(account.has_limits for account in accounts)
+        is_limited = self._has_limits
+        for account in accounts:
+            is_limited |= account.has_limits
         if is_limited:
             self._check(accounts)
         for account in accounts:

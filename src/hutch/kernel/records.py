@@ -179,15 +179,16 @@ class RunRecorder:
             self._counters.count(execution, run, result)
         for listener in self.on_end:
             listener(run)
-        sink = None if execution.is_internal else self.sink
-        tracing = None if execution.is_internal else self.tracing
+        is_internal = execution.is_internal
+        sink = None if is_internal else self.sink
+        tracing = None if is_internal else self.tracing
         if tracing is not None and run.trace is None:
             # The run ended before it reached the kernel, because its package could not be installed. So it
             # has no span yet.
             tracing.begin(execution, run)
         if run.trace is None or not run.trace.is_sampled:
             tracing = None
-        log_level = logging.DEBUG if execution.is_internal else logging.INFO
+        log_level = logging.DEBUG if is_internal else logging.INFO
         if sink is not None or tracing is not None or logger.isEnabledFor(log_level):
             # Making a record takes as long as a fifth of a short execution, so the caller gets its result
             # first.

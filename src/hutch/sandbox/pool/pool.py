@@ -249,7 +249,9 @@ class Pool:
         best = min(usable, key=attrgetter("in_flight"), default=None)
         if best is not None and best.in_flight < SPREAD_AT:
             return best
-        if may_take_place and self._may_add_process(owned, urgent=best is None):
+        # If the owner has all its processes, and all are usable, there is nothing to count.
+        may_add = may_take_place and len(usable) < self._settings.quickjs_processes
+        if may_add and self._may_add_process(owned, urgent=best is None):
             fresh = self._pop_warm(profile, holder)
             if fresh is not None:
                 fresh.owner = holder
