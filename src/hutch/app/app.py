@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hutch")
 
-INTERRUPTED_SECONDS = 60.0
-"""Interval at which the server looks for runs that cannot be continued."""
+SUSPENDED_RUNS_SECONDS = 10.0
+"""Interval at which the server looks for questions, results and ends of runs of other servers."""
 
 
 class App:
@@ -209,24 +209,25 @@ class App:
         runs.provide_tools = self._gateway_tools
 
     async def continue_suspended_runs(self) -> None:
-        """Asks for the approvals of stored runs again, and continues the runs that have got a result. Ends
-        those that cannot be continued, now and every minute.
+        """Asks for the approvals of stored runs again, continues the runs that have got a result, and ends
+        those that cannot be continued; now and every few seconds, because other servers may use the store.
         """
+        await self._continue_suspended_runs()
+        self._ending = asyncio.create_task(self._keep_continuing_runs())
+
+    async def _continue_suspended_runs(self) -> None:
         stored = self.gateway.stored_approvals
         try:
+            await self.suspended_runs.end_interrupted()
             if stored is not None:
-                await stored.load()
+                await stored.synchronize()
         except HutchError as error:
-            logger.error("the suspended runs cannot be continued: %s", error)
-        self._ending = asyncio.create_task(self._end_interrupted_runs())
+            logger.warning("the suspended runs cannot be continued: %s", error)
 
-    async def _end_interrupted_runs(self) -> None:
+    async def _keep_continuing_runs(self) -> None:
         while True:
-            try:
-                await self.suspended_runs.end_interrupted()
-            except HutchError as error:
-                logger.warning("cannot end interrupted runs: %s", error)
-            await asyncio.sleep(INTERRUPTED_SECONDS)
+            await asyncio.sleep(SUSPENDED_RUNS_SECONDS)
+            await self._continue_suspended_runs()
 
     def start_gateway(self) -> None:
         """Starts to connect to the MCP servers and to index their tools, without waiting. With `mcp_eager`
@@ -419,9 +420,15 @@ class App:
         return tool_providers(await self.gateway.catalog(), self.gateway)
 
     async def drain(self, seconds: float) -> None:
-        """Waits for running flows. Flows that do not finish are resumed at the next start."""
+        """Waits for running flows, approved calls and runs that continue in the background. Flows that do not
+        finish are resumed at the next start.
+        """
+        draining = [self.suspended_runs.drain(seconds)]
+        if "gateway" in self.__dict__ and self.gateway.stored_approvals is not None:
+            draining.append(self.gateway.stored_approvals.drain(seconds))
         if "flows" in self.__dict__:
-            await self.flows.drain(seconds)
+            draining.append(self.flows.drain(seconds))
+        await asyncio.gather(*draining)
 
     async def close(self) -> None:
         """Closes each component before the components that it depends on. If one fails to close, the others

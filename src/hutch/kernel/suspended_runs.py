@@ -39,6 +39,8 @@ HOLD_SECONDS = 30.0
 EXTEND_SECONDS = 10.0
 POLL_SECONDS = 2.0
 """Interval at which the end of a run that continues in another process is looked for."""
+MAX_CONTINUING = 16
+"""Maximum number of runs that a server continues at once without a caller."""
 PART_BYTES = 512 * 1024
 DAY_SECONDS = 86_400.0
 LARGE_BYTES = 256 * 1024
@@ -58,6 +60,11 @@ class SuspendedRuns:
         self._open_store = open_store
         self._holder = secrets.token_hex(8)
         self._held: set[str] = set()
+        """Ids of the runs that this process continues."""
+        self._held_calls: set[str] = set()
+        """Ids of the approved calls that this process makes."""
+        self._is_draining = False
+        self._continuing = asyncio.Semaphore(MAX_CONTINUING)
         self._extending: asyncio.Task[None] | None = None
         self._listeners: dict[str, list[Listener]] = {}
         """Listeners of runs that were suspended in this process and have a caller that waits for the end."""
@@ -166,6 +173,7 @@ class SuspendedRuns:
                 raise ResumeError(
                     "unknown_call", f"The run {run_id} has no pending call {call_id}; it waits for {waiting}."
                 )
+        self._held_calls.difference_update(answers)
         texts = {call_id: msgspec.json.encode(answer).decode() for call_id, answer in answers.items()}
         answered = [call_id for call_id in answers if known[call_id] is not None]
         for call_id in answered or await store.checkpoints.answer(run_id, texts):
@@ -194,9 +202,21 @@ class SuspendedRuns:
         return await store.checkpoints.questions()
 
     async def decide(self, run_id: str, call_id: str, decision: str, decided_by: str | None) -> bool:
-        """Stores a decision. Returns False if there is one already, or the call does not wait any more."""
+        """Stores a decision, which this process carries out. Returns False if there is one already, or the
+        call does not wait any more. The caller has to call `answer`, or `abandon` if that is not possible.
+        """
         store = await self._open_store()
-        return await store.checkpoints.decide(run_id, call_id, decision, decided_by)
+        is_first = await store.checkpoints.decide(
+            run_id, call_id, decision, decided_by, self._holder, _after(HOLD_SECONDS)
+        )
+        if is_first:
+            self._held_calls.add(call_id)
+            self._keep_extending()
+        return is_first
+
+    def abandon(self, call_id: str) -> None:
+        """Lets the hold of an approved call expire, because it is not known whether the call was made."""
+        self._held_calls.discard(call_id)
 
     # --- continuing ---
 
@@ -256,10 +276,14 @@ class SuspendedRuns:
             result = await self._kernel.run(execution, run)
         except BaseException:
             self._held.discard(run.id)
-            if not run.has_started:
-                await store.checkpoints.release(run.id, self._holder)
+            # Does nothing if the run has called a tool.
+            await store.checkpoints.release(run.id, self._holder)
             raise
-        if run.session is None or run.session.saved is None:
+        if run.lost_runner and self._kernel.pool.is_closed:
+            # This process shuts down. Another one can continue the run, unless it has called a tool.
+            self._held.discard(run.id)
+            await store.checkpoints.release(run.id, self._holder)
+        elif run.session is None or run.session.saved is None:
             self._held.discard(run.id)
             expires_at = _after(self._settings.checkpoint_days * DAY_SECONDS)
             await store.checkpoints.end(run.id, self._holder, _encode_result(result), expires_at)
@@ -268,7 +292,7 @@ class SuspendedRuns:
 
     def continue_in_background(self, run_id: str, owner: str) -> None:
         """Continues a run that has got a result, with the tools of this server, if it has such tools."""
-        if self.provide_tools is None:
+        if self.provide_tools is None or self._is_draining:
             return
         task = asyncio.get_running_loop().create_task(self._continue(run_id, owner, self.provide_tools))
         self._background.add(task)
@@ -278,13 +302,29 @@ class SuspendedRuns:
         self, run_id: str, owner: str, provide_tools: Callable[[], Awaitable[Sequence[Provider]]]
     ) -> None:
         try:
-            execution, run = await self.resume(run_id, owner, await provide_tools())
-            await self.run(execution, run)
+            has_answers = True
+            while has_answers and not self._is_draining:
+                async with self._continuing:
+                    execution, run = await self.resume(run_id, owner, await provide_tools())
+                    result = await self.run(execution, run)
+                # A result that came while the run continued could not be delivered to it.
+                is_suspended = result.error is not None and result.error.code == SUSPENDED
+                has_answers = is_suspended and await self._has_answers(run_id)
         except ResumeError as error:
             # Another server was first, or the run was cancelled.
             logger.info("the run %s was not continued: %s", run_id, error)
         except HutchError as error:
             logger.warning("the run %s could not be continued: %s", run_id, error)
+
+    async def _has_answers(self, run_id: str) -> bool:
+        answers = await (await self._open_store()).checkpoints.answers(run_id)
+        return any(answer is not None for answer in answers.values())
+
+    async def drain(self, seconds: float) -> None:
+        """Continues no further runs in the background, and waits for those that are being continued."""
+        self._is_draining = True
+        if self._background:
+            await asyncio.wait(self._background, timeout=seconds)
 
     async def continue_answered(self) -> None:
         """Continues all runs that have got a result: after a restart, after the death of another server, or
@@ -309,7 +349,10 @@ class SuspendedRuns:
         self._ends[run_id] = end
         try:
             while not give_up():
-                result = await self.result(run_id, owner)
+                try:
+                    result = await self.result(run_id, owner)
+                except ResumeError:
+                    return end.result() if end.done() else await self._result_of_deleted(run_id)
                 if result is not None:
                     return result
                 await asyncio.wait([end], timeout=POLL_SECONDS)
@@ -319,6 +362,13 @@ class SuspendedRuns:
         finally:
             self._listeners.pop(run_id, None)
             self._ends.pop(run_id, None)
+
+    async def _result_of_deleted(self, run_id: str) -> Result:
+        """Returns the result of a run that another server has ended without a result."""
+        row = await (await self._open_store()).runs.get(run_id)
+        outcome = "interrupted" if row is None or row.outcome == SUSPENDED else row.outcome
+        error = ExecutionError(outcome, f"The run ended while it was suspended: {outcome}")
+        return Result(ok=False, error=error, run_id=run_id)
 
     async def result(self, run_id: str, owner: str) -> Result | None:
         """Returns the result of a run that was suspended; None if it has not ended. Raises ResumeError."""
@@ -341,6 +391,10 @@ class SuspendedRuns:
         row = await store.checkpoints.get(run_id)
         if row is None or row.owner != owner:
             return _not_found(run_id)
+        if row.state == "called" and row.held_until is not None and row.held_until < _after(0):
+            await self.end_interrupted()
+            message = f"The run {run_id} was interrupted: its process died after it had called a tool."
+            return ResumeError("checkpoint_ended", message)
         if row.state == "ended":
             return ResumeError("checkpoint_ended", f"The run {run_id} has ended.")
         if row.state == "suspended":
@@ -351,15 +405,19 @@ class SuspendedRuns:
 
     def _hold(self, run_id: str) -> None:
         self._held.add(run_id)
+        self._keep_extending()
+
+    def _keep_extending(self) -> None:
         if self._extending is None or self._extending.done():
             self._extending = asyncio.get_running_loop().create_task(self._extend())
 
     async def _extend(self) -> None:
-        while self._held:
+        while self._held or self._held_calls:
             await asyncio.sleep(EXTEND_SECONDS)
             try:
                 store = await self._open_store()
-                await store.checkpoints.extend(self._holder, _after(HOLD_SECONDS))
+                until = _after(HOLD_SECONDS)
+                await store.checkpoints.extend(self._holder, until, [*self._held], [*self._held_calls])
             except HutchError as error:
                 logger.warning("cannot extend the hold of resumed runs: %s", error)
 
@@ -401,11 +459,11 @@ class SuspendedRuns:
         store = await self._open_store()
         rows = await store.checkpoints.take_interrupted()
         for row in rows:
-            if row.state == "ended":
-                continue
-            outcome = "expired" if row.state == "suspended" else "interrupted"
+            outcome = "interrupted" if row.state == "called" else "expired"
+            # The record of a run that has ended is still `suspended` if the process died before writing it.
             await store.runs.end_suspended(row.run_id, outcome)
-            logger.warning("the suspended run %s ended: %s", row.run_id, outcome)
+            if row.state != "ended":
+                logger.warning("the suspended run %s ended: %s", row.run_id, outcome)
         return len(rows)
 
     async def close(self) -> None:

@@ -117,6 +117,17 @@ def test_suspended_run_can_be_cancelled(client: Client, server: ServeProcess) ->
     assert "cancelled" in body["error"]["message"]
 
 
+def test_another_server_decides_and_the_caller_gets_the_result(client: Client, server: ServeProcess) -> None:
+    answer = client.start(server)
+    asked = client.approval(server)
+    with client.server() as other:
+        assert client.approval(other) == asked
+        assert client.decide(other, asked, decision="allow").status_code == 200
+        body = answer.result().json()
+    assert body["ok"], body
+    assert body["result"]["log"] == ["free", "asked"]
+
+
 def test_run_continues_after_the_server_was_killed(client: Client, tmp_path: Path) -> None:
     client = Client(tmp_path)
     with client.server() as first:

@@ -72,6 +72,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     call_id: str
     question: str
     decision: str | None
+    held_until: str | None
+    """Time until which a server makes the approved call."""
 
 
 class CheckpointTable:
@@ -191,10 +193,22 @@ class CheckpointTable:
         (changed,) = await self._database.write(SqlStatement(sql, {"run_id": run_id, "holder": holder}))
         return changed.row_count == 1
 
-    async def extend(self, holder: str, held_until: str) -> None:
-        """Extends the time for which a process holds its runs."""
-        sql = "UPDATE checkpoints SET held_until = :held_until WHERE holder = :holder"
-        await self._database.write(SqlStatement(sql, {"holder": holder, "held_until": held_until}))
+    async def extend(
+        self, holder: str, held_until: str, run_ids: Sequence[str], call_ids: Sequence[str]
+    ) -> None:
+        """Extends the time for which a process holds runs, and approved calls that it makes."""
+        statements = [
+            SqlStatement(
+                f"UPDATE {table} SET held_until = :held_until WHERE holder = :holder AND {column} IN :ids",
+                {"holder": holder, "held_until": held_until, "ids": list(ids)},
+            )
+            for table, column, ids in (
+                ("checkpoints", "run_id", run_ids),
+                ("pending_calls", "call_id", call_ids),
+            )
+            if ids
+        ]
+        await self._database.write(*statements)
 
     async def delete(self, run_id: str, holder: str | None) -> bool:
         """Deletes a run that `holder` has continued to its end or, with None, a suspended run."""
@@ -251,7 +265,7 @@ class CheckpointTable:
         columns = ", ".join(f"c.{name}" for name in _FIELDS)
         condition = "" if token_digest is None else "AND p.token_digest = :digest"
         sql = f"""
-            SELECT {columns}, p.call_id, p.question, p.decision
+            SELECT {columns}, p.call_id, p.question, p.decision, p.held_until
             FROM pending_calls p JOIN checkpoints c ON c.run_id = p.run_id
             WHERE p.question IS NOT NULL AND p.answer IS NULL {condition}
             ORDER BY c.created_at, p.call_id LIMIT {MAX_LISTED}
@@ -259,22 +273,29 @@ class CheckpointTable:
         values = {} if token_digest is None else {"digest": token_digest}
         return [
             Question(
-                run=_row(row[:-3]),
-                call_id=row[-3],
-                question=await self._encryption.decrypt(row[-2], *_question_context(row[0], row[-3])),
-                decision=row[-1],
+                run=_row(row[:-4]),
+                call_id=row[-4],
+                question=await self._encryption.decrypt(row[-3], *_question_context(row[0], row[-4])),
+                decision=row[-2],
+                held_until=row[-1],
             )
             for row in await self._database.scan(sql, **values)
         ]
 
-    async def decide(self, run_id: str, call_id: str, decision: str, decided_by: str | None) -> bool:
-        """Stores a decision. Returns False if the call has one, or does not wait any more."""
+    async def decide(
+        self, run_id: str, call_id: str, decision: str, decided_by: str | None, holder: str, held_until: str
+    ) -> bool:
+        """Stores a decision, which `holder` carries out. Returns False if the call has one, or does not wait
+        any more.
+        """
         sql = """
-            UPDATE pending_calls SET decision = :decision, decided_by = :decided_by, decided_at = :now
+            UPDATE pending_calls SET decision = :decision, decided_by = :decided_by, decided_at = :now,
+                holder = :holder, held_until = :held_until
             WHERE run_id = :run_id AND call_id = :call_id AND decision IS NULL AND answer IS NULL
         """
-        values = {"run_id": run_id, "call_id": call_id, "decision": decision, "decided_by": decided_by}
-        (changed,) = await self._database.write(SqlStatement(sql, {**values, "now": now()}))
+        call = {"run_id": run_id, "call_id": call_id, "holder": holder, "held_until": held_until}
+        values = {**call, "decision": decision, "decided_by": decided_by, "now": now()}
+        (changed,) = await self._database.write(SqlStatement(sql, values))
         return changed.row_count == 1
 
     async def end(self, run_id: str, holder: str, result: str, expires_at: str) -> None:

@@ -193,7 +193,8 @@ class RunTable:
     async def _delete_oldest(self, condition: str, **values: Any) -> int:
         sql = f"""
             DELETE FROM runs WHERE run_id IN (
-                SELECT run_id FROM runs WHERE {condition} ORDER BY created_at, run_id LIMIT :limit
+                SELECT run_id FROM runs WHERE {condition} AND outcome <> 'suspended'
+                ORDER BY created_at, run_id LIMIT :limit
             )
         """
         (changed,) = await self._database.write(SqlStatement(sql, {**values, "limit": MAX_DELETED}))

@@ -6,11 +6,12 @@ import asyncio
 import hashlib
 import logging
 import secrets
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hutch.errors import HutchError, Suspend, UpstreamError
+from hutch.errors import HutchError, ResumeError, Suspend, UpstreamError
 from hutch.protocols.toolscript.gateway.approvals import Approval, ApprovalAnswer
 from hutch.session.json_value import NotJsonSafe, encode_value
 from hutch.session.suspension import Answer
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hutch.toolscript")
 
+MAX_REMEMBERED = 1_000
 INTERRUPTED = "The call was approved, but the server stopped while it was made: it may have had an effect"
 
 
@@ -61,6 +63,12 @@ def suspend_until_approved(server: str, tool: str, arguments: dict[str, Any]) ->
     return Suspend(message, token=question.id, question=msgspec.json.encode(question).decode())
 
 
+class _AskedCall(msgspec.Struct):
+    run_id: str
+    task: asyncio.Task[None]
+    is_decided: bool = False
+
+
 class StoredApprovals:
     """Shows the questions of suspended runs as approvals, makes the calls that are approved, and continues
     the runs.
@@ -80,8 +88,10 @@ class StoredApprovals:
         self._runs = runs
         self._call_tool = call_tool
         self._may_suspend = may_suspend
-        self._tasks: dict[asyncio.Task[None], str] = {}
-        """Tasks that wait for decisions, with the ids of their runs."""
+        self._asked: dict[str, _AskedCall] = {}
+        """Calls that wait for decisions or are being made, by id."""
+        self._decided: deque[str] = deque(maxlen=MAX_REMEMBERED)
+        """Ids of calls that were decided recently, which a slow `synchronize` must not ask about again."""
         runs.on_saved.append(self._add_saved)
         runs.on_cancelled.append(self._withdraw)
 
@@ -96,12 +106,23 @@ class StoredApprovals:
             if call.question is not None:
                 self._add(checkpoint.run_id, checkpoint.owner, call.call_id, call.question)
 
-    async def load(self) -> None:
-        """Asks the questions of the stored runs again, after a restart. Raises HutchError."""
-        for stored in await self._runs.questions():
+    async def synchronize(self) -> None:
+        """Asks the questions that this server does not know, after a restart or because another server has
+        suspended the run. Withdraws the questions on which another server has got a decision. Continues runs
+        whose server died. Raises HutchError.
+        """
+        before = dict(self._asked)
+        questions = {stored.call_id: stored for stored in await self._runs.questions()}
+        for call_id, asked in before.items():
+            stored = questions.get(call_id)
+            if not asked.is_decided and (stored is None or stored.decision is not None):
+                asked.task.cancel()
+        for call_id, stored in questions.items():
+            if call_id in self._asked or call_id in self._decided:
+                continue
             if stored.decision is None:
-                self._add(stored.run.run_id, stored.run.owner, stored.call_id, stored.question)
-            else:
+                self._add(stored.run.run_id, stored.run.owner, call_id, stored.question)
+            elif (stored.held_until or "") < now_rfc3339():
                 await self._answer_interrupted(stored)
         await self._runs.continue_answered()
 
@@ -110,25 +131,34 @@ class StoredApprovals:
         denied = stored.decision == "deny"
         message = "The call was denied" if denied else INTERRUPTED
         answer = Answer(code="tool_error", message=message)
-        await self._runs.answer(stored.run.run_id, stored.run.owner, {stored.call_id: answer})
+        try:
+            await self._runs.answer(stored.run.run_id, stored.run.owner, {stored.call_id: answer})
+        except ResumeError as error:
+            logger.info("another server was first: %s", error)
 
     def _add(self, run_id: str, owner: str, call_id: str, question: str) -> None:
+        if call_id in self._asked:
+            # The run was continued with the result of another call.
+            return
         asked = msgspec.json.decode(question, type=StoredQuestion)
         task = asyncio.get_running_loop().create_task(self._decide(run_id, owner, call_id, asked))
-        self._tasks[task] = run_id
-        task.add_done_callback(lambda task: self._tasks.pop(task, None))
+        self._asked[call_id] = _AskedCall(run_id, task)
+        task.add_done_callback(lambda _: self._asked.pop(call_id, None))
 
     def _withdraw(self, run_id: str) -> None:
-        for task, asking in self._tasks.items():
-            if asking == run_id:
-                task.cancel()
+        for asked in self._asked.values():
+            if asked.run_id == run_id:
+                asked.task.cancel()
 
     async def _decide(self, run_id: str, owner: str, call_id: str, asked: StoredQuestion) -> None:
         try:
             decided = await self._approvals.wait_for_decision(asked.approval(run_id))
+            self._asked[call_id].is_decided = True
             if not await self._runs.decide(run_id, call_id, decided.decision, decided.decided_by):
+                self._decided.append(call_id)
                 logger.info("the approval %s was decided by another server, or its run has ended", asked.id)
                 return
+            self._decided.append(call_id)
             logger.info(
                 "the call of %s__%s in run %s was decided: %s by %s (SHA-256 of its arguments: %s)",
                 printable(asked.server),
@@ -143,6 +173,8 @@ class StoredApprovals:
         except HutchError as error:
             logger.warning("the approval %s of run %s failed: %s", asked.id, run_id, error)
             return
+        finally:
+            self._runs.abandon(call_id)
         self._runs.continue_in_background(run_id, owner)
 
     async def _answer(self, run_id: str, asked: StoredQuestion, decided: ApprovalAnswer) -> Answer:
@@ -159,8 +191,14 @@ class StoredApprovals:
         except NotJsonSafe as error:
             return Answer(code="tool_error", message=f"The result cannot be passed on: {error}")
 
+    async def drain(self, seconds: float) -> None:
+        """Waits for the approved calls that are being made."""
+        tasks = [asked.task for asked in self._asked.values() if asked.is_decided]
+        if tasks:
+            await asyncio.wait(tasks, timeout=seconds)
+
     async def close(self) -> None:
-        tasks = [*self._tasks]
+        tasks = [asked.task for asked in self._asked.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
