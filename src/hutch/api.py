@@ -31,6 +31,7 @@ from hutch.session.tools.tool import Tool
 from hutch.settings import load_settings
 
 if TYPE_CHECKING:
+    from hutch.app.app import App
     from hutch.client import Remote
     from hutch.kernel.suspended_runs import SuspendedRuns
     from hutch.protocols.toolscript.providers import McpConfigurations
@@ -154,7 +155,7 @@ class Hutch:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = asyncio.Lock()
         self._kernel: Kernel | None = None
-        self._suspended_runs: SuspendedRuns | None = None
+        self._app: App | None = None
         self._close: Callable[[], Awaitable[None]] | None = None
         self._closed = False
 
@@ -191,7 +192,7 @@ class Hutch:
 
         app = await App.create(self.settings)
         self._kernel, self._close = app.kernel, app.close
-        self._suspended_runs = app.suspended_runs
+        self._app = app
         if self._closed:
             await self.close()
             self._check_open()
@@ -315,11 +316,11 @@ class Hutch:
     async def _opened(self) -> SuspendedRuns:
         if self._kernel is None or asyncio.get_running_loop() is not self._loop:
             await self.open()
-        if self._suspended_runs is None:
+        if self._app is None:
             raise HutchError(
                 "An external runner cannot suspend runs.", remedy="Create Hutch without `runner`."
             )
-        return self._suspended_runs
+        return self._app.suspended_runs
 
     async def _execution(
         self,

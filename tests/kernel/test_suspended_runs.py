@@ -82,8 +82,7 @@ def tools() -> Tools:
 
 
 async def store_of(h: hutch.Hutch) -> Store:
-    assert h._suspended_runs is not None
-    return await h._suspended_runs._open_store()
+    return await (await h._opened())._open_store()
 
 
 async def suspend(h: hutch.Hutch, tools: Tools, code: str = ASK, **options: Any) -> tuple[str, str]:
@@ -201,7 +200,7 @@ async def test_invalid_answers_are_refused_and_the_run_stays_suspended(
 
 async def test_of_two_resumes_at_once_one_wins(first: hutch.Hutch, second: hutch.Hutch, tools: Tools) -> None:
     run_id, call_id = await suspend(first, tools)
-    await first._suspended_runs.answer(run_id, "default", {call_id: _answer("yes")})  # type: ignore[union-attr]
+    await (await first._opened()).answer(run_id, "default", {call_id: _answer("yes")})
     attempts = [h.resume(run_id, tools=tools.all) for h in (first, second, first, second)]
     outcomes = await asyncio.gather(*attempts, return_exceptions=True)
     (run,) = [each for each in outcomes if isinstance(each, hutch.Run)]
@@ -304,8 +303,7 @@ async def test_run_that_called_a_tool_in_a_dead_process_is_interrupted(
 async def outcome_after_cleaning(h: hutch.Hutch, run_id: str) -> str:
     store = await store_of(h)
     await store.write_behind.flush()
-    assert h._suspended_runs is not None
-    assert await h._suspended_runs.end_interrupted() >= 1
+    assert await (await h._opened()).end_interrupted() >= 1
     row = await store.runs.get(run_id)
     assert row is not None
     return row.outcome
@@ -341,9 +339,8 @@ async def test_record_of_a_suspended_run_is_replaced_at_its_end(first: hutch.Hut
 
 async def test_cancelled_run_cannot_be_continued(first: hutch.Hutch, tools: Tools) -> None:
     run_id, call_id = await suspend(first, tools)
-    assert first._suspended_runs is not None
-    assert not await first._suspended_runs.cancel(run_id, "somebody else")
-    assert await first._suspended_runs.cancel(run_id, "default")
+    assert not await (await first._opened()).cancel(run_id, "somebody else")
+    assert await (await first._opened()).cancel(run_id, "default")
     async with refused("checkpoint_not_found"):
         await first.resume(run_id, {call_id: 1})
 

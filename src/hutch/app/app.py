@@ -17,7 +17,6 @@ from hutch.kernel.content import RecordLevels
 from hutch.kernel.kernel import Kernel
 from hutch.kernel.metrics import RunCounters
 from hutch.kernel.records import RunRecorder
-from hutch.kernel.suspended_runs import SuspendedRuns
 from hutch.sandbox.jail.jail import Jail, bubblewrap, bubblewrap_missing
 from hutch.sandbox.pool.pool import Pool
 from hutch.sandbox.runner.launcher import Launcher
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from hutch.errors import ExecutionError
     from hutch.http.auth import AccessControl
     from hutch.kernel.execution import Execution
+    from hutch.kernel.suspended_runs import SuspendedRuns
     from hutch.mcp_client.example_server import ExampleServers
     from hutch.mcp_client.servers import McpServers
     from hutch.npm.packages import PackageManager
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from hutch.protocols.toolscript.gateway.gateway import Gateway
     from hutch.protocols.toolscript.gateway.local import LocalGateway
     from hutch.protocols.tpmjs.execute import ToolExecutor
+    from hutch.session.run import RunHandle
     from hutch.session.tools.provider import Provider
     from hutch.settings.config_text import ConfigText
     from hutch.telemetry.tracer import Tracer
@@ -105,8 +106,7 @@ class App:
         self.storage = Storage(settings, self.kernel, self._recorder, self.egress)
         self._recorder.owner_name = self.storage.owner_names.get
         self.kernel.fair_use.open_store = self.storage.store
-        self.suspended_runs = SuspendedRuns(settings, self.kernel, self.storage.store)
-        self.kernel.on_suspend = self.suspended_runs.save
+        self.kernel.on_suspend = self._store_suspended
         self.kernel.fair_use.refusals = self.counters.refusals
 
     @classmethod
@@ -150,6 +150,15 @@ class App:
             # No runner has started. Leasing one raises the error of the failed start.
             async with self.pool.lease(quickjs, "warm-up"):
                 pass
+
+    @cached_property
+    def suspended_runs(self) -> SuspendedRuns:
+        from hutch.kernel.suspended_runs import SuspendedRuns
+
+        return SuspendedRuns(self.settings, self.kernel, self.storage.store)
+
+    async def _store_suspended(self, execution: Execution, run: RunHandle) -> None:
+        await self.suspended_runs.save(execution, run)
 
     @cached_property
     def packages(self) -> PackageManager:
@@ -439,7 +448,8 @@ class App:
             if self._own_tracer is not None:
                 stack.push_async_callback(self._own_tracer.close)
             stack.push_async_callback(self.storage.close)
-            stack.push_async_callback(self.suspended_runs.close)
+            if "suspended_runs" in built:
+                stack.push_async_callback(self.suspended_runs.close)
             stack.push_async_callback(self._launcher.close)
             stack.push_async_callback(self._uplinks.close)
             if "gateway" in built and self.gateway.stored_approvals is not None:
