@@ -19,6 +19,7 @@ from hutch.session.json_value import NotJsonSafe, decode_value, encode_value
 from hutch.session.large_json import LARGE_TEXT_BYTES, decode_large_value
 from hutch.session.limits import MAX_NAMED_TOOLS, Limits, clip_logs, options_json, timeout_message
 from hutch.session.messages import (
+    MEMORY_PART_BYTES,
     Cancel,
     Done,
     Job,
@@ -117,6 +118,7 @@ class Session:
         self._code = code
         self._providers = {provider.name: provider for provider in providers}
         self._send = send
+        self._writable = writable
         self._full_manifests = full_manifests
         self._trusted = trusted
         self._codes = codes
@@ -186,9 +188,24 @@ class Session:
         """Records of ended tool calls, at most MAX_RECORDED_CALLS."""
         return self._tool_calls.records
 
+    async def send_memory(self) -> None:
+        """Sends the memory of the execution to continue, if there is one. Other tasks run between its parts.
+        Must be called before `begin`.
+        """
+        if self._resumed is None:
+            return
+        for line in memory_lines(self.id, self._resumed.memory):
+            if self.result is not None or self._cancelling:
+                return
+            self._send(line)
+            if len(self._resumed.memory) > MEMORY_PART_BYTES:
+                await asyncio.sleep(0)
+                if self._writable is not None:
+                    await self._writable()
+
     def begin(self) -> None:
-        """Sends `execute`, unless the session was lost before."""
-        if self.result is not None:
+        """Sends `execute`, unless the session was lost or cancelled before."""
+        if self.result is not None or self._cancelling:
             return
         # The deadlines of tools use the clock of the event loop. Its resolution may be only one millisecond,
         # so durations use `monotonic`.
@@ -205,8 +222,6 @@ class Session:
         manifests, state = self._manifests, None
         if self._resumed is not None:
             state = self._resumed.state_after(time() - self._resumed.saved_at)
-            for line in memory_lines(self.id, self._resumed.memory):
-                self._send(line)
         options = options_json(self.limits, self._is_observed, self._trusted)
         if self._trusted and self._trace is not None:
             options = options[:-1] + f',"traceparent":"{self._trace.traceparent}"}}'.encode()

@@ -393,6 +393,7 @@ export class Runner {
   #cancel(id: string): void {
     const run = this.#runs.get(id);
     if (run) return this.#stop(run);
+    this.#received.take(id);
     // The host has not processed the execution's `done` yet: without a reply it would kill the runner.
     this.#sendDone(id, { ok: false, error: TIMED_OUT }, performance.now());
   }

@@ -111,8 +111,10 @@ class Lease:
             runner.execution_started(session)
             if runner.requests is not None:
                 run.requests = runner.requests
-            session.begin()
             try:
+                if saved is not None:
+                    await session.send_memory()
+                session.begin()
                 await session.wait()
             except asyncio.CancelledError:
                 session.cancel()
