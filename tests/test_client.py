@@ -342,5 +342,5 @@ async def test_limit_above_the_servers_maximum_is_refused_by_the_server(remote: 
         assert r.error is not None
         assert (r.error.code, r.error.message) == (
             "validation_error",
-            "code: has 5000000 bytes; the limit is 4194304",
+            "execute: code: has 5000002 bytes of JSON; the limit is 4194304",
         )

@@ -219,7 +219,7 @@ def test_timeout_of_the_execution_applies(runner: Runner) -> None:
         (execute("bad", "1", timeoutMs=0), "options.timeoutMs: expected a number of at least 1, got 0"),
         (execute("bad", "1", engine="v8"), "unknown engine 'v8'; expected one of quickjs, deno"),
         (execute("bad", "1", tools=("a",), namespace="no-name"), "Invalid provider namespace: no-name"),
-        (execute("bad", "1" * 4_194_305), "code: has 4194305 bytes; the limit is 4194304"),
+        (execute("bad", "1" * 4_194_305), "code: has 4194307 bytes of JSON; the limit is 4194304"),
     ],
 )
 def test_invalid_execution_is_rejected_with_the_reason(

@@ -375,7 +375,7 @@ async def test_execute_may_have_as_many_tools_and_providers_as_the_limit() -> No
 TOO_MANY = {
     "tools": (1, MAX_TOOLS + 1, "providers: has 2001 tools; the limit is 2000"),
     "providers": (MAX_PROVIDERS + 1, 0, "providers: has 501 providers; the limit is 500"),
-    "values": (1, 250_000, "execute: providers: has more than 40000 values or nests too deeply"),
+    "values": (1, 20_000, "execute: providers: has more than 40000 values or nests too deeply"),
 }
 
 

@@ -40,8 +40,11 @@ interface PendingCall {
 
 interface CallOptions {
   maxInputBytes?: number;
-  /** True to send the position of each call. Formatting a stack takes longer than many calls. */
-  sendPositions?: boolean;
+  /**
+   * Returns the stack of a call, given the error that was created for its failure. Absent if positions are not
+   * sent: formatting a stack takes longer than many calls.
+   */
+  callStack?: (failure: Error) => string | undefined;
 }
 
 export interface ErrorInfo {
@@ -74,6 +77,14 @@ function trustedError(code: string, message: string, error: Error = new CallSite
   return error;
 }
 
+/**
+ * Returns the stack of a call in V8. Uses another error, because V8 formats a stack only once, and that of the
+ * call's error must not be read before its message is set.
+ */
+export function currentStack(): string | undefined {
+  return stackOf(new CallSite());
+}
+
 /** Reads a stack, whose formatting a guest can replace. */
 function stackOf(error: Error): string | undefined {
   return readText(() => error.stack);
@@ -83,15 +94,13 @@ export function createToolFunction(
   name: string,
   tool: number,
   emit: Emit,
-  { maxInputBytes, sendPositions }: CallOptions = {},
+  { maxInputBytes, callStack }: CallOptions = {},
   streams = false,
 ): (input?: unknown) => Promise<unknown> {
   return (input) => {
     // With very many calls at once, their stack traces would use up the memory.
     const failure = backlog.length < MAX_CALL_SITES ? new CallSite() : undefined;
-    // Use another error: V8 formats a stack only once, so that of `failure` must not be read before its
-    // message is set.
-    const stack = sendPositions && failure && stackOf(new CallSite()) || "";
+    const stack = callStack && failure && callStack(failure) || "";
     const stream = streams ? new ItemStream() : undefined;
     const result = new Promise((resolve, reject) => {
       let text: string;

@@ -433,14 +433,17 @@ def _decode_fields(decoder: msgspec.json.Decoder[Any], line: bytes) -> Any:
     Skips the payload and unknown fields, however many values they have, and limits the number of values in
     every other field. Payloads keep lone surrogates. In other fields, U+FFFD replaces them.
     """
-    if _may_have_surrogates(line):
+    try:
+        fields = _raw_fields.decode(line)
+    except msgspec.DecodeError:
+        # Searching for surrogates takes 20 ms in a message of 14 MB, so it is done only now.
+        if not _may_have_surrogates(line):
+            raise
         buffer = bytearray(mask_surrogates(line))
         fields = _masked_fields.decode(buffer)
         # The fields are views of the buffer. Restoring the original text in the buffer restores it in the
         # fields.
         buffer[:] = line
-    else:
-        fields = _raw_fields.decode(line)
     kind = b"" if fields.type is UNSET else bytes(fields.type)
     message: dict[str, Any] = {"type": kind.strip(b'"').decode()}
     for field, name in _FIELDS.get(message["type"], {}).items():

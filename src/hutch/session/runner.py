@@ -217,7 +217,11 @@ class ChannelServer:
 
     async def _serve(self, message: Execute) -> Result:
         try:
-            providers = [self._provider(message.id, manifest) for manifest in message.providers]
+            sends_lines = message.options.send_call_lines is True
+            providers = [
+                self._provider(message.id, manifest, sends_lines=sends_lines)
+                for manifest in message.providers
+            ]
             inputs = None
             if message.inputs is not UNSET:
                 inputs = await decode_inputs(bytes(message.inputs), providers)
@@ -244,15 +248,24 @@ class ChannelServer:
             )
         return run
 
-    def _provider(self, id: str, manifest: Manifest) -> Provider:
+    def _provider(self, id: str, manifest: Manifest, *, sends_lines: bool) -> Provider:
         async def call(tool: str, value: Any, context: ToolContext) -> bytes:
             streams = manifest.tools[tool].streams is True
-            return await self._call_tool(id, manifest.name, tool, value, context, streams=streams)
+            line = context.line if sends_lines else None
+            return await self._call_tool(id, manifest.name, tool, value, context, line, streams=streams)
 
         return Provider.from_manifest(msgspec.to_builtins(manifest), call)
 
     async def _call_tool(
-        self, id: str, provider: str, tool: str, value: Any, context: ToolContext, *, streams: bool
+        self,
+        id: str,
+        provider: str,
+        tool: str,
+        value: Any,
+        context: ToolContext,
+        line: int | None,
+        *,
+        streams: bool,
     ) -> bytes:
         call_id = f"call-{next(self._numbers)}"
         opened = self._open_calls[call_id] = _OpenCall(context, streams=streams)
@@ -262,7 +275,7 @@ class ChannelServer:
             safe_tool_name=tool,
             input=Raw(encode_value(value)),
             id=id if self._multiplexed else UNSET,
-            line=context.line or UNSET,
+            line=line or UNSET,
             stream=streams or UNSET,
         )
         try:

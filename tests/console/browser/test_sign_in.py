@@ -38,7 +38,7 @@ def test_wrong_key_is_explained_and_the_right_one_works(guarded: ServeProcess, o
     page.get_by_label("API key").fill(KEY)
     page.get_by_role("button", name="Sign in").click()
     expect(page.get_by_role("form", name="Sign in")).to_have_count(0)
-    expect(page.get_by_text("Executions, last minute")).to_be_visible()
+    expect(page.get_by_text("Runs, last minute")).to_be_visible()
 
 
 def test_user_sees_no_operators_views(guarded: ServeProcess, open_page: OpenPage) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -57,6 +58,7 @@ async def test_run_record_says_whether_the_script_failed(
     caplog.set_level("INFO", "hutch.runs")
     for code in ("Deno.exit(0)", "Deno.exit(7)", "throw new Error('no')", "return 1"):
         await scripts.run(code)
+    await asyncio.sleep(0)  # the caller gets the result first
     assert [
         record.__dict__["fields"]["outcome"] for record in caplog.records if record.name == "hutch.runs"
     ] == [

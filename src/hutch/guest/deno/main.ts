@@ -11,6 +11,7 @@ import { connect, dropPermissions, openBundleFile, replaceFlagAdvice } from "../
 import { formatStacks } from "../stack.ts";
 import {
   addItem,
+  currentStack,
   defineInputs,
   defineProviders,
   describeError,
@@ -77,8 +78,9 @@ class Run {
       if (this.#over) return;
       this.#wire.send(toolCallLine(id, String(call), targets[tool], input, this.#lineOf(stack)));
     };
-    const { maxResultBytes: maxInputBytes, sendCallLines: sendPositions } = options;
-    defineProviders(providerTools(providers), emit, { maxInputBytes, sendPositions });
+    const { maxResultBytes: maxInputBytes, sendCallLines } = options;
+    const callStack = sendCallLines ? currentStack : undefined;
+    defineProviders(providerTools(providers), emit, { maxInputBytes, callStack });
     if (inputs) defineInputs(inputs);
     try {
       const fn = await this.#compile();

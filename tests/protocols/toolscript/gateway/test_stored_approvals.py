@@ -29,8 +29,8 @@ async def pay() -> None:
 
 class Server:
     def __init__(self, h: hutch.Hutch) -> None:
-        assert h._suspended_runs is not None
-        self.runs = h._suspended_runs
+        assert h._app is not None
+        self.runs = h._app.suspended_runs
         self.approvals = Approvals(ApprovalPolicy({"*": "ask"}))
         self.calls, self.calling, self.go_on = 0, asyncio.Event(), asyncio.Event()
         self.stored = StoredApprovals(self.approvals, self.runs, self._call, lambda _: True)
@@ -75,8 +75,7 @@ async def servers(h: hutch.Hutch) -> AsyncIterator[tuple[Server, Server]]:
 
 
 async def end_hold(h: hutch.Hutch) -> None:
-    assert h._suspended_runs is not None
-    store = await h._suspended_runs._open_store()
+    store = await (await h._opened())._open_store()
     await store._database.write(SqlStatement("UPDATE pending_calls SET held_until = '2000'", {}))
 
 

@@ -26,6 +26,7 @@ import { rawStack } from "./stack.ts";
 import { byteLength, fail, isProxy, succeed, toolCall } from "./host.ts";
 
 const { parse, stringify } = JSON;
+const { apply } = Reflect;
 
 provideProxyCheck((value) => isProxy(value) === 1);
 provideByteLength(byteLength);
@@ -38,7 +39,7 @@ async function run(
   sendPositions: number,
   inputs?: string,
 ): Promise<void> {
-  const options = { maxInputBytes: maxBytes, sendPositions: sendPositions === 1 };
+  const options = { maxInputBytes: maxBytes, callStack: sendPositions === 1 ? uncleanStack : undefined };
   defineProviders(parse(providers), toolCall, options);
   if (inputs) defineInputs(parse(inputs));
   try {
@@ -46,6 +47,12 @@ async function run(
   } catch (error) {
     fail(stringify(describeError(error)));
   }
+}
+
+/** Returns the stack of an error as QuickJS has it. The runner only needs the line, which is the source's. */
+function uncleanStack(error: Error): string | undefined {
+  const stack = apply(rawStack, error, []);
+  return typeof stack === "string" ? stack : undefined;
 }
 
 function settle(id: number, ok: number, text: string): void {
