@@ -88,7 +88,11 @@ class ForkedProcess(subprocess.Popen[Any]):
                 request, [number if fd == -1 else fd for number, fd in enumerate(child_ends)]
             )
             self.pid = _read_number(self._status_pipe)
-            self._pidfd = os.pidfd_open(self.pid)
+            try:
+                self._pidfd = os.pidfd_open(self.pid)
+            except ProcessLookupError:
+                # The process has already ended. Like the descriptor of an ended process, this one is readable.
+                self._pidfd = os.open(os.devnull, os.O_RDONLY)
             self._child_created = True
         finally:
             self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
