@@ -91,7 +91,7 @@ class ForkedProcess(subprocess.Popen[Any]):
             try:
                 self._pidfd = os.pidfd_open(self.pid)
             except ProcessLookupError:
-                # The process has already ended. Like the descriptor of an ended process, this one is readable.
+                # The process has already ended. This descriptor is readable, like that of an ended process.
                 self._pidfd = os.open(os.devnull, os.O_RDONLY)
             self._child_created = True
         finally:
