@@ -153,6 +153,8 @@ def test_closed_terminal_ends_the_server_gracefully(command: str) -> None:
         stderr=end,
         text=True,
         env={**os.environ, **NO_WARM_RUNNERS},
+        # If the tests were started with nohup, the server would ignore the signal.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     ) as process:
         os.close(end)
         assert process.stdout is not None

@@ -167,7 +167,12 @@ async def test_precompilation_is_logged_with_the_id_of_its_run(
     caplog.clear()
     r = await own_sandbox.run("const logged: number = 8; logged", engine="deno")
     await asyncio.sleep(0)
-    records = [(record.levelname, record.__dict__["fields"]) for record in caplog.records]
+    # The first run may be logged too: its record is made after its result is returned.
+    records = [
+        (record.levelname, record.__dict__["fields"])
+        for record in caplog.records
+        if r.run_id in record.message
+    ]
     assert [
         (level, fields["protocol"], fields.get("label"), fields["engine"]) for level, fields in records
     ] == [
@@ -257,7 +262,8 @@ async def test_replies_of_cancelled_precompilations_are_not_counted_as_dropped(
     assert (await own_sandbox.run("2")).result == 2
     # While the first process is slow to answer, the owner gets a second one.
     runners = kernel_of(own_sandbox).pool.runners.shared[PRECOMPILE_PROFILE, "default"]
-    assert sum(runner.executions for runner in runners) > 100
+    # A task may be cancelled before its precompilation begins.
+    assert sum(runner.executions for runner in runners) > 50
     assert sum(runner.multiplexer.dropped for runner in runners) == 0
 
 

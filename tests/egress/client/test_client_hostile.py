@@ -321,7 +321,7 @@ async def test_server_without_tls_handshake_times_out(client: FetchClient) -> No
 async def test_dripping_server_times_out(server: RecordingServer, client: FetchClient) -> None:
     async def drip(requests: RecordedRequest, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-        while True:
+        while not writer.is_closing():
             writer.write(b"1\r\nx\r\n")
             await writer.drain()
             await asyncio.sleep(0.01)
