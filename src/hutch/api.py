@@ -310,8 +310,7 @@ class Hutch:
         """
         suspended_runs = await self._opened()
         answer = _answer(value, "value") if error is None else Answer(code="tool_error", message=error)
-        run_id, _ = await suspended_runs.resolve(token, answer)
-        return run_id
+        return await suspended_runs.resolve(token, answer)
 
     async def _opened(self) -> SuspendedRuns:
         if self._kernel is None or asyncio.get_running_loop() is not self._loop:

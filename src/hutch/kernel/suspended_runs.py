@@ -17,9 +17,9 @@ from hutch.errors import AlreadyExists, ExecutionError, HutchError, ResumeError,
 from hutch.kernel import checkpoint as checkpoints
 from hutch.kernel.checkpoint import Checkpoint
 from hutch.kernel.execution import Execution
+from hutch.kernel.stored_result import decode_result, encode_result
 from hutch.sandbox.runner.profile import profile_for
-from hutch.session.json_value import decode_value
-from hutch.session.run import CallRecord, Listener, Result, RunHandle
+from hutch.session.run import Listener, Result, RunHandle
 from hutch.session.suspension import Answer
 from hutch.session.tools.provider import Provider
 from hutch.store.tables.checkpoints import CheckpointRow, NewPendingCall, Question
@@ -93,7 +93,9 @@ class SuspendedRuns:
             )
         calls = [
             NewPendingCall(
-                call_id=call.call_id, token_digest=token_digest(call.token), question=call.question
+                call_id=call.call_id,
+                token_digest=None if call.token is None else _digest(call.token),
+                question=call.question,
             )
             for call in checkpoint.session.pending
         ]
@@ -112,7 +114,7 @@ class SuspendedRuns:
         try:
             _check_not_cancelled(run)
         except ResumeError:
-            await store.checkpoints.delete(run.id, None)
+            await store.checkpoints.delete_suspended(run.id)
             raise
         self._held.discard(run.id)
         for listener in self.on_saved:
@@ -182,17 +184,16 @@ class SuspendedRuns:
                 f"The call {call_id} already has a result. Resume the run without one for this call.",
             )
 
-    async def resolve(self, token: str, answer: Answer) -> tuple[str, str]:
-        """Stores the result of the call with a token. Returns the run's id and owner. Raises ResumeError."""
+    async def resolve(self, token: str, answer: Answer) -> str:
+        """Stores the result of the call with a token. Returns the id of its run. Raises ResumeError."""
         store = await self._open_store()
-        digest = token_digest(token)
-        found = None if digest is None else await store.checkpoints.find_call(digest)
+        found = await store.checkpoints.find_call(_digest(token))
         if found is None:
             raise ResumeError("unknown_call", "There is no pending call with this token.")
         row, call_id = found
         if await store.checkpoints.answer(row.run_id, {call_id: msgspec.json.encode(answer).decode()}):
             raise ResumeError("already_answered", "The call with this token already has a result.")
-        return row.run_id, row.owner
+        return row.run_id
 
     async def questions(self) -> list[Question]:
         """Returns the calls of suspended runs that wait for an approval or for the result of an approved
@@ -228,7 +229,8 @@ class SuspendedRuns:
         row = await store.checkpoints.take(run_id, owner, self._holder, _after(HOLD_SECONDS))
         if row is None:
             raise await self._refusal(store, run_id, owner)
-        self._hold(run_id)
+        self._held.add(run_id)
+        self._keep_extending()
         try:
             data = await store.checkpoints.state(row)
             checkpoints.check_bundle(row.bundle)
@@ -286,7 +288,7 @@ class SuspendedRuns:
         elif run.session is None or run.session.saved is None:
             self._held.discard(run.id)
             expires_at = _after(self._settings.checkpoint_days * DAY_SECONDS)
-            await store.checkpoints.end(run.id, self._holder, _encode_result(result), expires_at)
+            await store.checkpoints.end(run.id, self._holder, encode_result(result), expires_at)
             self._report_end(run.id, result)
         return result
 
@@ -377,7 +379,7 @@ class SuspendedRuns:
         if row is None or row.owner != owner:
             raise _not_found(run_id)
         text = await store.checkpoints.result(run_id)
-        return None if text is None else _decode_result(text, run_id)
+        return None if text is None else decode_result(text, run_id)
 
     async def _mark_called(self, store: Store, run_id: str) -> None:
         try:
@@ -403,10 +405,6 @@ class SuspendedRuns:
             )
         return ResumeError("checkpoint_in_use", f"The run {run_id} is already running.")
 
-    def _hold(self, run_id: str) -> None:
-        self._held.add(run_id)
-        self._keep_extending()
-
     def _keep_extending(self) -> None:
         if self._extending is None or self._extending.done():
             self._extending = asyncio.get_running_loop().create_task(self._extend())
@@ -423,19 +421,11 @@ class SuspendedRuns:
 
     # --- the rest ---
 
-    async def pending(self, run_id: str, owner: str) -> list[str]:
-        """Returns the ids of the calls that a suspended run waits for. Raises ResumeError."""
-        store = await self._open_store()
-        row = await store.checkpoints.get(run_id)
-        if row is None or row.owner != owner:
-            raise _not_found(run_id)
-        return [call for call, answer in (await store.checkpoints.answers(run_id)).items() if answer is None]
-
     async def cancel(self, run_id: str, owner: str) -> bool:
         """Ends a suspended run. Returns False if it is not suspended."""
         store = await self._open_store()
         row = await store.checkpoints.get(run_id)
-        if row is None or row.owner != owner or not await store.checkpoints.delete(run_id, None):
+        if row is None or row.owner != owner or not await store.checkpoints.delete_suspended(run_id):
             return False
         # The record of a run that was just suspended may still be in the queue.
         await store.write_behind.flush()
@@ -473,57 +463,6 @@ class SuspendedRuns:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class _StoredError(msgspec.Struct, frozen=True, omit_defaults=True):
-    code: str
-    message: str
-    name: str | None = None
-    line: int | None = None
-    column: int | None = None
-    stack: str | None = None
-
-
-class _StoredResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    ok: bool
-    logs: list[str]
-    logs_truncated: bool
-    duration_ms: float
-    calls: list[CallRecord]
-    error: _StoredError | None = None
-    result: msgspec.Raw = msgspec.Raw(b"null")
-
-
-def _encode_result(result: Result) -> str:
-    error = result.error
-    stored = _StoredResult(
-        ok=result.ok,
-        logs=result.logs,
-        logs_truncated=result.logs_truncated,
-        duration_ms=result.duration_ms,
-        calls=list(result.calls),
-        error=None
-        if error is None
-        else _StoredError(error.code, error.message, error.name, error.line, error.column, error.stack),
-        result=msgspec.Raw(result.result_json or b"null"),
-    )
-    return msgspec.json.encode(stored).decode("utf-8", "surrogatepass")
-
-
-def _decode_result(text: str, run_id: str) -> Result:
-    stored = msgspec.json.decode(text, type=_StoredResult)
-    error, json = stored.error, bytes(stored.result)
-    return Result(
-        ok=stored.ok,
-        result=decode_value(json) if stored.ok else None,
-        error=None if error is None else ExecutionError(*msgspec.structs.astuple(error)),
-        logs=stored.logs,
-        logs_truncated=stored.logs_truncated,
-        duration_ms=stored.duration_ms,
-        run_id=run_id,
-        result_json=json if stored.ok else None,
-        calls=stored.calls,
-    )
-
-
 class _Once:
     """Awaits an action the first time that it is called."""
 
@@ -540,8 +479,8 @@ class _Once:
                 self._action = None
 
 
-def token_digest(token: str | None) -> str | None:
-    return None if token is None else hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _after(seconds: float) -> str:

@@ -61,7 +61,7 @@ class Client:
         return httpx2.post(f"{server.url}/approvals/{approval['id']}", json=answer)
 
     def result(self, server: ServeProcess, run_id: str) -> dict[str, Any]:
-        """Waits for the result of a run that nobody waits for."""
+        """Waits until the result of a run is stored, and returns it."""
         path = f"{server.url}/runs/{run_id}/result"
         wait_until(lambda: httpx2.get(path).status_code == 200)
         found: dict[str, Any] = httpx2.get(path).json()

@@ -162,7 +162,7 @@ class RunHandlers:
         return JsonBody({"ok": True, "run_id": context.path_param("id")})
 
     async def result(self, context: RequestContext) -> Response:
-        """Returns the result of a run that was suspended, which nobody may have been there to receive."""
+        """Returns the stored result of a run that was suspended, for clients that did not wait for it."""
         found = await self._find(context)
         run_id = context.path_param("id")
         if found.row is None:

@@ -85,7 +85,7 @@ class CpuShares:
         """Decides which owners' processes run in the background."""
         is_busy = len(self._used) > 1 and self._computing > cores()
         average = sum(self._used.values()) / max(1, len(self._used))
-        # What a process that has a core for itself would have used.
+        # CPU time of a process that computes all the time on one core.
         core = TICK_SECONDS / (1 - DECAY)
         above = max(BACKGROUND_ABOVE * average, MIN_BACKGROUND_PART * core)
         below = FOREGROUND_BELOW * average

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -104,10 +103,9 @@ class CheckpointTable:
             for call in calls
         ]
         values = msgspec.structs.asdict(row) | {"previous_holder": previous_holder or ""}
-        run = {"run_id": row.run_id}
         # The other statements apply only to the generation that was just written.
         is_saved = "SELECT 1 FROM checkpoints WHERE run_id = :run_id AND generation = :generation"
-        guarded = {**run, "generation": row.generation}
+        guarded = {"run_id": row.run_id, "generation": row.generation}
         results = await self._database.write(
             SqlStatement(_SAVE, values),
             SqlStatement(
@@ -169,16 +167,6 @@ class CheckpointTable:
         )
         return _row(rows[0]) if rows else None
 
-    async def list(self, owner: str, limit: int = 100) -> builtins.list[CheckpointRow]:
-        """Lists the suspended runs of an owner, oldest first."""
-        rows = await self._database.scan(
-            f"SELECT {_COLUMNS} FROM checkpoints WHERE owner = :owner"
-            " ORDER BY created_at, run_id LIMIT :limit",
-            owner=owner,
-            limit=max(0, min(limit, MAX_LISTED)),
-        )
-        return [_row(row) for row in rows]
-
     async def release(self, run_id: str, holder: str) -> None:
         """Marks a run as suspended again, because it could not be continued."""
         sql = """
@@ -210,15 +198,13 @@ class CheckpointTable:
         ]
         await self._database.write(*statements)
 
-    async def delete(self, run_id: str, holder: str | None) -> bool:
-        """Deletes a run that `holder` has continued to its end or, with None, a suspended run."""
-        condition = "state = 'suspended'" if holder is None else "holder = :holder"
-        values = {"run_id": run_id} if holder is None else {"run_id": run_id, "holder": holder}
-        sql = f"DELETE FROM checkpoints WHERE run_id = :run_id AND {condition}"
-        (changed,) = await self._database.write(SqlStatement(sql, values))
+    async def delete_suspended(self, run_id: str) -> bool:
+        """Deletes a run. Returns False if it is not suspended."""
+        sql = "DELETE FROM checkpoints WHERE run_id = :run_id AND state = 'suspended'"
+        (changed,) = await self._database.write(SqlStatement(sql, {"run_id": run_id}))
         return changed.row_count == 1
 
-    async def answer(self, run_id: str, answers: Mapping[str, str]) -> builtins.list[str]:
+    async def answer(self, run_id: str, answers: Mapping[str, str]) -> list[str]:
         """Stores the results of pending calls, in one transaction. Returns the ids of the calls that do not
         exist or have a result, which is not changed.
         """
@@ -260,17 +246,15 @@ class CheckpointTable:
         rows = await self._database.read(sql, digest=token_digest)
         return (_row(rows[0][:-1]), rows[0][-1]) if rows else None
 
-    async def questions(self, token_digest: str | None = None) -> builtins.list[Question]:
-        """Returns the calls without a result that wait for an approval, or the one with a token."""
+    async def questions(self) -> list[Question]:
+        """Returns the calls without a result that wait for an approval or were approved."""
         columns = ", ".join(f"c.{name}" for name in _FIELDS)
-        condition = "" if token_digest is None else "AND p.token_digest = :digest"
         sql = f"""
             SELECT {columns}, p.call_id, p.question, p.decision, p.held_until
             FROM pending_calls p JOIN checkpoints c ON c.run_id = p.run_id
-            WHERE p.question IS NOT NULL AND p.answer IS NULL {condition}
+            WHERE p.question IS NOT NULL AND p.answer IS NULL
             ORDER BY c.created_at, p.call_id LIMIT {MAX_LISTED}
         """
-        values = {} if token_digest is None else {"digest": token_digest}
         return [
             Question(
                 run=_row(row[:-4]),
@@ -279,7 +263,7 @@ class CheckpointTable:
                 decision=row[-2],
                 held_until=row[-1],
             )
-            for row in await self._database.scan(sql, **values)
+            for row in await self._database.scan(sql)
         ]
 
     async def decide(
@@ -329,7 +313,7 @@ class CheckpointTable:
         sql = "SELECT COALESCE(SUM(bytes), 0) FROM checkpoints WHERE owner = :owner AND run_id <> :run_id"
         return int((await self._database.scan(sql, owner=owner, run_id=other_than))[0][0])
 
-    async def with_answers(self, bundle: str) -> builtins.list[CheckpointRow]:
+    async def with_answers(self, bundle: str) -> list[CheckpointRow]:
         """Returns runs of a guest bundle that have got a result and are suspended, or were continued by a
         process that died before they called a tool.
         """
@@ -344,7 +328,7 @@ class CheckpointTable:
         """
         return [_row(row) for row in await self._database.scan(sql, bundle=bundle, now=now())]
 
-    async def take_interrupted(self) -> builtins.list[CheckpointRow]:
+    async def take_interrupted(self) -> list[CheckpointRow]:
         """Deletes runs that cannot be continued, because their process died after they had called a tool, and
         runs that have expired. Returns them.
         """

@@ -33,7 +33,7 @@ INTERRUPTED = "The call was approved, but the server stopped while it was made: 
 
 
 class StoredQuestion(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person is asked about a call."""
+    """A question to a person: may this tool be called?"""
 
     id: str
     """Id of the approval, which is also the token of the call."""
