@@ -166,7 +166,9 @@ def list_runs(filters: Mapping[str, Any], url: str | None, key_env: str, *, as_j
         print_json_value(page)
         return 0
     if not page["runs"]:
-        print_note("there are no such runs")
+        print_note(
+            "there are no such runs; servers, `hutch flow run` and `hutch ability run` record their runs"
+        )
     else:
         headers = ("RUN", "WHEN", "TOOK", "WHAT", "OWNER", "OUTCOME", "WHY")
         print_table(headers, [_row(run) for run in page["runs"]])
@@ -177,7 +179,9 @@ def list_runs(filters: Mapping[str, Any], url: str | None, key_env: str, *, as_j
 
 def _row(run: Mapping[str, Any]) -> tuple[str, ...]:
     error = run["error"] or {}
-    line = f"line {error['line']}: " if error.get("line") else ""
+    line = f"line {error['line']}" if error.get("line") else ""
+    # Records of the level `metadata` have no message.
+    why = ": ".join(part for part in (line, error.get("message")) if part)
     what = run["protocol"] if run["label"] is None else f"{run['protocol']} {run['label']}"
     return (
         run["run_id"],
@@ -186,7 +190,7 @@ def _row(run: Mapping[str, Any]) -> tuple[str, ...]:
         cut(what, 40),
         run["owner_name"] or run["owner"],
         run["outcome"] or run.get("state") or run["status"],
-        cut(" ".join(f"{line}{error.get('message', '')}{_waits_for(run)}".split()), MAX_SHOWN_CHARS),
+        cut(" ".join(f"{why}{_waits_for(run)}".split()), MAX_SHOWN_CHARS),
     )
 
 
