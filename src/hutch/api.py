@@ -21,11 +21,10 @@ from hutch.kernel.records import RunRecorder
 from hutch.sandbox.pool.pool import Pool
 from hutch.sandbox.runner.profile import EXTERNAL, profile_for
 from hutch.session.inputs import encode_inputs
-from hutch.session.json_value import NotJsonSafe, encode_value
 from hutch.session.live_run import Run
 from hutch.session.log_relay import relay_logs
 from hutch.session.run import Result, RunHandle, refused_result
-from hutch.session.suspension import Answer
+from hutch.session.suspension import Answer, answer_of, answers_of
 from hutch.session.tools.provider import Provider
 from hutch.session.tools.tool import Tool
 from hutch.settings import load_settings
@@ -268,18 +267,22 @@ class Hutch:
         Raises InvalidExecution, InvalidTool, SandboxUnavailable. `Run.result` raises Busy.
         """
         kernel, execution = await self._execution(code, **options)
-        return Run(partial(_run, kernel, execution))
+        seal = None if self._app is None else partial(self._seal, execution.owner)
+        return Run(partial(_run, kernel, execution), seal=seal)
 
     async def resume(
         self,
-        run_id: str,
+        run: str | bytes,
         results: Mapping[str, Any] | None = None,
         *,
         errors: Mapping[str, str] | None = None,
         tools: Tools = None,
         owner: str = "default",
     ) -> Run:
-        """Continues a suspended run, also in another process than before, as long as both use the same store.
+        """Continues a suspended run, also in another process than before.
+
+        `run` is the id of a run, if both processes use the same store, or the bytes of `Run.checkpoint`, if
+        both have the same master key.
 
         ```python
         result = await h.run("return await tools.ask({what: 'lunch'})", tools=[ask])  # raises Suspend
@@ -293,15 +296,16 @@ class Hutch:
         InvalidTool and InvalidExecution.
         """
         suspended_runs = await self._opened()
-        answers = {
-            **{call_id: _answer(value, f"results.{call_id}") for call_id, value in (results or {}).items()},
-            **{call_id: Answer(code="tool_error", message=text) for call_id, text in (errors or {}).items()},
-        }
+        answers = answers_of(results, errors)
         providers = providers_of(tools)
+        run_id = await suspended_runs.unseal(run, owner) if isinstance(run, bytes) else run
         if answers:
-            await suspended_runs.answer(run_id, owner, answers)
+            await suspended_runs.answer(run_id, owner, answers, providers)
         execution, handle = await suspended_runs.resume(run_id, owner, providers)
-        return Run(partial(suspended_runs.run, execution), handle)
+        return Run(partial(suspended_runs.run, execution), handle, partial(self._seal, owner))
+
+    async def _seal(self, owner: str, run_id: str) -> bytes:
+        return await (await self._opened()).seal(run_id, owner)
 
     async def resolve(self, token: str, value: Any = None, *, error: str | None = None) -> str:
         """Delivers the result of a call whose tool returned `Deferred(token)`, or its error.
@@ -309,7 +313,7 @@ class Hutch:
         Returns the id of the run, which `resume` continues. Raises ResumeError and InvalidExecution.
         """
         suspended_runs = await self._opened()
-        answer = _answer(value, "value") if error is None else Answer(code="tool_error", message=error)
+        answer = answer_of(value, "value") if error is None else Answer(code="tool_error", message=error)
         return await suspended_runs.resolve(token, answer)
 
     async def _opened(self) -> SuspendedRuns:
@@ -430,13 +434,6 @@ async def _run(kernel: Kernel, execution: Execution, run: RunHandle | None = Non
         return await kernel.run(execution, run)
     except QuotaExceeded as error:
         return refused_result(str(error), error.retry_after, run.id)
-
-
-def _answer(value: Any, field: str) -> Answer:
-    try:
-        return Answer(result_json=encode_value(value))
-    except NotJsonSafe as error:
-        raise InvalidExecution(field, f"expected a JSON-safe value: {error}") from None
 
 
 def _external_pool(settings: Settings, command: Sequence[str]) -> Pool:

@@ -33,7 +33,7 @@ class Tools:
         self.keys: list[str] = []
         self.waiting, self.go_on = asyncio.Event(), asyncio.Event()
 
-    async def ask(self, what: str) -> str:
+    async def ask(self, what: str) -> Any:
         """Asks a person."""
         raise hutch.Suspend(f"approval of {what}")
 
@@ -341,7 +341,7 @@ async def test_cancelled_run_cannot_be_continued(first: hutch.Hutch, tools: Tool
     run_id, call_id = await suspend(first, tools)
     assert not await (await first._opened()).cancel(run_id, "somebody else")
     assert await (await first._opened()).cancel(run_id, "default")
-    async with refused("checkpoint_not_found"):
+    async with refused("checkpoint_ended"):
         await first.resume(run_id, {call_id: 1})
 
 

@@ -19,7 +19,7 @@ from hutch.sandbox.runner.profile import Profile
 from hutch.session.host import TIMED_OUT, Session
 from hutch.session.limits import Limits
 from hutch.session.messages import WireError
-from hutch.session.run import Result, RunHandle, RunQueued, Wait
+from hutch.session.run import Result, RunHandle, RunQueued, RunSuspended, Wait
 from hutch.session.tools.provider import check_providers
 from hutch.settings import Settings, cores
 from hutch.text import cut
@@ -158,6 +158,8 @@ class Kernel:
             result = run.session.result
         else:
             run.session.forget_memory()
+            if run.listeners:
+                run.emit(RunSuspended(calls=[call.call_id for call in run.session.saved.pending]))
             result = msgspec.structs.replace(result, pending_calls=run.session.saved.pending)
         if is_abandoned:
             self._record_end(execution, run, result)
@@ -200,7 +202,7 @@ class Kernel:
                 execution = msgspec.structs.replace(execution, code="", job=prepared)
         result = await self._attempt_with_retries(execution, run)
         while (session := run.session) is not None and session.saved is not None:
-            if not await session.drain_calls():
+            if not await session.drain_calls() or (run.must_suspend and session.saved is not None):
                 assert session.result is not None
                 return session.result
             # Other tools have returned since the guest was suspended, so it can continue at once.

@@ -13,17 +13,27 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hutch.errors import AlreadyExists, ExecutionError, HutchError, ResumeError, ToolError
+from hutch.errors import (
+    AlreadyExists,
+    ExecutionError,
+    HutchError,
+    InvalidExecution,
+    ResumeError,
+    ToolError,
+)
 from hutch.kernel import checkpoint as checkpoints
 from hutch.kernel.checkpoint import Checkpoint
+from hutch.kernel.durable.sealed_run import SealedRun, seal, unseal
 from hutch.kernel.execution import Execution
 from hutch.kernel.stored_result import decode_result, encode_result
 from hutch.sandbox.runner.profile import profile_for
+from hutch.session.json_value import decode_value
 from hutch.session.run import Listener, Result, RunHandle
+from hutch.session.schema.problems import check_against_schema
 from hutch.session.suspension import Answer
 from hutch.session.tools.provider import Provider
-from hutch.store.tables.checkpoints import CheckpointRow, NewPendingCall, Question
-from hutch.text import format_rfc3339
+from hutch.store.tables.checkpoints import CheckpointRow, NewPendingCall, Question, StoredCall
+from hutch.text import cut, format_rfc3339, printable
 
 if TYPE_CHECKING:
     from hutch.kernel.kernel import Kernel
@@ -34,6 +44,7 @@ logger = logging.getLogger("hutch.runs")
 
 SUSPENDED = "suspended"
 """Outcome of a run that was suspended, and the code of its error."""
+INTERRUPTED = "The process of the run died after the run had called a tool"
 HOLD_SECONDS = 30.0
 """Time for which a process holds the runs that it continues. It extends the time while it lives."""
 EXTEND_SECONDS = 10.0
@@ -84,32 +95,8 @@ class SuspendedRuns:
         checkpoint = self._checkpoint(execution, run)
         store = await self._open_store()
         data = await self._encode(checkpoint)
-        maximum = self._settings.max_suspended_bytes_per_owner
-        if await store.checkpoints.stored_bytes(execution.owner, run.id) + len(data) > maximum:
-            raise ResumeError(
-                "too_many_suspended",
-                f"The suspended runs of this owner, and their results, would have more than {maximum} bytes"
-                " (setting max_suspended_bytes_per_owner). Continue or cancel some.",
-            )
-        calls = [
-            NewPendingCall(
-                call_id=call.call_id,
-                token_digest=None if call.token is None else _digest(call.token),
-                question=call.question,
-            )
-            for call in checkpoint.session.pending
-        ]
         _check_not_cancelled(run)
-        try:
-            is_saved = await store.checkpoints.save(
-                self._row(checkpoint, len(data)),
-                [data[start : start + PART_BYTES] for start in range(0, len(data), PART_BYTES)],
-                calls,
-                self._holder,
-            )
-        except AlreadyExists:
-            raise ResumeError("token_in_use", "Another pending call has the same token.") from None
-        if not is_saved:
+        if not await self._insert(store, checkpoint, data, self._holder):
             raise ResumeError("checkpoint_in_use", f"Another process continues the run {run.id}.")
         try:
             _check_not_cancelled(run)
@@ -120,6 +107,36 @@ class SuspendedRuns:
         for listener in self.on_saved:
             listener(checkpoint)
         return checkpoint
+
+    async def _insert(
+        self, store: Store, checkpoint: Checkpoint, data: bytes, previous_holder: str | None
+    ) -> bool:
+        """Returns False if the store has the run already, and `previous_holder` does not continue it."""
+        maximum = self._settings.max_suspended_bytes_per_owner
+        stored_bytes = await store.checkpoints.stored_bytes(checkpoint.owner, checkpoint.run_id)
+        if stored_bytes + len(data) > maximum:
+            raise ResumeError(
+                "too_many_suspended",
+                f"The suspended runs of this owner, and their results, would have more than {maximum} bytes"
+                " (setting max_suspended_bytes_per_owner). Continue or cancel some.",
+            )
+        calls = [
+            NewPendingCall(
+                call_id=call.call_id,
+                provider=call.provider,
+                tool=call.tool,
+                token_digest=None if call.token is None else _digest(call.token),
+                question=call.question,
+            )
+            for call in checkpoint.session.pending
+        ]
+        parts = [data[start : start + PART_BYTES] for start in range(0, len(data), PART_BYTES)]
+        try:
+            return await store.checkpoints.save(
+                self._row(checkpoint, len(data)), parts, calls, previous_holder
+            )
+        except AlreadyExists:
+            raise ResumeError("token_in_use", "Another pending call has the same token.") from None
 
     def _checkpoint(self, execution: Execution, run: RunHandle) -> Checkpoint:
         assert run.session is not None
@@ -145,6 +162,11 @@ class SuspendedRuns:
             return checkpoints.encode(checkpoint, self._max_bytes)
         return await asyncio.to_thread(checkpoints.encode, checkpoint, self._max_bytes)
 
+    async def _decode(self, data: bytes) -> Checkpoint:
+        if len(data) <= LARGE_BYTES:
+            return checkpoints.decode(data, self._max_bytes)
+        return await asyncio.to_thread(checkpoints.decode, data, self._max_bytes)
+
     @property
     def _max_bytes(self) -> int:
         return self._settings.max_checkpoint_bytes + OVERHEAD_BYTES
@@ -162,22 +184,32 @@ class SuspendedRuns:
 
     # --- answers ---
 
-    async def answer(self, run_id: str, owner: str, answers: Mapping[str, Answer]) -> None:
-        """Stores results of pending calls. Raises ResumeError if a call does not exist or has a result."""
+    async def answer(
+        self, run_id: str, owner: str, answers: Mapping[str, Answer], providers: Sequence[Provider] = ()
+    ) -> None:
+        """Stores results of pending calls. A result has to match the output schema of its tool, if the tool
+        is one of `providers`. Raises ResumeError if a call does not exist or has a result, InvalidExecution
+        if a result has the wrong type.
+        """
         store = await self._open_store()
         row = await store.checkpoints.get(run_id)
         if row is None or row.owner != owner:
             raise _not_found(run_id)
-        known = await store.checkpoints.answers(run_id)
-        for call_id in answers:
+        if row.state == "ended":
+            raise _ended(run_id)
+        known = {call.call_id: call for call in await store.checkpoints.calls(run_id)}
+        for call_id, answer in answers.items():
             if call_id not in known:
                 waiting = ", ".join(known) or "no call"
                 raise ResumeError(
-                    "unknown_call", f"The run {run_id} has no pending call {call_id}; it waits for {waiting}."
+                    "unknown_call",
+                    f"The run {run_id} has no pending call {printable(cut(call_id, 100))};"
+                    f" it waits for {waiting}.",
                 )
+            _check_result(known[call_id], answer, providers)
         self._held_calls.difference_update(answers)
         texts = {call_id: msgspec.json.encode(answer).decode() for call_id, answer in answers.items()}
-        answered = [call_id for call_id in answers if known[call_id] is not None]
+        answered = [call_id for call_id in answers if known[call_id].has_answer]
         for call_id in answered or await store.checkpoints.answer(run_id, texts):
             raise ResumeError(
                 "already_answered",
@@ -234,12 +266,7 @@ class SuspendedRuns:
         try:
             data = await store.checkpoints.state(row)
             checkpoints.check_bundle(row.bundle)
-            is_large = len(data) > LARGE_BYTES
-            checkpoint = (
-                await asyncio.to_thread(checkpoints.decode, data, self._max_bytes)
-                if is_large
-                else checkpoints.decode(data, self._max_bytes)
-            )
+            checkpoint = await self._decode(data)
             answers = {
                 call_id: msgspec.json.decode(text, type=Answer)
                 for call_id, text in (await store.checkpoints.answers(run_id)).items()
@@ -287,8 +314,7 @@ class SuspendedRuns:
             await store.checkpoints.release(run.id, self._holder)
         elif run.session is None or run.session.saved is None:
             self._held.discard(run.id)
-            expires_at = _after(self._settings.checkpoint_days * DAY_SECONDS)
-            await store.checkpoints.end(run.id, self._holder, encode_result(result), expires_at)
+            await self._end(store, run.id, self._holder, result)
             self._report_end(run.id, result)
         return result
 
@@ -398,11 +424,9 @@ class SuspendedRuns:
             message = f"The run {run_id} was interrupted: its process died after it had called a tool."
             return ResumeError("checkpoint_ended", message)
         if row.state == "ended":
-            return ResumeError("checkpoint_ended", f"The run {run_id} has ended.")
+            return _ended(run_id)
         if row.state == "suspended":
-            return ResumeError(
-                "checkpoint_expired", f"The run {run_id} was suspended until {row.expires_at}."
-            )
+            return _expired(row)
         return ResumeError("checkpoint_in_use", f"The run {run_id} is already running.")
 
     def _keep_extending(self) -> None:
@@ -419,23 +443,72 @@ class SuspendedRuns:
             except HutchError as error:
                 logger.warning("cannot extend the hold of resumed runs: %s", error)
 
+    # --- sealed copies ---
+
+    async def seal(self, run_id: str, owner: str) -> bytes:
+        """Returns a suspended run as sealed bytes. Raises ResumeError and VaultError."""
+        store = await self._open_store()
+        row = await store.checkpoints.get(run_id)
+        if row is None or row.owner != owner or row.state != "suspended":
+            raise await self._refusal(store, run_id, owner)
+        answers = await store.checkpoints.answers(run_id)
+        sealed = SealedRun(
+            row=row,
+            state=await store.checkpoints.state(row),
+            answers={call_id: text for call_id, text in answers.items() if text is not None},
+        )
+        return await seal(sealed, self._settings.home_path)
+
+    async def unseal(self, data: bytes, owner: str) -> str:
+        """Adds a sealed run to the store, unless the store has it. Returns its id. Raises ResumeError and
+        VaultError.
+        """
+        sealed = await unseal(data, self._settings.home_path, self._max_bytes)
+        row, run_id = sealed.row, sealed.row.run_id
+        if row.owner != owner:
+            raise _not_found(run_id)
+        if row.expires_at < _after(0):
+            raise _expired(row)
+        checkpoints.check_bundle(row.bundle)
+        store = await self._open_store()
+        stored = await store.checkpoints.get(run_id)
+        if stored is None:
+            await self._insert(store, await self._decode(sealed.state), sealed.state, None)
+            stored = await store.checkpoints.get(run_id)
+        if stored is None or stored.owner != owner:
+            raise _not_found(run_id)
+        if stored.state != "ended" and stored.generation != row.generation:
+            raise ResumeError(
+                "checkpoint_superseded", f"The run {run_id} has continued since this checkpoint was taken."
+            )
+        # Does not change results that the store has.
+        await store.checkpoints.answer(run_id, sealed.answers)
+        return run_id
+
     # --- the rest ---
 
     async def cancel(self, run_id: str, owner: str) -> bool:
         """Ends a suspended run. Returns False if it is not suspended."""
         store = await self._open_store()
         row = await store.checkpoints.get(run_id)
-        if row is None or row.owner != owner or not await store.checkpoints.delete_suspended(run_id):
+        error = _cancelled()
+        end = Result(ok=False, error=ExecutionError(error.code, str(error)), run_id=run_id)
+        # The row stays, so that a sealed copy of the run cannot be continued either.
+        if row is None or row.owner != owner or not await self._end(store, run_id, None, end):
             return False
         # The record of a run that was just suspended may still be in the queue.
         await store.write_behind.flush()
         await store.runs.end_suspended(run_id, "cancelled")
-        error = _cancelled()
-        end = Result(ok=False, error=ExecutionError(error.code, str(error)), run_id=run_id)
         self._report_end(run_id, end)
         for listener in self.on_cancelled:
             listener(run_id)
         return True
+
+    async def _end(
+        self, store: Store, run_id: str, holder: str | None, result: Result, *, is_dead: bool = False
+    ) -> bool:
+        expires_at = _after(self._settings.checkpoint_days * DAY_SECONDS)
+        return await store.checkpoints.end(run_id, holder, encode_result(result), expires_at, is_dead=is_dead)
 
     def _report_end(self, run_id: str, result: Result) -> None:
         waiting = self._ends.get(run_id)
@@ -447,14 +520,20 @@ class SuspendedRuns:
         they had called a tool. Returns their number.
         """
         store = await self._open_store()
-        rows = await store.checkpoints.take_interrupted()
-        for row in rows:
-            outcome = "interrupted" if row.state == "called" else "expired"
+        count = 0
+        for row in await store.checkpoints.interrupted():
+            result = Result(ok=False, error=ExecutionError("interrupted", INTERRUPTED), run_id=row.run_id)
+            if await self._end(store, row.run_id, row.holder, result, is_dead=True):
+                count += 1
+                await store.runs.end_suspended(row.run_id, "interrupted")
+                logger.warning("the suspended run %s ended: interrupted", row.run_id)
+        for row in await store.checkpoints.delete_expired():
+            count += 1
             # The record of a run that has ended is still `suspended` if the process died before writing it.
-            await store.runs.end_suspended(row.run_id, outcome)
+            await store.runs.end_suspended(row.run_id, "expired")
             if row.state != "ended":
-                logger.warning("the suspended run %s ended: %s", row.run_id, outcome)
-        return len(rows)
+                logger.warning("the suspended run %s ended: expired", row.run_id)
+        return count
 
     async def close(self) -> None:
         tasks = [*self._background] if self._extending is None else [*self._background, self._extending]
@@ -494,6 +573,25 @@ def _check_not_cancelled(run: RunHandle) -> None:
 
 def _cancelled() -> ResumeError:
     return ResumeError("cancelled", "The run was cancelled while it was suspended")
+
+
+def _ended(run_id: str) -> ResumeError:
+    return ResumeError("checkpoint_ended", f"The run {run_id} has ended.")
+
+
+def _expired(row: CheckpointRow) -> ResumeError:
+    return ResumeError("checkpoint_expired", f"The run {row.run_id} was suspended until {row.expires_at}.")
+
+
+def _check_result(call: StoredCall, answer: Answer, providers: Sequence[Provider]) -> None:
+    """Raises InvalidExecution if a result does not match the output schema of its tool."""
+    provider = next((each for each in providers if each.name == call.provider), None)
+    tool = None if provider is None or call.tool is None else provider.tools.get(call.tool)
+    if tool is None or tool.output_schema is None or answer.result_json is None:
+        return
+    problems = check_against_schema(dict(tool.output_schema), decode_value(answer.result_json))
+    if problems:
+        raise InvalidExecution(f"results.{call.call_id}", str(problems[0]))
 
 
 def _not_found(run_id: str) -> ResumeError:

@@ -165,6 +165,7 @@ class Session:
         self._resumed, self._answers = saved, answers or {}
         self._max_saved_bytes = max_saved_bytes
         self._memory: MemoryCollector | None = None
+        self._on_suspend_refused: Callable[[str], None] | None = None
         if saved is not None:
             self.log_lines, self._log_chars = saved.log_lines, saved.log_chars
             self._tool_calls.restore(saved)
@@ -295,6 +296,16 @@ class Session:
 
     # --- suspension ---
 
+    def suspend(self, on_refused: Callable[[str], None] | None = None) -> None:
+        """Suspends the execution when it next waits for tools or timers. `on_refused` is called with the
+        reason if it cannot be suspended.
+        """
+        self._on_suspend_refused = on_refused
+        if self._max_saved_bytes:
+            self._suspend()
+        elif on_refused is not None:
+            on_refused("only code in Hutch's own quickjs engine can be suspended")
+
     def _suspend(self) -> None:
         """Asks the runner to suspend the execution when it next waits."""
         if self._memory is None and not self._has_ended and not self._cancelling:
@@ -314,9 +325,12 @@ class Session:
         if message.state is UNSET:
             self._tool_calls.forget_replies()
             size = 0 if message.too_large is UNSET else message.too_large
-            self._tool_calls.refuse_pending(
+            reason = (
                 f"its memory has {size} bytes; the limit is {memory.max_bytes} (setting max_checkpoint_bytes)"
             )
+            self._tool_calls.refuse_pending(reason)
+            if self._on_suspend_refused is not None:
+                self._on_suspend_refused(reason)
             return True
         calls = self._tool_calls
         calls.hold({call_id: items for call_id, _, _, items in message.state.calls})
@@ -334,9 +348,8 @@ class Session:
             calls=calls.records,
         )
         logs, truncated = clip_logs(message.state.logs, self.limits)
-        waiting = WireError(
-            code="suspended", message=f"The run waits for {', '.join(calls.open_tools()[:MAX_NAMED_TOOLS])}"
-        )
+        names = ", ".join(calls.open_tools()[:MAX_NAMED_TOOLS]) or "a timer"
+        waiting = WireError(code="suspended", message=f"The run waits for {names}")
         self._settle(waiting, logs=logs, truncated=truncated or message.state.logs_truncated)
         return True
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from msgspec import UNSET
 
+from hutch.errors import HutchError, ResumeError
 from hutch.session.host import TIMED_OUT
 from hutch.session.run import (
     PendingCall,
@@ -42,8 +43,13 @@ class Run:
     """
 
     def __init__(
-        self, execute: Callable[[RunHandle], Coroutine[Any, Any, Result]], handle: RunHandle | None = None
+        self,
+        execute: Callable[[RunHandle], Coroutine[Any, Any, Result]],
+        handle: RunHandle | None = None,
+        seal: Callable[[str], Awaitable[bytes]] | None = None,
     ) -> None:
+        """`seal`: returns the suspended run with an id as bytes; None if such runs are not stored here."""
+        self._seal = seal
         self._handle = handle or RunHandle()
         self._handle.listeners.append(self._add)
         self._events: deque[RunEvent] = deque()
@@ -51,6 +57,8 @@ class Run:
         self._changed = asyncio.Event()
         self.dropped_events = 0
         self._cancelled = False
+        self._refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Reason why the run cannot be suspended, if `checkpoint` was called."""
         self._task = asyncio.get_running_loop().create_task(execute(self._handle))
         self._task.add_done_callback(self._on_done)
 
@@ -76,6 +84,40 @@ class Run:
         if self._task.cancelled() and self._cancelled:
             return Result(ok=False, error=TIMED_OUT.to_exception(), run_id=self._handle.id)
         return self._task.result()
+
+    async def checkpoint(self) -> bytes:
+        """Suspends the run when it next waits for tools or timers, and returns it as sealed bytes.
+
+        `Hutch.resume` continues the run from these bytes once, in any process with the same master key. The
+        tools that are running when the guest waits are awaited first; their results are part of the bytes.
+        The result of this run has the code `suspended` then. Cancelling this call does not affect the run.
+
+        Raises ResumeError if the run ended instead, or cannot be suspended.
+        """
+        if self._seal is None:
+            raise HutchError(
+                "This run cannot be suspended: it runs on another server or in an external runner.",
+                remedy="Use hutch.Hutch() without `runner`.",
+            )
+        handle = self._handle
+        if not handle.must_suspend:
+            self._refused = asyncio.get_running_loop().create_future()
+            handle.on_suspend_refused = self._refuse_checkpoint
+            handle.suspend()
+        ends: list[asyncio.Future[Any]] = [self._task, self._refused]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if self._refused.done():
+            raise ResumeError("checkpoint_invalid", f"The run cannot be suspended: {self._refused.result()}.")
+        result = await self.result()
+        if result.error is None or result.error.code != "suspended":
+            outcome = "ok" if result.error is None else result.error.code
+            raise ResumeError("checkpoint_ended", f"The run ended before it could be suspended: {outcome}.")
+        return await self._seal(result.run_id)
+
+    def _refuse_checkpoint(self, reason: str) -> None:
+        self._handle.must_suspend = False
+        if not self._refused.done():
+            self._refused.set_result(reason)
 
     def cancel(self) -> None:
         """Stops the guest and its tools. The result has the code `timeout` and the logs so far. Does nothing

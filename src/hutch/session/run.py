@@ -231,6 +231,15 @@ class ToolCallEnded(_EventWithJson, frozen=True, tag="tool_call_ended"):
         return _decode(self.output_json)
 
 
+class RunSuspended(_Event, frozen=True, tag="suspended"):
+    """The run was stored and waits. `RunEnded` with the outcome `suspended` follows if it is not continued
+    here.
+    """
+
+    calls: list[str]
+    """Ids of the pending calls."""
+
+
 class RunEnded(_Event, frozen=True, tag="end"):
     """The last event of every run."""
 
@@ -241,7 +250,7 @@ class RunEnded(_Event, frozen=True, tag="end"):
 
 
 RunEvent: TypeAlias = (
-    RunQueued | RunStarted | RunLog | ToolCallStarted | ToolProgress | ToolCallEnded | RunEnded
+    RunQueued | RunStarted | RunLog | ToolCallStarted | ToolProgress | ToolCallEnded | RunSuspended | RunEnded
 )
 Listener: TypeAlias = Callable[[RunEvent], None]
 """Receives the events of a run in order. It must not raise."""
@@ -359,6 +368,10 @@ class RunHandle(msgspec.Struct, eq=False):
     """How often the run was suspended before it was continued with this handle."""
     before_call: Callable[[], Awaitable[None]] | None = None
     """Awaited before each tool call. If it raises a HutchError, the call fails."""
+    must_suspend: bool = False
+    """True if the run has to be suspended when it next waits, and not to be continued here; see `suspend`."""
+    on_suspend_refused: Callable[[str], None] | None = None
+    """Called with the reason if the run cannot be suspended, although `suspend` was called."""
 
     @property
     def failure_message(self) -> str | None:
@@ -396,6 +409,14 @@ class RunHandle(msgspec.Struct, eq=False):
             return False
         self.session.cancel()
         return True
+
+    def suspend(self) -> None:
+        """Suspends the run when it next waits for tools or timers. It is not continued in this process, also
+        if the results of all its calls are there.
+        """
+        self.must_suspend = True
+        if self.session is not None:
+            self.session.suspend(self.on_suspend_refused)
 
     def outcome_of(self, result: Result) -> str:
         """Returns `ok` or the error code."""

@@ -5,9 +5,13 @@ from __future__ import annotations
 import base64
 import binascii
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
+from hutch.errors import InvalidExecution
+from hutch.session.json_value import NotJsonSafe, encode_value
 from hutch.session.messages import SuspendedState
 from hutch.session.run import CallRecord, PendingCall
 
@@ -19,6 +23,39 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """JSON text of the result. None for an error."""
     code: str = ""
     message: str = ""
+
+
+def answer_of(value: Any, field: str) -> Answer:
+    """Returns the result of a call. Raises InvalidExecution, which names the field, if it is not JSON."""
+    try:
+        return Answer(result_json=encode_value(value))
+    except NotJsonSafe as error:
+        raise InvalidExecution(field, f"expected a JSON-safe value: {error}") from None
+
+
+def answers_of(results: object, errors: object) -> dict[str, Answer]:
+    """Returns results and error messages of calls, by call id. Raises InvalidExecution."""
+    answers = {
+        call_id: answer_of(value, f"results.{call_id}") for call_id, value in _by_call_id(results, "results")
+    }
+    for call_id, message in _by_call_id(errors, "errors"):
+        if not isinstance(message, str):
+            raise InvalidExecution(f"errors.{call_id}", f"expected a str, got {type(message).__name__}")
+        if call_id in answers:
+            raise InvalidExecution(f"errors.{call_id}", "expected a result or an error of a call, got both")
+        answers[call_id] = Answer(code="tool_error", message=message)
+    return answers
+
+
+def _by_call_id(values: object, field: str) -> list[tuple[str, Any]]:
+    if values is None:
+        return []
+    if not isinstance(values, Mapping):
+        raise InvalidExecution(field, f"expected a dict with the ids of calls, got {type(values).__name__}")
+    for call_id in values:
+        if not isinstance(call_id, str):
+            raise InvalidExecution(field, f"expected the ids of calls, which are str, got {call_id!r}")
+    return [*values.items()]
 
 
 class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,9 +76,7 @@ class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
     calls: list[CallRecord]
     saved_at: float = msgspec.field(default_factory=time.time)
     held_lines: list[bytes] = []
-    """Replies to calls that were answered while the execution was suspended. They are sent when it continues,
-    and are never stored.
-    """
+    """Replies to calls that returned while the execution was suspended. They are sent when it continues."""
 
     def state_after(self, seconds: float) -> SuspendedState:
         """Returns the state after a wait: that much less time is left for the guest's timers."""

@@ -115,6 +115,8 @@ class Lease:
                 if saved is not None:
                     await session.send_memory()
                 session.begin()
+                if run.must_suspend:
+                    session.suspend(run.on_suspend_refused)
                 await session.wait()
             except asyncio.CancelledError:
                 session.cancel()

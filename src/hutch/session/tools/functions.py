@@ -14,6 +14,7 @@ import contextlib
 import contextvars
 import inspect
 import os
+import types
 import typing
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -83,6 +84,17 @@ def tool(
     return _create_tool(fn, name, description, input_schema, output_schema)
 
 
+def _without_deferred(hint: Any) -> Any:
+    """Returns the hint of the value that the guest gets: not the `Deferred`, but the value that comes
+    later.
+    """
+    if hint is Deferred:
+        return Any
+    if typing.get_origin(hint) in (typing.Union, types.UnionType) and Deferred in typing.get_args(hint):
+        return typing.Union[tuple(each for each in typing.get_args(hint) if each is not Deferred)]  # noqa: UP007
+    return hint
+
+
 def cached_tool(fn: Callable[..., Any]) -> Tool:
     """Returns `tool(fn)`. The tool is created once per function, because callers pass the same functions to
     every execution.
@@ -137,7 +149,7 @@ def _create_tool(
             output_schema = result_schema(list[item], where)  # type: ignore[valid-type]
             check_item = _validator(item_schema, where)
     elif output_schema is None:
-        output_schema = result_schema(hints.get("return"), where)
+        output_schema = result_schema(_without_deferred(hints.get("return")), where)
     check = None if output_schema is None else _validator(output_schema, f"{where}: output_schema")
     run = _run_function(fn, target, parameters, context)
     if streams:

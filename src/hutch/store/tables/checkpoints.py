@@ -59,9 +59,21 @@ class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
 
 class NewPendingCall(msgspec.Struct, frozen=True, kw_only=True):
     call_id: str
+    provider: str
+    tool: str
     token_digest: str | None = None
     question: str | None = None
     """JSON text of the question, if the call waits for an approval."""
+
+
+class StoredCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A pending call as it is stored. `provider` and `tool` are None if an earlier version stored it."""
+
+    call_id: str
+    provider: str | None
+    tool: str | None
+    is_question: bool
+    has_answer: bool
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,12 +140,15 @@ class CheckpointTable:
             ),
             *(
                 SqlStatement(
-                    "INSERT INTO pending_calls (run_id, call_id, token_digest, question)"
-                    f" SELECT :run_id, :call_id, :digest, :question WHERE EXISTS ({is_saved})"
+                    "INSERT INTO pending_calls (run_id, call_id, provider, tool, token_digest, question)"
+                    " SELECT :run_id, :call_id, :provider, :tool, :digest, :question"
+                    f" WHERE EXISTS ({is_saved})"
                     " ON CONFLICT (run_id, call_id) DO NOTHING",
                     {
                         **guarded,
                         "call_id": call.call_id,
+                        "provider": call.provider,
+                        "tool": call.tool,
                         "digest": call.token_digest,
                         "question": question,
                     },
@@ -226,6 +241,24 @@ class CheckpointTable:
         results = await self._database.write(*statements)
         return [call_id for call_id, result in zip(answers, results, strict=True) if not result.row_count]
 
+    async def calls(self, run_id: str) -> list[StoredCall]:
+        sql = """
+            SELECT call_id, provider, tool, question IS NOT NULL, answer IS NOT NULL
+            FROM pending_calls WHERE run_id = :run_id ORDER BY call_id
+        """
+        return [
+            StoredCall(
+                call_id=call_id,
+                provider=provider,
+                tool=tool,
+                is_question=bool(is_question),
+                has_answer=bool(has_answer),
+            )
+            for call_id, provider, tool, is_question, has_answer in await self._database.read(
+                sql, run_id=run_id
+            )
+        ]
+
     async def answers(self, run_id: str) -> dict[str, str | None]:
         """Returns the results of the pending calls; None for those that are still missing."""
         sql = "SELECT call_id, answer FROM pending_calls WHERE run_id = :run_id"
@@ -282,18 +315,28 @@ class CheckpointTable:
         (changed,) = await self._database.write(SqlStatement(sql, values))
         return changed.row_count == 1
 
-    async def end(self, run_id: str, holder: str, result: str, expires_at: str) -> None:
-        """Stores the result of a run that `holder` has continued to its end, and deletes its state."""
+    async def end(
+        self, run_id: str, holder: str | None, result: str, expires_at: str, *, is_dead: bool = False
+    ) -> bool:
+        """Stores the result of a run that `holder` has continued to its end or, with None, of a suspended
+        run, and deletes its state. With `is_dead`, only if the holder has not extended its hold. Returns
+        False if there is no such run.
+        """
         encrypted = await self._encryption.encrypt(result, *_result_context(run_id))
-        values = {"run_id": run_id, "holder": holder, "expires_at": expires_at, "bytes": len(encrypted)}
-        sql = """
+        condition = "state = 'suspended'" if holder is None else "holder = :holder"
+        values = {"run_id": run_id} if holder is None else {"run_id": run_id, "holder": holder}
+        if is_dead:
+            condition, values = f"{condition} AND held_until < :now", {**values, "now": now()}
+        sql = f"""
             UPDATE checkpoints SET state = 'ended', holder = NULL, held_until = NULL, result = :result,
                 expires_at = :expires_at, bytes = :bytes
-            WHERE run_id = :run_id AND holder = :holder
+            WHERE run_id = :run_id AND {condition}
         """
         is_ended = "SELECT 1 FROM checkpoints WHERE run_id = :run_id AND state = 'ended'"
-        await self._database.write(
-            SqlStatement(sql, {**values, "result": encrypted}),
+        changed, *_ = await self._database.write(
+            SqlStatement(
+                sql, {**values, "result": encrypted, "expires_at": expires_at, "bytes": len(encrypted)}
+            ),
             *(
                 SqlStatement(
                     f"DELETE FROM {table} WHERE run_id = :run_id AND EXISTS ({is_ended})", {"run_id": run_id}
@@ -301,6 +344,7 @@ class CheckpointTable:
                 for table in ("checkpoint_parts", "pending_calls")
             ),
         )
+        return changed.row_count == 1
 
     async def result(self, run_id: str) -> str | None:
         """Returns the result of a run that has ended, as JSON text."""
@@ -328,15 +372,20 @@ class CheckpointTable:
         """
         return [_row(row) for row in await self._database.scan(sql, bundle=bundle, now=now())]
 
-    async def take_interrupted(self) -> list[CheckpointRow]:
-        """Deletes runs that cannot be continued, because their process died after they had called a tool, and
-        runs that have expired. Returns them.
+    async def interrupted(self) -> list[CheckpointRow]:
+        """Returns runs that cannot be continued, because their process died after they had called a tool."""
+        sql = f"""
+            SELECT {_COLUMNS} FROM checkpoints WHERE state = 'called' AND held_until < :now
+            ORDER BY held_until LIMIT {MAX_LISTED}
         """
+        return [_row(row) for row in await self._database.scan(sql, now=now())]
+
+    async def delete_expired(self) -> list[CheckpointRow]:
+        """Deletes runs that have expired. Returns them."""
         sql = f"""
             DELETE FROM checkpoints
-            WHERE (state = 'called' AND held_until < :now)
-                OR (state IN ('suspended', 'ended') AND expires_at < :now)
-                OR (state = 'running' AND held_until < :now AND expires_at < :now)
+            WHERE expires_at < :now
+                AND (state IN ('suspended', 'ended') OR (state = 'running' AND held_until < :now))
             RETURNING {_COLUMNS}
         """
         (changed,) = await self._database.write(SqlStatement(sql, {"now": now()}))

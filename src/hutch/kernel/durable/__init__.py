@@ -1,0 +1,1 @@
+"""Parts of suspended runs: sealed copies, and their shares of the memory."""
