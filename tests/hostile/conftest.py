@@ -40,7 +40,7 @@ async def victim(anyio_backend: object, environment: None, sync: SyncServer) -> 
     """A server with little time and memory for tools, no spares, and logs at debug level."""
     # Socket paths must be short.
     with tempfile.TemporaryDirectory(prefix="h-") as folder, tempfile.TemporaryDirectory() as home:
-        settings = {"tool_timeout_ms": 1_500, "tool_memory_bytes": 128 * 2**20, "egress_allow": sync.address}
+        settings = {"tool_timeout_ms": 3_000, "tool_memory_bytes": 128 * 2**20, "egress_allow": sync.address}
         no_spares = {"quickjs_warm": 0, "deno_warm": 0, "max_spares": 0}
         log = {"log_level": "debug", "log_json": True}
         variables = {"TMPDIR": folder, "XDG_RUNTIME_DIR": folder}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.contract.tpmjs.harness import SyncServer, ToolServer, server_with_registry, tool
@@ -221,14 +220,6 @@ PRINTS = [
     "for (let fd = 3; fd < 64; fd++) try { Deno.writeFileSync('/dev/fd/' + fd, line) } catch {}",
 ]
 
-# Writing to the descriptors by which the threads of the process wake each other may stop its event loop.
-DAMAGING = [print_code for print_code in PRINTS if "fd < 64" in print_code]
-
-
-def timed_out(answer: dict[str, Any]) -> bool:
-    error = answer.get("error")
-    return isinstance(error, dict) and error["code"] == "EXECUTION_TIMEOUT"
-
 
 def printing_tool(print_code: str) -> str:
     """A tool that prints the fake messages in one way and continues for a while."""
@@ -241,14 +232,12 @@ def printing_tool(print_code: str) -> str:
 async def test_fake_protocol_messages_are_plain_output(tools: ToolServer) -> None:
     answers = await tools.run_all({print_code: printing_tool(print_code) for print_code in PRINTS})
     assert {
-        print_code: answer
-        for print_code, answer in answers.items()
-        if answer.get("output") != "honest" and not (print_code in DAMAGING and timed_out(answer))
-    } == {}
+        print_code: answer.get("output", answer) for print_code, answer in answers.items()
+    } == dict.fromkeys(PRINTS, "honest")
     assert [print_code for print_code, answer in answers.items() if "forged" in answer.get("logs", [])] == []
 
 
-@pytest.mark.parametrize("print_code", [PRINTS[0], PRINTS[5]])
+@pytest.mark.parametrize("print_code", [PRINTS[0], PRINTS[7]])
 async def test_fake_protocol_messages_are_not_events(tools: ToolServer, print_code: str) -> None:
     events = [event async for event in tools.stream(tools.publish(printing_tool(print_code)))]
     assert [name for name, _ in events if name == "partial"] == []
