@@ -16,8 +16,10 @@ from hutch.session.messages import (
     Started,
     ToolCall,
     ToolResult,
+    WireError,
     decode_from_host,
     decode_from_runner,
+    decode_long_from_host,
     encode,
     tool_result_line,
 )
@@ -142,6 +144,39 @@ def test_long_message_that_is_too_deep_or_malformed_is_refused() -> None:
     for wrong in (b'"\xff"', b'"\\ud80z"', b"1e999", b"NaN"):
         with pytest.raises(ProtocolError):
             decode_from_runner(DONE % (wrong, b" " * 300_000, b""))
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        "type callId ok result",
+        "result type callId ok",
+        "type callId result ok",
+        "type callId ok result extra",
+    ],
+)
+async def test_long_tool_result_may_have_its_fields_in_any_order(order: str) -> None:
+    result = ["\ud800", {"result": 1, "x": "y" * 1_200_000}]
+    fields = {"type": "tool_result", "callId": "c", "ok": True, "result": result, "more": 1}
+    message = await decode_long_from_host(json.dumps({name: fields[name] for name in order.split()}).encode())
+    assert isinstance(message, ToolResult)
+    assert (message.call_id, message.ok) == ("c", True)
+    assert decode_value(bytes(message.result)) == result
+
+
+async def test_long_invalid_item_of_a_tool_is_the_error_of_its_call() -> None:
+    line = b'{"type":"tool_item","callId":"c","item":[' + b"[]," * 500_000 + b"1]}"
+    message = await decode_long_from_host(line)
+    assert isinstance(message, ToolResult)
+    assert message.error == WireError(
+        code="serialization_error", message="The item is not JSON: $ has more than 250000 values"
+    )
+
+
+def test_long_field_that_a_message_does_not_have_is_ignored() -> None:
+    head = b'{"type":"tool_call","callId":"c","providerName":"p","safeToolName":"t","result":"'
+    call = decode_from_runner(head + b"x" * 1_200_000 + b'"}')
+    assert isinstance(call, ToolCall)
 
 
 def test_error_does_not_repeat_a_long_or_unprintable_message() -> None:

@@ -15,11 +15,16 @@ from msgspec import UNSET, Raw, UnsetType
 from hutch.errors import ExecutionError, ProtocolError, wire_code
 from hutch.session.json_value import (
     MAX_DEPTH,
+    NotJsonSafe,
+    check_bounds,
     decode_value,
     encode_text,
+    encode_value,
+    has_line_breaks,
     mask_surrogates,
     well_formed,
 )
+from hutch.session.large_json import decode_large_value, encode_large_value, has_more_values
 from hutch.strict_json import find_excess
 from hutch.text import printable
 
@@ -36,8 +41,8 @@ MAX_REPLACED_SURROGATES = 20_000
 MAX_FIELD_BYTES = 4 * 1024 * 1024
 MAX_ERROR_BYTES = 256 * 1024
 MAX_ERROR_CHARS = 200
-# A longer payload of a runner is not read when its message is decoded: skipping 8 MiB of escapes takes 20 to
-# 40 ms. It must be the last field of its message.
+# A longer payload is not read when its message is decoded: skipping 8 MiB of escapes takes 20 to 40 ms. In a
+# runner's message it must be the last field.
 MAX_READ_PAYLOAD_BYTES = 1024 * 1024
 MEMORY_PART_BYTES = 128 * 1024
 TOO_DEEP = "a message is nested too deeply"
@@ -325,7 +330,7 @@ def decode_from_runner(line: bytes) -> RunnerMessage:
     """
     message: RunnerMessage | None = None
     if len(line) > MAX_READ_PAYLOAD_BYTES:
-        message = _decode_envelope(line)
+        message = _decode_envelope(_from_runner, line)
         if message is None and len(line) > MAX_FIELD_BYTES:
             reason = f"beyond {MAX_FIELD_BYTES} bytes, the payload must be the last field"
             raise ProtocolError(f"a message has {len(line)} bytes; {reason}")
@@ -337,15 +342,95 @@ def decode_from_runner(line: bytes) -> RunnerMessage:
 
 
 def decode_from_host(line: bytes) -> HostMessage:
-    """Decodes a message of a host. Raises ProtocolError if the line is not a valid message."""
-    message: HostMessage = _decode(_from_host, line)
+    """Decodes a message of a host. Raises ProtocolError if the line is not a valid message.
+
+    The result or item of a tool is bounded JSON without line breaks. Another one becomes an error of its
+    call.
+    """
+    message = _complete(_decode(_from_host, line))
+    payload = _tool_payload(message)
+    if payload is None:
+        return message
+    try:
+        check_bounds(payload)
+        text = encode_value(decode_value(payload)) if has_line_breaks(payload) else payload
+    except NotJsonSafe as problem:
+        return _with_payload(message, problem)
+    return message if text is payload else _with_payload(message, text)
+
+
+async def decode_long_from_host(line: bytes) -> HostMessage:
+    """Like `decode_from_host`, but other tasks run while it decodes a long message."""
+    if len(line) <= MAX_READ_PAYLOAD_BYTES:
+        return decode_from_host(line)
+    message: HostMessage | None = _decode_envelope(_from_host, line)
+    if message is None:
+        return _complete(await _decode_in_pieces(line))
+    payload = _tool_payload(_complete(message))
+    if payload is None:
+        return message
+    try:
+        value = await decode_large_value(payload)
+        text = await encode_large_value(value) if has_line_breaks(payload) else payload
+    except NotJsonSafe as problem:
+        return _with_payload(message, problem)
+    return _with_payload(message, text)
+
+
+def _complete(message: HostMessage) -> HostMessage:
+    """Returns the message. Raises ProtocolError if it is a `tool_result` without its result or error."""
     if isinstance(message, ToolResult) and (message.result if message.ok else message.error) is UNSET:
         missing = "result" if message.ok else "error"
         raise ProtocolError(f"tool_result: `{missing}` is missing")
     return message
 
 
-def _decode_envelope(line: bytes) -> RunnerMessage | None:
+def _tool_payload(message: HostMessage) -> bytes | None:
+    if isinstance(message, ToolItem):
+        return bytes(message.item)
+    if isinstance(message, ToolResult) and message.ok and message.result is not UNSET:
+        return bytes(message.result)
+    return None
+
+
+def _with_payload(message: HostMessage, payload: bytes | NotJsonSafe) -> HostMessage:
+    """Returns a `tool_result` or `tool_item` with this payload, or the error of its call."""
+    assert isinstance(message, ToolResult | ToolItem)
+    name = "item" if isinstance(message, ToolItem) else "result"
+    if isinstance(payload, bytes):
+        return msgspec.structs.replace(message, **{name: Raw(payload)})
+    error = WireError(code="serialization_error", message=f"The {name} is not JSON: {payload}")
+    return ToolResult(call_id=message.call_id, ok=False, error=error)
+
+
+async def _decode_in_pieces(line: bytes) -> HostMessage:
+    """Decodes a long message whose last field is not a long payload, with the limits of `_decode_fields`."""
+    try:
+        message = await decode_large_value(line)
+    except NotJsonSafe as problem:
+        id = _EXECUTE_ID.match(line)
+        head = {"type": "execute", "id": id[1].decode(errors="replace")} if id is not None else {}
+        raise _refusal(str(problem)[:MAX_ERROR_CHARS], head) from None
+    if not isinstance(message, dict):
+        raise ProtocolError("expected an object")
+    for name, value in message.items():
+        text = await encode_large_value(value)
+        if name in _PAYLOADS:
+            message[name] = Raw(text)
+        elif name == "error" and len(text) > MAX_ERROR_BYTES:
+            message[name] = msgspec.to_builtins(_long_error(len(text)))
+        else:
+            max_values = MAX_PROVIDER_VALUES if name == "providers" else MAX_FIELD_VALUES
+            _check_field(name, len(text), message, has_excess=has_more_values(value, max_values))
+            message[name] = _replace_surrogates(value)
+    try:
+        decoded: HostMessage = msgspec.convert(message, HostMessage)
+    except ValueError as error:
+        raise _protocol_error(error) from None
+    return decoded
+
+
+def _decode_envelope(decoder: msgspec.json.Decoder[Any], line: bytes) -> Any:
     """Decodes a message that ends with a long payload, as runners send it, without reading the payload.
     Returns None if the message does not have this form.
     """
@@ -362,8 +447,10 @@ def _decode_envelope(line: bytes) -> RunnerMessage | None:
     if name == "error":
         replacement = _encoder.encode(_long_error(payload.nbytes))
     try:
-        message: RunnerMessage = _decode(_from_runner, line[: key.end()] + replacement + b"}")
+        message = _decode(decoder, line[: key.end()] + replacement + b"}")
     except ProtocolError:
+        return None
+    if name not in message.__struct_fields__:
         return None
     return message if name == "error" else msgspec.structs.replace(message, **{name: Raw(payload)})
 
@@ -372,12 +459,11 @@ def _long_error(size: int) -> WireError:
     return WireError(code="runtime_error", message=f"The error has {size} bytes of JSON")
 
 
-_LAST_KEY = re.compile(rb',[ \t\r]*"(result|input|error)"[ \t\r]*:[ \t\r]*')
+# Start of an `execute` as all known clients send it.
+_EXECUTE_ID = re.compile(rb'\s*\{\s*"type"\s*:\s*"execute"\s*,\s*"id"\s*:\s*"([^"\\]{1,200})"')
+_LAST_KEY = re.compile(rb',\s*"(result|inputs?|item|error)"\s*:\s*')
 # A field after the payload. In an object of the payload, the value would be followed by two brackets.
-_LAST_FIELD = re.compile(
-    rb',[ \t\r]*"(?:type|id|ok|durationMs|logs|logsTruncated|callId|providerName|safeToolName|line|stream)"'
-    rb'[ \t\r]*:[ \t\r]*(?:"[^"\\]*"|[^"\[\]{},]+|\[[^\[\]{}]*\])[ \t\r]*\}\Z'
-)
+_LAST_FIELD = re.compile(rb',\s*"[^"\\]{1,40}"\s*:\s*(?:"[^"\\]*"|[^"\[\]{},]+|\[[^\[\]{}]*\])\s*\}\Z')
 _MAX_TAIL_BYTES = 100
 
 
@@ -459,13 +545,19 @@ def _decode_fields(decoder: msgspec.json.Decoder[Any], line: bytes) -> Any:
         if name == "error" and len(text) > MAX_ERROR_BYTES:
             message[name] = msgspec.to_builtins(_long_error(len(text)))
             continue
-        if len(text) > MAX_FIELD_BYTES:
-            raise _refusal(f"{name}: has {len(text)} bytes of JSON; the limit is {MAX_FIELD_BYTES}", message)
         max_values = MAX_PROVIDER_VALUES if name == "providers" else MAX_FIELD_VALUES
-        if find_excess(text, MAX_DEPTH - 1, max_values) is not None:
-            raise _refusal(f"{name}: has more than {max_values} values or nests too deeply", message)
+        has_excess = len(text) <= MAX_FIELD_BYTES and find_excess(text, MAX_DEPTH - 1, max_values) is not None
+        _check_field(name, len(text), message, has_excess=has_excess)
         message[name] = _decode_field(text)
     return msgspec.convert(message, decoder.type)
+
+
+def _check_field(name: str, size: int, message: dict[str, Any], *, has_excess: bool) -> None:
+    if size > MAX_FIELD_BYTES:
+        raise _refusal(f"{name}: has {size} bytes of JSON; the limit is {MAX_FIELD_BYTES}", message)
+    if has_excess:
+        max_values = MAX_PROVIDER_VALUES if name == "providers" else MAX_FIELD_VALUES
+        raise _refusal(f"{name}: has more than {max_values} values or nests too deeply", message)
 
 
 def _refusal(reason: str, message: dict[str, Any]) -> ProtocolError:

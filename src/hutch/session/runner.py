@@ -29,11 +29,12 @@ from hutch.errors import (
 from hutch.session.channels.stream import Channel
 from hutch.session.host import TIMED_OUT
 from hutch.session.inputs import decode_inputs
-from hutch.session.json_value import NotJsonSafe, check_bounds, decode_value, encode_value, has_line_breaks
+from hutch.session.json_value import encode_value
 from hutch.session.messages import (
     Cancel,
     Done,
     Execute,
+    HostMessage,
     Log,
     Manifest,
     Options,
@@ -44,6 +45,7 @@ from hutch.session.messages import (
     ToolResult,
     WireError,
     decode_from_host,
+    decode_long_from_host,
     encode,
 )
 from hutch.session.run import Result, RunHandle, log_listener
@@ -137,19 +139,36 @@ class ChannelServer:
     def _on_close(self, _: str) -> None:
         self._cancel_all()
 
+    async def receive(self, line: bytes) -> None:
+        """Handles a message. Unlike the channel's handler, it lets other tasks run while it decodes a long
+        message. Call it again only after it has returned.
+        """
+        try:
+            message = await decode_long_from_host(line)
+        except ProtocolError as error:
+            self._on_invalid(error)
+        else:
+            self._on_message(message, len(line))
+
     def _on_line(self, line: bytes) -> None:
         try:
             message = decode_from_host(line)
-        except RefusedExecute as error:
+        except ProtocolError as error:
+            self._on_invalid(error)
+        else:
+            self._on_message(message, len(line))
+
+    def _on_invalid(self, error: ProtocolError) -> None:
+        if isinstance(error, RefusedExecute):
             self._refuse(error.id, InvalidExecution("execute", error.message))
             return
-        except ProtocolError as error:
-            self.dropped += 1
-            if self.dropped <= MAX_LOGGED_DROPS:
-                logger.warning("dropped an invalid message: %s", error)
-            return
+        self.dropped += 1
+        if self.dropped <= MAX_LOGGED_DROPS:
+            logger.warning("dropped an invalid message: %s", error)
+
+    def _on_message(self, message: HostMessage, size: int) -> None:
         if isinstance(message, Execute):
-            self._execute(message, len(line))
+            self._execute(message, size)
         elif isinstance(message, Cancel):
             self._cancel(message.id)
         elif isinstance(message, ToolItem):
@@ -289,7 +308,7 @@ class ChannelServer:
         raw = bytes(result.result) if result.result is not UNSET else b"null"
         if streams and raw == b"null":
             return b"[" + b",".join(opened.items) + b"]"
-        return _checked(raw, "result")
+        return raw
 
     def _done(self, id: str, result: Result) -> None:
         done = Done(
@@ -314,26 +333,15 @@ class _OpenCall:
         self._context = context
 
     def add_item(self, message: ToolItem) -> None:
-        """Passes an item on to the guest. Fails the call if the item is invalid or there are too many
-        bytes.
-        """
+        """Passes an item on to the guest. Fails the call if there are too many bytes."""
         if self.answer.done():
             return
         try:
-            item = _checked(bytes(message.item), "item")
+            item = bytes(message.item)
             self._context.yield_item(item)
             self.items.append(item)
         except ToolError as error:
             self.answer.set_exception(error)
-
-
-def _checked(raw: bytes, what: str) -> bytes:
-    """Returns JSON text from the peer without line breaks. Raises ToolError."""
-    try:
-        check_bounds(raw)
-        return encode_value(decode_value(raw)) if has_line_breaks(raw) else raw
-    except NotJsonSafe as error:
-        raise ToolError(f"The {what} is not JSON: {error}", "serialization_error") from None
 
 
 def _check_tools(message: Execute) -> None:

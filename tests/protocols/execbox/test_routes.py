@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -279,18 +279,50 @@ async def test_message_with_very_many_tools_does_not_block_the_server(server: Se
             assert done["id"] == "many"
             if not done["ok"]:
                 assert done["error"]["code"] == "validation_error"
-                assert "providers" in done["error"]["message"]
+                assert "providers" in done["error"]["message"] or "values" in done["error"]["message"]
+
+
+def long_quotes() -> str:
+    return '"' + '\\"' * 4_000_000 + '"'
+
+
+@pytest.mark.parametrize(
+    ("make_payload", "after", "length"),
+    [
+        (long_quotes, "", 4_000_000),
+        (lambda: json.dumps([["x" * 40] * 10] * 4_000, indent=1), "", 4_000),
+        (lambda: long_quotes()[:-1], "", "The result is not JSON: malformed JSON: a string has no end"),
+        (long_quotes, ',"extra":2', 4_000_000),
+    ],
+    ids=["quotes", "line breaks", "malformed", "not last"],
+)
+@repeat_on_stall
+async def test_long_tool_result_does_not_block_the_server(
+    server: ServeProcess, make_payload: Callable[[], str], after: str, length: object
+) -> None:
+    """Checked at once, 8 MB of quotes take 0.1 s."""
+    code = "try { return (await tools.ask()).length } catch (error) { return error.message }"
+    async with connect_execbox(server.execbox) as client:
+        await client.send(execute("long", code, tools=("ask",), timeoutMs=60_000))
+        await client.started("long")
+        call_id = (await client.call("long"))["callId"]
+        head = f'{{"type":"tool_result","callId":"{call_id}","ok":true,"result":'
+        text = head + make_payload() + after + "}"
+        with ServerStalls(server.process.pid, server.url) as stalls:
+            await client.send(text)
+            assert (await client.end("long"))["result"] == length
+    stalls.assert_short()
 
 
 @repeat_on_stall
 async def test_very_long_code_is_refused_without_blocking_the_server(server: ServeProcess) -> None:
-    """Decoding it takes 0.1 s."""
-    text = json.dumps(execute("long", '"' * 4_000_000))
+    """Decoding it takes 0.2 s."""
+    text = json.dumps(execute("long", '"' * 7_000_000))
     async with connect_execbox(server.execbox) as client:
         with ServerStalls(server.process.pid, server.url) as stalls:
             await client.send(text)
             done = await client.receive()
-    assert done["error"]["message"].endswith("code: has 8000002 bytes of JSON; the limit is 4194304")
+    assert done["error"]["message"].endswith("code: has 14000002 bytes of JSON; the limit is 4194304")
     stalls.assert_short()
 
 

@@ -48,7 +48,8 @@ def routes(
                 # Let other tasks run between messages that arrived together, and before the channel processes
                 # a long message that the server has just decoded.
                 await asyncio.sleep(0)
-                channel.feed(data)
+                if not channel.is_ended:
+                    await serving.receive(data)
                 # Backpressure: do not read more messages from a client that does not read ours, so that the
                 # output buffer stays small.
                 await channel.writable()

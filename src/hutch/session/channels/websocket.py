@@ -12,7 +12,8 @@ HIGH_WATER_BYTES = 1024 * 1024
 
 
 class WebSocketChannel:
-    """Channel over a WebSocket of any library. The owner passes incoming messages to `feed`.
+    """Channel over a WebSocket of any library. The owner passes incoming messages to `feed`, or handles them
+    itself until `is_ended`.
 
     `send_text` and `close` raise OSError if the connection is lost. `close` gets the reason to send to the
     peer.
@@ -32,6 +33,10 @@ class WebSocketChannel:
         self._ended = False
         self._reason = ""
         self._writer = asyncio.get_running_loop().create_task(self._write())
+
+    @property
+    def is_ended(self) -> bool:
+        return self._ended
 
     def feed(self, message: str | bytes) -> None:
         if not self._ended:
