@@ -152,7 +152,7 @@ def test_long_message_that_is_too_deep_or_malformed_is_refused() -> None:
         "type callId ok result",
         "result type callId ok",
         "type callId result ok",
-        "type callId ok result extra",
+        "type callId ok result more",
     ],
 )
 async def test_long_tool_result_may_have_its_fields_in_any_order(order: str) -> None:
