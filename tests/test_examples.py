@@ -28,7 +28,7 @@ def run(script: Path, *arguments: str, cwd: Path) -> str:
         [sys.executable, str(script), *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         cwd=cwd,
         check=False,
     )
@@ -52,6 +52,18 @@ def test_durable_example_continues_after_its_process_was_killed(tmp_path: Path) 
     lines = run(EXAMPLES / "durable.py", cwd=tmp_path).splitlines()
     assert re.fullmatch(r"process \d+ looks up the price of a chair", lines[0])
     assert lines[1:] == ["suspended: Buy a chair?", "process ended by signal 9", "approved: 80 EUR"]
+
+
+def test_durable_mcp_example_continues_after_its_server_was_killed(tmp_path: Path) -> None:
+    assert run(EXAMPLES / "durable_mcp.py", cwd=tmp_path).splitlines() == [
+        "the server was killed while the code waited for an approval",
+        "May order of shop be called?",
+        '{"item":"chair"}',
+        "yes",
+        "ordered a chair: 80 EUR",
+        "",
+        "(2 tool calls)",
+    ]
 
 
 def test_tools_example_shows_types_and_gets_a_value_logs_and_a_tool_error(tmp_path: Path) -> None:

@@ -201,9 +201,10 @@ class App:
         self._recorder.on_end.append(lambda run: approvals.forget(run.id))
         return gateway
 
-    def _store_approvals(self) -> None:
-        """Lets runs of `POST /run` be suspended while they wait for an approval."""
-        from hutch.protocols.execbox.http_run import PROTOCOL
+    def store_approvals(self) -> None:
+        """Lets runs of `POST /run` and of MCP's `run_code` be suspended while they wait for an approval."""
+        from hutch.protocols.execbox import http_run
+        from hutch.protocols.mcp import http as mcp
         from hutch.protocols.toolscript.gateway.stored_approvals import StoredApprovals
 
         gateway, runs, active = self.gateway, self.suspended_runs, self.kernel.active
@@ -212,7 +213,9 @@ class App:
             return await gateway.call(server, tool, arguments, run=run_id, is_approved=True)
 
         def may_suspend(run_id: str) -> bool:
-            return run_id in active and active[run_id][0].protocol == PROTOCOL
+            execution = active[run_id][0] if run_id in active else None
+            durable = (http_run.PROTOCOL, mcp.PROTOCOL)
+            return execution is not None and execution.protocol in durable and not execution.asks_client
 
         gateway.stored_approvals = StoredApprovals(gateway.approvals, runs, call_tool, may_suspend)
         runs.provide_tools = self._gateway_tools
@@ -348,7 +351,7 @@ class App:
             check_code=self._check_code,
         )
         if self.storage.stores_runs:
-            self._store_approvals()
+            self.store_approvals()
         flow_handlers = rep.FlowHandlers(self.flows, access, self.kernel.fair_use)
         web = Starlette(
             routes=[

@@ -85,7 +85,7 @@ class Storage:
         be written, nothing is stored, and a warning says so. Raises SettingError, StoreError and VaultError.
         """
         _check_ability_settings(self.settings)
-        if self.settings.database_url is None and not _can_write(self.settings.home_path):
+        if not self.can_store:
             logger.warning("%s cannot be written: users and runs are not stored", self.settings.home_path)
             return
         store = await self.store()
@@ -94,6 +94,11 @@ class Storage:
         if await master_key_check.has_encrypted_data(store):
             await self.vault()
         self._pruning = asyncio.create_task(self._prune(store))
+
+    @property
+    def can_store(self) -> bool:
+        """False if there is no database URL and the home cannot be written."""
+        return self.settings.database_url is not None or _can_write(self.settings.home_path)
 
     async def store(self) -> Store:
         """Returns the store, and opens it on first use. Raises StoreError."""

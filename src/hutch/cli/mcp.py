@@ -48,6 +48,8 @@ async def serve(settings: Settings) -> int:
     try:
         # Started now, so that an invalid configuration is reported before the client waits for a response.
         app.start_gateway()
+        if app.storage.can_store:
+            app.store_approvals()
         serving = asyncio.create_task(_serve(app, loading))
         signalled = asyncio.create_task(ended.wait())
         await asyncio.wait((serving, signalled), return_when=asyncio.FIRST_COMPLETED)

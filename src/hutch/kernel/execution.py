@@ -53,6 +53,10 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     """Run that this one belongs to, such as a flow run."""
     is_group: bool = False
     """True for the record of a batch, which has no guest of its own and is not counted in metrics."""
+    asks_client: bool = False
+    """True if the client of the run is asked for approvals while the run waits in memory. Otherwise the run
+    is suspended, if its protocol can continue it later.
+    """
     saved: SavedSession | None = None
     """Suspended session that the execution continues; None to start the code."""
     answers: Mapping[str, Answer] = {}

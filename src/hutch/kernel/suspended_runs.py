@@ -227,12 +227,12 @@ class SuspendedRuns:
             raise ResumeError("already_answered", "The call with this token already has a result.")
         return row.run_id
 
-    async def questions(self) -> list[Question]:
-        """Returns the calls of suspended runs that wait for an approval or for the result of an approved
-        call.
+    async def questions(self, run_id: str | None = None) -> list[Question]:
+        """Returns the calls of all suspended runs, or of one, that wait for an approval or for the result of
+        an approved call.
         """
         store = await self._open_store()
-        return await store.checkpoints.questions()
+        return await store.checkpoints.questions(run_id)
 
     async def decide(self, run_id: str, call_id: str, decision: str, decided_by: str | None) -> bool:
         """Stores a decision, which this process carries out. Returns False if there is one already, or the

@@ -47,7 +47,7 @@ class Store:
         """
         self._database = database
         self._load_cipher = load_cipher
-        encryption = ColumnEncryption(self._cipher)
+        self.encryption = encryption = ColumnEncryption(self._cipher)
         self.runs = RunTable(database, encryption)
         self.write_behind = WriteBehindQueue(database, self.runs)
         self.meta = MetaTable(database)

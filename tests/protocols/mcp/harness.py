@@ -71,6 +71,8 @@ class McpHarness:
         self.settings = Settings(home=app.settings.home, **changes)
         self.kernel = app.kernel
         self.scripts = app.scripts
+        self.suspended_runs = app.suspended_runs
+        self.storage = app.storage
         approvals = Approvals(ApprovalPolicy(rules), seconds=TIMEOUT_SECONDS)
         approvals.on_wait_begin.append(app.kernel.pause_timeout)
         approvals.on_wait_end.append(app.kernel.resume_timeout)
@@ -109,6 +111,16 @@ async def listening(
     """Serves `/mcp` on a real port."""
     access = AccessControl(Settings(**settings), keys)
     mcp_server = McpEndpoint(harness, access, pass_through=pass_through)
+    async with serving(mcp_server) as url:
+        try:
+            yield url, access, mcp_server
+        finally:
+            harness.upstream.released.set()
+
+
+@contextlib.asynccontextmanager
+async def serving(mcp_server: McpEndpoint) -> AsyncIterator[str]:
+    """Serves an endpoint on a real port. Yields its URL."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         web = Starlette(routes=mcp_server.routes())
         config = uvicorn.Config(
@@ -118,9 +130,8 @@ async def listening(
         server.capture_signals = contextlib.nullcontext
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}/mcp", access, mcp_server
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
         finally:
-            harness.upstream.released.set()
             await mcp_server.close()
             server.should_exit = True
             await serving

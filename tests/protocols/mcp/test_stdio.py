@@ -17,7 +17,7 @@ import pytest
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
-from mcp.types import ToolListChangedNotification
+from mcp.types import ElicitResult, InputRequiredResult, ToolListChangedNotification
 from tests.protocols.mcp.harness import ERAS, IMPORT, run_structured, text_of
 from tests.protocols.mcp.observers import ScriptProcesses
 from tests.support.forked import forked_script
@@ -26,6 +26,9 @@ from tests.support.processes import (
     HUTCH,
     TIMEOUT_SECONDS,
     Traces,
+    arguments_of,
+    children,
+    copy_selftest,
     hutch,
     running_server,
     start_hutch,
@@ -87,6 +90,33 @@ async def test_client_has_code_mode_with_one_entry(parameters: StdioServerParame
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 await changed.wait()
             assert "everything__grown_1" in [each.name for each in (await client.list_tools()).tools]
+
+
+async def test_answer_continues_a_run_of_a_killed_process(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "hutch.toml").write_text('[approvals]\neverything__add = "ask"\n')
+    copy_selftest(tmp_path)
+    env = {**os.environ, "HOME": str(folder), "HUTCH_HOME": str(tmp_path)}
+    parameters = StdioServerParameters(command=sys.executable, args=[*HUTCH[1:], "mcp"], cwd=folder, env=env)
+    code = "return (await tools.everything.add({ a: 40, b: 2 })).sum"
+    arguments = {"code": code, "language": "javascript"}
+
+    async def never(*_: object) -> ElicitResult:
+        raise AssertionError("the test answers itself")
+
+    known = children(os.getpid())
+    async with Client(parameters, elicitation_callback=never) as client:
+        asked = await client.session.call_tool("run_code", arguments, allow_input_required=True)
+        assert isinstance(asked, InputRequiredResult)
+        (pid,) = [pid for pid in children(os.getpid()) if pid not in known and "mcp" in arguments_of(pid)]
+        os.kill(pid, signal.SIGKILL)
+    async with Client(parameters, elicitation_callback=never) as client:
+        answer = await client.session.call_tool(
+            "run_code",
+            arguments,
+            request_state=asked.request_state,
+            input_responses=dict.fromkeys(asked.input_requests or {}, ElicitResult(action="accept")),
+        )
+        assert text_of(answer) == "42\n\n(1 tool call)"
 
 
 class McpProcess:

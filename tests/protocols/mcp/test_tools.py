@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 from mcp import Client, MCPError
-from tests.protocols.mcp.harness import McpHarness, run, text_of
+from tests.protocols.mcp.harness import ERAS, McpHarness, run, text_of
 from tests.protocols.toolscript.fakes import FakeTool
 
 from hutch.protocols.mcp.results import MAX_CHARS
@@ -30,9 +30,11 @@ async def test_initialize_does_not_wait_for_hanging_servers(
     harness: McpHarness, mcp_server: HutchMcpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hutch.protocols.mcp.server.INITIALIZE_SECONDS", 0.01)
+    monkeypatch.setattr("hutch.protocols.mcp.server.DISCOVER_SECONDS", 0.01)
     harness.upstream.tools = asyncio.Event().wait  # type: ignore[method-assign, assignment]
-    async with Client(mcp_server.server, mode="legacy") as client:
-        assert "- github: GitHub (no tools)" in (client.instructions or "")
+    for era in ERAS:
+        async with Client(mcp_server.server, mode=era) as client:
+            assert "- github: GitHub (no tools)" in (client.instructions or "")
 
 
 async def test_tools_have_valid_schemas(client: Client) -> None:

@@ -75,6 +75,13 @@ class RunCode(msgspec.Struct, forbid_unknown_fields=True):
     format: Format = "text"
 
 
+class ContinueRun(msgspec.Struct, forbid_unknown_fields=True):
+    run_id: Annotated[
+        str, Meta(min_length=1, max_length=100, description="The id that the answer of run_code contains.")
+    ]
+    format: Format = "text"
+
+
 def schema_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
     """Returns the JSON Schema of a struct. Nested structs are placed in `$defs`."""
     _, components = msgspec.json.schema_components((kind,), ref_template="#/$defs/{name}")

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Protocol
 
 from hutch.kernel.kernel import Kernel
+from hutch.kernel.suspended_runs import SuspendedRuns
 from hutch.protocols.toolscript.execute import ScriptGateway, ScriptRequest, ScriptResult
 from hutch.protocols.toolscript.gateway.gateway import Gateway
 from hutch.settings import Settings
+from hutch.store.store import Store
 from hutch.telemetry.tracer import Tracer
 
 # Scope key of the authenticated caller. The MCP endpoint sets it for the MCP server behind it.
@@ -18,6 +20,12 @@ class RunsScripts(Protocol):
     """Runs toolscripts. Implemented by `hutch.protocols.toolscript.execute.ScriptRunner`."""
 
     async def run(self, request: ScriptRequest, gateway: ScriptGateway) -> ScriptResult: ...
+
+
+class OpensStore(Protocol):
+    """Opens the store on first use. Implemented by `hutch.app.storage.Storage`."""
+
+    async def store(self) -> Store: ...
 
 
 class McpServices(Protocol):
@@ -33,5 +41,9 @@ class McpServices(Protocol):
     def scripts(self) -> RunsScripts: ...
     @property
     def script_gateway(self) -> ScriptGateway: ...
+    @property
+    def suspended_runs(self) -> SuspendedRuns: ...
+    @property
+    def storage(self) -> OpensStore: ...
     @property
     def tracer(self) -> Tracer | None: ...

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 from mcp.types import CallToolResult
 
 from hutch.errors import InvalidExecution
 from hutch.kernel.execution import Execution
+from hutch.kernel.suspended_runs import SUSPENDED
 from hutch.protocols.mcp.arguments import RunCode
 from hutch.protocols.mcp.interfaces import McpServices
 from hutch.protocols.mcp.media import take_media
@@ -37,10 +38,8 @@ from hutch.session.large_json import decode_large_value
 from hutch.session.run import Result, RunHandle, new_run_id
 from hutch.settings import Settings
 
-
-class Output(TypedDict):
-    stdout: CapturedOutput
-    stderr: CapturedOutput
+Output: TypeAlias = dict[str, CapturedOutput]
+"""Output of a program, by stream: `stdout` and `stderr`."""
 
 
 MAX_LISTED_SERVERS = 20
@@ -66,19 +65,31 @@ class ClientRun:
     """A run in progress, with its client, owner and tool calls."""
 
     def __init__(
-        self, client: Any, on_call: Callable[[CompletedCall, int], None], owner: str | None = None
+        self,
+        client: Any,
+        on_call: Callable[[CompletedCall, int], None],
+        owner: str | None = None,
+        *,
+        can_ask: bool = False,
     ) -> None:
         """`on_call` gets each tool call and the number of calls so far. `owner` defaults to the server's
-        owner.
+        owner. With `can_ask`, the client's user can be asked while the run waits in memory.
         """
         self.client = client
         self.owner = owner
+        self.can_ask = can_ask
         self.calls = CompletedCalls()
         self._on_call = on_call
 
     def add_call(self, call: CompletedCall) -> None:
         self.calls.add(call)
         self._on_call(call, self.calls.count)
+
+
+class SuspendedRun(NamedTuple):
+    """A run that waits for approvals and is stored."""
+
+    run_id: str
 
 
 class CodeRunner:
@@ -93,14 +104,17 @@ class CodeRunner:
     def close(self) -> None:
         self._hutch.gateway.on_call.remove(self._on_call_finished)
 
-    async def run(self, arguments: RunCode, run: ClientRun) -> CallToolResult:
-        """Runs the code to its end, or until the task is cancelled. Raises HutchError if the code cannot be
-        started.
+    async def run(self, arguments: RunCode, run: ClientRun) -> CallToolResult | SuspendedRun:
+        """Runs the code until it ends or is suspended, or the task is cancelled. Raises HutchError if the
+        code cannot be started.
         """
         output: Output = {"stdout": CapturedOutput(), "stderr": CapturedOutput()}
         try:
             if arguments.language == "javascript":
-                report = await self._javascript(arguments, run)
+                result = await self._javascript(arguments, run)
+                if result.error is not None and result.error.code == SUSPENDED:
+                    return SuspendedRun(result.run_id)
+                report = _javascript_report(result, _common_fields(run, result.duration_ms))
             else:
                 report = await self._toolscript(arguments, run, output)
         except InvalidScript as error:
@@ -108,9 +122,7 @@ class CodeRunner:
             namespaces = (await gateway.catalog()).namespaces
             explained = _with_servers(error, unavailable_servers(gateway), namespaces)
             report = RunReport(ok=False, error=_invalid_script(explained), exit_code=1)
-        value, media = take_media(report.result)
-        report = cut_report(msgspec.structs.replace(report, result=value), **output)
-        return report_result(report, media, structured=arguments.format == "json")
+        return _tool_result(report, output, structured=arguments.format == "json")
 
     def find(self, run_id: str | None) -> ClientRun | None:
         return self._runs_by_id.get(run_id or "")
@@ -148,7 +160,7 @@ class CodeRunner:
 
     # --- JavaScript ---
 
-    async def _javascript(self, arguments: RunCode, run: ClientRun) -> RunReport:
+    async def _javascript(self, arguments: RunCode, run: ClientRun) -> Result:
         kernel = self._hutch.kernel
         gateway = self._hutch.gateway
         timeout_ms = _timeout_ms(arguments, self._hutch.settings)
@@ -161,10 +173,11 @@ class CodeRunner:
             owner=run.owner or self._owner,
             protocol="mcp",
             label="run_code",
+            asks_client=run.can_ask,
         )
         handle = RunHandle()
         with self.registered(handle.id, run):
-            return _javascript_report(await kernel.run(execution, handle), run)
+            return await kernel.run(execution, handle)
 
 
 def _timeout_ms(arguments: RunCode, settings: Settings) -> float:
@@ -249,7 +262,27 @@ def _letters(name: str) -> str:
     return "".join(filter(str.isalnum, name)).lower()
 
 
-def _javascript_report(result: Result, run: ClientRun) -> RunReport:
+def continued_result(result: Result, *, structured: bool) -> CallToolResult:
+    """Builds the tool result of a run that was suspended. Its calls may have been made by other servers."""
+    calls = [
+        ReportedCall(call.provider, call.tool, call.ok, round(call.duration_ms, 1))
+        for call in result.calls[:MAX_LISTED_CALLS]
+    ]
+    fields = {
+        "tool_calls": calls,
+        "tool_call_count": len(result.calls),
+        "duration_ms": round(result.duration_ms, 1),
+    }
+    return _tool_result(_javascript_report(result, fields), {}, structured=structured)
+
+
+def _tool_result(report: RunReport, output: Output, *, structured: bool) -> CallToolResult:
+    value, media = take_media(report.result)
+    report = cut_report(msgspec.structs.replace(report, result=value), **output)
+    return report_result(report, media, structured=structured)
+
+
+def _javascript_report(result: Result, fields: dict[str, Any]) -> RunReport:
     error = result.error
     failure = None
     if error is not None:
@@ -264,5 +297,5 @@ def _javascript_report(result: Result, run: ClientRun) -> RunReport:
         logs=result.logs,
         error=failure,
         truncated=result.logs_truncated,
-        **_common_fields(run, result.duration_ms),
+        **fields,
     )

@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from typing import Any, TypeVar
 
 import anyio
+import msgspec
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.lowlevel.server import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
@@ -21,6 +22,7 @@ from mcp.types import (
     INVALID_PARAMS,
     CallToolRequestParams,
     CallToolResult,
+    InputRequiredResult,
     ListResourcesResult,
     ListToolsResult,
     NotificationParams,
@@ -34,10 +36,10 @@ from hutch._version import __version__
 from hutch.errors import Busy, HutchError, UpstreamError
 from hutch.http.auth import AccessControl, Caller
 from hutch.http.errors import SHUTTING_DOWN
+from hutch.kernel.suspended_runs import DAY_SECONDS
 from hutch.protocols.abilities.routes import AbilityServices
 from hutch.protocols.mcp.abilities import INSTRUCTIONS, AbilityTools
-from hutch.protocols.mcp.arguments import DescribeTools, RunCode, SearchTools, parse_arguments
-from hutch.protocols.mcp.elicitation import Elicitor
+from hutch.protocols.mcp.arguments import ContinueRun, DescribeTools, RunCode, SearchTools, parse_arguments
 from hutch.protocols.mcp.interfaces import CALLER, McpServices
 from hutch.protocols.mcp.passthrough import (
     describe_tool,
@@ -47,15 +49,19 @@ from hutch.protocols.mcp.passthrough import (
     wrap_result,
 )
 from hutch.protocols.mcp.progress import HEARTBEAT_SECONDS, ProgressReporter
+from hutch.protocols.mcp.questions.elicitation import Elicitor, can_ask
+from hutch.protocols.mcp.questions.request_state import RequestStateMiddleware, StateCodec
+from hutch.protocols.mcp.questions.suspended import SuspendedRunCalls, SuspendedRunState
 from hutch.protocols.mcp.results import text_result
-from hutch.protocols.mcp.run_code import ClientRun, CodeRunner
+from hutch.protocols.mcp.run_code import ClientRun, CodeRunner, SuspendedRun, continued_result
 from hutch.protocols.mcp.search import describe_tools, search_tools
 from hutch.protocols.mcp.session_shares import SESSION_SHARE, SessionShare
-from hutch.protocols.mcp.tools import OWN_TOOL_NAMES, instructions, one_line, own_tools
+from hutch.protocols.mcp.tools import CONTINUE_RUN, OWN_TOOL_NAMES, instructions, one_line, own_tools
 from hutch.protocols.toolscript.gateway.catalog import Catalog, CatalogEntry
 from hutch.protocols.toolscript.gateway.gateway import CompletedCall
 from hutch.protocols.toolscript.gateway.search import similar_names
 from hutch.session.json_value import well_formed
+from hutch.session.run import Result
 from hutch.telemetry.trace_context import TraceContext, parse_context, use_context
 from hutch.text import printable
 
@@ -66,6 +72,8 @@ T = TypeVar("T")
 
 # Time that `initialize` waits for MCP servers that are still connecting.
 INITIALIZE_SECONDS = 10.0
+# The same for `server/discover`. Clients made with the SDK wait 10 s, and then use an older protocol.
+DISCOVER_SECONDS = 3.0
 # Scope that a user's key needs to run code with the operator's MCP servers.
 SCRIPT_SCOPE = "toolscript"
 _SESSION_HEADER = "mcp-session-id"
@@ -96,6 +104,8 @@ class HutchMcpServer:
         self._heartbeat_seconds = heartbeat_seconds
         self._runs = CodeRunner(hutch, owner)
         self._elicitor = Elicitor(self._runs, is_only_client=access is None)
+        self.state_codec = StateCodec(hutch.storage.store)
+        self._suspended = SuspendedRunCalls(hutch, self.state_codec)
         self._listed: tuple[Catalog, dict[str, CatalogEntry], list[Tool]] | None = None
         self._changes = ToolChanges()
         self.calls = 0
@@ -129,7 +139,7 @@ class HutchMcpServer:
         """Returns all tools except abilities. Users need a key with SCRIPT_SCOPE for these tools."""
         if not caller.may(SCRIPT_SCOPE):
             return []
-        own = own_tools(self._gateway.servers())
+        own = own_tools(self._gateway.servers(), can_suspend=self._can_suspend)
         return own + (await self._passed_tools())[1] if self._pass_through else own
 
     async def _names(self, caller: Caller) -> list[str]:
@@ -137,20 +147,31 @@ class HutchMcpServer:
         if not caller.may(SCRIPT_SCOPE):
             return []
         passed = (await self._passed_tools())[0] if self._pass_through else ()
-        return [*OWN_TOOL_NAMES, *passed]
+        return [*OWN_TOOL_NAMES, *([CONTINUE_RUN] if self._can_suspend else []), *passed]
+
+    @property
+    def _can_suspend(self) -> bool:
+        """True if runs can be suspended, which happens only while they wait for approvals."""
+        is_asked = "ask" in self._gateway.approvals.policy.rules.values()
+        return is_asked and self._gateway.stored_approvals is not None
 
     def _caller(self, context: Context) -> Caller:
         """Returns the caller. Without authentication, the client is the operator."""
         caller = context.request.scope.get(CALLER) if context.request is not None else None
         return caller if isinstance(caller, Caller) else Caller(self._owner)
 
-    async def call_tool(self, context: Context, params: CallToolRequestParams) -> CallToolResult:
+    def owner_of(self, context: Context) -> str:
+        return self._caller(context).owner
+
+    async def call_tool(
+        self, context: Context, params: CallToolRequestParams
+    ) -> CallToolResult | InputRequiredResult:
         """Calls a tool. Errors are returned as results, so that the model can read them. Only unknown names
         are protocol errors.
         """
         try:
             with self._counted(), use_context(self._trace_context(context)):
-                return await self._run_to_end(self._call(context, params.name, params.arguments))
+                return await self._run_to_end(self._call(context, params))
         except HutchError as error:
             return text_result(str(error), failed=True)
         except MCPError:
@@ -170,7 +191,10 @@ class HutchMcpServer:
             sent = parse_context(context.request.headers.get)
         return sent
 
-    async def _call(self, context: Context, name: str, arguments: Mapping[str, Any] | None) -> CallToolResult:
+    async def _call(
+        self, context: Context, params: CallToolRequestParams
+    ) -> CallToolResult | InputRequiredResult:
+        name, arguments = params.name, params.arguments
         caller = self._caller(context)
         names = await self._names(caller)
         match name if name in names else None:
@@ -181,7 +205,9 @@ class HutchMcpServer:
             case "describe_tools":
                 return await describe_tools(self._gateway, parse_arguments(DescribeTools, arguments))
             case "run_code":
-                return await self._run(context, parse_arguments(RunCode, arguments))
+                return await self._run(context, parse_arguments(RunCode, arguments), params)
+            case "continue_run":
+                return await self._continue(context, parse_arguments(ContinueRun, arguments), params)
             case _:
                 entry = (await self._passed_tools())[0].get(name)
                 if entry is not None:
@@ -197,10 +223,51 @@ class HutchMcpServer:
 
     # --- code ---
 
-    async def _run(self, context: Context, arguments: RunCode) -> CallToolResult:
+    async def _run(
+        self, context: Context, arguments: RunCode, params: CallToolRequestParams
+    ) -> CallToolResult | InputRequiredResult:
+        async with self._reported_run(context) as run:
+            if params.request_state is not None:
+                return await self._retry(run, params, structured=arguments.format == "json")
+            outcome = await self._runs.run(arguments, run)
+            if isinstance(outcome, SuspendedRun):
+                return await self._proceed(run, outcome.run_id, structured=arguments.format == "json")
+            return outcome
+
+    async def _continue(
+        self, context: Context, arguments: ContinueRun, params: CallToolRequestParams
+    ) -> CallToolResult | InputRequiredResult:
+        async with self._reported_run(context) as run:
+            if params.request_state is not None:
+                return await self._retry(run, params, structured=arguments.format == "json")
+            return await self._proceed(run, arguments.run_id, structured=arguments.format == "json")
+
+    async def _retry(
+        self, run: ClientRun, params: CallToolRequestParams, *, structured: bool
+    ) -> CallToolResult | InputRequiredResult:
+        """Delivers the answers of the client's user to a suspended run, and continues it."""
+        state = msgspec.json.decode(params.request_state or "", type=SuspendedRunState)
+        refusal = await self._suspended.decide(state, params.input_responses or {}, self._caller(run.client))
+        return refusal or await self._proceed(run, state.run_id, structured=structured)
+
+    async def _proceed(
+        self, run: ClientRun, run_id: str, *, structured: bool
+    ) -> CallToolResult | InputRequiredResult:
+        owner = self._caller(run.client).owner
+        with self._runs.registered(run_id, run):
+            outcome = await self._suspended.proceed(run.client, run_id, owner, structured=structured)
+        return continued_result(outcome, structured=structured) if isinstance(outcome, Result) else outcome
+
+    @contextlib.asynccontextmanager
+    async def _reported_run(self, context: Context) -> AsyncIterator[ClientRun]:
+        """Yields a run of the client, and sends its progress."""
         started = asyncio.get_running_loop().time()
-        owner = self._caller(context).owner
-        run = ClientRun(context, lambda call, count: progress.report(_step_message(call, count)), owner)
+        run = ClientRun(
+            context,
+            lambda call, count: progress.report(_step_message(call, count)),
+            self._caller(context).owner,
+            can_ask=can_ask(context),
+        )
 
         def idle_message() -> str:
             if any(self._runs.find(approval.run) is run for approval in self._gateway.approvals.pending()):
@@ -211,7 +278,7 @@ class HutchMcpServer:
 
         progress = ProgressReporter(context.session, idle_message, self._heartbeat_seconds)
         async with progress:
-            return await self._runs.run(arguments, run)
+            yield run
 
     # --- pass-through ---
 
@@ -295,9 +362,17 @@ class HutchMcpServer:
             return INSTRUCTIONS
         catalog = None
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(INITIALIZE_SECONDS):
+            is_probe = context.method == "server/discover"
+            async with asyncio.timeout(DISCOVER_SECONDS if is_probe else INITIALIZE_SECONDS):
                 catalog = await self._gateway.catalog()
         return instructions(self._gateway.servers(), catalog)
+
+    @property
+    def state_seconds(self) -> float:
+        """Time for which a `requestState` is accepted: longer than runs are stored, so that a client is told
+        that its run has expired.
+        """
+        return 2 * self._hutch.settings.checkpoint_days * DAY_SECONDS
 
     @property
     def passes_through(self) -> bool:
@@ -391,6 +466,7 @@ class _SdkServer(Server[Any]):
         )
         self._tools_change = changes is not None
         self.middleware.append(InitializeMiddleware(mcp))
+        self.middleware.append(RequestStateMiddleware(mcp.state_codec, mcp.owner_of, mcp.state_seconds))
         if changes is not None:
             self.add_notification_handler("notifications/initialized", NotificationParams, changes.listen)
 

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 
 from mcp.types import Tool, ToolAnnotations
 
-from hutch.protocols.mcp.arguments import DescribeTools, RunCode, SearchTools, schema_of
+from hutch.protocols.mcp.arguments import ContinueRun, DescribeTools, RunCode, SearchTools, schema_of
 from hutch.protocols.toolscript.gateway.catalog import Catalog, ServerInfo
 from hutch.session.json_value import well_formed
 
 OWN_TOOL_NAMES = ("search_tools", "describe_tools", "run_code")
+CONTINUE_RUN = "continue_run"
 _MAX_SERVERS = 40
 _MAX_TITLE = 80
 
@@ -34,9 +35,22 @@ Scripts are TypeScript with top-level await and return. Types are checked before
 and types with search_tools and describe_tools. Long results are truncated, so filter data in the script."""
 
 
-def own_tools(servers: Sequence[ServerInfo]) -> list[Tool]:
+_CONTINUE = """\
+Continues a run_code run that waits until a person has approved a tool call. Returns the result of the run, or
+says that it still waits. Use it instead of running the code again."""
+
+
+def own_tools(servers: Sequence[ServerInfo], *, can_suspend: bool = False) -> list[Tool]:
+    """Returns Hutch's own tools. `continue_run` is one of them if runs can be suspended."""
     named = ", ".join(one_line(server.name) for server in servers[:_MAX_SERVERS]) or "none yet"
     read_only = ToolAnnotations(read_only_hint=True, open_world_hint=False)
+    continue_run = Tool(
+        name=CONTINUE_RUN,
+        title="Continue a run",
+        description=_CONTINUE,
+        input_schema=schema_of(ContinueRun),
+        annotations=ToolAnnotations(read_only_hint=False, open_world_hint=True),
+    )
     return [
         Tool(
             name="search_tools",
@@ -59,6 +73,7 @@ def own_tools(servers: Sequence[ServerInfo]) -> list[Tool]:
             input_schema=schema_of(RunCode),
             annotations=ToolAnnotations(read_only_hint=False, open_world_hint=True),
         ),
+        *([continue_run] if can_suspend else []),
     ]
 
 

@@ -279,13 +279,16 @@ class CheckpointTable:
         rows = await self._database.read(sql, digest=token_digest)
         return (_row(rows[0][:-1]), rows[0][-1]) if rows else None
 
-    async def questions(self) -> list[Question]:
-        """Returns the calls without a result that wait for an approval or were approved."""
+    async def questions(self, run_id: str | None = None) -> list[Question]:
+        """Returns the calls of all runs, or of one, that wait for an approval or were approved, and have no
+        result.
+        """
         columns = ", ".join(f"c.{name}" for name in _FIELDS)
+        condition = "" if run_id is None else "AND p.run_id = :run_id"
         sql = f"""
             SELECT {columns}, p.call_id, p.question, p.decision, p.held_until
             FROM pending_calls p JOIN checkpoints c ON c.run_id = p.run_id
-            WHERE p.question IS NOT NULL AND p.answer IS NULL
+            WHERE p.question IS NOT NULL AND p.answer IS NULL {condition}
             ORDER BY c.created_at, p.call_id LIMIT {MAX_LISTED}
         """
         return [
@@ -296,7 +299,7 @@ class CheckpointTable:
                 decision=row[-2],
                 held_until=row[-1],
             )
-            for row in await self._database.scan(sql)
+            for row in await self._database.scan(sql, **({} if run_id is None else {"run_id": run_id}))
         ]
 
     async def decide(

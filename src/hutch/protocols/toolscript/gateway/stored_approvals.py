@@ -7,7 +7,7 @@ import hashlib
 import logging
 import secrets
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -42,6 +42,11 @@ class StoredQuestion(msgspec.Struct, frozen=True, kw_only=True):
     arguments: Any
     asked_at: str
 
+    @property
+    def arguments_digest(self) -> str:
+        """SHA-256 of the arguments' JSON text."""
+        return hashlib.sha256(encode_value(self.arguments)).hexdigest()
+
     def approval(self, run_id: str) -> Approval:
         return Approval(
             id=self.id,
@@ -63,8 +68,18 @@ def suspend_until_approved(server: str, tool: str, arguments: dict[str, Any]) ->
     return Suspend(message, token=question.id, question=msgspec.json.encode(question).decode())
 
 
+class WaitingCall(NamedTuple):
+    """A call of a suspended run that waits for a decision."""
+
+    call_id: str
+    question: StoredQuestion
+    expires_at: str
+    """Time at which the run expires if it has not been continued."""
+
+
 class _AskedCall(msgspec.Struct):
     run_id: str
+    approval_id: str
     task: asyncio.Task[None]
     is_decided: bool = False
 
@@ -100,6 +115,32 @@ class StoredApprovals:
         if not context.can_suspend or not self._may_suspend(context.run_id):
             return False
         return self._approvals.must_ask(server, tool, context.run_id)
+
+    async def waiting(self, run_id: str, owner: str) -> list[WaitingCall]:
+        """Returns the calls of a run that wait for a decision, which this server can take from then on, also
+        if another server has suspended the run. Raises HutchError.
+        """
+        found = []
+        for stored in await self._runs.questions(run_id):
+            call_id = stored.call_id
+            asked = self._asked.get(call_id)
+            is_decided = stored.decision is not None or call_id in self._decided
+            if stored.run.owner != owner or is_decided or (asked is not None and asked.is_decided):
+                continue
+            self._add(run_id, owner, call_id, stored.question)
+            question = msgspec.json.decode(stored.question, type=StoredQuestion)
+            found.append(WaitingCall(call_id, question, stored.run.expires_at))
+        # Let the tasks of new questions begin to wait for decisions.
+        await asyncio.sleep(0)
+        return found
+
+    def decide(self, call_id: str, answer: ApprovalAnswer) -> bool:
+        """Decides on a call that `waiting` has returned. Returns False if it does not wait any more."""
+        asked = self._asked.get(call_id)
+        if asked is None or asked.is_decided or not self._approvals.decide(asked.approval_id, answer):
+            return False
+        asked.is_decided = True
+        return True
 
     def _add_saved(self, checkpoint: Checkpoint) -> None:
         for call in checkpoint.session.pending:
@@ -142,7 +183,7 @@ class StoredApprovals:
             return
         asked = msgspec.json.decode(question, type=StoredQuestion)
         task = asyncio.get_running_loop().create_task(self._decide(run_id, owner, call_id, asked))
-        self._asked[call_id] = _AskedCall(run_id, task)
+        self._asked[call_id] = _AskedCall(run_id, asked.id, task)
         task.add_done_callback(lambda _: self._asked.pop(call_id, None))
 
     def _withdraw(self, run_id: str) -> None:
@@ -166,7 +207,7 @@ class StoredApprovals:
                 run_id,
                 decided.decision,
                 printable(decided.decided_by or "unknown"),
-                hashlib.sha256(encode_value(asked.arguments)).hexdigest(),
+                asked.arguments_digest,
             )
             answer = await self._answer(run_id, asked, decided)
             await self._runs.answer(run_id, owner, {call_id: answer})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from typing import Any
 
 from mcp.server.context import ServerRequestContext
@@ -12,14 +13,14 @@ from mcp.types import ElicitResult
 from hutch.protocols.mcp.results import clip, json_text
 from hutch.protocols.mcp.run_code import CodeRunner
 from hutch.protocols.toolscript.gateway.approvals import Approval, ApprovalAnswer
-from hutch.session.json_value import well_formed
+from hutch.session.json_value import encode_value, well_formed
 
 _MAX_SHOWN = 2_000
 _CANNOT_ASK = (
     "the policy requires an approval, and this client cannot ask its user for one;"
     " the operator can allow the tool in hutch.toml, [approvals]"
 )
-_FORM: dict[str, Any] = {
+FORM: dict[str, Any] = {
     "type": "object",
     "properties": {
         "remember": {
@@ -43,9 +44,9 @@ class Elicitor:
 
     async def __call__(self, approval: Approval) -> ApprovalAnswer:
         run = self._runs.find(approval.run)
-        if run is not None and _supports_forms(run.client):
+        if run is not None and can_ask(run.client):
             try:
-                return _to_answer(await _elicit(run.client, approval))
+                return to_answer(await _elicit(run.client, approval))
             except (MCPError, NoBackChannelError):
                 # The client announced elicitation but failed. A decision may still come from `/approvals`.
                 pass
@@ -54,26 +55,40 @@ class Elicitor:
         return await asyncio.Future()
 
 
-def _supports_forms(client: ServerRequestContext[Any, Any]) -> bool:
+def can_ask(client: ServerRequestContext[Any, Any]) -> bool:
+    """Returns True if the client's user can be asked while a call is in progress. This ended with protocol
+    2026-07-28.
+    """
+    return client.session.can_send_request and supports_forms(client)
+
+
+def supports_forms(client: ServerRequestContext[Any, Any]) -> bool:
     capabilities = client.session.client_capabilities
-    if capabilities is None or capabilities.elicitation is None or not client.session.can_send_request:
+    if capabilities is None or capabilities.elicitation is None:
         return False
     # In older protocol versions, elicitation without details means that forms are supported.
     return capabilities.elicitation.form is not None or capabilities.elicitation.url is None
 
 
+def question_text(server: str, tool: str, arguments: Any) -> str:
+    text = json_text(arguments)
+    shown = clip(text, _MAX_SHOWN)
+    if shown != text:
+        shown += f"\nSHA-256 of all arguments: {hashlib.sha256(encode_value(arguments)).hexdigest()}"
+    return well_formed(f"May {tool} of {server} be called?\n{shown}")
+
+
 async def _elicit(client: ServerRequestContext[Any, Any], approval: Approval) -> ElicitResult:
-    arguments = clip(json_text(approval.arguments), _MAX_SHOWN)
     return await client.session.elicit_form(
-        well_formed(f"May {approval.tool} of {approval.server} be called?\n{arguments}"),
-        _FORM,
+        question_text(approval.server, approval.tool, approval.arguments),
+        FORM,
         related_request_id=client.request_id,
     )
 
 
-def _to_answer(result: ElicitResult) -> ApprovalAnswer:
+def to_answer(result: ElicitResult) -> ApprovalAnswer:
     if result.action != "accept":
         return ApprovalAnswer(
             "deny", "the user declined" if result.action == "decline" else "the user did not answer"
         )
-    return ApprovalAnswer("allow", remember=bool((result.content or {}).get("remember")))
+    return ApprovalAnswer("allow", remember=(result.content or {}).get("remember") is True)

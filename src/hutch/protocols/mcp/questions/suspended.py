@@ -1,0 +1,242 @@
+"""Continues suspended runs of `run_code`, after asking the client's user for the approvals that they need."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from mcp.server.context import ServerRequestContext
+from mcp.types import (
+    CallToolResult,
+    ElicitRequest,
+    ElicitRequestFormParams,
+    ElicitResult,
+    InputRequiredResult,
+)
+from mcp.types.version import MODERN_PROTOCOL_VERSIONS
+
+from hutch.errors import HutchError, ResumeError
+from hutch.kernel.suspended_runs import POLL_SECONDS, SUSPENDED
+from hutch.protocols.mcp.questions.elicitation import FORM, question_text, supports_forms, to_answer
+from hutch.protocols.mcp.results import RunFailure, clip, json_text, structured_result, text_result
+from hutch.session.json_value import well_formed
+from hutch.text import now_rfc3339
+
+if TYPE_CHECKING:
+    from hutch.http.auth import Caller
+    from hutch.kernel.checkpoint import Checkpoint
+    from hutch.protocols.mcp.interfaces import McpServices
+    from hutch.protocols.mcp.questions.request_state import StateCodec
+    from hutch.protocols.toolscript.gateway.stored_approvals import StoredApprovals, WaitingCall
+    from hutch.session.run import Result
+
+Context = ServerRequestContext[Any, Any]
+
+MAX_QUESTIONS = 20
+"""Maximum number of calls about which a client is asked at once."""
+_MAX_SHOWN = 500
+
+
+class SuspendedRunState(msgspec.Struct, frozen=True, tag="run", tag_field="kind"):
+    """Content of the `requestState` for a suspended run."""
+
+    run_id: str
+    calls: dict[str, str]
+    """SHA-256 of the arguments of each call about which the client was asked, by call id."""
+    expires_at: str
+
+
+class _ReportedQuestion(msgspec.Struct, frozen=True, rename="camel"):
+    server: str
+    tool: str
+    arguments: Any
+    arguments_sha256: str
+
+
+class _WaitingReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    ok: bool = False
+    run_id: str
+    waiting: list[_ReportedQuestion]
+    expires_at: str
+    error: RunFailure
+
+
+class SuspendedRunCalls:
+    """Answers calls of `run_code` and `continue_run` whose run is suspended."""
+
+    def __init__(self, hutch: McpServices, codec: StateCodec) -> None:
+        self._runs = hutch.suspended_runs
+        self._gateway = hutch.gateway
+        self._open_store = hutch.storage.store
+        self._codec = codec
+
+    @property
+    def _stored(self) -> StoredApprovals:
+        stored = self._gateway.stored_approvals
+        if stored is None:
+            raise HutchError("This server does not store suspended runs.")
+        return stored
+
+    async def proceed(
+        self, context: Context, run_id: str, owner: str, *, structured: bool
+    ) -> Result | CallToolResult | InputRequiredResult:
+        """Waits until the run has ended or needs a decision. Returns the result, or the question for the
+        client. Raises HutchError.
+        """
+        outcome = await self._next(run_id, owner)
+        if not isinstance(outcome, list):
+            return outcome
+        if context.protocol_version in MODERN_PROTOCOL_VERSIONS and supports_forms(context):
+            await self._codec.load()
+            return _input_required(run_id, outcome[:MAX_QUESTIONS])
+        return _waiting_result(run_id, outcome, _where_to_decide(context), structured=structured)
+
+    async def decide(
+        self, state: SuspendedRunState, responses: Mapping[str, Any], caller: Caller
+    ) -> CallToolResult | None:
+        """Delivers the answers of the client's user. Returns an error if none of them can be used."""
+        if state.expires_at < now_rfc3339():
+            message = (
+                f"The run {state.run_id} waited for a decision until {state.expires_at} and has expired."
+            )
+            return text_result(f"{message} Call run_code again to start a new run.", failed=True)
+        for key, response in responses.items():
+            if key not in state.calls or not isinstance(response, ElicitResult):
+                expected = ", ".join(state.calls)
+                message = f"inputResponses: expected results of elicitations for {expected}"
+                return text_result(f"{message}, got {key[:100]!r}. Nothing was decided.", failed=True)
+        waiting = {call.call_id: call for call in await self._stored.waiting(state.run_id, caller.owner)}
+        is_used = False
+        for key, response in responses.items():
+            call = waiting.get(key)
+            if call is not None and call.question.arguments_digest == state.calls[key]:
+                answer = msgspec.structs.replace(to_answer(response), decided_by=_name(caller))
+                is_used |= self._stored.decide(key, answer)
+        if responses and not is_used:
+            message = (
+                f"The answer was not used: what run {state.run_id} asked was decided before, or the run has"
+                " ended. A decision counts once. Call continue_run with this run_id for the result."
+            )
+            return text_result(message, failed=True)
+        return None
+
+    async def _next(self, run_id: str, owner: str) -> Result | list[WaitingCall]:
+        saved = asyncio.Event()
+
+        def on_saved(checkpoint: Checkpoint) -> None:
+            if checkpoint.run_id == run_id:
+                saved.set()
+
+        try:
+            result = await self._runs.result(run_id, owner)
+        except ResumeError as error:
+            raise await self._explained(error, run_id, owner) from None
+        if result is not None:
+            return result
+        self._runs.on_saved.append(on_saved)
+        ending = asyncio.ensure_future(self._runs.wait(run_id, owner, [], lambda: False))
+        try:
+            while True:
+                saved.clear()
+                waiting = await self._stored.waiting(run_id, owner)
+                if waiting:
+                    return waiting
+                if not ending.done():
+                    # Another server may suspend the run again, so look for questions at intervals, too.
+                    suspended = asyncio.ensure_future(saved.wait())
+                    await asyncio.wait(
+                        (ending, suspended), timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    suspended.cancel()
+                if ending.done():
+                    end = ending.result()
+                    assert end is not None
+                    return end
+        finally:
+            self._runs.on_saved.remove(on_saved)
+            ending.cancel()
+            with contextlib.suppress(asyncio.CancelledError, ResumeError):
+                await ending
+
+    async def _explained(self, error: ResumeError, run_id: str, owner: str) -> ResumeError:
+        """Adds how a run ended that was suspended and has no result, if its record is still there."""
+        record = await (await self._open_store()).runs.get(run_id)
+        if record is None or record.owner != owner or record.outcome == SUSPENDED:
+            return error
+        return ResumeError("checkpoint_ended", f"The run {run_id} has ended: {record.outcome}.")
+
+
+def _input_required(run_id: str, waiting: Sequence[WaitingCall]) -> InputRequiredResult:
+    state = SuspendedRunState(
+        run_id,
+        {call.call_id: call.question.arguments_digest for call in waiting},
+        min(call.expires_at for call in waiting),
+    )
+    return InputRequiredResult(
+        input_requests={call.call_id: _request(call) for call in waiting},
+        request_state=msgspec.json.encode(state).decode(),
+    )
+
+
+def _request(call: WaitingCall) -> ElicitRequest:
+    asked = call.question
+    message = question_text(asked.server, asked.tool, asked.arguments)
+    return ElicitRequest(params=ElicitRequestFormParams(message=message, requested_schema=FORM))
+
+
+def _waiting_result(
+    run_id: str, waiting: Sequence[WaitingCall], where: str, *, structured: bool
+) -> CallToolResult:
+    expires_at = min(call.expires_at for call in waiting)
+    calls = [
+        f"- {call.question.tool} of {call.question.server}:"
+        f" {clip(json_text(call.question.arguments), _MAX_SHOWN)}"
+        for call in waiting[:MAX_QUESTIONS]
+    ]
+    if len(waiting) > MAX_QUESTIONS:
+        calls.append(f"- and {len(waiting) - MAX_QUESTIONS} more")
+    text = well_formed(
+        f"The run {run_id} waits until a person has approved:\n"
+        + "\n".join(calls)
+        + f"\n{where} Then call continue_run with run_id {run_id} for the result."
+        + f" Do not run the code again. If there is no decision until {expires_at}, the run expires."
+    )
+    if not structured:
+        return text_result(text)
+    questions = [
+        _ReportedQuestion(asked.server, asked.tool, _shown(asked.arguments), asked.arguments_digest)
+        for asked in (call.question for call in waiting[:MAX_QUESTIONS])
+    ]
+    report = _WaitingReport(
+        run_id=run_id,
+        waiting=questions,
+        expires_at=expires_at,
+        error=RunFailure(message=text, code="suspended"),
+    )
+    return structured_result(report)
+
+
+def _shown(arguments: Any) -> Any:
+    """Returns arguments, or the beginning of their JSON text if they are long."""
+    text = json_text(arguments)
+    return arguments if len(text) <= _MAX_SHOWN else clip(text, _MAX_SHOWN)
+
+
+def _where_to_decide(context: Context) -> str:
+    if context.request is None:
+        return (
+            "The user decides in the web console (`hutch console`, page Approvals) of a `hutch serve` with"
+            " the same HUTCH_HOME."
+        )
+    base = context.request.base_url
+    return f"The operator decides in the web console, {base}#/approvals, or at {base}approvals."
+
+
+def _name(caller: Caller) -> str:
+    """Returns the name of the person who decides, for the record of the decision."""
+    if caller.identity is None:
+        return f"MCP client of {caller.owner}"
+    return f"{caller.identity.user.name}, MCP client with key {caller.identity.key.id}"

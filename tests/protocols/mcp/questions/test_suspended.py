@@ -1,0 +1,285 @@
+"""Runs of `run_code` that are suspended until the client's user, or the operator, has approved a call. A
+server is an App with fake tools; two of them with one home are like a server before and after a restart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp import Client
+from mcp.shared.exceptions import MCPError
+from mcp.types import CallToolResult, ElicitResult, InputRequiredResult
+from tests.protocols.mcp.harness import SERVERS, TOOLS, text_of
+from tests.protocols.mcp.harness import serving as listening
+from tests.protocols.toolscript.fakes import FakeToolSource, returning
+
+from hutch.app.app import App
+from hutch.http.auth import AccessControl
+from hutch.protocols.mcp.http import McpEndpoint
+from hutch.protocols.mcp.server import HutchMcpServer
+from hutch.protocols.toolscript.gateway.approvals import ApprovalAnswer
+from hutch.settings import Settings, load_settings
+
+MODERN = "2026-07-28"
+CODE = """
+    const [issues, created] = await Promise.all([
+        tools.github.listIssues({}), tools.github.createIssue({ title: "x" }),
+    ]);
+    return `${issues.length} and ${created.number}`;
+"""
+ARGUMENTS = {"code": CODE, "language": "javascript"}
+ALLOW, DENY = ElicitResult(action="accept", content={}), ElicitResult(action="decline")
+
+
+class DurableServer:
+    """An MCP server whose runs are suspended while they wait for approvals."""
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+        self.upstream = FakeUpstream(*TOOLS, servers=SERVERS)
+        self.upstream.functions.update(
+            create_issue=returning({"number": 7}), list_issues=returning([{"number": 1}])
+        )
+        app.mcp_servers = self.upstream  # type: ignore[misc]
+        app.store_approvals()
+        self.mcp = HutchMcpServer(app)
+
+    @property
+    def made(self) -> list[str]:
+        """Tools that were called."""
+        return [tool for _, tool, _ in self.upstream.calls]
+
+    @asynccontextmanager
+    async def client(self, mode: str = MODERN, **options: Any) -> AsyncIterator[Client]:
+        async with Client(self.mcp.server, mode=mode, **options) as client:
+            yield client
+
+
+class FakeUpstream(FakeToolSource):
+    async def close(self) -> None:
+        pass
+
+
+@asynccontextmanager
+async def serving(home: Path, **settings: Any) -> AsyncIterator[DurableServer]:
+    values = {
+        "home": str(home),
+        "quickjs_warm": 0,
+        "deno_warm": 0,
+        "approvals": {"github__create_issue": "ask"},
+    }
+    app = await App.create(load_settings({**values, **settings}))
+    server = DurableServer(app)
+    try:
+        yield server
+    finally:
+        server.mcp.close()
+        await app.close()
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+async def server(anyio_backend: object, home: Path) -> AsyncIterator[DurableServer]:
+    async with serving(home) as server:
+        yield server
+
+
+@pytest.fixture
+def calls(server: DurableServer) -> list[Any]:
+    server.upstream.calls.clear()
+    return server.upstream.calls
+
+
+def person(answer: ElicitResult) -> Any:
+    """An elicitation callback that notes the questions."""
+    asked: list[str] = []
+
+    async def callback(_: Any, params: Any) -> ElicitResult:
+        asked.append(params.message)
+        return answer
+
+    callback.asked = asked  # type: ignore[attr-defined]
+    return callback
+
+
+async def call(client: Client, **more: Any) -> CallToolResult | InputRequiredResult:
+    """Calls `run_code` without answering its questions."""
+    return await client.session.call_tool("run_code", ARGUMENTS, allow_input_required=True, **more)
+
+
+async def ask(client: Client) -> InputRequiredResult:
+    answer = await call(client)
+    assert isinstance(answer, InputRequiredResult), answer
+    return answer
+
+
+def answers(asked: InputRequiredResult, answer: ElicitResult = ALLOW) -> dict[str, Any]:
+    return {
+        "request_state": asked.request_state,
+        "input_responses": dict.fromkeys(asked.input_requests or {}, answer),
+    }
+
+
+async def test_modern_client_is_asked_by_input_required(server: DurableServer, calls: list[Any]) -> None:
+    user = person(ALLOW)
+    async with server.client(elicitation_callback=user) as client:
+        assert text_of(await client.call_tool("run_code", ARGUMENTS)) == "1 and 7\n\n(2 tool calls)"
+    assert user.asked == ['May create_issue of github be called?\n{"title":"x"}']
+    assert sorted(server.made) == ["create_issue", "list_issues"]
+
+
+async def test_denied_call_fails_in_the_code(server: DurableServer, calls: list[Any]) -> None:
+    async with server.client(elicitation_callback=person(DENY)) as client:
+        answer = await client.call_tool("run_code", ARGUMENTS)
+    assert answer.is_error
+    assert "github__create_issue was denied: the user declined" in text_of(answer)
+    assert server.made == ["list_issues"]
+
+
+async def test_each_decision_is_asked_for_when_the_run_needs_it(
+    server: DurableServer, calls: list[Any]
+) -> None:
+    user = person(ALLOW)
+    code = "for (const title of ['a', 'b']) await tools.github.createIssue({ title }); return 'both'"
+    async with server.client(elicitation_callback=user) as client:
+        answer = await client.call_tool("run_code", {**ARGUMENTS, "code": code, "format": "json"})
+    assert answer.structured_content is not None
+    assert answer.structured_content["result"] == "both"
+    assert [message.splitlines()[1] for message in user.asked] == ['{"title":"a"}', '{"title":"b"}']
+
+
+async def test_answer_continues_the_run_after_a_restart(tmp_path: Path) -> None:
+    async with serving(tmp_path) as first, first.client(elicitation_callback=person(ALLOW)) as client:
+        asked = await ask(client)
+        assert first.made == ["list_issues"]
+    async with serving(tmp_path) as second, second.client(elicitation_callback=person(ALLOW)) as client:
+        answer = await call(client, **answers(asked))
+        assert text_of(answer) == "1 and 7\n\n(2 tool calls)"
+        assert second.made == ["create_issue"]
+
+
+async def test_decision_counts_once(server: DurableServer, calls: list[Any]) -> None:
+    async with server.client(elicitation_callback=person(ALLOW)) as client:
+        asked = await ask(client)
+        assert "1 and 7" in text_of(await call(client, **answers(asked)))
+        replayed = await call(client, **answers(asked))
+        run_id = re.search(r"run (\S+) asked", text_of(replayed))
+        assert replayed.is_error
+        assert run_id is not None
+        assert "A decision counts once" in text_of(replayed)
+        again = await client.call_tool("continue_run", {"run_id": run_id[1]})
+        assert "1 and 7" in text_of(again)
+    assert sorted(server.made) == ["create_issue", "list_issues"]
+
+
+async def test_state_belongs_to_its_caller_and_its_arguments(server: DurableServer, calls: list[Any]) -> None:
+    async with server.client(elicitation_callback=person(ALLOW)) as client:
+        asked = await ask(client)
+        state = asked.request_state
+        assert state is not None
+        altered = state[:-8] + ("A" if state[-8] != "A" else "B") + state[-7:]
+        refused = [
+            (ARGUMENTS, {**answers(asked), "request_state": altered}),
+            ({**ARGUMENTS, "code": "return 1"}, answers(asked)),
+        ]
+        for arguments, retry in refused:
+            with pytest.raises(MCPError, match="requestState: expected the value of the last"):
+                await client.session.call_tool("run_code", arguments, allow_input_required=True, **retry)
+        other = HutchMcpServer(server.app, owner="other")
+        async with Client(other.server, mode=MODERN, elicitation_callback=person(ALLOW)) as stranger:
+            with pytest.raises(MCPError, match="belongs to another call or caller"):
+                await call(stranger, **answers(asked))
+            run_id = server.app.gateway.approvals.pending()[0].run
+            listed = await stranger.call_tool("continue_run", {"run_id": run_id})
+            assert f"There is no suspended run {run_id}" in text_of(listed)
+        other.close()
+        unknown = await call(client, request_state=state, input_responses={"x": ALLOW})
+        assert "inputResponses: expected results of elicitations for" in text_of(unknown)
+        assert server.made == ["list_issues"]
+        # Nothing was decided by all these, so the right answer still counts.
+        assert "1 and 7" in text_of(await call(client, **answers(asked)))
+
+
+async def test_expired_run_is_told(server: DurableServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with server.client(elicitation_callback=person(ALLOW)) as client:
+        asked = await ask(client)
+        later = "9999-01-01T00:00:00.000Z"
+        monkeypatch.setattr("hutch.protocols.mcp.questions.suspended.now_rfc3339", lambda: later)
+        answer = await call(client, **answers(asked))
+    assert answer.is_error
+    assert re.search(r"waited for a decision until 20\S+ and has expired", text_of(answer))
+
+
+@pytest.mark.parametrize("mode", ["legacy", MODERN])
+async def test_client_without_elicitation_is_told_how_to_continue(
+    server: DurableServer, calls: list[Any], mode: str
+) -> None:
+    async with server.client(mode) as client:
+        answer = await client.call_tool("run_code", ARGUMENTS)
+        assert not answer.is_error
+        text = text_of(answer)
+        assert '- create_issue of github: {"title":"x"}' in text
+        assert "web console" in text
+        run_id = re.search(r"continue_run with run_id (\S+) ", text)
+        assert run_id is not None
+        waiting = await client.call_tool("continue_run", {"run_id": run_id[1], "format": "json"})
+        assert waiting.structured_content is not None
+        assert waiting.structured_content["error"]["code"] == "suspended"
+        assert waiting.structured_content["waiting"][0]["tool"] == "create_issue"
+        (approval,) = [each for each in server.app.gateway.approvals.pending() if each.run == run_id[1]]
+        assert server.app.gateway.approvals.decide(approval.id, ApprovalAnswer("allow"))
+        assert "1 and 7" in text_of(await client.call_tool("continue_run", {"run_id": run_id[1]}))
+
+
+@pytest.mark.parametrize("end", ["cancelled", "expired"])
+async def test_end_of_a_suspended_run_is_told(server: DurableServer, end: str) -> None:
+    async with server.client() as client:
+        await client.call_tool("run_code", ARGUMENTS)
+        run_id = server.app.gateway.approvals.pending()[-1].run
+        assert run_id is not None
+        if end == "cancelled":
+            assert await server.app.suspended_runs.cancel(run_id, "local")
+        else:
+            store = await server.app.storage.store()
+            await store.write_behind.flush()
+            assert await store.checkpoints.delete_suspended(run_id)
+            await store.runs.end_suspended(run_id, "expired")
+        answer = await client.call_tool("continue_run", {"run_id": run_id})
+        assert answer.is_error
+        assert end in text_of(answer)
+
+
+async def test_older_client_is_asked_while_the_run_waits(server: DurableServer, calls: list[Any]) -> None:
+    user = person(ALLOW)
+    async with server.client("legacy", elicitation_callback=user) as client:
+        assert "1 and 7" in text_of(await client.call_tool("run_code", ARGUMENTS))
+    assert len(user.asked) == 1
+
+
+async def test_both_eras_over_http(server: DurableServer, calls: list[Any]) -> None:
+    endpoint = McpEndpoint(server.app, AccessControl(Settings()))
+    async with listening(endpoint) as url:
+        async with Client(url, elicitation_callback=person(ALLOW)) as client:
+            assert client.session.protocol_version == MODERN
+            assert "1 and 7" in text_of(await call(client, **answers(await ask(client))))
+        async with Client(url, mode="legacy") as client:
+            text = text_of(await client.call_tool("run_code", ARGUMENTS))
+            assert f"{url.removesuffix('mcp')}#/approvals" in text
+
+
+async def test_continue_run_is_listed_only_if_runs_can_be_suspended(
+    server: DurableServer, tmp_path: Path
+) -> None:
+    async with serving(tmp_path, approvals={}) as plain, plain.client() as client:
+        assert "continue_run" not in [tool.name for tool in (await client.list_tools()).tools]
+    async with server.client() as client:
+        assert "continue_run" in [tool.name for tool in (await client.list_tools()).tools]
