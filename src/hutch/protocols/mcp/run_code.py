@@ -16,6 +16,7 @@ from hutch.kernel.suspended_runs import SUSPENDED
 from hutch.protocols.mcp.arguments import RunCode
 from hutch.protocols.mcp.interfaces import McpServices
 from hutch.protocols.mcp.media import take_media
+from hutch.protocols.mcp.questions.held_calls import Questions
 from hutch.protocols.mcp.results import (
     MAX_LISTED_CALLS,
     MAX_LISTED_PROBLEMS,
@@ -78,8 +79,16 @@ class ClientRun:
         self.client = client
         self.owner = owner
         self.can_ask = can_ask
+        self.questions: Questions | None = None
+        """Questions that the client gets when its request returns. None if it cannot be asked like this."""
         self.calls = CompletedCalls()
         self._on_call = on_call
+
+    def continue_with(self, request: ClientRun) -> None:
+        """Replaces the client's request, which has returned, by its next one."""
+        self.client = request.client
+        self._on_call = request._on_call
+        request.calls = self.calls
 
     def add_call(self, call: CompletedCall) -> None:
         self.calls.add(call)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from typing import Any, TypeVar
 
 import anyio
@@ -14,9 +14,7 @@ import msgspec
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.lowlevel.server import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
-from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler
 from mcp.shared.exceptions import MCPError
-from mcp.shared.subscriptions import ToolsListChanged
 from mcp.types import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -41,6 +39,7 @@ from hutch.protocols.abilities.routes import AbilityServices
 from hutch.protocols.mcp.abilities import INSTRUCTIONS, AbilityTools
 from hutch.protocols.mcp.arguments import ContinueRun, DescribeTools, RunCode, SearchTools, parse_arguments
 from hutch.protocols.mcp.interfaces import CALLER, McpServices
+from hutch.protocols.mcp.notifications import HEARTBEAT_SECONDS, ProgressReporter, ToolChanges
 from hutch.protocols.mcp.passthrough import (
     describe_tool,
     parse_passed_uri,
@@ -48,8 +47,8 @@ from hutch.protocols.mcp.passthrough import (
     wrap_resource,
     wrap_result,
 )
-from hutch.protocols.mcp.progress import HEARTBEAT_SECONDS, ProgressReporter
-from hutch.protocols.mcp.questions.elicitation import Elicitor, can_ask
+from hutch.protocols.mcp.questions.elicitation import Elicitor, can_ask, is_asked_on_return
+from hutch.protocols.mcp.questions.held_calls import HeldCalls, HeldCallState, Questions
 from hutch.protocols.mcp.questions.request_state import RequestStateMiddleware, StateCodec
 from hutch.protocols.mcp.questions.suspended import SuspendedRunCalls, SuspendedRunState
 from hutch.protocols.mcp.results import text_result
@@ -76,7 +75,6 @@ INITIALIZE_SECONDS = 10.0
 DISCOVER_SECONDS = 3.0
 # Scope that a user's key needs to run code with the operator's MCP servers.
 SCRIPT_SCOPE = "toolscript"
-_SESSION_HEADER = "mcp-session-id"
 
 
 class HutchMcpServer:
@@ -106,6 +104,7 @@ class HutchMcpServer:
         self._elicitor = Elicitor(self._runs, is_only_client=access is None)
         self.state_codec = StateCodec(hutch.storage.store)
         self._suspended = SuspendedRunCalls(hutch, self.state_codec)
+        self._held = HeldCalls()
         self._listed: tuple[Catalog, dict[str, CatalogEntry], list[Tool]] | None = None
         self._changes = ToolChanges()
         self.calls = 0
@@ -117,6 +116,7 @@ class HutchMcpServer:
         self.server = _SdkServer(self)
 
     def close(self) -> None:
+        self._held.close()
         self._runs.close()
         if self._pass_through:
             self._gateway.on_change.remove(self._changes.notify)
@@ -197,6 +197,8 @@ class HutchMcpServer:
         name, arguments = params.name, params.arguments
         caller = self._caller(context)
         names = await self._names(caller)
+        if name in names and params.request_state is not None:
+            return await self._retry(context, params)
         match name if name in names else None:
             case None:
                 pass
@@ -205,9 +207,9 @@ class HutchMcpServer:
             case "describe_tools":
                 return await describe_tools(self._gateway, parse_arguments(DescribeTools, arguments))
             case "run_code":
-                return await self._run(context, parse_arguments(RunCode, arguments), params)
+                return await self._run(context, parse_arguments(RunCode, arguments))
             case "continue_run":
-                return await self._continue(context, parse_arguments(ContinueRun, arguments), params)
+                return await self._continue(context, parse_arguments(ContinueRun, arguments))
             case _:
                 entry = (await self._passed_tools())[0].get(name)
                 if entry is not None:
@@ -223,32 +225,41 @@ class HutchMcpServer:
 
     # --- code ---
 
-    async def _run(
-        self, context: Context, arguments: RunCode, params: CallToolRequestParams
-    ) -> CallToolResult | InputRequiredResult:
+    async def _run(self, context: Context, arguments: RunCode) -> CallToolResult | InputRequiredResult:
         async with self._reported_run(context) as run:
-            if params.request_state is not None:
-                return await self._retry(run, params, structured=arguments.format == "json")
-            outcome = await self._runs.run(arguments, run)
-            if isinstance(outcome, SuspendedRun):
-                return await self._proceed(run, outcome.run_id, structured=arguments.format == "json")
-            return outcome
+            outcome = await self._held.run(run, self._runs.run(arguments, run))
+            return await self._finish(run, outcome, structured=arguments.format == "json")
 
     async def _continue(
-        self, context: Context, arguments: ContinueRun, params: CallToolRequestParams
+        self, context: Context, arguments: ContinueRun
     ) -> CallToolResult | InputRequiredResult:
         async with self._reported_run(context) as run:
-            if params.request_state is not None:
-                return await self._retry(run, params, structured=arguments.format == "json")
             return await self._proceed(run, arguments.run_id, structured=arguments.format == "json")
 
     async def _retry(
-        self, run: ClientRun, params: CallToolRequestParams, *, structured: bool
+        self, context: Context, params: CallToolRequestParams
     ) -> CallToolResult | InputRequiredResult:
-        """Delivers the answers of the client's user to a suspended run, and continues it."""
-        state = msgspec.json.decode(params.request_state or "", type=SuspendedRunState)
-        refusal = await self._suspended.decide(state, params.input_responses or {}, self._caller(run.client))
-        return refusal or await self._proceed(run, state.run_id, structured=structured)
+        """Delivers the answers of the client's user to the call that waits for them, and continues it."""
+        state = msgspec.json.decode(params.request_state or "", type=SuspendedRunState | HeldCallState)
+        responses = params.input_responses or {}
+        structured = (params.arguments or {}).get("format") == "json"
+        async with self._reported_run(context) as run:
+            if isinstance(state, HeldCallState):
+                outcome = await self._held.resume(self._held.find(state), run, responses)
+                return await self._finish(run, outcome, structured=structured)
+            refusal = await self._suspended.decide(state, responses, self._caller(context))
+            return refusal or await self._proceed(run, state.run_id, structured=structured)
+
+    async def _finish(
+        self,
+        run: ClientRun,
+        outcome: CallToolResult | InputRequiredResult | SuspendedRun,
+        *,
+        structured: bool,
+    ) -> CallToolResult | InputRequiredResult:
+        if isinstance(outcome, SuspendedRun):
+            return await self._proceed(run, outcome.run_id, structured=structured)
+        return outcome
 
     async def _proceed(
         self, run: ClientRun, run_id: str, *, structured: bool
@@ -262,15 +273,11 @@ class HutchMcpServer:
     async def _reported_run(self, context: Context) -> AsyncIterator[ClientRun]:
         """Yields a run of the client, and sends its progress."""
         started = asyncio.get_running_loop().time()
-        run = ClientRun(
-            context,
-            lambda call, count: progress.report(_step_message(call, count)),
-            self._caller(context).owner,
-            can_ask=can_ask(context),
-        )
+        run = self._client_run(context, lambda call, count: progress.report(_step_message(call, count)))
 
         def idle_message() -> str:
-            if any(self._runs.find(approval.run) is run for approval in self._gateway.approvals.pending()):
+            asking = (self._runs.find(approval.run) for approval in self._gateway.approvals.pending())
+            if any(found is not None and found.client is context for found in asking):
                 return "waiting for an approval"
             seconds = asyncio.get_running_loop().time() - started
             calls = f", {run.calls.count} tool calls so far" if run.calls.count else ""
@@ -279,6 +286,13 @@ class HutchMcpServer:
         progress = ProgressReporter(context.session, idle_message, self._heartbeat_seconds)
         async with progress:
             yield run
+
+    def _client_run(self, context: Context, on_call: Callable[[CompletedCall, int], None]) -> ClientRun:
+        owner = self._caller(context).owner
+        run = ClientRun(context, on_call, owner, can_ask=can_ask(context))
+        if is_asked_on_return(context) and self._held.has_room(owner):
+            run.questions = Questions()
+        return run
 
     # --- pass-through ---
 
@@ -292,10 +306,18 @@ class HutchMcpServer:
 
     async def _pass_through_call(
         self, context: Context, entry: CatalogEntry, arguments: dict[str, Any]
+    ) -> CallToolResult | InputRequiredResult:
+        run = self._client_run(context, lambda *_: None)
+        return await self._held.run(run, self._passed_call(run, entry, arguments))
+
+    async def _passed_call(
+        self, run: ClientRun, entry: CatalogEntry, arguments: dict[str, Any]
     ) -> CallToolResult:
-        report = context.session.report_progress
+        async def report(progress: float, total: float | None, message: str | None) -> None:
+            await run.client.session.report_progress(progress, total, message)
+
         try:
-            with self._registered_call(context) as run_id:
+            with self._registered_call(run) as run_id:
                 result = await self._gateway.call(
                     entry.server, entry.tool, arguments, run=run_id, on_progress=report, whole=True
                 )
@@ -304,10 +326,10 @@ class HutchMcpServer:
         return wrap_result(entry, result)
 
     @contextlib.contextmanager
-    def _registered_call(self, context: Context) -> Iterator[str]:
+    def _registered_call(self, run: ClientRun) -> Iterator[str]:
         """Yields a run id for one call. The id leads to the client that can be asked for an approval."""
         run_id = f"mcp:{os.urandom(8).hex()}"
-        with self._runs.registered(run_id, ClientRun(context, lambda *_: None)):
+        with self._runs.registered(run_id, run):
             try:
                 yield run_id
             finally:
@@ -350,7 +372,7 @@ class HutchMcpServer:
             )
         if parsed is None or reader is None:
             raise MCPError(INVALID_PARAMS, f"There is no resource {well_formed(uri[:200])!r}.")
-        with self._registered_call(context) as run_id:
+        with self._registered_call(ClientRun(context, lambda *_: None)) as run_id:
             value = await self._gateway.call(reader.server, reader.tool, {"uri": parsed[1]}, run=run_id)
         return wrap_resource(uri, value)
 
@@ -412,40 +434,6 @@ class HutchMcpServer:
 
     async def _drain_expired(self) -> None:
         await (asyncio.Event() if self._access is None else self._access.drain_expired).wait()
-
-
-class ToolChanges:
-    """Notifies clients that the tools have changed."""
-
-    def __init__(self) -> None:
-        self._bus = InMemorySubscriptionBus()
-        self.streams = ListenHandler(self._bus)
-        """Handler for clients that subscribe. Other clients get notifications without a subscription."""
-        self._clients: dict[object, asyncio.Event] = {}
-        self._publishing: set[asyncio.Task[None]] = set()
-
-    def notify(self) -> None:
-        for changed in self._clients.values():
-            changed.set()
-        task = asyncio.get_running_loop().create_task(self._bus.publish(ToolsListChanged()))
-        self._publishing.add(task)
-        task.add_done_callback(self._publishing.discard)
-
-    async def listen(self, context: Context, _: NotificationParams) -> None:
-        """Notifies a client about changes. Runs from `notifications/initialized` until the client
-        disconnects.
-        """
-        client = context.request.headers.get(_SESSION_HEADER) if context.request is not None else None
-        if client in self._clients:
-            return
-        changed = self._clients[client] = asyncio.Event()
-        try:
-            while True:
-                await changed.wait()
-                changed.clear()
-                await context.session.send_tool_list_changed()
-        finally:
-            del self._clients[client]
 
 
 class _SdkServer(Server[Any]):

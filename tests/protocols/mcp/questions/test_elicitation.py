@@ -38,35 +38,37 @@ def user(action: str, **content: Any) -> Any:
 
 
 @pytest.mark.parametrize("language", [*CODE])
-async def test_clients_user_can_allow_a_call(mcp_server: HutchMcpServer, language: str) -> None:
+async def test_clients_user_can_allow_a_call(mcp_server: HutchMcpServer, language: str, era: str) -> None:
     person = user("accept")
-    async with Client(mcp_server.server, mode="legacy", elicitation_callback=person) as client:
+    async with Client(mcp_server.server, mode=era, elicitation_callback=person) as client:
         assert (await run_structured(client, CODE[language], language))["result"] == {"number": 7}
     assert person.asked == ['May create_issue of github be called?\n{"title":"x"}']
 
 
-async def test_clients_user_can_deny_a_call(harness: McpHarness, mcp_server: HutchMcpServer) -> None:
-    async with Client(mcp_server.server, mode="legacy", elicitation_callback=user("decline")) as client:
+async def test_clients_user_can_deny_a_call(
+    harness: McpHarness, mcp_server: HutchMcpServer, era: str
+) -> None:
+    async with Client(mcp_server.server, mode=era, elicitation_callback=user("decline")) as client:
         found = await run_structured(client, CODE["toolscript"])
     assert "was denied: the user declined" in found["error"]["message"]
     assert harness.upstream.calls == []
 
 
-async def test_user_can_allow_a_tool_for_the_whole_run(mcp_server: HutchMcpServer) -> None:
+async def test_user_can_allow_a_tool_for_the_whole_run(mcp_server: HutchMcpServer, era: str) -> None:
     person = user("accept", remember=True)
     call = "await tools.github.createIssue({ title: 'x' });"
     twice = f"{call} return {call}"
-    async with Client(mcp_server.server, mode="legacy", elicitation_callback=person) as client:
+    async with Client(mcp_server.server, mode=era, elicitation_callback=person) as client:
         assert (await run_structured(client, twice, "javascript"))["result"] == {"number": 7}
         assert len(person.asked) == 1
         await run_structured(client, CODE["javascript"], "javascript")
         assert len(person.asked) == 2
 
 
-async def test_user_is_asked_for_passed_through_tools(harness: McpHarness) -> None:
+async def test_user_is_asked_for_passed_through_tools(harness: McpHarness, era: str) -> None:
     mcp_server = HutchMcpServer(harness, pass_through=True)
     person = user("accept")
-    async with Client(mcp_server.server, mode="legacy", elicitation_callback=person) as client:
+    async with Client(mcp_server.server, mode=era, elicitation_callback=person) as client:
         answer = await client.call_tool("github__create_issue", {"title": "x"})
     mcp_server.close()
     assert text_of(answer) == '{"number":7}'

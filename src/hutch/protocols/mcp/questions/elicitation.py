@@ -8,7 +8,8 @@ from typing import Any
 
 from mcp.server.context import ServerRequestContext
 from mcp.shared.exceptions import MCPError, NoBackChannelError
-from mcp.types import ElicitResult
+from mcp.types import ElicitRequest, ElicitRequestFormParams, ElicitResult, InputResponse
+from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 
 from hutch.protocols.mcp.results import clip, json_text
 from hutch.protocols.mcp.run_code import CodeRunner
@@ -44,6 +45,9 @@ class Elicitor:
 
     async def __call__(self, approval: Approval) -> ApprovalAnswer:
         run = self._runs.find(approval.run)
+        if run is not None and run.questions is not None:
+            request = approval_request(approval.server, approval.tool, approval.arguments)
+            return to_answer(await run.questions.ask(request))
         if run is not None and can_ask(run.client):
             try:
                 return to_answer(await _elicit(run.client, approval))
@@ -62,6 +66,11 @@ def can_ask(client: ServerRequestContext[Any, Any]) -> bool:
     return client.session.can_send_request and supports_forms(client)
 
 
+def is_asked_on_return(client: ServerRequestContext[Any, Any]) -> bool:
+    """Returns True if the client's user can be asked when a call returns `input_required`."""
+    return client.protocol_version in MODERN_PROTOCOL_VERSIONS and supports_forms(client)
+
+
 def supports_forms(client: ServerRequestContext[Any, Any]) -> bool:
     capabilities = client.session.client_capabilities
     if capabilities is None or capabilities.elicitation is None:
@@ -78,6 +87,11 @@ def question_text(server: str, tool: str, arguments: Any) -> str:
     return well_formed(f"May {tool} of {server} be called?\n{shown}")
 
 
+def approval_request(server: str, tool: str, arguments: Any) -> ElicitRequest:
+    message = question_text(server, tool, arguments)
+    return ElicitRequest(params=ElicitRequestFormParams(message=message, requested_schema=FORM))
+
+
 async def _elicit(client: ServerRequestContext[Any, Any], approval: Approval) -> ElicitResult:
     return await client.session.elicit_form(
         question_text(approval.server, approval.tool, approval.arguments),
@@ -86,7 +100,9 @@ async def _elicit(client: ServerRequestContext[Any, Any], approval: Approval) ->
     )
 
 
-def to_answer(result: ElicitResult) -> ApprovalAnswer:
+def to_answer(result: InputResponse) -> ApprovalAnswer:
+    if not isinstance(result, ElicitResult):
+        return ApprovalAnswer("deny", "the client did not answer the question")
     if result.action != "accept":
         return ApprovalAnswer(
             "deny", "the user declined" if result.action == "decline" else "the user did not answer"

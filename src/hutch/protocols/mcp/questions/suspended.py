@@ -11,16 +11,14 @@ import msgspec
 from mcp.server.context import ServerRequestContext
 from mcp.types import (
     CallToolResult,
-    ElicitRequest,
-    ElicitRequestFormParams,
     ElicitResult,
     InputRequiredResult,
 )
-from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 
 from hutch.errors import HutchError, ResumeError
 from hutch.kernel.suspended_runs import POLL_SECONDS, SUSPENDED
-from hutch.protocols.mcp.questions.elicitation import FORM, question_text, supports_forms, to_answer
+from hutch.protocols.mcp.questions.elicitation import approval_request, is_asked_on_return, to_answer
+from hutch.protocols.mcp.questions.held_calls import MAX_QUESTIONS
 from hutch.protocols.mcp.results import RunFailure, clip, json_text, structured_result, text_result
 from hutch.session.json_value import well_formed
 from hutch.text import now_rfc3339
@@ -35,8 +33,6 @@ if TYPE_CHECKING:
 
 Context = ServerRequestContext[Any, Any]
 
-MAX_QUESTIONS = 20
-"""Maximum number of calls about which a client is asked at once."""
 _MAX_SHOWN = 500
 
 
@@ -89,7 +85,7 @@ class SuspendedRunCalls:
         outcome = await self._next(run_id, owner)
         if not isinstance(outcome, list):
             return outcome
-        if context.protocol_version in MODERN_PROTOCOL_VERSIONS and supports_forms(context):
+        if is_asked_on_return(context):
             await self._codec.load()
             return _input_required(run_id, outcome[:MAX_QUESTIONS])
         return _waiting_result(run_id, outcome, _where_to_decide(context), structured=structured)
@@ -176,15 +172,12 @@ def _input_required(run_id: str, waiting: Sequence[WaitingCall]) -> InputRequire
         min(call.expires_at for call in waiting),
     )
     return InputRequiredResult(
-        input_requests={call.call_id: _request(call) for call in waiting},
+        input_requests={
+            call.call_id: approval_request(call.question.server, call.question.tool, call.question.arguments)
+            for call in waiting
+        },
         request_state=msgspec.json.encode(state).decode(),
     )
-
-
-def _request(call: WaitingCall) -> ElicitRequest:
-    asked = call.question
-    message = question_text(asked.server, asked.tool, asked.arguments)
-    return ElicitRequest(params=ElicitRequestFormParams(message=message, requested_schema=FORM))
 
 
 def _waiting_result(

@@ -1,4 +1,6 @@
-"""Sends progress notifications for a request: every step, and a heartbeat in between."""
+"""Notifies clients of the progress of a request (every step, and a heartbeat in between), and of changes of
+the tools.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +9,22 @@ import contextlib
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
+
+from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler
+from mcp.shared.subscriptions import ToolsListChanged
 
 if TYPE_CHECKING:
+    from mcp.server.context import ServerRequestContext
     from mcp.server.session import ServerSession
+    from mcp.types import NotificationParams
 
 HEARTBEAT_SECONDS = 5.0
 # Maximum number of steps queued for a slow client. The oldest steps are dropped.
 _MAX_QUEUED = 100
 # Time for sending the last steps. A slower client gets only the result.
 _FLUSH_SECONDS = 1.0
+_SESSION_HEADER = "mcp-session-id"
 
 
 class ProgressReporter:
@@ -63,3 +71,37 @@ class ProgressReporter:
             while self._queue:
                 self._count += 1
                 await self._session.report_progress(self._count, message=self._queue.popleft())
+
+
+class ToolChanges:
+    """Notifies clients that the tools have changed."""
+
+    def __init__(self) -> None:
+        self._bus = InMemorySubscriptionBus()
+        self.streams = ListenHandler(self._bus)
+        """Handler for clients that subscribe. Other clients get notifications without a subscription."""
+        self._clients: dict[object, asyncio.Event] = {}
+        self._publishing: set[asyncio.Task[None]] = set()
+
+    def notify(self) -> None:
+        for changed in self._clients.values():
+            changed.set()
+        task = asyncio.get_running_loop().create_task(self._bus.publish(ToolsListChanged()))
+        self._publishing.add(task)
+        task.add_done_callback(self._publishing.discard)
+
+    async def listen(self, context: ServerRequestContext[Any, Any], _: NotificationParams) -> None:
+        """Notifies a client about changes. Runs from `notifications/initialized` until the client
+        disconnects.
+        """
+        client = context.request.headers.get(_SESSION_HEADER) if context.request is not None else None
+        if client in self._clients:
+            return
+        changed = self._clients[client] = asyncio.Event()
+        try:
+            while True:
+                await changed.wait()
+                changed.clear()
+                await context.session.send_tool_list_changed()
+        finally:
+            del self._clients[client]
