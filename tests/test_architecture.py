@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Iterator, Sequence
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -67,19 +68,38 @@ def modules(package: str = "") -> Iterator[tuple[str, Path]]:
         yield ".".join(parts), path
 
 
-@functools.cache
 def runtime_imports(path: Path) -> frozenset[str]:
     """Returns what a module imports from hutch, also lazily, but not only for type hints."""
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            node.body = []
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "hutch":
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names if alias.name.startswith("hutch.")}
+    first, lazy = all_imports(path)
+    return first | lazy
+
+
+@functools.cache
+def all_imports(path: Path) -> tuple[frozenset[str], frozenset[str]]:
+    """Returns what a module imports from hutch when it is imported, and what its functions import lazily."""
+    first: set[str] = set()
+    lazy: set[str] = set()
+
+    def visit(statements: Sequence[ast.AST], found: set[str]) -> None:
+        for node in statements:
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "hutch":
+                found.update(f"{node.module}.{alias.name}" for alias in node.names)
+            elif isinstance(node, ast.Import):
+                found.update(alias.name for alias in node.names if alias.name.startswith("hutch."))
+            in_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+            for name in ("body", "handlers", "cases", "orelse", "finalbody"):
+                if name != "body" or not _is_for_type_hints(node):
+                    visit(getattr(node, name, ()), lazy if in_function else found)
+
+    visit(ast.parse(path.read_text()).body, first)
+    return _below_hutch(first), _below_hutch(lazy)
+
+
+def _is_for_type_hints(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def _below_hutch(names: set[str]) -> frozenset[str]:
     return frozenset(name.removeprefix("hutch.") for name in names)
 
 
@@ -137,3 +157,24 @@ def test_only_the_composition_root_and_the_command_line_know_the_app() -> None:
         if any(name.split(".")[0] == "app" for name in runtime_imports(path))
     ]
     assert {module.split(".")[0] for module in users} <= {"api", "app", "cli"}
+
+
+def test_each_module_can_be_imported_first() -> None:
+    """No module needs, while it is imported, one that imports it: the order of imports does not matter."""
+    known = {module.removesuffix(".__init__"): path for module, path in modules()}
+
+    def needed(module: str, path: Path) -> set[str]:
+        # `hutch.a.b` is a module, or the name `b` of the module `hutch.a`.
+        imported = {name if name in known else name.rpartition(".")[0] for name in all_imports(path)[0]}
+        # Python imports the packages of a module before the module.
+        packages = {package for name in imported for package in packages_of(name)} - {
+            module,
+            *packages_of(module),
+        }
+        return (imported | packages) & known.keys()
+
+    def packages_of(module: str) -> set[str]:
+        parts = module.split(".")
+        return {".".join(parts[:length]) for length in range(1, len(parts))}
+
+    [*TopologicalSorter({module: needed(module, path) for module, path in known.items()}).static_order()]

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from uv import find_uv_bin
 
 import hutch._version
 
@@ -194,7 +195,7 @@ def uv_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def resolve(cache: Path, *requirements: str) -> dict[str, str]:
     """Returns the versions that an installer chooses for these requirements."""
-    command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate", "-"]
+    command = [find_uv_bin(), "pip", "compile", "--quiet", "--no-header", "--no-annotate", "-"]
     done = subprocess.run(
         command,
         input="\n".join(requirements),

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from tests.contract.tpmjs.harness import ToolServer, body
 
+# One package for each way in which packages are built or fail: an installation takes 2 s of CPU time.
 CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "cases.json").read_text())
 """Calls with the expected `output`, or `code`, `code_1_1` and a part of the error message (`says`). `varies`
-names the paths of times and random values, of which only the type is compared.
+names random values, of which only the type is compared.
 """
 
 
@@ -51,15 +52,7 @@ def check_error(answer: dict[str, Any], case: dict[str, Any], protocol: str) -> 
 
 def normalized(output: Any, case: dict[str, Any]) -> Any:
     """Replaces values that vary by their types."""
-    copy = json.loads(json.dumps(output))
-    for path in case.get("varies", ()):
-        *parents, last = path.split(".")
-        parent = copy
-        for step in parents:
-            parent = parent[step]
-        # 2 and 2.5 have the same type in JSON.
-        parent[last] = "number" if isinstance(parent[last], (int, float)) else type(parent[last]).__name__
-    return copy
+    return {**output, **{name: type(output[name]).__name__ for name in case.get("varies", ())}}
 
 
 async def test_real_tools_are_described(real_registry_server: ToolServer) -> None:
