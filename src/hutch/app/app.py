@@ -208,17 +208,18 @@ class App:
         from hutch.protocols.toolscript.gateway.stored_approvals import StoredApprovals
 
         gateway, runs, active = self.gateway, self.suspended_runs, self.kernel.active
+        durable = frozenset((http_run.PROTOCOL, mcp.PROTOCOL))
 
         async def call_tool(server: str, tool: str, arguments: dict[str, Any], run_id: str) -> Any:
             return await gateway.call(server, tool, arguments, run=run_id, is_approved=True)
 
         def may_suspend(run_id: str) -> bool:
             execution = active[run_id][0] if run_id in active else None
-            durable = (http_run.PROTOCOL, mcp.PROTOCOL)
             return execution is not None and execution.protocol in durable and not execution.asks_client
 
         gateway.stored_approvals = StoredApprovals(gateway.approvals, runs, call_tool, may_suspend)
         runs.provide_tools = self._gateway_tools
+        runs.continued_protocols = durable
 
     async def continue_suspended_runs(self) -> None:
         """Asks for the approvals of stored runs again, continues the runs that have got a result, and ends

@@ -87,12 +87,21 @@ class ConcurrencyLimit:
 
 
 class CallRateLimit:
-    """Limits the tool calls of each caller (setting `rate_limit`) with a token bucket that holds the calls of
-    one minute.
+    """Limits the calls of each caller with a token bucket that holds the calls of one minute: by default the
+    tool calls (setting `rate_limit`).
     """
 
-    def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        per_minute: int,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        noun: str = "tool calls",
+        limit_name: str = "rate_limit",
+    ) -> None:
         self._limit = per_minute
+        self._noun = noun
+        self._limit_name = limit_name
         self._clock = clock
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
@@ -103,8 +112,8 @@ class CallRateLimit:
         tokens = self._tokens(caller)
         if tokens < 1:
             wait = math.ceil((1 - tokens) * 60 / self._limit)
-            message = f"The limit is {self._limit} tool calls a minute (rate_limit)."
-            raise RateLimited(message, retry_after=wait, limit="rate_limit")
+            message = f"The limit is {self._limit} {self._noun} a minute ({self._limit_name})."
+            raise RateLimited(message, retry_after=wait, limit=self._limit_name)
         self._store(caller, tokens - 1)
 
     def charge(self, caller: str, calls: int) -> None:

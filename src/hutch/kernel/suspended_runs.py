@@ -83,6 +83,8 @@ class SuspendedRuns:
         self._background: set[asyncio.Task[None]] = set()
         self.provide_tools: Callable[[], Awaitable[Sequence[Provider]]] | None = None
         """Returns the tools of runs that continue without a caller. None if only a caller has them."""
+        self.continued_protocols: frozenset[str] = frozenset()
+        """Protocols of the runs that `provide_tools` has the tools of."""
         self.on_saved: list[Callable[[Checkpoint], None]] = []
         """Called with each run that was stored."""
         self.on_cancelled: list[Callable[[str], None]] = []
@@ -219,6 +221,7 @@ class SuspendedRuns:
     async def resolve(self, token: str, answer: Answer) -> str:
         """Stores the result of the call with a token. Returns the id of its run. Raises ResumeError."""
         store = await self._open_store()
+        # The lookup compares digests, so that its duration says nothing about other tokens.
         found = await store.checkpoints.find_call(_digest(token))
         if found is None:
             raise ResumeError("unknown_call", "There is no pending call with this token.")
@@ -326,6 +329,39 @@ class SuspendedRuns:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
+    async def continue_answered_run(self, run_id: str) -> None:
+        """Continues a run that has got a result, if this server has its tools."""
+        row = await (await self._open_store()).checkpoints.get(run_id)
+        if row is not None and row.protocol in self.continued_protocols:
+            self.continue_in_background(run_id, row.owner)
+
+    async def continue_with(self, run_id: str, owner: str, answers: Mapping[str, Answer]) -> None:
+        """Stores results of pending calls, and continues the run in the background with the tools of this
+        server. Raises ResumeError and InvalidExecution.
+        """
+        store = await self._open_store()
+        row = await store.checkpoints.get(run_id)
+        if row is None or row.owner != owner:
+            raise _not_found(run_id)
+        if row.state != "suspended":
+            raise await self._refusal(store, run_id, owner)
+        if self.provide_tools is None or row.protocol not in self.continued_protocols:
+            raise ResumeError(
+                "tools_elsewhere", f"Only the program that started the run {run_id} has its tools."
+            )
+        calls = await store.checkpoints.calls(run_id)
+        for call in calls:
+            if call.call_id in answers and call.is_question:
+                raise ResumeError(
+                    "approval_needed", f"The call {call.call_id} waits for a decision at /approvals."
+                )
+        if answers:
+            await self.answer(run_id, owner, answers, await self.provide_tools())
+        elif calls and not any(call.has_answer for call in calls):
+            waiting = ", ".join(call.call_id for call in calls)
+            raise ResumeError("unknown_call", f"The run {run_id} waits for results of {waiting}.")
+        self.continue_in_background(run_id, owner)
+
     async def _continue(
         self, run_id: str, owner: str, provide_tools: Callable[[], Awaitable[Sequence[Provider]]]
     ) -> None:
@@ -361,7 +397,9 @@ class SuspendedRuns:
         if self.provide_tools is None:
             return
         store = await self._open_store()
-        for row in await store.checkpoints.with_answers(checkpoints.bundle_digest()):
+        for row in await store.checkpoints.with_answers(
+            checkpoints.bundle_digest(), self.continued_protocols
+        ):
             self.continue_in_background(row.run_id, row.owner)
 
     async def wait(

@@ -46,6 +46,8 @@ def describe() -> ApiPart:
         "/runs/{id}/result": {"get": _result()},
         "/runs/{id}/cancel": {"post": _cancel()},
         "/runs/{id}/replay": {"post": _replay()},
+        "/runs/{id}/resume": {"post": _resume()},
+        "/calls/{token}": {"post": _resolve()},
     }
     return ApiPart("Runs", _DESCRIPTION, paths, _schemas())
 
@@ -136,6 +138,36 @@ def _replay() -> Json:
     return operation
 
 
+def _resume() -> Json:
+    operation = _operation(
+        "Continues a suspended run of code with results of its pending calls, or a failed or cancelled flow"
+        " run; with `wait`, responds 200 with the result of the code",
+        object_of({"ok": {"const": True}, "run_id": TEXT}),
+        ("NOT_FOUND", "CONFLICT", "RATE_LIMITED"),
+        body="Resume",
+        example={"results": {"3f2a-1": "yes"}},
+        parameters=[_ID, query("wait", FLAG)],
+        status=202,
+    )
+    operation["requestBody"]["required"] = False
+    finished = {"description": "OK", "content": {"application/json": {"schema": ref("RunResult")}}}
+    operation["responses"]["200"] = finished
+    return operation
+
+
+def _resolve() -> Json:
+    operation = _operation(
+        "Delivers the result of a tool call that was deferred with a token; the token is the authority",
+        object_of({"ok": {"const": True}}),
+        ("NOT_FOUND", "CONFLICT", "RATE_LIMITED"),
+        body="CallResult",
+        example={"result": "yes"},
+        parameters=[path_param("token", TEXT)],
+    )
+    operation["security"] = []
+    return operation
+
+
 _MODE: Json = {"enum": ["same", "recorded"]}
 
 
@@ -212,6 +244,16 @@ def _schemas() -> Json:
             {"subject": TEXT},
         ),
         "RunLog": object_of({"line": TEXT, "at_ms": _NUMBER_OR_NULL}),
+        "Resume": object_of(
+            {},
+            {
+                "results": {**_OBJECT, "description": "Results by the ids of the calls"},
+                "errors": {"type": "object", "additionalProperties": TEXT},
+            },
+        ),
+        "CallResult": {
+            "oneOf": [object_of({"result": _ANY}), object_of({"error": TEXT})],
+        },
         "Replay": object_of(
             {}, {"mode": _MODE, "code": _TEXT_OR_NULL, "inputs": {"type": ["object", "null"]}}
         ),

@@ -7,7 +7,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+from starlette.responses import JSONResponse, Response
 
+from hutch.http.errors import ERROR_KINDS, ApiError
 from hutch.kernel.execution import Execution
 from hutch.kernel.records import RunRecord, code_hash, record_fields
 from hutch.session.json_value import decode_value, encode_value
@@ -187,3 +189,14 @@ def encode_recorded(value: Any) -> bytes:
     except UnicodeEncodeError:
         # Inputs and outputs of guests may contain lone surrogates.
         return encode_value(value)
+
+
+class JsonBody(JSONResponse):
+    def render(self, content: Any) -> bytes:
+        return encode_recorded(content)
+
+
+def error_response(error: ApiError) -> Response:
+    kind = ERROR_KINDS[error.kind]
+    body = {"success": False, "error": {"code": kind.code, "message": error.message, **error.extra}}
+    return JsonBody(body, kind.status, error.headers)

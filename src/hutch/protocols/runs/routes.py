@@ -9,16 +9,17 @@ from typing import Any, Protocol
 from urllib.parse import quote
 
 import msgspec
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from hutch.errors import HutchError, ResumeError, SearchTimeout
 from hutch.http.auth import AccessControl, key_advice
 from hutch.http.endpoint import HttpProtocol, RequestContext
-from hutch.http.errors import ERROR_KINDS, ApiError
+from hutch.http.errors import ApiError
 from hutch.http.lifecycle import cancel_on_disconnect
 from hutch.http.requests import JsonBodyReader, query_flag, query_integer
+from hutch.http.routing import PrefixRoute
 from hutch.http.run_results import result_json
 from hutch.http.sse import event_stream
 from hutch.kernel.kernel import Kernel
@@ -34,7 +35,8 @@ from hutch.protocols.runs.replay import (
     ReplayRequest,
     replay_modes,
 )
-from hutch.protocols.runs.responses import encode_recorded
+from hutch.protocols.runs.responses import JsonBody, error_response
+from hutch.protocols.runs.resume import ResumeHandlers, resume_error
 from hutch.session.tools.provider import Provider
 from hutch.store.models import FlowRunHead
 from hutch.store.store import Store
@@ -55,6 +57,10 @@ class FlowRuns(Protocol):
     async def events(self, context: RequestContext, run: FlowRunHead) -> ASGIApp: ...
 
     async def cancel(self, run: FlowRunHead) -> None: ...
+
+    @property
+    def resume_endpoint(self) -> ASGIApp:
+        """Handles `POST /runs/{id}/resume` for flow runs."""
 
 
 def routes(
@@ -78,6 +84,8 @@ def routes(
         route("/runs/{id}/result", GET=handlers.result),
         route("/runs/{id}/cancel", POST=handlers.cancel),
         route("/runs/{id}/replay", POST=handlers.replay),
+        route("/runs/{id}/resume", POST=handlers.resume),
+        PrefixRoute("/calls/{token}", handlers.resumes.resolve, methods=["POST"]),
     ]
 
 
@@ -100,6 +108,7 @@ class RunHandlers:
         self._gateway_tools = gateway_tools
         self._access = access
         self._catalog = RunCatalog(store, lambda: kernel.active, flow_state)
+        self.resumes = ResumeHandlers(kernel.settings, access, suspended_runs)
         self._replays: set[asyncio.Task[Any]] = set()
         settings = kernel.settings
         self._body = JsonBodyReader(settings.max_body_bytes, settings.request_seconds)
@@ -108,7 +117,7 @@ class RunHandlers:
             access=access,
             logger=logger,
             convert=_own_error,
-            render=lambda context, error: _error_response(error),
+            render=lambda context, error: error_response(error),
         )
 
     async def list(self, context: RequestContext) -> Response:
@@ -176,6 +185,20 @@ class RunHandlers:
             raise ApiError("conflict", f"Run {run_id!r} has not ended yet")
         return Response(result_json(result), media_type="application/json")
 
+    async def resume(self, context: RequestContext) -> ASGIApp:
+        found = await self._find(context)
+        if found.flow is not None:
+            return self._flows.resume_endpoint
+        run_id = context.path_param("id")
+        if found.row is None:
+            raise ApiError("conflict", f"Run {run_id!r} is running")
+        self._check_scope(context, found.row.protocol)
+        return await self.resumes.resume(context, run_id, found.row.owner)
+
+    def _check_scope(self, context: RequestContext, protocol: str) -> None:
+        if not context.caller.may(protocol) and protocol not in _PROTOCOLS_OF_ALL_KEYS:
+            raise ApiError("forbidden", f"This key is not for {protocol}")
+
     async def replay(self, context: RequestContext) -> Response:
         body = await self._body.read_object(context.request, optional=True)
         try:
@@ -186,8 +209,7 @@ class RunHandlers:
         if found.row is None:
             reason = "it is a flow run" if found.flow is not None else "it has not ended yet"
             raise NotReplayable(f"Run {context.path_param('id')!r} cannot be replayed: {reason}.")
-        if not context.caller.may(found.row.protocol) and found.row.protocol not in _PROTOCOLS_OF_ALL_KEYS:
-            raise ApiError("forbidden", f"This key is not for {found.row.protocol}")
+        self._check_scope(context, found.row.protocol)
         needs_tools = request.mode == "same" and found.row.protocol == GATEWAY_PROTOCOL
         if needs_tools and not context.caller.may(GATEWAY_SCOPE):
             raise ApiError("forbidden", f"This key is not for {GATEWAY_SCOPE}; {key_advice(GATEWAY_SCOPE)}")
@@ -238,21 +260,12 @@ def _visibility(context: RequestContext) -> Visibility:
     return Visibility(identity.user.id, (*identity.key.scopes, *_PROTOCOLS_OF_ALL_KEYS))
 
 
-class JsonBody(JSONResponse):
-    def render(self, content: Any) -> bytes:
-        return encode_recorded(content)
-
-
 def _own_error(error: Exception) -> ApiError | None:
     match error:
         case NotReplayable():
             return ApiError("conflict", str(error))
+        case ResumeError():
+            return resume_error(error)
         case SearchTimeout():
             return ApiError("busy", str(error), headers={"Retry-After": "1"})
     return None
-
-
-def _error_response(error: ApiError) -> Response:
-    kind = ERROR_KINDS[error.kind]
-    body = {"success": False, "error": {"code": kind.code, "message": error.message, **error.extra}}
-    return JsonBody(body, kind.status, error.headers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -270,11 +270,13 @@ class CheckpointTable:
         }
 
     async def find_call(self, token_digest: str) -> tuple[CheckpointRow, str] | None:
-        """Returns the run and the id of the call with a token."""
+        """Returns the run and the id of the call with a token. A call that waits for an approval has a token,
+        too, which does not suffice for its result.
+        """
         columns = ", ".join(f"c.{name}" for name in _FIELDS)
         sql = f"""
             SELECT {columns}, p.call_id FROM pending_calls p JOIN checkpoints c ON c.run_id = p.run_id
-            WHERE p.token_digest = :digest
+            WHERE p.token_digest = :digest AND p.question IS NULL
         """
         rows = await self._database.read(sql, digest=token_digest)
         return (_row(rows[0][:-1]), rows[0][-1]) if rows else None
@@ -360,20 +362,25 @@ class CheckpointTable:
         sql = "SELECT COALESCE(SUM(bytes), 0) FROM checkpoints WHERE owner = :owner AND run_id <> :run_id"
         return int((await self._database.scan(sql, owner=owner, run_id=other_than))[0][0])
 
-    async def with_answers(self, bundle: str) -> list[CheckpointRow]:
-        """Returns runs of a guest bundle that have got a result and are suspended, or were continued by a
-        process that died before they called a tool.
+    async def with_answers(self, bundle: str, protocols: Collection[str]) -> list[CheckpointRow]:
+        """Returns runs of a guest bundle and of protocols that have got a result and are suspended, or were
+        continued by a process that died before they called a tool.
         """
         columns = ", ".join(f"c.{name}" for name in _FIELDS)
         sql = f"""
             SELECT {columns} FROM checkpoints c
             WHERE (c.state = 'suspended' OR (c.state = 'running' AND c.held_until < :now))
-                AND c.bundle = :bundle AND c.expires_at > :now AND EXISTS (
+                AND c.bundle = :bundle AND c.protocol IN :protocols AND c.expires_at > :now AND EXISTS (
                     SELECT 1 FROM pending_calls p WHERE p.run_id = c.run_id AND p.answer IS NOT NULL
                 )
             ORDER BY c.created_at, c.run_id LIMIT {MAX_LISTED}
         """
-        return [_row(row) for row in await self._database.scan(sql, bundle=bundle, now=now())]
+        return [
+            _row(row)
+            for row in await self._database.scan(
+                sql, bundle=bundle, now=now(), protocols=[*protocols] or [""]
+            )
+        ]
 
     async def interrupted(self) -> list[CheckpointRow]:
         """Returns runs that cannot be continued, because their process died after they had called a tool."""

@@ -66,7 +66,6 @@ def describe() -> ApiPart:
         "/flows/{name}": {"get": _flow(), "delete": _remove()},
         "/flows/{name}/runs": {"post": _start_run()},
         "/runs/{id}/steps": {"get": _steps()},
-        "/runs/{id}/resume": {"post": _resume()},
         "/runs/{id}/retry": {"post": _retry()},
         "/runs/{id}/approvals": {"get": _approvals()},
         "/runs/{id}/approvals/{step_id}": {"post": _approve()},
@@ -146,11 +145,6 @@ def _steps() -> Json:
 def _run_action(summary: str, failures: Sequence[str] = (), status: int = 200) -> Json:
     schema = object_of({"ok": {"const": True}, "run_id": TEXT})
     return _operation(summary, schema, ("NOT_FOUND", *failures), parameters=[_ID], status=status)
-
-
-def _resume() -> Json:
-    summary = "Resumes a failed or cancelled run; finished steps are not repeated"
-    return _run_action(summary, ("CONFLICT", "RATE_LIMITED"), 202)
 
 
 def _retry() -> Json:

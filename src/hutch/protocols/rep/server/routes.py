@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from hutch import strict_json
 from hutch.http.auth import AccessControl, Caller, key_advice
-from hutch.http.endpoint import HttpProtocol, RequestContext
+from hutch.http.endpoint import Endpoint, HttpProtocol, RequestContext
 from hutch.http.errors import ApiError
 from hutch.http.rate_limit import KeyRateLimit
 from hutch.http.requests import JsonBodyReader, is_yaml, query_integer, query_text
@@ -71,7 +71,6 @@ def routes(handlers: FlowHandlers, access: AccessControl) -> list[BaseRoute]:
         route("/flows/{name}", GET=handlers.flow, DELETE=handlers.remove),
         route("/flows/{name}/runs", POST=handlers.start_run),
         route("/runs/{id}/steps", GET=handlers.steps),
-        route("/runs/{id}/resume", POST=handlers.resume),
         route("/runs/{id}/retry", POST=handlers.retry),
         route("/runs/{id}/approvals", GET=handlers.approvals),
         route("/runs/{id}/approvals/{step_id:path}", POST=handlers.approve),
@@ -97,6 +96,8 @@ class FlowHandlers:
             convert=_own_error,
             render=lambda context, error: responses.error_response(error),
         )
+
+        self.resume_endpoint = Endpoint(self.protocol, {"POST": self.resume})
 
     async def _check_rate(self, context: RequestContext) -> None:
         """Counts a request that creates work or data against the rate limit. The operator has no limit.

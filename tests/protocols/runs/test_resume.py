@@ -1,0 +1,130 @@
+"""Results of pending calls over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2
+import pytest
+
+import hutch
+from hutch.app.app import App
+from hutch.http.auth import AccessControl
+from hutch.kernel.execution import Execution
+from hutch.kernel.kernel import Kernel
+from hutch.kernel.suspended_runs import SuspendedRuns
+from hutch.protocols.runs.resume import CALLS_PER_MINUTE
+from hutch.protocols.toolscript.gateway.stored_approvals import suspend_until_approved
+from hutch.sandbox.runner.profile import profile_for
+from hutch.session.tools.provider import Provider
+from hutch.settings import Settings
+
+
+def later(token: str) -> hutch.Deferred:
+    return hutch.Deferred(token)
+
+
+def ask() -> str:
+    raise hutch.Suspend("a person")
+
+
+def approve() -> str:
+    raise suspend_until_approved("shop", "buy", {})
+
+
+TOOLS = [Provider.of(later, ask, approve)]
+
+
+class Server:
+    def __init__(self, kernel: Kernel, runs: SuspendedRuns, client: httpx2.AsyncClient) -> None:
+        self.kernel, self.runs, self.client = kernel, runs, client
+
+    async def suspended(self, code: str, protocol: str = "execbox") -> tuple[str, hutch.PendingCall]:
+        """Runs code until it waits for one call. Returns the id of the run, and the call."""
+        execution = Execution(
+            code=code, profile=profile_for("quickjs"), providers=TOOLS, protocol=protocol, owner="operator"
+        )
+        result = await self.kernel.run(execution)
+        (call,) = result.pending_calls
+        return result.run_id, call
+
+    async def post(self, path: str, body: Any = None) -> tuple[int, Any]:
+        response = await self.client.post(path, json=body)
+        return response.status_code, response.json()
+
+
+@pytest.fixture(scope="module")
+async def server(anyio_backend: object, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
+    settings = Settings(home=str(tmp_path_factory.mktemp("home")))
+    app = await App.create(settings)
+    try:
+        await app.storage.start()
+        access = AccessControl(settings, app.storage)
+        web = app.http_app(access)
+
+        async def tools() -> list[Provider]:
+            return TOOLS
+
+        runs = app.suspended_runs
+        runs.provide_tools, runs.continued_protocols = tools, frozenset({"execbox"})
+        transport = httpx2.ASGITransport(web, raise_app_exceptions=False)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            yield Server(app.kernel, runs, client)
+    finally:
+        await app.close()
+
+
+async def test_token_delivers_one_result_and_the_run_continues(server: Server) -> None:
+    run_id, _ = await server.suspended("return await tools.later({token: 'secret'})")
+    for body in ({}, {"result": 1, "error": "x"}, {"error": 1}, {"value": 1}):
+        assert (await server.post("/calls/secret", body))[0] == 400
+    assert (await server.post("/calls/other", {"result": 1}))[0] == 404
+    assert (await server.post(f"/calls/{'x' * 2_000}", {"result": 1}))[0] == 404
+    assert await server.post("/calls/secret", {"result": {"answer": 42}}) == (200, {"ok": True})
+    result = await server.runs.wait(run_id, "operator", [], lambda: False)
+    assert result is not None
+    assert result.result == {"answer": 42}
+    assert (await server.post("/calls/secret", {"result": 1}))[0] == 404
+
+
+async def test_run_is_resumed_with_results(server: Server) -> None:
+    run_id, call = await server.suspended("return [await tools.ask({})]")
+    call_id = call.call_id
+    path = f"/runs/{run_id}/resume"
+    status, body = await server.post(path)
+    assert (status, body["error"]["reason"]) == (404, "unknown_call"), body
+    assert call_id in body["error"]["message"]
+    status, body = await server.post(path, {"results": {"c9": 1}})
+    assert (status, body["error"]["reason"]) == (404, "unknown_call")
+    status, body = await server.post(path, {"results": {call_id: 1}})
+    assert status == 400, body
+    assert f"results.{call_id}" in body["error"]["message"]
+    assert (await server.post(path, {"results": [1]}))[0] == 400
+    status, body = await server.post(f"{path}?wait=true", {"results": {call_id: "yes"}})
+    assert (status, body["result"]) == (200, ["yes"]), body
+    status, body = await server.post(path, {"results": {call_id: "yes"}})
+    assert (status, body["error"]["reason"]) == (409, "checkpoint_ended")
+    assert (await server.post("/runs/unknown/resume"))[0] == 404
+
+
+async def test_approval_cannot_be_bypassed_with_a_result(server: Server) -> None:
+    run_id, call = await server.suspended("return await tools.approve({})")
+    assert (await server.post(f"/calls/{call.token}", {"result": "yes"}))[0] == 404
+    status, body = await server.post(f"/runs/{run_id}/resume", {"results": {call.call_id: "yes"}})
+    assert (status, body["error"]["reason"]) == (409, "approval_needed")
+
+
+async def test_run_of_a_program_is_left_to_the_program(server: Server) -> None:
+    run_id, call = await server.suspended("return await tools.later({token: 'python'})", "python")
+    status, body = await server.post(f"/runs/{run_id}/resume", {"results": {call.call_id: "yes"}})
+    assert (status, body["error"]["reason"]) == (409, "tools_elsewhere")
+    assert (await server.post("/calls/python", {"result": 7}))[0] == 200
+    await server.runs.continue_answered()
+    assert await server.runs.result(run_id, "operator") is None
+
+
+async def test_guesses_of_tokens_are_limited(server: Server) -> None:
+    statuses = [(await server.post(f"/calls/{n}", {"result": 1}))[0] for n in range(CALLS_PER_MINUTE + 1)]
+    assert statuses[-1] == 429
+    assert set(statuses) == {404, 429}
