@@ -9,7 +9,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, nullcontext
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import anyio
 import httpx2
@@ -24,10 +24,16 @@ from mcp.types import (
     CallToolRequest,
     CallToolRequestParams,
     CallToolResult,
+    ClientCapabilities,
+    ElicitationCapability,
+    FormElicitationCapability,
     Implementation,
+    InputRequests,
     InputRequiredResult,
+    InputResponses,
     ReadResourceResult,
     ToolListChangedNotification,
+    UrlElicitationCapability,
 )
 from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import TypeAdapter, ValidationError
@@ -65,11 +71,39 @@ from hutch.text import printable
 ProgressCallback: TypeAlias = Callable[[float, float | None, str | None], Awaitable[None] | None]
 """Callback for the progress of a call. Receives the progress, the total if it is known, and a message."""
 
+AskForInput: TypeAlias = Callable[[InputRequests], Awaitable[InputResponses]]
+"""Gets answers to the questions that a tool asks the user. Raises UpstreamError if no one can be asked."""
+
+MAX_INPUT_ROUNDS = 10
+"""Maximum number of times that one call may ask for input."""
+INPUT_POLL_SECONDS = 0.25
 REFRESH_SECONDS = 0.2
 CLOSE_SECONDS = 2.0
+LOST_WHILE_ASKING = "the connection was lost while the user was asked"
 _RESULT_ADAPTER: TypeAdapter[CallToolResult | InputRequiredResult] = TypeAdapter(
     CallToolResult | InputRequiredResult
 )
+
+
+class InputAnswers(NamedTuple):
+    """Answers of the user, with the state that the server needs to continue the call."""
+
+    responses: InputResponses | None
+    state: str | None
+
+
+class _Session(ClientSession):
+    """Session that says that tools may ask the user, if the server uses protocol 2026-07-28 or later. Older
+    servers ask without saying for which call.
+    """
+
+    def _build_capabilities(self, version: str) -> ClientCapabilities:
+        capabilities = super()._build_capabilities(version)
+        if version in MODERN_PROTOCOL_VERSIONS:
+            capabilities.elicitation = ElicitationCapability(
+                form=FormElicitationCapability(), url=UrlElicitationCapability()
+            )
+        return capabilities
 
 
 class McpConnection:
@@ -262,7 +296,7 @@ class McpConnection:
             read, write = await stack.enter_async_context(transport)
         self._stream = WatchedStream(read, FloodMeter(self._limits), self._on_output_end)
         self._dispatcher = JSONRPCDispatcher(self._stream, write)
-        session = ClientSession(
+        session = _Session(
             dispatcher=self._dispatcher,
             message_handler=self._on_message,
             client_info=Implementation(name="hutch", version=__version__),
@@ -350,9 +384,10 @@ class McpConnection:
         on_progress: ProgressCallback | None,
         *,
         whole: bool = False,
+        on_input: AskForInput | None = None,
     ) -> Any:
         """Calls a tool and returns the unwrapped result, or an McpToolResult if `whole`. Notifies the server
-        if cancelled.
+        if cancelled. `on_input` answers the questions of the tool.
 
         Raises UpstreamError, or CallNotSent if the call may be repeated.
         """
@@ -362,10 +397,14 @@ class McpConnection:
             raise CallNotSent
         self.calls += 1
         try:
-            if tool.reads_resources:
-                result = await self._read_resource(self._session, arguments["uri"])
-            else:
-                result = await self._result(self._session, tool.name, arguments, on_progress)
+            result = await self._send(self._session, tool, arguments, on_progress)
+            for _ in range(MAX_INPUT_ROUNDS):
+                if not isinstance(result, InputRequiredResult) or on_input is None:
+                    break
+                answers = await self._answers(result, on_input)
+                if self._session is None:
+                    raise UpstreamError(self.config.name, tool.name, LOST_WHILE_ASKING, kind="lost")
+                result = await self._send(self._session, tool, arguments, on_progress, answers)
         except MCPError as error:
             raise await self._call_failed(error, tool.name) from None
         except ValidationError as error:
@@ -373,7 +412,11 @@ class McpConnection:
         finally:
             self.calls -= 1
         if isinstance(result, InputRequiredResult):
-            message = "the tool asks the user for input, which is not supported here"
+            message = (
+                "the tool asks the user for input, which is not supported here"
+                if on_input is None
+                else f"the tool asked for input more than {MAX_INPUT_ROUNDS} times"
+            )
             raise UpstreamError(self.config.name, tool.name, message, kind="rpc_error")
         value = await unwrap_result(
             result, tool.output_schema is not None, server=self.config.name, tool=tool.name
@@ -382,12 +425,32 @@ class McpConnection:
             self._check(tool, tool.output_schema, value)
         return McpToolResult(value, content_blocks(result), result.structured_content) if whole else value
 
+    async def _answers(self, asked: InputRequiredResult, on_input: AskForInput) -> InputAnswers:
+        if asked.input_requests:
+            return InputAnswers(await on_input(asked.input_requests), asked.request_state)
+        # The server only needs more time.
+        await asyncio.sleep(INPUT_POLL_SECONDS)
+        return InputAnswers(None, asked.request_state)
+
+    async def _send(
+        self,
+        session: ClientSession,
+        tool: McpTool,
+        arguments: dict[str, Any],
+        on_progress: ProgressCallback | None,
+        retry: InputAnswers | None = None,
+    ) -> CallToolResult | InputRequiredResult:
+        if tool.reads_resources:
+            return await self._read_resource(session, arguments["uri"], retry)
+        return await self._result(session, tool.name, arguments, on_progress, retry)
+
     async def _result(
         self,
         session: ClientSession,
         tool: str,
         arguments: dict[str, Any],
         on_progress: ProgressCallback | None,
+        retry: InputAnswers | None,
     ) -> CallToolResult | InputRequiredResult:
         modern = session.protocol_version in MODERN_PROTOCOL_VERSIONS
         trace = current.get()
@@ -396,15 +459,23 @@ class McpConnection:
             if (problem := content_problem(result)) is not None:
                 raise error_messages.invalid_result(problem)
             return CallToolResult.model_validate(result, by_name=False)
-        request = CallToolRequest(params=CallToolRequestParams(name=tool, arguments=arguments))
+        params = CallToolRequestParams(name=tool, arguments=arguments)
+        if retry is not None:
+            params.input_responses, params.request_state = retry
+        request = CallToolRequest(params=params)
         callback = None if on_progress is None else _async_callback(on_progress)
         # The SDK sends the current context of OpenTelemetry in `_meta`.
         with nullcontext() if trace is None else opentelemetry_context(trace):
             return await session.send_request(request, _RESULT_ADAPTER, progress_callback=callback)
 
-    async def _read_resource(self, session: ClientSession, uri: str) -> CallToolResult | InputRequiredResult:
+    async def _read_resource(
+        self, session: ClientSession, uri: str, retry: InputAnswers | None
+    ) -> CallToolResult | InputRequiredResult:
         """Reads a resource and returns it in the form of a tool's result."""
-        answer = await session.read_resource(uri, allow_input_required=True)
+        answers, state = retry or (None, None)
+        answer = await session.read_resource(
+            uri, input_responses=answers, request_state=state, allow_input_required=True
+        )
         if not isinstance(answer, ReadResourceResult):
             return answer
         contents = [

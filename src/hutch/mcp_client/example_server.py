@@ -85,6 +85,7 @@ class ExampleServers:
         timeout: float | None = None,
         on_progress: Any = None,
         whole: bool = False,
+        on_input: Any = None,
     ) -> Any:
         """Raises UpstreamError."""
         problem = validator(_TOOLS[tool].input_schema)(arguments)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,8 +19,9 @@ from hutch.text import did_you_mean
 
 if TYPE_CHECKING:
     from httpx2 import Auth
+    from mcp.types import InputRequests, InputResponses
 
-    from hutch.mcp_client.connection import McpConnection, ProgressCallback
+    from hutch.mcp_client.connection import AskForInput, McpConnection, ProgressCallback
     from hutch.vault.tokens import Tokens
 
 logger = logging.getLogger("hutch.mcp_client")
@@ -149,11 +151,13 @@ class McpServer:
         on_progress: ProgressCallback | None,
         *,
         whole: bool = False,
+        on_input: AskForInput | None = None,
     ) -> Any:
         seconds = timeout or self.config.call_seconds or self._limits.call_seconds
         try:
-            async with asyncio.timeout(seconds):
-                return await self._call(tool, arguments, on_progress, whole)
+            async with asyncio.timeout(seconds) as limit:
+                ask = None if on_input is None else partial(_ask_untimed, limit, on_input)
+                return await self._call(tool, arguments, on_progress, whole, ask)
         except TimeoutError:
             self._check_liveness()
             problem = "was not connected" if self._state == "connecting" else "did not answer"
@@ -179,7 +183,12 @@ class McpServer:
     # --- calls ---
 
     async def _call(
-        self, tool: str, arguments: dict[str, Any], on_progress: ProgressCallback | None, whole: bool
+        self,
+        tool: str,
+        arguments: dict[str, Any],
+        on_progress: ProgressCallback | None,
+        whole: bool,
+        on_input: AskForInput | None,
     ) -> Any:
         for _ in range(2):
             connection = await self._get_connection(tool)
@@ -187,7 +196,9 @@ class McpServer:
             if definition is None:
                 raise self._unknown_tool(tool)
             with contextlib.suppress(CallNotSent):
-                return await connection.call(definition, arguments, on_progress, whole=whole)
+                return await connection.call(
+                    definition, arguments, on_progress, whole=whole, on_input=on_input
+                )
         raise self._not_connected(
             self._failure or ServerUnreachable("the connection is lost repeatedly"), tool
         )
@@ -343,6 +354,19 @@ class McpServer:
     def _should_retry(self) -> bool:
         failure = self._failure
         return failure is not None and not failure.lasting and self._failures <= self._limits.max_retries
+
+
+async def _ask_untimed(
+    limit: asyncio.Timeout, on_input: AskForInput, requests: InputRequests
+) -> InputResponses:
+    """Asks the user. The time that this takes does not count towards the time limit of the call."""
+    loop = asyncio.get_running_loop()
+    left = (limit.when() or 0.0) - loop.time()
+    limit.reschedule(None)
+    try:
+        return await on_input(requests)
+    finally:
+        limit.reschedule(loop.time() + left)
 
 
 def _retrieve_exception(task: asyncio.Task[None]) -> None:

@@ -19,7 +19,7 @@ from hutch.mcp_client.tools import McpTool, ServerStatus, combined_digest
 from hutch.settings import Settings
 
 if TYPE_CHECKING:
-    from hutch.mcp_client.connection import ProgressCallback
+    from hutch.mcp_client.connection import AskForInput, ProgressCallback
     from hutch.vault.tokens import Tokens
 
 logger = logging.getLogger("hutch.mcp_client")
@@ -103,16 +103,18 @@ class McpServers:
         timeout: float | None = None,
         on_progress: ProgressCallback | None = None,
         whole: bool = False,
+        on_input: AskForInput | None = None,
     ) -> Any:
         """Calls a tool and returns the value of `unwrap_result`, or an McpToolResult if `whole`.
 
-        Connects if necessary. `timeout` is in seconds and includes connecting. If cancelled, notifies the
-        server. Raises UpstreamError.
+        Connects if necessary. `timeout` is in seconds and includes connecting, but not the time that
+        `on_input` needs to answer questions of the tool. If cancelled, notifies the server. Raises
+        UpstreamError.
         """
         connected = self._server(server)
         values = {} if arguments is None else arguments
         _check_arguments(server, tool, values)
-        return await connected.call(tool, dict(values), timeout, on_progress, whole=whole)
+        return await connected.call(tool, dict(values), timeout, on_progress, whole=whole, on_input=on_input)
 
     def _server(self, name: str) -> McpServer:
         server = self._by_name.get(name)

@@ -19,7 +19,7 @@ from hutch.app.app import App
 from hutch.http.auth import AccessControl, KeyAuthenticator
 from hutch.protocols.mcp.http import McpEndpoint
 from hutch.protocols.toolscript.gateway.approvals import ApprovalPolicy, Approvals
-from hutch.protocols.toolscript.gateway.gateway import Gateway
+from hutch.protocols.toolscript.gateway.gateway import Gateway, ToolSource
 from hutch.protocols.toolscript.gateway.local import LocalGateway
 from hutch.settings import Settings
 
@@ -73,10 +73,13 @@ class McpHarness:
         self.scripts = app.scripts
         self.suspended_runs = app.suspended_runs
         self.storage = app.storage
-        approvals = Approvals(ApprovalPolicy(rules), seconds=TIMEOUT_SECONDS)
-        approvals.on_wait_begin.append(app.kernel.pause_timeout)
-        approvals.on_wait_end.append(app.kernel.resume_timeout)
-        self.gateway = Gateway(self.upstream, approvals)
+        self._approvals = Approvals(ApprovalPolicy(rules), seconds=TIMEOUT_SECONDS)
+        self._approvals.on_wait_begin.append(app.kernel.pause_timeout)
+        self._approvals.on_wait_end.append(app.kernel.resume_timeout)
+        self.use_servers(self.upstream)
+
+    def use_servers(self, servers: ToolSource) -> None:
+        self.gateway = Gateway(servers, self._approvals)
         self.script_gateway = LocalGateway(self.gateway, port=0, max_body_bytes=self.settings.max_body_bytes)
 
 

@@ -84,6 +84,7 @@ class FakeToolSource:
         timeout: float | None = None,
         on_progress: Any = None,
         whole: bool = False,
+        on_input: Any = None,
     ) -> Any:
         self.calls.append((server, tool, arguments))
         self.called.set()

@@ -413,5 +413,25 @@ class Modern(Server):
         answer(request, {**content("acted"), "resultType": "complete"})
 
 
+class Asking(Modern):
+    """Asks the user for a name, and for another one if it is empty. The state says how often it has asked."""
+
+    def tools_call(self, request: dict[str, Any]) -> None:
+        params = request["params"]
+        asked = int(params.get("requestState", 0))
+        response = params.get("inputResponses", {}).get("name", {})
+        name = response.get("content", {}).get("name", "")
+        if name or response.get("action") == "decline":
+            text = f"hello {name or 'nobody'} after {asked}"
+            answer(request, {**content(text), "resultType": "complete"})
+            return
+        assert "form" in params["_meta"]["io.modelcontextprotocol/clientCapabilities"]["elicitation"]
+        schema = {"type": "object", "properties": {"name": {"type": "string"}}}
+        form = {"mode": "form", "message": "Who are you?", "requestedSchema": schema}
+        requests = {"name": {"method": "elicitation/create", "params": form}}
+        state = str(asked + 1)
+        answer(request, {"resultType": "input_required", "inputRequests": requests, "requestState": state})
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]]().run()

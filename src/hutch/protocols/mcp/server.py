@@ -101,7 +101,7 @@ class HutchMcpServer:
         self._access = access
         self._heartbeat_seconds = heartbeat_seconds
         self._runs = CodeRunner(hutch, owner)
-        self._elicitor = Elicitor(self._runs, is_only_client=access is None)
+        self._elicitor = Elicitor(self._runs, self._gateway.approvals, is_only_client=access is None)
         self.state_codec = StateCodec(hutch.storage.store)
         self._suspended = SuspendedRunCalls(hutch, self.state_codec)
         self._held = HeldCalls()
@@ -111,6 +111,7 @@ class HutchMcpServer:
         """Number of calls in progress."""
         if self._gateway.approvals.ask is None:
             self._gateway.approvals.ask = self._elicitor
+            self._gateway.on_input = self._elicitor.answer_tool
         if pass_through:
             self._gateway.on_change.append(self._changes.notify)
         self.server = _SdkServer(self)
@@ -122,7 +123,7 @@ class HutchMcpServer:
             self._gateway.on_change.remove(self._changes.notify)
         self._changes.streams.close()
         if self._gateway.approvals.ask is self._elicitor:
-            self._gateway.approvals.ask = None
+            self._gateway.approvals.ask = self._gateway.on_input = None
 
     # --- tools ---
 
@@ -264,9 +265,14 @@ class HutchMcpServer:
     async def _proceed(
         self, run: ClientRun, run_id: str, *, structured: bool
     ) -> CallToolResult | InputRequiredResult:
-        owner = self._caller(run.client).owner
+        return await self._held.run(run, self._wait_for_run(run, run_id, structured=structured))
+
+    async def _wait_for_run(
+        self, run: ClientRun, run_id: str, *, structured: bool
+    ) -> CallToolResult | InputRequiredResult:
         with self._runs.registered(run_id, run):
-            outcome = await self._suspended.proceed(run.client, run_id, owner, structured=structured)
+            owner = self._caller(run.client).owner
+            outcome = await self._suspended.proceed(run, run_id, owner, structured=structured)
         return continued_result(outcome, structured=structured) if isinstance(outcome, Result) else outcome
 
     @contextlib.asynccontextmanager

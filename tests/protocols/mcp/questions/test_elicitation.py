@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from mcp import Client
 from mcp.types import ElicitResult
+from tests.mcp_client.conftest import config, stdio_server
 from tests.protocols.mcp.harness import IMPORT, McpHarness, listening, run_structured, text_of
 from tests.support.processes import TIMEOUT_SECONDS
 
 from hutch.app.app import App
+from hutch.mcp_client.servers import McpServers
 from hutch.protocols.mcp.server import HutchMcpServer
 from hutch.protocols.toolscript.gateway.approvals import ApprovalAnswer
 
@@ -100,3 +103,46 @@ async def test_clients_user_is_asked_over_http(harness: McpHarness) -> None:
     ):
         assert (await run_structured(client, CODE["javascript"], "javascript"))["result"] == {"number": 7}
     assert len(person.asked) == 1
+
+
+@pytest.fixture
+async def asking(app: App) -> AsyncIterator[McpHarness]:
+    """A harness with a real MCP server whose tool asks the user."""
+    harness = McpHarness(app)
+    servers = McpServers(config(stdio_server("Asking")), app.settings)
+    harness.use_servers(servers)
+    yield harness
+    await servers.close()
+
+
+CALLS = {
+    "passed through": ("Asking__act", {}),
+    "toolscript": ("run_code", {"code": "return await tools.asking.act({});"}),
+    "javascript": ("run_code", {"code": "return await tools.asking.act({})", "language": "javascript"}),
+}
+
+
+async def test_question_of_a_tool_is_passed_on(asking: McpHarness, era: str) -> None:
+    mcp_server = HutchMcpServer(asking, pass_through=True)
+    for name, arguments in CALLS.values():
+        answers = iter([{"name": ""}, {"name": "Ada"}])
+        asked = []
+
+        async def answer(_: Any, params: Any, asked: Any = asked, answers: Any = answers) -> ElicitResult:
+            asked.append(params.message)
+            return ElicitResult(action="accept", content=next(answers))
+
+        async with Client(mcp_server.server, mode=era, elicitation_callback=answer) as client:
+            result = await client.call_tool(name, arguments)
+        assert "hello Ada after 2" in text_of(result)
+        assert asked == ["act of Asking asks:\nWho are you?"] * 2
+    mcp_server.close()
+
+
+async def test_tool_that_asks_fails_if_the_client_cannot_ask(asking: McpHarness, era: str) -> None:
+    mcp_server = HutchMcpServer(asking, pass_through=True)
+    async with Client(mcp_server.server, mode=era) as client:
+        result = await client.call_tool(*CALLS["passed through"])
+    mcp_server.close()
+    assert result.is_error
+    assert "asks the user for input that the client of this call cannot provide" in text_of(result)

@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from typing import Any
+import secrets
+from collections.abc import Awaitable, Iterable
+from typing import Any, TypeVar
 
 from mcp.server.context import ServerRequestContext
+from mcp.server.session import ServerSession
 from mcp.shared.exceptions import MCPError, NoBackChannelError
-from mcp.types import ElicitRequest, ElicitRequestFormParams, ElicitResult, InputResponse
+from mcp.types import (
+    ElicitRequest,
+    ElicitRequestFormParams,
+    ElicitRequestParams,
+    ElicitResult,
+    InputRequest,
+    InputRequests,
+    InputResponse,
+    InputResponses,
+)
 from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 
+from hutch.errors import UpstreamError
+from hutch.protocols.mcp.questions.held_calls import MAX_QUESTIONS
 from hutch.protocols.mcp.results import clip, json_text
-from hutch.protocols.mcp.run_code import CodeRunner
-from hutch.protocols.toolscript.gateway.approvals import Approval, ApprovalAnswer
+from hutch.protocols.mcp.run_code import ClientRun, CodeRunner
+from hutch.protocols.toolscript.gateway.approvals import Approval, ApprovalAnswer, Approvals
 from hutch.session.json_value import encode_value, well_formed
+
+T = TypeVar("T")
 
 _MAX_SHOWN = 2_000
 _CANNOT_ASK = (
@@ -34,13 +50,14 @@ FORM: dict[str, Any] = {
 
 
 class Elicitor:
-    """Asks for approvals by elicitation.
+    """Asks for approvals, and what tools ask the user, by elicitation.
 
     With `is_only_client`, only the client can answer, because there is no `/approvals` route.
     """
 
-    def __init__(self, runs: CodeRunner, *, is_only_client: bool) -> None:
+    def __init__(self, runs: CodeRunner, approvals: Approvals, *, is_only_client: bool) -> None:
         self._runs = runs
+        self._approvals = approvals
         self._is_only_client = is_only_client
 
     async def __call__(self, approval: Approval) -> ApprovalAnswer:
@@ -57,6 +74,61 @@ class Elicitor:
         if self._is_only_client:
             return ApprovalAnswer("deny", _CANNOT_ASK)
         return await asyncio.Future()
+
+    async def answer_tool(
+        self, server: str, tool: str, run_id: str | None, requests: InputRequests
+    ) -> InputResponses:
+        """Asks the client of a run what a tool asks the user. Raises UpstreamError if it cannot be
+        asked.
+        """
+        run = self._runs.find(run_id)
+        if len(requests) > MAX_QUESTIONS:
+            message = f"the tool asks more than {MAX_QUESTIONS} questions at once"
+            raise UpstreamError(server, tool, message, kind="rpc_error")
+        answering = [self._answer_tool(server, tool, run, request) for request in requests.values()]
+        answers = self._approvals.wait_for_input(server, tool, run_id, gather(answering))
+        return dict(zip(requests, await answers, strict=True))
+
+    async def _answer_tool(
+        self, server: str, tool: str, run: ClientRun | None, request: InputRequest
+    ) -> InputResponse:
+        if run is None or not isinstance(request, ElicitRequest) or not _supports(run.client, request.params):
+            message = "the tool asks the user for input that the client of this call cannot provide"
+            raise UpstreamError(server, tool, message, kind="rpc_error")
+        text = f"{tool} of {server} asks:\n{clip(request.params.message, _MAX_SHOWN)}"
+        params = request.params.model_copy(update={"message": well_formed(text)})
+        if run.questions is not None:
+            return await run.questions.ask(ElicitRequest(params=params))
+        try:
+            session: ServerSession = run.client.session
+            request_id = run.client.request_id
+            if isinstance(params, ElicitRequestFormParams):
+                return await session.elicit_form(params.message, params.requested_schema, request_id)
+            elicitation_id = secrets.token_urlsafe(9)
+            return await session.elicit_url(params.message, params.url, elicitation_id, request_id)
+        except MCPError as error:
+            message = f"the client could not ask the user: {error.message}"
+            raise UpstreamError(server, tool, message, kind="rpc_error") from None
+
+
+async def gather(work: Iterable[Awaitable[T]]) -> list[T]:
+    """Waits for all results. Cancels the others if one fails."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _supports(client: ServerRequestContext[Any, Any], params: ElicitRequestParams) -> bool:
+    if not (client.session.can_send_request or client.protocol_version in MODERN_PROTOCOL_VERSIONS):
+        return False
+    if isinstance(params, ElicitRequestFormParams):
+        return supports_forms(client)
+    capabilities = client.session.client_capabilities
+    elicitation = None if capabilities is None else capabilities.elicitation
+    return elicitation is not None and elicitation.url is not None
 
 
 def can_ask(client: ServerRequestContext[Any, Any]) -> bool:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hutch.kernel.checkpoint import Checkpoint
     from hutch.protocols.mcp.interfaces import McpServices
     from hutch.protocols.mcp.questions.request_state import StateCodec
+    from hutch.protocols.mcp.run_code import ClientRun
     from hutch.protocols.toolscript.gateway.stored_approvals import StoredApprovals, WaitingCall
     from hutch.session.run import Result
 
@@ -77,7 +78,7 @@ class SuspendedRunCalls:
         return stored
 
     async def proceed(
-        self, context: Context, run_id: str, owner: str, *, structured: bool
+        self, run: ClientRun, run_id: str, owner: str, *, structured: bool
     ) -> Result | CallToolResult | InputRequiredResult:
         """Waits until the run has ended or needs a decision. Returns the result, or the question for the
         client. Raises HutchError.
@@ -85,10 +86,10 @@ class SuspendedRunCalls:
         outcome = await self._next(run_id, owner)
         if not isinstance(outcome, list):
             return outcome
-        if is_asked_on_return(context):
+        if is_asked_on_return(run.client):
             await self._codec.load()
             return _input_required(run_id, outcome[:MAX_QUESTIONS])
-        return _waiting_result(run_id, outcome, _where_to_decide(context), structured=structured)
+        return _waiting_result(run_id, outcome, _where_to_decide(run.client), structured=structured)
 
     async def decide(
         self, state: SuspendedRunState, responses: Mapping[str, Any], caller: Caller

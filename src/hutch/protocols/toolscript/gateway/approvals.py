@@ -9,7 +9,7 @@ import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import msgspec
 
@@ -18,6 +18,7 @@ from hutch.text import now_rfc3339
 
 logger = logging.getLogger("hutch.toolscript")
 
+T = TypeVar("T")
 Rule: TypeAlias = Literal["allow", "ask", "deny"]
 Decision: TypeAlias = Literal["allow", "deny"]
 
@@ -185,6 +186,19 @@ class Approvals:
             del self._open[approval.id]
             self._decided.append(approval.id)
             self._notify(outcome, approval)
+
+    async def wait_for_input(self, server: str, tool: str, run: str | None, answer: Awaitable[T]) -> T:
+        """Waits for an answer of a person to a tool, as long as for a decision. Meanwhile, the time limit of
+        the run is paused. Raises UpstreamError if the person does not answer.
+        """
+        wait = None if run is None else self._wait_of(run)
+        with self._waiting(run, wait, f"{server}__{tool}"):
+            try:
+                async with asyncio.timeout(self._seconds):
+                    return await answer
+            except TimeoutError:
+                message = f"the tool asked the user, who did not answer within {self._seconds:g} s"
+                raise UpstreamError(server, tool, message, kind="timeout") from None
 
     def pending(self) -> list[Approval]:
         return [approval for approval, _ in self._open.values()]

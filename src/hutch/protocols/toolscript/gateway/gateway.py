@@ -6,9 +6,9 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from hutch.errors import UpstreamError
 from hutch.protocols.toolscript.codegen import module
@@ -52,7 +52,14 @@ class ToolSource(Protocol):
         timeout: float | None = None,
         on_progress: Any = None,
         whole: bool = False,
+        on_input: Any = None,
     ) -> Any: ...
+
+
+AskClient: TypeAlias = Callable[[str, str, str | None, Any], Awaitable[Any]]
+"""Asks the client of a run what a tool asks the user (see `hutch.mcp_client.connection.AskForInput`). Gets
+the server, the tool, the id of the run and the questions.
+"""
 
 
 class EtaggedText(NamedTuple):
@@ -101,6 +108,8 @@ class Gateway:
     def __init__(self, tools: ToolSource, approvals: Approvals | None = None) -> None:
         self.approvals = approvals or Approvals(ApprovalPolicy())
         self.stored_approvals: StoredApprovals | None = None
+        self.on_input: AskClient | None = None
+        """Answers questions of tools; see `AskClient`."""
         """Approvals of runs that can be suspended. None if all calls wait in this process."""
         self.on_call: list[Callable[[CompletedCall], None]] = []
         """Callbacks for every finished call of a known tool."""
@@ -227,8 +236,9 @@ class Gateway:
         try:
             if not is_approved:
                 await self.approvals.check(server, tool, arguments, run)
+            ask = {} if self.on_input is None else {"on_input": partial(self.on_input, server, tool, run)}
             value = await self._tools.call(
-                server, tool, arguments, timeout=timeout, on_progress=on_progress, whole=whole
+                server, tool, arguments, timeout=timeout, on_progress=on_progress, whole=whole, **ask
             )
             ok = True
             return value
