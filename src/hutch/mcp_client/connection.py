@@ -61,6 +61,7 @@ from hutch.mcp_client.tools import (
     unwrap_result,
 )
 from hutch.mcp_client.transports import http, stdio
+from hutch.mcp_client.transports.long_messages import LongResults
 from hutch.mcp_client.transports.process import ServerProcess
 from hutch.mcp_client.transports.stdio import DirectCalls
 from hutch.session.schema.type_hints import validator
@@ -280,6 +281,7 @@ class McpConnection:
 
     async def _connect(self, stack: AsyncExitStack) -> ClientSession:
         config = self.config.transport
+        results = LongResults()
         if isinstance(config, StdioConfig):
             streams = stdio.connect(config, self._environ, self._max_message_bytes, self._on_input_closed)
             read, write, self._direct, self._process = await stack.enter_async_context(streams)
@@ -291,10 +293,11 @@ class McpConnection:
                 auth=self._auth,
                 max_message_bytes=self._max_message_bytes,
                 connect_seconds=self._connect_seconds,
+                results=results,
                 on_refused=self._on_refused,
             )
             read, write = await stack.enter_async_context(transport)
-        self._stream = WatchedStream(read, FloodMeter(self._limits), self._on_output_end)
+        self._stream = WatchedStream(read, FloodMeter(self._limits), results, self._on_output_end)
         self._dispatcher = JSONRPCDispatcher(self._stream, write)
         session = _Session(
             dispatcher=self._dispatcher,

@@ -18,6 +18,7 @@ from hutch.errors import UpstreamError
 from hutch.mcp_client.config import HttpConfig, ServerConfig
 from hutch.mcp_client.errors import ServerUnreachable, TransportFault
 from hutch.mcp_client.transports import http
+from hutch.mcp_client.transports.long_messages import ID_FIRST, ID_LAST, SSE_TOO_LARGE, TOO_LARGE, VERSION
 from hutch.mcp_client.transports.process import ServerStartError
 from hutch.text import printable
 
@@ -36,15 +37,8 @@ _OAUTH_RESPONSE = re.compile(
 # Message of the SDK for a closed connection.
 _SDK_CLOSED = "Connection closed"
 
-_VERSION = rb'"jsonrpc"\s*:\s*"2\.0"'
-# Matches the id of a message. Longer ids and ids with other characters cannot belong to our own requests.
-_ID = rb'"id"\s*:\s*(\d{1,20}|"[ +\w]{1,20}")'
-# The id is near the start of a message, `{"jsonrpc":"2.0","id":7,…`, or at its end,
-# `…,"jsonrpc":"2.0","id":7}`.
-_ID_FIRST = re.compile(rb"\s*\{\s*(?:" + _VERSION + rb"\s*,\s*)?" + _ID + rb"\s*[,}]\s*")
-_ID_LAST = re.compile(rb",\s*" + _ID + rb"\s*(?:,\s*" + _VERSION + rb"\s*)?\}\s*$")
 # Distinguishes a response from a request of the server, which may have the same id.
-_RESPONSE = re.compile(rb"(?:" + _VERSION + rb'\s*,\s*)?"(?:result|error)"\s*:')
+_RESPONSE = re.compile(rb"(?:" + VERSION + rb'\s*,\s*)?"(?:result|error)"\s*:')
 _RESPONSE_FIRST = re.compile(rb"\s*\{\s*" + _RESPONSE.pattern)
 
 
@@ -89,9 +83,9 @@ def unreachable_error(config: ServerConfig, error: BaseException) -> ServerUnrea
         return refusal_error(config, error.response.status_code, http.status_line(error.response))
     if isinstance(error, MCPError) and (status := _http_status(error)) is not None:
         return refusal_error(config, status, error.message)
-    if http.SSE_TOO_LARGE in str(error):
+    if SSE_TOO_LARGE in str(error):
         # Over SSE, the SDK closes the whole connection after an oversized event.
-        return ServerUnreachable(f"{http.TOO_LARGE} what SSE can carry", "too_large")
+        return ServerUnreachable(f"{TOO_LARGE} what SSE can carry", "too_large")
     if isinstance(error, httpx2.TransportError) and isinstance(transport, HttpConfig):
         return ServerUnreachable(f"{transport.public_url} cannot be reached: {one_line(error)}")
     if isinstance(error, ValidationError):
@@ -117,8 +111,8 @@ def failed_call(config: ServerConfig, tool: str, error: MCPError | ValidationErr
         return UpstreamError(config.name, tool, message, kind="invalid_result")
     if isinstance(error.data, TransportFault):
         return UpstreamError(config.name, tool, error.message, kind=error.data.kind)
-    if http.TOO_LARGE in error.message or http.SSE_TOO_LARGE in error.message:
-        return UpstreamError(config.name, tool, f"{http.TOO_LARGE} what is allowed", kind="too_large")
+    if TOO_LARGE in error.message or SSE_TOO_LARGE in error.message:
+        return UpstreamError(config.name, tool, f"{TOO_LARGE} what is allowed", kind="too_large")
     if error.code == CONNECTION_CLOSED:
         message = f"the server was lost before it answered: {error.message}"
         return UpstreamError(config.name, tool, message, kind="lost")
@@ -197,22 +191,11 @@ def error_for_oversized(head: bytes, tail: bytes, limit: str) -> SessionMessage 
     """Builds the error response for an oversized message from the start and the end of the message. Returns
     None if no id is found.
     """
-    match = _ID_FIRST.match(head) or _ID_LAST.search(tail)
+    match = ID_FIRST.match(head) or ID_LAST.search(tail)
     if match is None:
         return None
-    message = f"{http.TOO_LARGE} {limit}"
+    message = f"{TOO_LARGE} {limit}"
     return _error_response(msgspec.json.decode(match[1]), message, TransportFault("too_large"))
-
-
-def response_id(line: bytes) -> int | str | None:
-    """Returns the id in a long response without decoding it, or None if it is neither at the start nor at the
-    end.
-    """
-    match = _ID_FIRST.match(line) or _ID_LAST.search(line, len(line) - _MAX_TAIL_BYTES)
-    return None if match is None else msgspec.json.decode(match[1])
-
-
-_MAX_TAIL_BYTES = 256
 
 
 def error_for_invalid(error: ValidationError) -> SessionMessage | None:
@@ -236,11 +219,11 @@ def _is_response(value: Any) -> bool:
 
 
 def _error_for_non_json(text: bytes) -> SessionMessage | None:
-    first = _ID_FIRST.match(text)
+    first = ID_FIRST.match(text)
     if first is not None:
         match = first if _RESPONSE.match(text, first.end()) else None
     else:
-        match = _ID_LAST.search(text) if _RESPONSE_FIRST.match(text) else None
+        match = ID_LAST.search(text) if _RESPONSE_FIRST.match(text) else None
     if match is None:
         return None
     return _error_response(

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from hutch.mcp_client import error_messages
 from hutch.mcp_client.limits import FloodMeter
 from hutch.mcp_client.tools import content_problem
+from hutch.mcp_client.transports.long_messages import LongResults
 
 # An invalid message counts as this many unsolicited messages.
 INVALID_COST = 10
@@ -30,10 +31,13 @@ class WatchedStream:
     stream.
     """
 
-    def __init__(self, stream: Any, meter: FloodMeter, on_end: Callable[[str | None], None]) -> None:
+    def __init__(
+        self, stream: Any, meter: FloodMeter, results: LongResults, on_end: Callable[[str | None], None]
+    ) -> None:
         self.invalid: list[str] = []
         self._stream = stream
         self._meter = meter
+        self._results = results
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
 
@@ -53,7 +57,7 @@ class WatchedStream:
         if isinstance(item, ValidationError):
             item = error_messages.error_for_invalid(item) or item
         elif isinstance(item, SessionMessage) and isinstance(item.message, JSONRPCResponse):
-            item = _checked(item, item.message)
+            item = self._checked(item, item.message)
         delay = self._meter.delay(self._cost(item), self._loop.time())
         if delay is None:
             self._on_end("it floods the client with unsolicited messages")
@@ -61,6 +65,12 @@ class WatchedStream:
         # Sleep even if the delay is 0, so that other tasks can run before the next message is read.
         await asyncio.sleep(delay)
         return item
+
+    def _checked(self, item: SessionMessage, response: JSONRPCResponse) -> SessionMessage:
+        """Restores a long result, and replaces a response whose content blocks are not valid by an error."""
+        response.result = self._results.restore(response.result)
+        problem = content_problem(response.result)
+        return item if problem is None else error_messages.error_for_result(response.id, problem)
 
     async def receive(self) -> SessionMessage | Exception:
         try:
@@ -87,9 +97,3 @@ class WatchedStream:
     ) -> bool | None:
         closed: bool | None = await self._stream.__aexit__(kind, error, trace)
         return closed
-
-
-def _checked(item: SessionMessage, response: JSONRPCResponse) -> SessionMessage:
-    """Replaces a response whose content blocks are not valid by an error."""
-    problem = content_problem(response.result)
-    return item if problem is None else error_messages.error_for_result(response.id, problem)

@@ -237,7 +237,7 @@ async def test_response_of_100_mb_fails_only_its_call(
 
 
 async def test_response_too_large_for_sse_is_reported(start: StartServers, urls: dict[str, str]) -> None:
-    servers = await start(http_server("old", urls["sse"], protocol="sse"))
+    servers = await start(http_server("old", urls["sse"], protocol="sse"), max_line_bytes=MIB)
     assert (await failure(servers, "large", bytes=2 * MIB)).kind == "too_large"
     assert await servers.call("old", "zero", {}) == "0"
 

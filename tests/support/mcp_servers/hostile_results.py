@@ -1,6 +1,7 @@
 """MCP server whose tool `t` returns results that take long to decode.
 
-Arguments: `stdio` or `http`, and the name of the result. Over HTTP it prints its port first.
+Arguments: `stdio`, `http` or `events` (HTTP with server-sent events), and the name of the result. Over HTTP
+it prints its port first.
 """
 
 from __future__ import annotations
@@ -52,8 +53,11 @@ class Handler(BaseHTTPRequestHandler):
         self._respond(405, b"")
 
     def _respond(self, status: int, body: bytes) -> None:
+        is_events = sys.argv[1] == "events" and body
+        if is_events:
+            body = b": ready\r\n\r\nid: 1\r\ndata: " + body + b"\r\n\r\n"
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", "text/event-stream" if is_events else "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -63,7 +67,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def main() -> None:
-    if sys.argv[1] == "http":
+    if sys.argv[1] != "stdio":
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         print(server.server_address[1], flush=True)
         server.serve_forever()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import re
 import ssl
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cache, partial
@@ -19,27 +17,17 @@ from mcp.types import INTERNAL_ERROR
 
 from hutch.mcp_client.config import HttpConfig
 from hutch.mcp_client.transports import oauth_requests
-from hutch.session.json_value import MAX_DEPTH
-from hutch.strict_json import ExcessCounter
+from hutch.mcp_client.transports.long_messages import BodyStream, EventStream, LongResults
 from hutch.telemetry.trace_context import current
 from hutch.text import printable
 
-TOO_LARGE = "the response is larger than"
-# Message of the SDK for an oversized event.
-SSE_TOO_LARGE = "Server-sent event exceeded"
 SESSION_NOT_FOUND = "the server has forgotten the session"
 MAX_ERROR_BYTES = 16 * 1024
-MAX_SDK_VALUES = 50_000
-"""Maximum number of values in a message that the SDK decodes, which it does at once: 100,000 take 60 ms."""
 WRITE_SECONDS = 60.0
 
 # Hutch reports these errors itself, and the SDK's tracebacks in the log would only repeat them.
 for _name in ("mcp.client.streamable_http", "mcp.client.sse", "mcp.client.auth", "client"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)
-
-
-# An empty line ends an event. If it is split between two parts, the next event is counted with the last one.
-_EVENT_END = re.compile(rb"\n\r?\n|\r\r")
 
 
 @cache
@@ -56,13 +44,15 @@ async def connect(
     auth: httpx2.Auth | None,
     max_message_bytes: int,
     connect_seconds: float,
+    results: LongResults,
     on_refused: Callable[[int, str], None],
 ) -> AsyncIterator[Any]:
-    """Connects and yields the SDK's pair of streams. `on_refused` is called with the status code and the
-    status line if the server refuses a POST over SSE.
+    """Connects and yields the SDK's pair of streams. `results` restores the results of the messages in them.
+    `on_refused` is called with the status code and the status line if the server refuses a POST over SSE.
     """
     own_auth = auth
-    inspect = partial(_inspect_response, config, max_message_bytes, on_refused if protocol == "sse" else None)
+    on_refused_post = on_refused if protocol == "sse" else None
+    inspect = partial(_inspect_response, config, max_message_bytes, results, on_refused_post)
 
     def client(headers: object = None, timeout: object = None, auth: object = None) -> httpx2.AsyncClient:
         return httpx2.AsyncClient(
@@ -99,6 +89,7 @@ async def _check_request(config: HttpConfig, request: httpx2.Request) -> None:
 async def _inspect_response(
     config: HttpConfig,
     max_message_bytes: int,
+    results: LongResults,
     on_refused: Callable[[int, str], None] | None,
     response: httpx2.Response,
 ) -> None:
@@ -106,17 +97,16 @@ async def _inspect_response(
     if encoding not in ("", "identity"):
         response.stream = _FailingStream(response.stream, f"the response is compressed ({encoding})")
     elif oauth_requests.is_marked(response.request):
-        response.stream = _LimitedStream(response.stream, oauth_requests.MAX_RESPONSE_BYTES)
+        response.stream = BodyStream(response.stream, oauth_requests.MAX_RESPONSE_BYTES, None)
     elif response.status_code >= 400 and response.request.method == "POST":
         if on_refused is not None:
             on_refused(response.status_code, status_line(response))
         elif response.request.url == httpx2.URL(config.url):
             await _replace_error_body(response)
     elif response.headers.get("content-type", "").lower().startswith("text/event-stream"):
-        # The SDK limits the size of an event.
-        response.stream = _LimitedStream(response.stream, sys.maxsize, is_events=True)
+        response.stream = EventStream(response.stream, max_message_bytes, results)
     else:
-        response.stream = _LimitedStream(response.stream, max_message_bytes)
+        response.stream = BodyStream(response.stream, max_message_bytes, results)
 
 
 def status_line(response: httpx2.Response) -> str:
@@ -177,33 +167,6 @@ class _FailingStream(httpx2.AsyncByteStream):
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         raise httpx2.StreamError(self._reason)
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-
-class _LimitedStream(httpx2.AsyncByteStream):
-    """Body that raises an error when it has too many bytes, or too many values of JSON. With `is_events`, the
-    values of each server-sent event are counted.
-    """
-
-    def __init__(self, stream: Any, max_message_bytes: int, *, is_events: bool = False) -> None:
-        self._stream = stream
-        self._max_message_bytes = max_message_bytes
-        self._is_events = is_events
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        size, counter = 0, ExcessCounter(MAX_DEPTH, MAX_SDK_VALUES)
-        async for part in self._stream:
-            size += len(part)
-            if size > self._max_message_bytes:
-                raise httpx2.StreamError(f"{TOO_LARGE} {self._max_message_bytes} bytes")
-            for number, event in enumerate(_EVENT_END.split(part) if self._is_events else (part,)):
-                if number:
-                    counter = ExcessCounter(MAX_DEPTH, MAX_SDK_VALUES)
-                if counter.add(event) is not None:
-                    raise httpx2.StreamError(f"{TOO_LARGE} {MAX_SDK_VALUES} values or {MAX_DEPTH} levels")
-            yield part
 
     async def aclose(self) -> None:
         await self._stream.aclose()

@@ -31,7 +31,7 @@ from pydantic import ValidationError
 from hutch.mcp_client import error_messages
 from hutch.mcp_client.config import StdioConfig
 from hutch.mcp_client.errors import CallNotSent
-from hutch.mcp_client.transports.http import MAX_SDK_VALUES
+from hutch.mcp_client.transports.long_messages import MAX_SDK_VALUES, response_id
 from hutch.mcp_client.transports.pipes import EDGE_BYTES, LineReader, LineWriter, OversizedLine
 from hutch.mcp_client.transports.process import ServerProcess
 from hutch.session.channels.stream import prepare_pipe
@@ -239,7 +239,7 @@ class DirectCalls:
         if not self._responses:
             return False
         if len(line) > LARGE_TEXT_BYTES:
-            response = self._pending(error_messages.response_id(line))
+            response = self._pending(response_id(line))
             if response is not None:
                 response.set_result(line)
             return response is not None
