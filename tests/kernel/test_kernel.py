@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
+import weakref
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 import pytest
 from tests.support.processes import TIMEOUT_SECONDS
+from tests.support.waiting import eventually
 
 import hutch
 from hutch.app.app import App
@@ -209,6 +213,31 @@ async def test_observer_can_listen_to_every_run_and_find_it_while_it_is_active()
     assert found == [True]
     names = [type(event).__name__ for event in events]
     assert names == ["RunQueued", "RunStarted", "RunLog", "ToolCallStarted", "ToolCallEnded", "RunEnded"]
+
+
+async def test_ended_runs_are_freed_without_the_garbage_collector(tmp_path: Path) -> None:
+    app = await App.create(load_settings({"home": str(tmp_path)}))
+    await app.storage.start()
+    sessions: list[weakref.ref[Session]] = []
+
+    async def run() -> None:
+        handle = RunHandle()
+        providers = [Provider.of(next_number)]
+        await app.kernel.run(
+            Execution(code=CALLS, profile=profile_for("quickjs"), providers=providers), handle
+        )
+        assert handle.timeline is not None
+        assert handle.session is not None
+        sessions.append(weakref.ref(handle.session))
+
+    gc.disable()
+    try:
+        await run()
+        # The record is made after the result was returned.
+        await eventually(lambda: sessions[0]() is None)
+    finally:
+        gc.enable()
+        await app.close()
 
 
 async def test_run_that_finds_no_runner_is_recorded() -> None:

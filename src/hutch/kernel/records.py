@@ -171,7 +171,7 @@ class RunRecorder:
             return
         level = self._levels.of(execution.protocol, run.record_level)
         if level != "metadata":
-            run.timeline = RunTimeline(run, self._levels.max_bytes // 2, keeps_values=level == "full")
+            run.timeline = RunTimeline(run.clock, self._levels.max_bytes // 2, keeps_values=level == "full")
             run.listeners.append(run.timeline)
 
     def __call__(self, execution: Execution, run: RunHandle, result: Result) -> None:

@@ -520,8 +520,10 @@ class Session:
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self._tool_calls.count and self.saved is None:
+        if self.saved is None:
             self._tool_calls.end()
+            # A reference to the run, which refers to this session; see `ToolCalls.end`.
+            self._on_started = None
         self._has_ended = True
         self.result = Result(
             ok=error is None,

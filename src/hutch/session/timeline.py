@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from hutch.session.run import RunEvent, RunHandle, RunLog, ToolCallEnded, ToolCallStarted
+from hutch.session.run import RunClock, RunEvent, RunLog, ToolCallEnded, ToolCallStarted
 from hutch.text import cut
 
 MAX_LOG_LINE_CHARS = 10_000
@@ -49,10 +49,10 @@ class RecordedCall(msgspec.Struct, kw_only=True, omit_defaults=True):
 class RunTimeline:
     """Listener that collects the log lines and tool calls of a run with their times."""
 
-    def __init__(self, run: RunHandle, max_bytes: int, *, keeps_values: bool = True) -> None:
+    def __init__(self, clock: RunClock, max_bytes: int, *, keeps_values: bool = True) -> None:
         """Without `keeps_values`, the inputs and results of tool calls are left out."""
         self.keeps_values = keeps_values
-        self._run = run
+        self._clock = clock
         self._bytes_left = max_bytes
         self.logs: list[RecordedLog] = []
         self.calls: dict[str, RecordedCall] = {}
@@ -109,4 +109,4 @@ class RunTimeline:
         return True
 
     def _now_ms(self) -> float:
-        return self._run.clock.since_start_ms()
+        return self._clock.since_start_ms()
