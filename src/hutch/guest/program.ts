@@ -48,6 +48,8 @@ export interface ProgramData {
 export const FILE = "guest.js";
 /** Frames of guest code. V8 and QuickJS format them differently; Deno creates a blob URL for a module. */
 const FRAME = /guest\.js(?:, <anonymous>)?:(\d+):(\d+)/;
+/** Frame of a function that an earlier turn of a session has declared. */
+const TURN_FRAME = /turn-(\d{1,15})\.js:(\d+):\d+/;
 const MODULE_FRAME = /blob:null\/[\w-]+:(\d+):(\d+)/;
 /** Frame of a function without a name, which V8 calls `eval`. */
 const UNNAMED_FRAME = /^(\s*at (?:async )?)(?:<anonymous>|eval) \((.*)\)$/;
@@ -70,7 +72,14 @@ export class Program {
     readonly insertions: () => Insertion[],
     readonly columns: () => Columns | undefined,
     readonly sourceError?: SourceError,
+    readonly file = FILE,
   ) {}
+
+  /** Returns a program whose frames have another file name in the stack traces of QuickJS. */
+  inFile(file: string): Program {
+    const { code, prefixLength, lineCount, insertions, columns, sourceError } = this;
+    return new Program(code, prefixLength, lineCount, insertions, columns, sourceError, file);
+  }
 
   static fromData({ code, prefixLength, lineCount, insertions, columns, sourceError }: ProgramData): Program {
     return new Program(code, prefixLength, lineCount, () => insertions, () => columns, sourceError);
@@ -84,13 +93,18 @@ export class Program {
 
   /** Returns a stack trace as the guest sees it: without internal frames, with positions in its source. */
   cleanStack(stack: string): string {
-    const pattern = this.sourceError ? MODULE_FRAME : FRAME, insertions = this.insertions();
+    const pattern = this.#framePattern(), insertions = this.insertions();
     return withoutInternalFrames(stack).split("\n").map((text) => {
       const frame = pattern.exec(text);
       if (!frame) return text;
       const { line, column } = this.locate(Number(frame[1]), Number(frame[2]), insertions);
       return text.replace(frame[0], `${FILE}:${line}:${column}`).replace(UNNAMED_FRAME, "$1$2");
     }).join("\n");
+  }
+
+  #framePattern(): RegExp {
+    if (this.file !== FILE) return new RegExp(`${RegExp.escape(this.file)}:(\\d+):(\\d+)`);
+    return this.sourceError ? MODULE_FRAME : FRAME;
   }
 
   /** Returns the position of the innermost guest frame in a clean stack trace. */
@@ -103,15 +117,19 @@ export class Program {
   describeStack(stack: string | undefined): string | undefined {
     const frames: string[] = [];
     for (const text of (stack ?? "").split("\n")) {
-      const frame = FRAME.exec(text);
-      if (!frame) continue;
+      const frame = FRAME.exec(text), earlier = frame ? null : TURN_FRAME.exec(text);
+      if (!frame && !earlier) continue;
       if (frames.length === MAX_FRAMES) break;
-      const { line, column } = this.#bounded(frame);
       const name = FRAME_FUNCTION.exec(text)?.[1].slice(0, MAX_FRAME_NAME);
-      const where = `line ${line}, column ${column}`;
+      const where = frame ? this.#describe(frame) : `turn ${earlier![1]}, line ${earlier![2].slice(0, 9)}`;
       frames.push(name ? `at ${name} (${where})` : `at ${where}`);
     }
     return frames.length ? frames.join("\n") : undefined;
+  }
+
+  #describe(frame: RegExpExecArray): string {
+    const { line, column } = this.#bounded(frame);
+    return `line ${line}, column ${column}`;
   }
 
   /** Limits the line and the column, because a guest can forge the numbers in a stack trace. */

@@ -5,7 +5,13 @@
  * TypeScript, optionally inside a Markdown fence. Keeps line numbers.
  */
 
-import { type ImportDeclaration, parse, type Program as Tree, type Statement } from "acorn";
+import {
+  type ExpressionStatement,
+  type ImportDeclaration,
+  parse,
+  type Program as Tree,
+  type Statement,
+} from "acorn";
 import { GuestSyntaxError, type Insertion, originalColumn, type Position, Program } from "./program.ts";
 import type { Stripped } from "./typescript/strip.ts";
 
@@ -99,15 +105,20 @@ function build(source: string): Program {
   const isOnly = statements.length === 1;
   if (isOnly && last?.type === "FunctionDeclaration") {
     suffix = `\nreturn ${last.id.name}();`;
-  } else if (last?.type === "ExpressionStatement") {
-    const { expression } = last;
-    const isFunction = isOnly &&
-      (expression.type === "ArrowFunctionExpression" || expression.type === "FunctionExpression");
-    edits.push({ from: last.start, to: last.start, text: "return (" });
-    const end = expressionEnd(text, last);
-    edits.push({ from: end, to: end, text: isFunction ? ")()" : ")" });
-  }
+  } else if (last?.type === "ExpressionStatement") edits.push(...resultEdits(text, last, isOnly));
   return assemble(OPEN, text, edits, suffix + CLOSE, columns);
+}
+
+/** Returns the edits that make the last statement return its value. If it is only a function, it is called. */
+export function resultEdits(text: string, last: ExpressionStatement, isOnly: boolean): Edit[] {
+  const { expression, start } = last, end = expressionEnd(text, last);
+  const isFunction = isOnly &&
+    (expression.type === "ArrowFunctionExpression" || expression.type === "FunctionExpression");
+  return [{ from: start, to: start, text: "return (" }, {
+    from: end,
+    to: end,
+    text: isFunction ? ")()" : ")",
+  }];
 }
 
 /** Applies the edits and puts the result between `open` and `close`. */

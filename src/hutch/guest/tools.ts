@@ -213,6 +213,13 @@ function defineGlobal(name: string, value: unknown): void {
   defineProperty(globalThis, name, { value, writable: true, configurable: true });
 }
 
+/** Forgets all calls, whose results do not come after the end of a session's turn. */
+export function dropCalls(): void {
+  const ids = keys(pending);
+  for (let i = 0; i < ids.length; i++) delete pending[ids[i] as unknown as number];
+  backlog.length = outstanding = 0;
+}
+
 /** Adds an item to the result of a streaming call. */
 export function addItem(id: number, text: string): void {
   pending[id]?.stream?.add(parse(text));

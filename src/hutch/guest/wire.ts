@@ -1,6 +1,6 @@
 /** Messages between host and runner: the Execbox messages and extensions, one JSON object per line. */
 
-import { type SuspendedState } from "./quickjs/suspension.ts";
+import { type SuspendedState, type VmState } from "./quickjs/suspension.ts";
 
 /** Captured before guest code can replace them. */
 const { parse, stringify } = JSON;
@@ -37,6 +37,19 @@ export interface Execute {
   job?: Job;
   /** Extension that only the host sends: state of the suspended execution to continue. */
   state?: SuspendedState;
+  /** Extension that only the host sends: the execution is a turn of a session. */
+  turn?: Turn;
+}
+
+/** A turn starts with the memory that the one before it has left, and its `done` follows its own memory. */
+export interface Turn {
+  number: number;
+  /** With `variables`, the runner returns the session's variables instead of running the code. */
+  form: "run" | "variables";
+  /** Maximum size of the memory's difference to the image. */
+  maxBytes: number;
+  /** State of the VM besides the memory, which was sent before; absent for the first turn. */
+  vm?: VmState;
 }
 
 export interface Job {
@@ -118,6 +131,8 @@ export interface Outcome {
   logs: string[];
   logsTruncated: boolean;
   durationMs: number;
+  /** Extension: state of the VM after a turn of a session. */
+  vm?: VmState;
 }
 
 export function startedLine(id: string): string {
@@ -176,9 +191,10 @@ export function availableTools(namespace: string, tools: string[]): string {
 }
 
 export function doneLine(id: string, outcome: Outcome): string {
-  const { ok, result, error, logs, logsTruncated, durationMs } = outcome;
+  const { ok, result, error, logs, logsTruncated, durationMs, vm } = outcome;
   const head = `{"type":"done","id":${stringify(id)},"ok":${ok},"durationMs":${durationMs},` +
-    `"logs":[${jsonStrings(logs)}]${logsTruncated ? ',"logsTruncated":true' : ""}`;
+    `"logs":[${jsonStrings(logs)}]${logsTruncated ? ',"logsTruncated":true' : ""}` +
+    (vm ? `,"vm":{"pages":${vm.pages},"faults":${vm.faults}}` : "");
   if (ok) return result === undefined ? `${head}}\n` : `${head},"result":${result}}\n`;
   return `${head},"error":{${errorFields(error!)}}}\n`;
 }

@@ -29,6 +29,8 @@ export class Run {
   busy = false;
   over = false;
   cancelled = false;
+  /** Outcome of a turn that has returned. The turn is over when all jobs that it has started have run. */
+  returned?: { result?: string };
   /** If the host asked to suspend the execution, the maximum size of its memory's difference; otherwise 0. */
   suspendBelow = 0;
 

@@ -2,7 +2,7 @@
 
 import { runAfter } from "../clock.ts";
 import { prepareTransform, prepareWrapper } from "../ability_source.ts";
-import { FILE, GuestSyntaxError, type Program } from "../program.ts";
+import { GuestSyntaxError, type Program } from "../program.ts";
 import { prepare, prepareForDeno } from "../source.ts";
 import {
   callTargets,
@@ -29,12 +29,16 @@ import { type HostFunctions, type Image, Vm, VmError } from "./vm.ts";
 import { interruptedAt, syntaxError, unknownTool, withHint } from "./failures.ts";
 import { Run } from "./run.ts";
 import { VmPool } from "./vm_pool.ts";
-import { MemoryParts, sendMemory, type SuspendedState } from "./suspension.ts";
+import { MemoryParts, sendMemory, type SuspendedState, type VmState } from "./suspension.ts";
+import { prepareTurn } from "./turn_source.ts";
 
 const DEFAULT_MAX_RESULT = 8 * 1024 * 1024;
 /** For each prelude, the letters of the host functions that it uses and the names of its own functions. */
 export const PRELUDES = {
-  plain: { functions: "cltkruedoxpsb", entries: ["run", "settle", "item", "fire", "stack"] },
+  plain: {
+    functions: "cltkruedoxpsb",
+    entries: ["run", "turn", "variables", "settle", "item", "fire", "stack"],
+  },
   web: { functions: "cltkruedoxpsbh", entries: ["run", "settle", "item", "fire", "stack", "job"] },
 };
 /** Error codes that a guest may report itself, besides those of errors that the host sent to it. */
@@ -168,16 +172,18 @@ export class Runner {
   }
 
   #start(request: Execute, program: Program): void {
-    const { id, options, providers, job } = request;
+    const { id, options, providers, job, turn } = request;
     const run = new Run(id, request, program, this.#vms.take(this.#images[job ? "web" : "plain"]));
-    const { vm } = run;
+    const { vm } = run, maxResultBytes = options.maxResultBytes ?? DEFAULT_MAX_RESULT;
     this.#add(run);
+    if (turn?.vm && !this.#restore(run, turn.vm)) return;
+    if (turn?.form === "variables") return this.#enter(run, "variables", () => [vm.number(maxResultBytes)]);
     const toolNames = JSON.stringify(providerTools(providers));
     const inputs = request.inputs && JSON.stringify(request.inputs);
-    this.#enter(run, job ? "job" : "run", () => {
-      const fn = vm.evaluate(program.code, FILE);
+    this.#enter(run, job ? "job" : turn ? "turn" : "run", () => {
+      const fn = vm.evaluate(program.code, program.file);
       if (vm.isException(fn)) throw syntaxError(vm, vm.exception());
-      const tools = vm.string(toolNames), maxBytes = vm.number(options.maxResultBytes ?? DEFAULT_MAX_RESULT);
+      const tools = vm.string(toolNames), maxBytes = vm.number(maxResultBytes);
       if (job) return [vm.string(job.form), fn, tools, vm.string(job.input), maxBytes];
       const args = [fn, tools, maxBytes, vm.number(options.sendCallLines ? 1 : 0)];
       return inputs ? [...args, vm.string(inputs)] : args;
@@ -186,16 +192,23 @@ export class Runner {
 
   /** Continues an execution that was suspended, perhaps in another runner. */
   #continue(request: Execute, program: Program, state: SuspendedState): void {
-    const { id, job } = request, words = this.#received.take(id);
+    const { id, job } = request;
     const run = new Run(id, request, program, this.#vms.take(this.#images[job ? "web" : "plain"]), state);
     this.#add(run);
-    try {
-      run.vm.restore({ ...state.memory, words });
-    } catch (error) {
-      return this.#crashed(run, error as Error);
-    }
+    if (!this.#restore(run, state.memory)) return;
     for (const [callId, number, size] of state.calls) this.#openCall(run, callId, number, size);
     for (const [timer, left, interval] of state.timers) this.#schedule(run, timer, left, interval);
+  }
+
+  /** Restores the memory that the host has sent. Returns false if it cannot, which ends the execution. */
+  #restore(run: Run, state: VmState): boolean {
+    try {
+      run.vm.restore({ ...state, words: this.#received.take(run.id) });
+      return true;
+    } catch (error) {
+      this.#crashed(run, error as Error);
+      return false;
+    }
   }
 
   #suspend({ id, maxBytes }: Suspend): void {
@@ -252,7 +265,7 @@ export class Runner {
     run.busy = true;
     let isIntact = true;
     try {
-      while (run.queue.length > 0 && !run.over && !run.cancelled) {
+      while (run.queue.length > 0 && !run.over && !run.cancelled && !run.returned) {
         const [entry, args] = run.queue.shift()!;
         if (!await run.vm.call(run.vm.image.entry[entry], args(), run.isOverdue)) this.#stopped(run);
       }
@@ -264,6 +277,7 @@ export class Runner {
       this.#crashed(run, error as Error);
     }
     run.busy = false;
+    if (run.returned && !run.over) this.#endTurn(run, run.returned.result);
     if (run.suspendBelow > 0 && !run.over) this.#trySuspend(run);
     if (run.over) this.#release(run, isIntact);
     else if (run.calls.size > 0 && this.#runs.size === 1) this.#wakeup.poll(this.#wire.linesReceived);
@@ -334,12 +348,30 @@ export class Runner {
     this.#finish(run, false, undefined, { ...TIMED_OUT, ...at, stack: frames });
   }
 
+  /** Ends a turn of a session and sends its memory. */
+  #endTurn(run: Run, result?: string): void {
+    const { form, maxBytes } = run.request.turn!;
+    if (form === "variables") return this.#end(run, { ok: true, result });
+    const { words, ...vm } = run.vm.save();
+    if (words.byteLength > maxBytes) {
+      const message = `The memory of the session has ${words.byteLength} bytes; the limit is ${maxBytes}`;
+      return this.#end(run, { ok: false, error: { code: "memory_limit", message } });
+    }
+    sendMemory(this.#wire, run.id, words);
+    this.#end(run, { ok: true, result, vm });
+  }
+
   #finish(run: Run, ok: boolean, result?: string, error?: Failure): void {
     if (run.over) return;
+    if (ok && run.request.turn) run.returned ??= { result };
+    else this.#end(run, { ok, result, error });
+  }
+
+  #end(run: Run, outcome: Pick<Outcome, "ok" | "result" | "error" | "vm">): void {
     run.over = true;
     const { lines: logs, truncated: logsTruncated } = run.logs;
     const durationMs = elapsed(run.startedAt);
-    this.#wire.send(doneLine(run.id, { ok, result, error, logs, logsTruncated, durationMs }));
+    this.#wire.send(doneLine(run.id, { ...outcome, logs, logsTruncated, durationMs }));
     this.#drop(run);
   }
 
@@ -401,7 +433,7 @@ export class Runner {
   #toolCall(run: Run, number: number, tool: number, input: string, stack?: string): void {
     run.targets ??= callTargets(run.request.providers);
     const target = run.targets[tool];
-    if (run.over || target === undefined) return;
+    if (run.over || run.returned || target === undefined) return;
     const maxBytes = run.request.options.maxResultBytes ?? DEFAULT_MAX_RESULT;
     const size = byteLength(input, maxBytes);
     if (size > maxBytes || run.openBytes + size > MAX_OPEN_BYTES || !isJson(input)) {
@@ -466,7 +498,7 @@ export class Runner {
   }
 
   #startTimer(run: Run, id: number, delay: number, repeat: boolean): void {
-    if (run.over) return;
+    if (run.over || run.returned) return;
     if (!this.#hasTimers) {
       // The first timer loads Node's timers, which must not count as the guest's time.
       this.#hasTimers = true;
@@ -492,7 +524,8 @@ export class Runner {
   }
 }
 
-function programOf({ code, job }: Execute): Program {
+function programOf({ code, job, turn }: Execute): Program {
+  if (turn) return prepareTurn(code, turn.number);
   if (job?.form === "prepare") return prepareForDeno(code);
   if (job?.form === "wrapper") return prepareWrapper(code);
   return job?.form === "transform" ? prepareTransform(code) : prepare(code);

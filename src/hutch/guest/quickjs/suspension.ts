@@ -6,9 +6,12 @@ import { type SavedMemory } from "./vm.ts";
 /** Words of one message: large enough to be efficient, small enough that the host handles others in between. */
 const PART_WORDS = 32 * 1024;
 
+/** State of a VM besides its memory. */
+export type VmState = Omit<SavedMemory, "words">;
+
 /** Everything but the memory itself. The host stores it and sends it back unchanged, except for the timers. */
 export interface SuspendedState {
-  memory: Omit<SavedMemory, "words">;
+  memory: VmState;
   calls: [callId: string, number: number, inputBytes: number, items: number][];
   timers: [id: number, millisecondsLeft: number, interval: number][];
   logs: string[];

@@ -9,3 +9,8 @@ let isFull = false;
 const methods = consoleMethods((line) => isFull = log(line.toWellFormed()) === 0, () => isFull);
 for (const [name, method] of Object.entries(methods)) setName(name, method);
 defineGlobal("console", methods);
+
+/** Forgets that the logs were full: each turn of a session has its own. */
+export function resetConsole(): void {
+  isFull = false;
+}

@@ -22,11 +22,11 @@ import {
   settle as settleCall,
 } from "../../tools.ts";
 import { defineGlobal } from "./define.ts";
-import { rawStack } from "./stack.ts";
+import { rawStack, uncleanStack } from "./stack.ts";
 import { byteLength, fail, isProxy, succeed, toolCall } from "./host.ts";
+import { turn, variables } from "./turn.ts";
 
 const { parse, stringify } = JSON;
-const { apply } = Reflect;
 
 provideProxyCheck((value) => isProxy(value) === 1);
 provideByteLength(byteLength);
@@ -49,12 +49,6 @@ async function run(
   }
 }
 
-/** Returns the stack of an error as QuickJS has it. The runner only needs the line, which is the source's. */
-function uncleanStack(error: Error): string | undefined {
-  const stack = apply(rawStack, error, []);
-  return typeof stack === "string" ? stack : undefined;
-}
-
 function settle(id: number, ok: number, text: string): void {
   settleCall(id, ok === 1, text);
 }
@@ -72,4 +66,12 @@ defineGlobal("queueMicrotask", (callback: () => void) => {
   if (typeof callback !== "function") throw new TypeError("queueMicrotask: expected a function");
   Promise.resolve().then(callback);
 });
-(globalThis as any).__hutch_entry = { run, settle, item: addItem, fire, stack: rawStack };
+(globalThis as any).__hutch_entry = {
+  run,
+  turn,
+  variables,
+  settle,
+  item: addItem,
+  fire,
+  stack: rawStack,
+};

@@ -18,6 +18,12 @@ function clean(stack: unknown): unknown {
 /** Reads the stack of an error, whatever the guest has done to its class. */
 export const rawStack = get!;
 
+/** Returns the stack of an error as QuickJS has it. The runner only needs the line, which is the source's. */
+export function uncleanStack(error: Error): string | undefined {
+  const stack = apply(rawStack, error, []);
+  return typeof stack === "string" ? stack : undefined;
+}
+
 // The stack is cleaned when it is read, because most errors are caught and their stack is never read.
 defineProperty(Error.prototype, "stack", {
   get: setName("get stack", function (this: unknown) {

@@ -11,7 +11,8 @@ interface Timer {
   repeat: boolean;
 }
 
-const timers: Record<number, Timer> = Object.create(null);
+const { create, keys } = Object;
+const timers: Record<number, Timer> = create(null);
 let lastId = 0, active = 0;
 
 function set(callback: unknown, delay: unknown, args: unknown[], repeat: boolean): number {
@@ -29,6 +30,13 @@ function clear(id: unknown): void {
   delete timers[id];
   active--;
   stopTimer(id);
+}
+
+/** Forgets all timers, which end with the turn of a session. */
+export function dropTimers(): void {
+  const ids = keys(timers);
+  for (let i = 0; i < ids.length; i++) delete timers[ids[i] as unknown as number];
+  active = 0;
 }
 
 export function fireTimer(id: number): void {
