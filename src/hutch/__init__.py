@@ -16,10 +16,12 @@ if TYPE_CHECKING:
         InvalidTool,
         ResumeError,
         SandboxUnavailable,
+        SessionError,
         SettingError,
         Suspend,
         ToolError,
     )
+    from hutch.kernel.sessions.sessions import SessionInfo, Variable
     from hutch.session.live_run import Run
     from hutch.session.run import (
         CallRecord,
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from hutch.session.tools.functions import tool
     from hutch.session.tools.provider import Provider
     from hutch.session.tools.tool import Deferred, Tool, ToolContext
+    from hutch.stateful_session import Session
 
 __all__ = [
     "Busy",
@@ -60,6 +63,9 @@ __all__ = [
     "RunStarted",
     "RunSuspended",
     "SandboxUnavailable",
+    "Session",
+    "SessionError",
+    "SessionInfo",
     "SettingError",
     "Suspend",
     "Tool",
@@ -68,6 +74,7 @@ __all__ = [
     "ToolContext",
     "ToolError",
     "ToolProgress",
+    "Variable",
     "__version__",
     "connect",
     "run_sync",
@@ -84,10 +91,12 @@ _MODULES = {
         "InvalidTool",
         "ResumeError",
         "SandboxUnavailable",
+        "SessionError",
         "SettingError",
         "Suspend",
         "ToolError",
     ),
+    "hutch.kernel.sessions.sessions": ("SessionInfo", "Variable"),
     "hutch.session.tools.functions": ("tool",),
     "hutch.session.live_run": ("Run",),
     "hutch.session.run": (
@@ -106,6 +115,7 @@ _MODULES = {
     ),
     "hutch.session.tools.provider": ("Provider",),
     "hutch.session.tools.tool": ("Deferred", "Tool", "ToolContext"),
+    "hutch.stateful_session": ("Session",),
 }
 
 

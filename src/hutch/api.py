@@ -32,10 +32,12 @@ from hutch.settings import load_settings
 if TYPE_CHECKING:
     from hutch.app.app import App
     from hutch.client import Remote
+    from hutch.kernel.sessions.sessions import SessionInfo, Sessions
     from hutch.kernel.suspended_runs import SuspendedRuns
     from hutch.protocols.toolscript.providers import McpConfigurations
     from hutch.settings import Settings
     from hutch.settings.overrides import SettingOverrides
+    from hutch.stateful_session import Session
 
 _ToolLike = Provider | Tool | Callable[..., Any]
 Tools = _ToolLike | Iterable[_ToolLike] | Mapping[str, _ToolLike | Iterable[_ToolLike]] | None
@@ -50,6 +52,18 @@ class _CommonOptions(TypedDict, total=False):
     engine: Engine | None
     mcp: McpConfig | None
     check: bool
+    timeout_ms: float | None
+    memory_limit_bytes: int | None
+    max_log_lines: int | None
+    max_log_chars: int | None
+
+
+class TurnOptions(TypedDict, total=False):
+    """Keyword arguments of `Session.run`."""
+
+    tools: Tools
+    inputs: Mapping[str, Any] | None
+    mcp: McpConfig | None
     timeout_ms: float | None
     memory_limit_bytes: int | None
     max_log_lines: int | None
@@ -270,6 +284,37 @@ class Hutch:
         seal = None if self._app is None else partial(self._seal, execution.owner)
         return Run(partial(_run, kernel, execution), seal=seal)
 
+    def session(self, session_id: str | None = None, *, owner: str = "default") -> Session:
+        """Returns a session whose turns share their variables, in this process and later ones.
+
+        ```python
+        async with h.session("analysis") as s:
+            await s.run("let x = 1")
+            result = await s.run("x + 1")  # result.result == 2
+        ```
+
+        A session with this id and owner is continued if there is one, otherwise its first turn creates it.
+        Without an id, it is new. Raises InvalidExecution.
+        """
+        from hutch.kernel.sessions.sessions import check_session_id, new_session_id
+        from hutch.stateful_session import Session
+
+        if session_id is None:
+            session_id = new_session_id()
+        check_session_id(session_id)
+
+        async def execution(code: str, options: TurnOptions) -> Execution:
+            return (await self._execution(code, owner=owner, **options))[1]
+
+        return Session(session_id, owner, self._stateful_sessions, execution)
+
+    async def sessions(self, *, owner: str = "default") -> list[SessionInfo]:
+        """Lists the sessions of an owner, the last used one first."""
+        return await (await self._stateful_sessions()).list(owner)
+
+    async def _stateful_sessions(self) -> Sessions:
+        return (await self._opened_app("keep sessions")).sessions
+
     async def resume(
         self,
         run: str | bytes,
@@ -317,13 +362,14 @@ class Hutch:
         return await suspended_runs.resolve(token, answer)
 
     async def _opened(self) -> SuspendedRuns:
+        return (await self._opened_app("suspend runs")).suspended_runs
+
+    async def _opened_app(self, action: str) -> App:
         if self._kernel is None or asyncio.get_running_loop() is not self._loop:
             await self.open()
         if self._app is None:
-            raise HutchError(
-                "An external runner cannot suspend runs.", remedy="Create Hutch without `runner`."
-            )
-        return self._app.suspended_runs
+            raise HutchError(f"An external runner cannot {action}.", remedy="Create Hutch without `runner`.")
+        return self._app
 
     async def _execution(
         self,

@@ -223,6 +223,18 @@ class ResumeError(HutchError):
         self.code = code
 
 
+class SessionError(HutchError):
+    """A stateful session cannot be used.
+
+    `code` is session_not_found, session_exists, session_in_use, session_expired, session_incompatible,
+    session_invalid, session_limit or turn_not_found.
+    """
+
+    def __init__(self, code: str, message: str, *, remedy: str | None = None) -> None:
+        super().__init__(message, remedy=remedy)
+        self.code = code
+
+
 class ConfigError(HutchError):
     """The configuration of MCP servers is invalid."""
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from hutch.errors import ExecutionError
     from hutch.http.auth import AccessControl
     from hutch.kernel.execution import Execution
+    from hutch.kernel.sessions.sessions import Sessions
     from hutch.kernel.suspended_runs import SuspendedRuns
     from hutch.mcp_client.example_server import ExampleServers
     from hutch.mcp_client.servers import McpServers
@@ -156,6 +157,13 @@ class App:
         from hutch.kernel.suspended_runs import SuspendedRuns
 
         return SuspendedRuns(self.settings, self.kernel, self.storage.store)
+
+    @cached_property
+    def sessions(self) -> Sessions:
+        """Stateful sessions."""
+        from hutch.kernel.sessions.sessions import Sessions
+
+        return Sessions(self.settings, self.kernel, self.storage.store)
 
     async def _store_suspended(self, execution: Execution, run: RunHandle) -> None:
         await self.suspended_runs.save(execution, run)
@@ -452,6 +460,8 @@ class App:
             if self._own_tracer is not None:
                 stack.push_async_callback(self._own_tracer.close)
             stack.push_async_callback(self.storage.close)
+            if "sessions" in built:
+                stack.push_async_callback(self.sessions.close)
             if "suspended_runs" in built:
                 stack.push_async_callback(self.suspended_runs.close)
             stack.push_async_callback(self._launcher.close)

@@ -56,7 +56,6 @@ def _zstd() -> Any:
 
 def encode(checkpoint: Checkpoint, max_bytes: int) -> bytes:
     """Encodes a checkpoint. Raises ResumeError if it could not be decoded again."""
-    zstd = _zstd()
     try:
         data = msgspec.msgpack.encode(checkpoint)
     except UnicodeEncodeError:
@@ -65,20 +64,32 @@ def encode(checkpoint: Checkpoint, max_bytes: int) -> bytes:
     if len(data) > max_bytes:
         message = f"The code, the inputs of pending calls and the memory have more than {max_bytes} bytes."
         raise ResumeError("checkpoint_invalid", message)
-    return bytes(zstd.compress(data, COMPRESSION_LEVEL))
+    return compress(data)
 
 
 def decode(data: bytes, max_bytes: int) -> Checkpoint:
     """Decodes a checkpoint whose authenticity was checked. Raises ResumeError."""
+    try:
+        return msgspec.msgpack.decode(decompress(data, max_bytes), type=Checkpoint)
+    except msgspec.DecodeError:
+        raise ResumeError("checkpoint_invalid", "The checkpoint cannot be read.") from None
+
+
+def compress(data: bytes) -> bytes:
+    return bytes(_zstd().compress(data, COMPRESSION_LEVEL))
+
+
+def decompress(data: bytes, max_bytes: int) -> bytes:
+    """Returns what was compressed. Raises ResumeError if that is invalid or has more than `max_bytes`."""
     zstd = _zstd()
     try:
         decompressor = zstd.ZstdDecompressor()
         text = decompressor.decompress(data, max_bytes)
-        if decompressor.needs_input or not decompressor.eof:
-            raise ResumeError("checkpoint_invalid", f"The checkpoint has more than {max_bytes} bytes.")
-        return msgspec.msgpack.decode(text, type=Checkpoint)
-    except (zstd.ZstdError, msgspec.DecodeError):
+    except zstd.ZstdError:
         raise ResumeError("checkpoint_invalid", "The checkpoint cannot be read.") from None
+    if decompressor.needs_input or not decompressor.eof:
+        raise ResumeError("checkpoint_invalid", f"The checkpoint has more than {max_bytes} bytes.")
+    return bytes(text)
 
 
 def check_bundle(digest: str) -> None:

@@ -14,6 +14,7 @@ from hutch.session.messages import Job
 from hutch.session.run import Result, RunHandle
 from hutch.session.suspension import Answer, SavedSession
 from hutch.session.tools.provider import Provider
+from hutch.session.turn import Turn
 
 INTERNAL_PROTOCOL = "internal"
 """Protocol of executions that Hutch starts for itself, such as precompilations. They are counted in
@@ -61,6 +62,8 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     """Suspended session that the execution continues; None to start the code."""
     answers: Mapping[str, Answer] = {}
     """Results of the pending calls of `saved`, by call id."""
+    turn: Turn | None = None
+    """Makes the execution a turn of a stateful session."""
     source: Source | None = None
     """Source that the record contains instead of `code` and `inputs`, if the protocol generates these."""
 

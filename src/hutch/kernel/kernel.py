@@ -258,6 +258,7 @@ class Kernel:
                     saved=execution.saved,
                     answers=execution.answers,
                     max_saved_bytes=self._max_saved_bytes(execution),
+                    turn=execution.turn,
                     may_poll=self._may_poll,
                 )
             except asyncio.CancelledError:
@@ -273,6 +274,7 @@ class Kernel:
             self.on_suspend is not None
             and execution.profile.engine_spec.can_suspend
             and execution.job is None
+            and execution.turn is None
             and not execution.is_internal
         )
         return self.settings.max_checkpoint_bytes if can_suspend else 0

@@ -39,6 +39,7 @@ from hutch.session.run import CallRecord, Listener, Result, RunEvent, RunLog
 from hutch.session.suspension import Answer, MemoryCollector, SavedSession
 from hutch.session.tool_calls import MAX_NAME_CHARS, ToolCalls
 from hutch.session.tools.provider import MAX_MESSAGE_CHARS, Provider
+from hutch.session.turn import Turn, TurnState, turn_json
 from hutch.telemetry.trace_context import TraceContext
 
 BACKSTOP_SECONDS = 0.1
@@ -85,6 +86,7 @@ class Session:
         saved: SavedSession | None = None,
         answers: Mapping[str, Answer] | None = None,
         max_saved_bytes: int = 0,
+        turn: Turn | None = None,
         before_call: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """`send_result`: sends tool results, if there is a faster way than `send`.
@@ -104,6 +106,7 @@ class Session:
 
         `saved`: suspended session to continue. `answers`: results of its pending calls. `max_saved_bytes`:
         maximum size of the memory of an execution that is suspended; 0 if the runner cannot suspend it.
+        `turn`: the execution is a turn of a stateful session.
         `before_call`: see `ToolCalls`.
         """
         self.id = id
@@ -164,7 +167,9 @@ class Session:
         """State of the execution if it was suspended."""
         self._resumed, self._answers = saved, answers or {}
         self._max_saved_bytes = max_saved_bytes
-        self._memory: MemoryCollector | None = None
+        self._turn = turn
+        self._memory = None if turn is None else MemoryCollector(turn.max_bytes)
+        self._turn_state: TurnState | None = None
         self._on_suspend_refused: Callable[[str], None] | None = None
         if saved is not None:
             self.log_lines, self._log_chars = saved.log_lines, saved.log_chars
@@ -189,17 +194,23 @@ class Session:
         """Records of ended tool calls, at most MAX_RECORDED_CALLS."""
         return self._tool_calls.records
 
+    @property
+    def turn_state(self) -> TurnState | None:
+        """State after a turn that has succeeded."""
+        return self._turn_state if self.result is not None and self.result.ok else None
+
     async def send_memory(self) -> None:
-        """Sends the memory of the execution to continue, if there is one. Other tasks run between its parts.
-        Must be called before `begin`.
+        """Sends the memory of the execution to continue, or of the turn before, if there is one. Other tasks
+        run between its parts. Must be called before `begin`.
         """
-        if self._resumed is None:
+        state = self._resumed if self._turn is None else self._turn.state
+        if state is None:
             return
-        for line in memory_lines(self.id, self._resumed.memory):
+        for line in memory_lines(self.id, state.memory):
             if self.result is not None or self._cancelling:
                 return
             self._send(line)
-            if len(self._resumed.memory) > MEMORY_PART_BYTES:
+            if len(state.memory) > MEMORY_PART_BYTES:
                 await asyncio.sleep(0)
                 if self._writable is not None:
                     await self._writable()
@@ -226,7 +237,10 @@ class Session:
         options = options_json(self.limits, self._is_observed, self._trusted)
         if self._trusted and self._trace is not None:
             options = options[:-1] + f',"traceparent":"{self._trace.traceparent}"}}'.encode()
-        self._send(execute_line(self.id, self._code, options, manifests, self._job, self._inputs, state))
+        turn = None if self._turn is None else turn_json(self._turn)
+        self._send(
+            execute_line(self.id, self._code, options, manifests, self._job, self._inputs, state, turn)
+        )
         for call_id, answer in self._answers.items():
             self._tool_calls.answer(call_id, answer)
         if self._resumed is not None:
@@ -315,7 +329,7 @@ class Session:
 
     def _receive_suspension(self, message: Memory | Suspended) -> bool:
         memory = self._memory
-        if memory is None:
+        if memory is None or (self._turn is not None and isinstance(message, Suspended)):
             return False
         if isinstance(message, Memory):
             if not memory.add(message.data):
@@ -448,6 +462,8 @@ class Session:
             assert done.error is not UNSET
             self._settle_done(done, self._judge(done.error))
         else:
+            if self._memory is not None and done.vm is not UNSET:
+                self._turn_state = TurnState(memory=self._memory.memory(), vm=done.vm)
             self._check_result(done, b"" if done.result is UNSET else bytes(done.result))
 
     def _check_result(self, done: Done, raw: bytes) -> None:

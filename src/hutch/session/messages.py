@@ -197,6 +197,13 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True, tag="tool_call", tag_f
     """
 
 
+class VmState(msgspec.Struct, frozen=True):
+    """State of a VM besides its memory. Only the runner needs to understand it."""
+
+    pages: int
+    faults: int
+
+
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done", tag_field="type", rename="camel"):
     id: str
     ok: bool
@@ -205,10 +212,14 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done", tag_field="typ
     result: Raw | UnsetType = UNSET
     error: WireError | UnsetType = UNSET
     logs_truncated: bool | UnsetType = UNSET
+    vm: VmState | UnsetType = UNSET
+    """State of the VM after a turn of a stateful session. An extension of Hutch."""
 
 
 class Memory(msgspec.Struct, frozen=True, tag="memory", tag_field="type"):
-    """Part of the memory of an execution that is being suspended. An extension of Hutch."""
+    """Part of the memory of an execution that is being suspended, or of a turn of a stateful session. An
+    extension of Hutch.
+    """
 
     id: str
     data: str
@@ -269,10 +280,11 @@ def execute_line(
     job: Job | None = None,
     inputs: bytes | None = None,
     state: SuspendedState | None = None,
+    turn: bytes | None = None,
 ) -> bytes:
     """Encodes `execute`. `options` and `manifests` are JSON text already, because most executions have the
-    same ones. `inputs` are JSON text, too. With `state`, the execution continues where it was suspended. Its
-    memory must have been sent before; see `memory_lines`.
+    same ones. `inputs` and `turn` are JSON text, too. With `state`, the execution continues where it was
+    suspended. Its memory must have been sent before; see `memory_lines`.
     """
     return (
         b'{"type":"execute","id":'
@@ -285,6 +297,7 @@ def execute_line(
         + b",".join(manifests)
         + (b"]" if inputs is None else b'],"inputs":' + inputs)
         + (b"" if state is None else b',"state":' + _encoder.encode(state))
+        + (b"" if turn is None else b',"turn":' + turn)
         + (b"}\n" if job is None else b',"job":' + _job_json(job) + b"}\n")
     )
 

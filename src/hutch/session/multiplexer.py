@@ -24,6 +24,7 @@ from hutch.session.messages import (
 from hutch.session.run import Listener
 from hutch.session.suspension import Answer, SavedSession
 from hutch.session.tools.provider import Provider
+from hutch.session.turn import Turn
 from hutch.telemetry.trace_context import TraceContext
 
 logger = logging.getLogger("hutch.session")
@@ -100,6 +101,7 @@ class Multiplexer:
         saved: SavedSession | None = None,
         answers: Mapping[str, Answer] | None = None,
         max_saved_bytes: int = 0,
+        turn: Turn | None = None,
         before_call: Callable[[], Awaitable[None]] | None = None,
         begin: bool = True,
     ) -> Session:
@@ -135,6 +137,7 @@ class Multiplexer:
             saved=saved,
             answers=answers,
             max_saved_bytes=max_saved_bytes,
+            turn=turn,
             before_call=before_call,
         )
         self.sessions[id] = session

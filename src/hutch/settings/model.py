@@ -81,6 +81,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Maximum size of the suspended runs of one owner in the store, with the results of those that ended."""
     checkpoint_days: Positive = 30
     """Days after which a suspended run can no longer be continued."""
+    max_sessions_per_owner: Positive = 1_000
+    """Maximum number of stateful sessions of one owner."""
+    max_session_bytes_per_owner: Positive = 1024 * MIB
+    """Maximum size of the stateful sessions of one owner in the store."""
+    max_session_history: Positive = 20
+    """Maximum number of turns of a stateful session to whose states it can go back."""
+    session_days: Positive = 30
+    """Days after its last turn at which a stateful session expires."""
+    session_idle_ms: Positive = 1_000
+    """Milliseconds after a turn at which the state of its session is stored and its memory freed."""
     max_calls: Positive = 100_000
     max_outstanding_calls: Positive = 256
     cancel_grace_ms: Positive = 25

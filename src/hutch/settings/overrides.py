@@ -35,6 +35,11 @@ class SettingOverrides(TypedDict, total=False):
     max_checkpoint_bytes: int
     max_suspended_bytes_per_owner: int
     checkpoint_days: int
+    max_sessions_per_owner: int
+    max_session_bytes_per_owner: int
+    max_session_history: int
+    session_days: int
+    session_idle_ms: int
     max_calls: int
     max_outstanding_calls: int
     cancel_grace_ms: int

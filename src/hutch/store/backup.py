@@ -50,6 +50,8 @@ TABLES = (
     "checkpoints",
     "checkpoint_parts",
     "pending_calls",
+    "sessions",
+    "session_parts",
 )
 # Not in a backup: the schema's own history, and counters of the last minutes.
 OMITTED_TABLES = ("migrations", "rate_limits")

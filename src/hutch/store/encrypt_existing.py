@@ -59,6 +59,7 @@ async def data_key_ids(database: Database) -> set[str]:
         ("checkpoints", "result"),
         ("pending_calls", "answer"),
         ("pending_calls", "question"),
+        ("session_parts", "data"),
     ]
     for table, name in [*(column[:2] for column in ENCRYPTED_COLUMNS), *others]:
         # The format of the ciphertext is `hutch1.<key id>.…`.

@@ -17,6 +17,7 @@ from hutch.store.tables.meta import MetaTable
 from hutch.store.tables.quotas import QuotaTable
 from hutch.store.tables.rate_limits import RateLimiter
 from hutch.store.tables.runs import RunTable
+from hutch.store.tables.sessions import SessionTable
 from hutch.store.tables.users import ApiKeyTable, UserTable
 from hutch.store.write_behind import WriteBehindQueue
 
@@ -60,6 +61,7 @@ class Store:
         self.flows = FlowTable(database, encryption)
         self.journal = JournalTable(database, encryption)
         self.checkpoints = CheckpointTable(database, encryption)
+        self.sessions = SessionTable(database, encryption)
         self.quotas = QuotaTable(database, self.write_behind)
         self.rate_limits = RateLimiter(database if shares_rate_limits else None)
 

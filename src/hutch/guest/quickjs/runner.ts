@@ -354,7 +354,8 @@ export class Runner {
     if (form === "variables") return this.#end(run, { ok: true, result });
     const { words, ...vm } = run.vm.save();
     if (words.byteLength > maxBytes) {
-      const message = `The memory of the session has ${words.byteLength} bytes; the limit is ${maxBytes}`;
+      const message = `The memory of the session has ${words.byteLength} bytes; the limit is ${maxBytes}` +
+        " (setting max_checkpoint_bytes)";
       return this.#end(run, { ok: false, error: { code: "memory_limit", message } });
     }
     sendMemory(this.#wire, run.id, words);

@@ -149,7 +149,8 @@ test("two copies of one execution draw different random numbers", async () => {
 test("an execution that computes is suspended when it next waits", async () => {
   const host = new Host();
   const code = "let n = 0; for (let i = 0; i < 3e6; i++) n += i; return await upstream.send(n)";
-  host.runner.receive(executeMessage(code));
+  const message = executeMessage(code);
+  host.runner.receive({ ...message, options: { ...message.options, timeoutMs: 60_000 } });
   host.runner.receive({ type: "suspend", id: "1", maxBytes: MAX_BYTES });
   const [{ state }] = await host.next("suspended");
   assert.equal(state.calls.length, 1);

@@ -15,6 +15,7 @@ from hutch.session.messages import Job
 from hutch.session.run import Result, RunHandle
 from hutch.session.suspension import Answer, SavedSession
 from hutch.session.tools.provider import Provider
+from hutch.session.turn import Turn
 
 if TYPE_CHECKING:
     from hutch.sandbox.pool.pool import Pool
@@ -69,6 +70,7 @@ class Lease:
         saved: SavedSession | None = None,
         answers: Mapping[str, Answer] | None = None,
         max_saved_bytes: int = 0,
+        turn: Turn | None = None,
         may_poll: Callable[[], bool] = _never,
         max_seconds: float | None = None,
     ) -> Result:
@@ -76,8 +78,8 @@ class Lease:
 
         If the call is cancelled, the guest is cancelled too, and its result is in `run.session.result`.
 
-        `inputs`: JSON text of the guest's variables. `saved`, `answers` and `max_saved_bytes`: see
-        `Session`; if the guest was suspended, `run.session.saved` is set. `may_poll`: returns True if the
+        `inputs`: JSON text of the guest's variables. `saved`, `answers`, `max_saved_bytes` and `turn`:
+        see `Session`; if the guest was suspended, `run.session.saved` is set. `may_poll`: returns True if the
         runner may use a core to poll for the next tool result. `max_seconds`: cancels the execution after
         this time. If the runner has not started the execution by then, it is busy with another one and does
         not count as unresponsive.
@@ -98,6 +100,7 @@ class Lease:
             saved=saved,
             answers=answers,
             max_saved_bytes=max_saved_bytes,
+            turn=turn,
             before_call=run.before_call,
             begin=False,
         )
@@ -112,7 +115,7 @@ class Lease:
             if runner.requests is not None:
                 run.requests = runner.requests
             try:
-                if saved is not None:
+                if saved is not None or turn is not None:
                     await session.send_memory()
                 session.begin()
                 if run.must_suspend:

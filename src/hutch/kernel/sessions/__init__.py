@@ -1,0 +1,1 @@
+"""Stateful sessions: code runs in turns that share their variables."""

@@ -1,0 +1,36 @@
+"""Turns of stateful sessions: executions that start with the memory that the turn before them has left."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from hutch.session.messages import VmState
+
+
+class TurnState(msgspec.Struct, frozen=True, kw_only=True):
+    """State of a VM between two turns."""
+
+    memory: bytes
+    """Difference of the VM's memory to its image."""
+    vm: VmState
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """Makes an execution a turn of a stateful session."""
+
+    number: int
+    """Counts the turns of the session, beginning with 1."""
+    state: TurnState | None
+    """State after the turn before. None for the first turn."""
+    form: Literal["run", "variables"] = "run"
+    """With `variables`, the result is a list of the session's variables, and no code runs."""
+    max_bytes: int
+    """Maximum size of the memory after the turn."""
+
+
+def turn_json(turn: Turn) -> bytes:
+    """Encodes a turn for `execute`. Its memory is sent before."""
+    fields = {"number": turn.number, "form": turn.form, "maxBytes": turn.max_bytes}
+    return msgspec.json.encode(fields if turn.state is None else {**fields, "vm": turn.state.vm})
