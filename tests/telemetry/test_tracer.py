@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -330,3 +333,34 @@ async def test_lone_surrogates_of_a_span_do_not_lose_the_others(
     tracer.export([hostile, Span(name="honest", context=tracer.begin("x"), start=1.0, end=2.0)])
     await tracer.close()
     assert (tracer.counters.exported, tracer.counters.failed) == (2, 0)
+
+
+async def test_endless_response_of_a_receiver_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = 0
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            nonlocal sent
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                while sent < 100_000_000:
+                    sent += self.wfile.write(b"x" * 1_000_000)
+
+        def log_message(self, *_: object) -> None:
+            """Logs nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
+    tracer = Tracer()
+    tracer.export([Span(name="x", context=tracer.begin("x"), start=1.0, end=2.0)])
+    await tracer.close()
+    server.shutdown()
+    server.server_close()
+    thread.join()
+    assert (tracer.counters.exported, tracer.counters.failed) == (1, 0)
+    # The rest is in the buffers of the sockets.
+    assert 0 < sent < 50_000_000

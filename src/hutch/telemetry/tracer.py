@@ -115,6 +115,8 @@ class Tracer:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
+        from hutch.telemetry.otlp_session import bounded_session
+
         resource = Resource.create()
         if "service.name" not in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "") and not os.environ.get(
             "OTEL_SERVICE_NAME"
@@ -126,7 +128,7 @@ class Tracer:
         self._resource = resource
         self._scope = InstrumentationScope("hutch", __version__)
         self.counters = ExportCounters()
-        self._exporter = _observed(exporter or OTLPSpanExporter(), self.counters)
+        self._exporter = _observed(exporter or OTLPSpanExporter(session=bounded_session()), self.counters)
         self._processor = BatchSpanProcessor(self._exporter)
 
     def begin(self, name: str) -> TraceContext:
