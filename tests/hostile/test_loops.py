@@ -147,7 +147,9 @@ async def test_neighbours_of_a_killed_process_are_retried_or_get_an_error(one_pr
     victim = await with_tool
     assert victim.error is not None
     assert victim.error.code == "internal_error"
-    assert "runner was lost" in victim.error.message
+    assert (
+        victim.error.message == "The runner was lost: another execution blocked the process that they shared"
+    )
     assert calls == 1
     assert not exists(shared)
 

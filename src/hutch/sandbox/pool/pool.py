@@ -32,6 +32,7 @@ SPREAD_AT = 2
 BUSY_SECONDS = 1.0
 # Time after which a runner that did not confirm a cancellation is killed.
 UNRESPONSIVE_SECONDS = 0.25
+BLOCKED = "another execution blocked the process that they shared"
 CLEANUP_SECONDS = 5.0
 # Delay before the successor of a single-use process starts. If the process ends sooner, the successor starts
 # immediately.
@@ -373,6 +374,8 @@ class Pool:
 
         def end() -> None:
             if unanswered & runner.unanswered_sessions:
+                # The executions that have called no tool are started again. The others get this reason.
+                runner.multiplexer.mark_lost(BLOCKED)
                 self._end(runner, "silent")
 
         asyncio.get_running_loop().call_later(UNRESPONSIVE_SECONDS, end)
