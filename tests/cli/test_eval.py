@@ -130,6 +130,8 @@ def test_defaults_come_from_the_settings() -> None:
         (["--timeout", "soon", "1"], 2, "Invalid value for '--timeout': 'soon' is not a valid float.\n"),
         (["--memory", "0", "1"], 2, "--memory: expected MB above 0 and up to 1024, got 0\n"),
         (["--memory", "inf", "1"], 2, "--memory: expected MB above 0 and up to 1024, got inf\n"),
+        (["--session", "a b", "1"], 2, "or '-', got 'a b'\n"),
+        (["--session", "a", "--engine", "deno", "1"], 2, "expected quickjs, which sessions need, got deno\n"),
         (["--unknown", "1"], 2, "No such option '--unknown'.\n"),
         (["1", "2"], 2, "Got unexpected extra argument (2)\n"),
     ],
@@ -140,6 +142,13 @@ def test_invalid_input_is_rejected_with_what_was_expected(
     done = hutch("eval", *arguments)
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr.endswith(message)
+
+
+def test_session_keeps_variables_for_the_next_command(tmp_path: Path) -> None:
+    env = {"HUTCH_HOME": str(tmp_path)}
+    assert hutch("eval", "--session", "work", "let x: number = 1", env=env).stdout == ""
+    assert hutch("eval", "--session", "work", "x + 1", env=env).stdout == "2\n"
+    assert "x is not defined" in hutch("eval", "--session", "other", "x", env=env).stderr
 
 
 def test_input_that_is_not_utf8_is_rejected(tmp_path: Path) -> None:

@@ -367,7 +367,7 @@ class App:
                 *health.routes(self, access),
                 public_json_route("/openapi.json", openapi.document(self.settings), access),
                 *console.routes(shown, access),
-                *execbox.routes(self.kernel, access, self._mcp_tools, self.suspended_runs),
+                *execbox.routes(self.kernel, access, self._mcp_tools, self.suspended_runs, self.sessions),
                 *toolscript.routes(self.gateway, access, self.settings),
                 *self._mcp.routes(),
                 *abilities.routes(self.storage, access),

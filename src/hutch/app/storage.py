@@ -240,6 +240,10 @@ class Storage:
                 logger.warning("cannot delete the usage of earlier days: %s", error)
             older = models.now(plus_seconds=-_DAY_SECONDS * self.settings.keep_runs_days)
             try:
+                await store.sessions.delete_expired(models.now())
+            except HutchError as error:
+                logger.warning("cannot delete expired sessions: %s", error)
+            try:
                 if self.settings.keep_runs_days:
                     await store.runs.prune(older)
                     await store.journal.prune(older)

@@ -25,6 +25,7 @@ def evaluate(
     engine: Engine,
     timeout: float | None,
     memory: float | None,
+    session: str | None,
     json: bool,
 ) -> int:
     # Keep no runners ready, because no other execution follows.
@@ -33,15 +34,24 @@ def evaluate(
     seconds = check_range("--timeout", "seconds", timeout, settings.max_timeout_ms / 1000)
     megabytes = check_range("--memory", "MB", memory, settings.max_memory_limit_bytes / MIB)
     source = _read_source(code, file)
+    if session is not None and engine != "quickjs":
+        raise InvalidExecution("--engine", f"expected quickjs, which sessions need, got {engine}")
+    on_log = None if json else print_log
+    timeout_ms = None if seconds is None else max(1, seconds * 1000)
+    memory_limit_bytes = None if megabytes is None else max(1, int(megabytes * MIB))
 
     async def run() -> Result:
         async with Hutch(settings=settings) as hutch:
+            if session is not None:
+                return await hutch.session(session).run(
+                    source, on_log=on_log, timeout_ms=timeout_ms, memory_limit_bytes=memory_limit_bytes
+                )
             return await hutch.run(
                 source,
                 engine=engine,
-                timeout_ms=None if seconds is None else max(1, seconds * 1000),
-                memory_limit_bytes=None if megabytes is None else max(1, int(megabytes * MIB)),
-                on_log=None if json else print_log,
+                timeout_ms=timeout_ms,
+                memory_limit_bytes=memory_limit_bytes,
+                on_log=on_log,
             )
 
     result = event_loop.run_async(run())

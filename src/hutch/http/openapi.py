@@ -21,6 +21,7 @@ COUNT: Json = {"type": "integer", "minimum": 0}
 TIME: Json = {"type": "string", "format": "date-time"}
 TEXTS: Json = {"type": "array", "items": TEXT}
 LIMIT_NAME: Json = {"type": "string", "description": "Name of the limit of the caller that was reached"}
+REASON: Json = {"type": "string", "description": "Code of the error of a suspended run or a session"}
 TRUE: Json = {"const": True}
 NEXT_PAGE: Json = {"type": "string", "description": "Start of the next page; present if there may be more"}
 # Responses with these statuses have a Retry-After header.
@@ -204,8 +205,10 @@ def header(name: str, schema: Json, description: str) -> Json:
 
 def failure(codes: Sequence[str]) -> Json:
     """Returns the schema of errors in the format that most protocols share."""
-    limited = {"limit": LIMIT_NAME} if "RATE_LIMITED" in codes else {}
-    error = object_of({"code": {"enum": sorted(codes)}, "message": TEXT}, limited)
+    optional = {"limit": LIMIT_NAME} if "RATE_LIMITED" in codes else {}
+    if not {"NOT_FOUND", "CONFLICT"}.isdisjoint(codes):
+        optional["reason"] = REASON
+    error = object_of({"code": {"enum": sorted(codes)}, "message": TEXT}, optional)
     return object_of({"success": {"const": False}, "error": error})
 
 

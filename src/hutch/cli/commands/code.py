@@ -22,6 +22,8 @@ Examples:
   hutch eval '1 + 1'
   hutch eval -f report.ts --engine deno --timeout 30
   echo 'return await Promise.resolve(42)' | hutch eval -
+  hutch eval --session work 'let x = 1'
+  hutch eval --session work 'x + 1'
 """,
 )
 @click.argument("code", required=False)
@@ -29,6 +31,7 @@ Examples:
 @engine_option
 @click.option("--timeout", type=float, metavar="SECONDS", help="Time limit.  [default: 5]")
 @click.option("--memory", type=float, metavar="MB", help="Memory limit.  [default: 64]")
+@click.option("--session", metavar="NAME", help="Keep the variables of the code under this name.")
 @click.option("--json", is_flag=True, help="Print the result object on one line.")
 def evaluate(
     code: str | None,
@@ -36,6 +39,7 @@ def evaluate(
     engine: Engine,
     timeout: float | None,
     memory: float | None,
+    session: str | None,
     json: bool,
 ) -> int:
     """Run code in the sandbox.
@@ -45,7 +49,7 @@ def evaluate(
     """
     from hutch.cli.eval import evaluate
 
-    return evaluate(code, file, engine=engine, timeout=timeout, memory=memory, json=json)
+    return evaluate(code, file, engine=engine, timeout=timeout, memory=memory, session=session, json=json)
 
 
 @click.command(

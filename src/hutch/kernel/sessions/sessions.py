@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hutch.errors import HutchError, InvalidExecution, SessionError
+from hutch.errors import HutchError, InvalidExecution, SessionError, VaultError
 from hutch.kernel.checkpoint import bundle_digest
 from hutch.kernel.execution import INTERNAL_PROTOCOL, Execution
 from hutch.kernel.sessions.live_session import LiveSession, decode_state, encode_state
@@ -39,7 +39,8 @@ POLL_SECONDS = 0.05
 MAX_WAITING_TURNS = 64
 """Maximum number of turns of one session that wait for the turn that runs."""
 DAY_SECONDS = 86_400.0
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+SESSION_ID_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$"
+_ID = re.compile(SESSION_ID_PATTERN.strip("^$"))
 
 
 class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -339,7 +340,15 @@ class Sessions:
             raise
 
     async def _load(self, row: SessionRow, turn: int) -> TurnState:
-        data = await (await self._open_store()).sessions.state(row, turn)
+        try:
+            data = await (await self._open_store()).sessions.state(row, turn)
+        except VaultError as error:
+            logger.warning("the state of the session %s cannot be decrypted: %s", row.name, error)
+            raise SessionError(
+                "session_invalid",
+                f"The state of the session {row.name} was altered, or the key that encrypted it is missing.",
+                remedy="Delete it, or use another id.",
+            ) from None
         return await decode_state(data, self._settings.max_checkpoint_bytes)
 
     def _expiry(self) -> str:
@@ -421,7 +430,7 @@ def new_session_id() -> str:
 
 def check_session_id(session_id: object) -> None:
     """Raises InvalidExecution unless the id is valid."""
-    if not isinstance(session_id, str) or not _NAME.fullmatch(session_id):
+    if not isinstance(session_id, str) or not _ID.fullmatch(session_id):
         shown = f"{session_id!r:.100}"
         raise InvalidExecution(
             "session", f"expected 1 to 128 letters, digits, '.', '_', ':' or '-', got {shown}"

@@ -11,10 +11,9 @@ import anyio
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from hutch.errors import InvalidExecution
+from hutch.errors import InvalidExecution, SessionError
 from hutch.http.auth import AccessControl
 from hutch.http.endpoint import HttpProtocol, RequestContext
 from hutch.http.errors import ERROR_KINDS, ApiError
@@ -48,6 +47,8 @@ ProvideTools = Callable[[], Awaitable[tuple[Sequence[Provider], Mapping[str, str
 """Returns the tools of the MCP servers, and the MCP servers that are not connected, by name. The reasons why
 they are not connected are left out.
 """
+Run = Callable[[Execution, RunHandle], Awaitable[Result]]
+"""Runs an execution to its end."""
 
 
 class RunLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,17 +66,6 @@ class RunBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     check: bool = False
     label: Annotated[str, msgspec.Meta(max_length=MAX_LABEL_CHARS)] | None = None
     record: RecordLevel | None = None
-
-
-def routes(
-    kernel: Kernel,
-    access: AccessControl,
-    pending: PendingBytes,
-    mcp_tools: ProvideTools,
-    suspended_runs: SuspendedRuns,
-) -> list[BaseRoute]:
-    handler = RunHandler(kernel, access, pending, mcp_tools, suspended_runs)
-    return [handler.protocol.route(PATH, POST=handler.run)]
 
 
 class RunHandler:
@@ -96,21 +86,31 @@ class RunHandler:
         self._levels = RecordLevels(settings.record, settings.record_protocols, by_key=settings.record_keys)
         self._body = JsonBodyReader(settings.max_body_bytes, settings.request_seconds)
         self.protocol = HttpProtocol(
-            name=PROTOCOL, access=access, logger=logging.getLogger("hutch.execbox"), render=_render
+            name=PROTOCOL,
+            access=access,
+            logger=logging.getLogger("hutch.execbox"),
+            render=_render,
+            convert=_session_error,
         )
 
     async def run(self, context: RequestContext) -> ASGIApp:
-        body = parse_body(await self._body.read_object(context.request))
+        return await self.respond(context, await self.read_body(context), self._kernel.run)
+
+    async def read_body(self, context: RequestContext) -> RunBody:
+        return parse_body(await self._body.read_object(context.request))
+
+    async def respond(self, context: RequestContext, body: RunBody, execute: Run) -> ASGIApp:
+        """Runs code with `execute`. Responds with its result or, on request, with its events."""
         run = RunHandle(record_level=self._record_level(body.record))
         headers = {RUN_ID_HEADER: run.id}
         if _wants_events(context.request):
             # Errors before the run starts get their own status, because the stream has not begun yet.
             execution = await self._execution(context, body)
-            stream = event_stream(self._events(execution, run))
+            stream = event_stream(self._events(execution, run, execute))
             stream.headers.update(headers)
             return stream
         result = await cancel_on_disconnect(
-            context.request.receive, self._execute(context, body, run), self._access
+            context.request.receive, self._execute(context, body, run, execute), self._access
         )
         return Response(result_json(result), headers=headers, media_type="application/json")
 
@@ -118,14 +118,14 @@ class RunHandler:
         """Returns None for the operator's level. If that is `metadata`, no request can raise it."""
         return None if self._levels.of(PROTOCOL) == "metadata" else requested
 
-    async def _execute(self, context: RequestContext, body: RunBody, run: RunHandle) -> Result:
-        return await self._run(await self._execution(context, body), run)
+    async def _execute(self, context: RequestContext, body: RunBody, run: RunHandle, execute: Run) -> Result:
+        return await self._run(await self._execution(context, body), run, execute)
 
-    async def _run(self, execution: Execution, run: RunHandle) -> Result:
+    async def _run(self, execution: Execution, run: RunHandle, execute: Run) -> Result:
         size = len(execution.code) + len(execution.inputs or b"")
         self._pending.reserve(execution.owner, size)
         try:
-            result = await self._kernel.run(execution, run)
+            result = await execute(execution, run)
         finally:
             self._pending.release(execution.owner, size)
         if result.error is not None and result.error.code == SUSPENDED:
@@ -158,7 +158,7 @@ class RunHandler:
         except InvalidExecution as error:
             raise InvalidExecution(f"limits.{error.field}", error.detail) from None
 
-    async def _events(self, execution: Execution, run: RunHandle) -> AsyncIterator[bytes]:
+    async def _events(self, execution: Execution, run: RunHandle, execute: Run) -> AsyncIterator[bytes]:
         """Yields the events of a run. The last event is the result, or the error that kept the run from
         starting.
         """
@@ -169,7 +169,8 @@ class RunHandler:
             buffer.add(encode_event(name, event_json(event, run.id, values=False)))
 
         run.listeners.append(add)
-        running = asyncio.create_task(cancel_on_disconnect(None, self._run(execution, run), self._access))
+        ending = self._run(execution, run, execute)
+        running = asyncio.create_task(cancel_on_disconnect(None, ending, self._access))
         running.add_done_callback(lambda _: buffer.end())
         try:
             while (chunk := await buffer.next()) is not None:
@@ -234,6 +235,13 @@ def _invalid_request(problems: list[Problem]) -> ApiError:
 
 def _wants_events(request: Request) -> bool:
     return "text/event-stream" in request.headers.get("accept", "").lower()
+
+
+def _session_error(error: Exception) -> ApiError | None:
+    if not isinstance(error, SessionError):
+        return None
+    is_missing = error.code in ("session_not_found", "session_expired", "turn_not_found")
+    return ApiError("not_found" if is_missing else "conflict", str(error), reason=error.code)
 
 
 def _error_json(error: ApiError) -> bytes:

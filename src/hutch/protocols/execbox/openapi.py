@@ -1,4 +1,4 @@
-"""OpenAPI description of `POST /run` and of the WebSocket `/execbox`."""
+"""OpenAPI description of `POST /run`, of `/sessions` and of the WebSocket `/execbox`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from hutch.http.openapi import (
     FLAG,
     TEXT,
     TEXTS,
+    TIME,
     ApiPart,
     Json,
     OperationBuilder,
+    array_of,
     failure,
     header,
     object_of,
+    path_param,
     ref,
     response,
 )
+from hutch.kernel.sessions.sessions import SESSION_ID_PATTERN
 from hutch.settings import Settings
 
 _ALWAYS = (
@@ -99,11 +103,102 @@ def describe(settings: Settings) -> ApiPart:
             header("Accept", {"enum": ["application/json", "text/event-stream"]}, "Whether to stream events")
         ],
     )
-    run["responses"]["200"]["headers"] = {"X-Run-Id": {"schema": TEXT}}
-    run["responses"]["200"]["content"]["text/event-stream"] = {"schema": TEXT}
-    return ApiPart(
-        "Execbox", _DESCRIPTION, {"/run": {"post": run}, "/execbox": {"get": _websocket()}}, schemas
+    turn = operation(
+        "Runs code as the next turn of a session; a turn that fails changes nothing",
+        ref("RunResult"),
+        ("NOT_FOUND", "CONFLICT"),
+        body="RunRequest",
+        example={"code": "let total = 42"},
+        parameters=[*_SESSION, *run["parameters"]],
     )
+    for success in (run["responses"]["200"], turn["responses"]["200"]):
+        success["headers"] = {"X-Run-Id": {"schema": TEXT}}
+        success["content"]["text/event-stream"] = {"schema": TEXT}
+    paths = {
+        "/run": {"post": run},
+        "/execbox": {"get": _websocket()},
+        **_session_paths(operation),
+        "/sessions/{session}/run": {"post": turn},
+    }
+    return ApiPart("Execbox", _DESCRIPTION, paths, {**schemas, **_session_schemas()})
+
+
+_SESSION = (path_param("session", {**TEXT, "pattern": SESSION_ID_PATTERN}),)
+
+
+def _session_paths(operation: OperationBuilder) -> Json:
+    session, errors = ref("StatefulSession"), ("NOT_FOUND", "CONFLICT")
+    create = operation(
+        "Creates a session, whose turns share their variables",
+        session,
+        ("CONFLICT",),
+        body="NewSession",
+        example={"id": "analysis"},
+        status=201,
+    )
+    fork = operation(
+        "Copies a session",
+        session,
+        errors,
+        body="NewSession",
+        example={"id": "copy"},
+        parameters=_SESSION,
+        status=201,
+    )
+    create["requestBody"]["required"] = fork["requestBody"]["required"] = False
+    delete = operation("Deletes a session", {}, errors, parameters=_SESSION, status=204)
+    del delete["responses"]["204"]["content"]
+    return {
+        "/sessions": {
+            "get": operation(
+                "Lists the caller's sessions", object_of({"sessions": array_of("StatefulSession")})
+            ),
+            "post": create,
+        },
+        "/sessions/{session}": {
+            "get": operation("Shows a session", session, errors, parameters=_SESSION),
+            "delete": delete,
+        },
+        "/sessions/{session}/fork": {"post": fork},
+        "/sessions/{session}/rollback": {
+            "post": operation(
+                "Goes back to the state after a turn, and forgets the later ones",
+                session,
+                errors,
+                body="Rollback",
+                example={"turn": 1},
+                parameters=_SESSION,
+            )
+        },
+        "/sessions/{session}/variables": {
+            "get": operation(
+                "Lists the variables of a session",
+                object_of({"variables": array_of("Variable")}),
+                errors,
+                parameters=_SESSION,
+            )
+        },
+    }
+
+
+def _session_schemas() -> Json:
+    return {
+        "NewSession": object_of({}, {"id": {**TEXT, "pattern": SESSION_ID_PATTERN}}),
+        "Rollback": object_of({"turn": COUNT}),
+        "StatefulSession": object_of(
+            {
+                "id": TEXT,
+                "turn": {**COUNT, "description": "Number of the last turn"},
+                "created_at": TIME,
+                "used_at": TIME,
+                "expires_at": TIME,
+                "bytes": {**COUNT, "description": "Size in the store"},
+            }
+        ),
+        "Variable": object_of(
+            {"name": TEXT, "type": TEXT, "bytes": {**COUNT, "description": "Approximate size in memory"}}
+        ),
+    }
 
 
 def _websocket() -> Json:

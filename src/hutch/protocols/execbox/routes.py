@@ -1,4 +1,6 @@
-"""WebSocket route `/execbox`. The client acts as the host and may run several executions at once."""
+"""Routes of Execbox: the WebSocket `/execbox`, on which the client acts as the host and may run several
+executions at once, `POST /run` and `/sessions`.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,11 @@ from hutch.http.auth import AccessControl, Caller
 from hutch.http.errors import SHUTTING_DOWN, Refusal
 from hutch.http.responses import error_response
 from hutch.kernel.kernel import Kernel
+from hutch.kernel.sessions.sessions import Sessions
 from hutch.kernel.suspended_runs import SuspendedRuns
-from hutch.protocols.execbox import http_run
-from hutch.protocols.execbox.http_run import PROTOCOL, ProvideTools
+from hutch.protocols.execbox import http_sessions
+from hutch.protocols.execbox.http_run import PATH as RUN_PATH
+from hutch.protocols.execbox.http_run import PROTOCOL, ProvideTools, RunHandler
 from hutch.protocols.execbox.serve import serve
 from hutch.session.channels.websocket import WebSocketChannel
 from hutch.session.runner import PendingBytes
@@ -24,10 +28,15 @@ PATH = "/execbox"
 
 
 def routes(
-    kernel: Kernel, access: AccessControl, mcp_tools: ProvideTools, suspended_runs: SuspendedRuns
+    kernel: Kernel,
+    access: AccessControl,
+    mcp_tools: ProvideTools,
+    suspended_runs: SuspendedRuns,
+    sessions: Sessions,
 ) -> list[BaseRoute]:
     """`mcp_tools` provides the tools of the server's MCP servers to `POST /run`."""
     pending = PendingBytes(kernel.settings.max_pending_bytes)
+    run_handler = RunHandler(kernel, access, pending, mcp_tools, suspended_runs)
 
     async def execbox(socket: WebSocket) -> None:
         caller = await access.authenticate(socket, PROTOCOL)
@@ -67,7 +76,8 @@ def routes(
     return [
         WebSocketRoute(PATH, execbox),
         Route(PATH, upgrade_required),
-        *http_run.routes(kernel, access, pending, mcp_tools, suspended_runs),
+        run_handler.protocol.route(RUN_PATH, POST=run_handler.run),
+        *http_sessions.routes(run_handler, sessions, kernel.settings),
     ]
 
 
