@@ -103,6 +103,8 @@ async def test_bad_certificate_is_refused_before_anything_is_sent(client: FetchC
 async def test_valid_certificate_is_accepted(client: FetchClient, version: ssl.TLSVersion) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
+        # Makes `drain` wait for all of the answer, before the connection is closed.
+        writer.transport.set_write_buffer_limits(0)
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 3000000\r\n\r\n" + b"x" * 3_000_000)
         await writer.drain()
 
