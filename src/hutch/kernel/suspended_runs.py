@@ -79,7 +79,8 @@ class SuspendedRuns:
         self._extending: asyncio.Task[None] | None = None
         self._listeners: dict[str, list[Listener]] = {}
         """Listeners of runs that were suspended in this process and have a caller that waits for the end."""
-        self._ends: dict[str, asyncio.Future[Result]] = {}
+        self._ends: dict[str, list[asyncio.Future[Result]]] = {}
+        """Waiters for the ends of runs."""
         self._background: set[asyncio.Task[None]] = set()
         self.provide_tools: Callable[[], Awaitable[Sequence[Provider]]] | None = None
         """Returns the tools of runs that continue without a caller. None if only a caller has them."""
@@ -335,6 +336,12 @@ class SuspendedRuns:
         if row is not None and row.protocol in self.continued_protocols:
             self.continue_in_background(run_id, row.owner)
 
+    async def recover(self, run_id: str) -> None:
+        """Continues a run that has got a result, or ends it, if its server has died. Raises HutchError."""
+        await self.end_interrupted()
+        if await self._has_answers(run_id):
+            await self.continue_answered_run(run_id)
+
     async def continue_with(self, run_id: str, owner: str, answers: Mapping[str, Answer]) -> None:
         """Stores results of pending calls, and continues the run in the background with the tools of this
         server. Raises ResumeError and InvalidExecution.
@@ -410,9 +417,11 @@ class SuspendedRuns:
 
         `listeners` get the events of the run if it continues in this process.
         """
-        self._listeners[run_id] = listeners
+        if listeners:
+            self._listeners[run_id] = listeners
         end: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        self._ends[run_id] = end
+        waiters = self._ends.setdefault(run_id, [])
+        waiters.append(end)
         try:
             while not give_up():
                 try:
@@ -426,8 +435,11 @@ class SuspendedRuns:
                     return end.result()
             return None
         finally:
-            self._listeners.pop(run_id, None)
-            self._ends.pop(run_id, None)
+            if self._listeners.get(run_id) is listeners:
+                del self._listeners[run_id]
+            waiters.remove(end)
+            if not waiters:
+                del self._ends[run_id]
 
     async def _result_of_deleted(self, run_id: str) -> Result:
         """Returns the result of a run that another server has ended without a result."""
@@ -549,9 +561,9 @@ class SuspendedRuns:
         return await store.checkpoints.end(run_id, holder, encode_result(result), expires_at, is_dead=is_dead)
 
     def _report_end(self, run_id: str, result: Result) -> None:
-        waiting = self._ends.get(run_id)
-        if waiting is not None and not waiting.done():
-            waiting.set_result(result)
+        for waiter in self._ends.get(run_id, ()):
+            if not waiter.done():
+                waiter.set_result(result)
 
     async def end_interrupted(self) -> int:
         """Ends the runs that cannot be continued: those that have expired, and those whose process died after

@@ -142,7 +142,9 @@ class CodeRunner:
         try:
             yield
         finally:
-            del self._runs_by_id[run_id]
+            # Another request of the client may have registered the run again.
+            if self._runs_by_id.get(run_id) is run:
+                del self._runs_by_id[run_id]
 
     def _on_call_finished(self, call: CompletedCall) -> None:
         run = self.find(call.run)

@@ -234,6 +234,8 @@ class HutchMcpServer:
     async def _continue(
         self, context: Context, arguments: ContinueRun
     ) -> CallToolResult | InputRequiredResult:
+        if arguments.cancel:
+            return await self._suspended.cancel(arguments.run_id, self._caller(context).owner)
         async with self._reported_run(context) as run:
             return await self._proceed(run, arguments.run_id, structured=arguments.format == "json")
 

@@ -4,6 +4,7 @@ server is an App with fake tools; two of them with one home are like a server be
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from mcp.types import CallToolResult, ElicitResult, InputRequiredResult
 from tests.protocols.mcp.harness import SERVERS, TOOLS, text_of
 from tests.protocols.mcp.harness import serving as listening
 from tests.protocols.toolscript.fakes import FakeToolSource, returning
+from tests.support.processes import TIMEOUT_SECONDS
 
 from hutch.app.app import App
 from hutch.http.auth import AccessControl
@@ -283,3 +285,44 @@ async def test_continue_run_is_listed_only_if_runs_can_be_suspended(
         assert "continue_run" not in [tool.name for tool in (await client.list_tools()).tools]
     async with server.client() as client:
         assert "continue_run" in [tool.name for tool in (await client.list_tools()).tools]
+
+
+async def test_client_is_told_that_the_server_died_while_it_made_the_approved_call(
+    server: DurableServer, calls: list[Any]
+) -> None:
+    async with server.client(elicitation_callback=person(ALLOW)) as client:
+        asked = await ask(client)
+        (call_id,) = asked.input_requests or {}
+        run_id = server.app.gateway.approvals.pending()[-1].run
+        assert run_id is not None
+        store = await server.app.storage.store()
+        past = "2000-01-01T00:00:00.000Z"
+        assert await store.checkpoints.decide(run_id, call_id, "allow", None, "dead server", past)
+        answer = await client.call_tool("continue_run", {"run_id": run_id})
+    assert "the server stopped while it was made: it may have had an effect" in text_of(answer)
+    assert server.made == ["list_issues"]
+
+
+async def test_run_has_one_result_for_several_requests(server: DurableServer, calls: list[Any]) -> None:
+    server.upstream.functions["create_issue"] = server.upstream.wait
+    async with server.client(elicitation_callback=person(ALLOW)) as client:
+        asked = await ask(client)
+        run_id = server.app.gateway.approvals.pending()[-1].run
+        server.upstream.called.clear()
+        retrying = asyncio.create_task(call(client, **answers(asked)))
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            await server.upstream.called.wait()
+        others = [asyncio.create_task(client.call_tool("continue_run", {"run_id": run_id})) for _ in range(2)]
+        server.upstream.released.set()
+        for answer in await asyncio.gather(retrying, *others):
+            assert "1 and undefined" in text_of(answer)
+    server.upstream.functions["create_issue"] = returning({"number": 7})
+
+
+async def test_client_can_cancel_a_suspended_run(server: DurableServer) -> None:
+    async with server.client() as client:
+        await client.call_tool("run_code", ARGUMENTS)
+        run_id = server.app.gateway.approvals.pending()[-1].run
+        for message in (f"The run {run_id} was cancelled.", f"The run {run_id} has ended."):
+            answer = await client.call_tool("continue_run", {"run_id": run_id, "cancel": True})
+            assert text_of(answer) == message

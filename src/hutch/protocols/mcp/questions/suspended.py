@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 Context = ServerRequestContext[Any, Any]
 
 _MAX_SHOWN = 500
+RECOVER_POLLS = 5
+"""Number of polls after which it is checked again whether the server that continues a run has died."""
 
 
 class SuspendedRunState(msgspec.Struct, frozen=True, tag="run", tag_field="kind"):
@@ -120,6 +123,14 @@ class SuspendedRunCalls:
             return text_result(message, failed=True)
         return None
 
+    async def cancel(self, run_id: str, owner: str) -> CallToolResult:
+        """Ends a run. Raises HutchError."""
+        if await self._runs.cancel(run_id, owner):
+            return text_result(f"The run {run_id} was cancelled.")
+        result = await self._result(run_id, owner)
+        state = "is running, and cannot be cancelled now" if result is None else "has ended"
+        return text_result(f"The run {run_id} {state}.", failed=True)
+
     async def _next(self, run_id: str, owner: str) -> Result | list[WaitingCall]:
         saved = asyncio.Event()
 
@@ -127,20 +138,19 @@ class SuspendedRunCalls:
             if checkpoint.run_id == run_id:
                 saved.set()
 
-        try:
-            result = await self._runs.result(run_id, owner)
-        except ResumeError as error:
-            raise await self._explained(error, run_id, owner) from None
+        result = await self._result(run_id, owner)
         if result is not None:
             return result
         self._runs.on_saved.append(on_saved)
         ending = asyncio.ensure_future(self._runs.wait(run_id, owner, [], lambda: False))
         try:
-            while True:
+            for poll in count():
                 saved.clear()
                 waiting = await self._stored.waiting(run_id, owner)
                 if waiting:
                     return waiting
+                if poll % RECOVER_POLLS == 0 and not ending.done():
+                    await self._stored.recover(run_id)
                 if not ending.done():
                     # Another server may suspend the run again, so look for questions at intervals, too.
                     suspended = asyncio.ensure_future(saved.wait())
@@ -152,11 +162,18 @@ class SuspendedRunCalls:
                     end = ending.result()
                     assert end is not None
                     return end
+            raise AssertionError("the loop has no end")
         finally:
             self._runs.on_saved.remove(on_saved)
             ending.cancel()
             with contextlib.suppress(asyncio.CancelledError, ResumeError):
                 await ending
+
+    async def _result(self, run_id: str, owner: str) -> Result | None:
+        try:
+            return await self._runs.result(run_id, owner)
+        except ResumeError as error:
+            raise await self._explained(error, run_id, owner) from None
 
     async def _explained(self, error: ResumeError, run_id: str, owner: str) -> ResumeError:
         """Adds how a run ended that was suspended and has no result, if its record is still there."""

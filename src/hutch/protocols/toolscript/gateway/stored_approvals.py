@@ -155,17 +155,30 @@ class StoredApprovals:
         before = dict(self._asked)
         questions = {stored.call_id: stored for stored in await self._runs.questions()}
         for call_id, asked in before.items():
-            stored = questions.get(call_id)
-            if not asked.is_decided and (stored is None or stored.decision is not None):
+            if not asked.is_decided and call_id not in questions:
                 asked.task.cancel()
-        for call_id, stored in questions.items():
-            if call_id in self._asked or call_id in self._decided:
-                continue
-            if stored.decision is None:
-                self._add(stored.run.run_id, stored.run.owner, call_id, stored.question)
-            elif (stored.held_until or "") < now_rfc3339():
-                await self._answer_interrupted(stored)
+        for stored in questions.values():
+            await self._take_over(stored)
         await self._runs.continue_answered()
+
+    async def recover(self, run_id: str) -> None:
+        """Does for one run what `synchronize` does for all. Raises HutchError."""
+        for stored in await self._runs.questions(run_id):
+            await self._take_over(stored)
+        await self._runs.recover(run_id)
+
+    async def _take_over(self, stored: Question) -> None:
+        asked = self._asked.get(stored.call_id)
+        if asked is not None and not asked.is_decided and stored.decision is not None:
+            # Another server has got a decision.
+            asked.task.cancel()
+            await asyncio.gather(asked.task, return_exceptions=True)
+        if stored.call_id in self._asked or stored.call_id in self._decided:
+            return
+        if stored.decision is None:
+            self._add(stored.run.run_id, stored.run.owner, stored.call_id, stored.question)
+        elif (stored.held_until or "") < now_rfc3339():
+            await self._answer_interrupted(stored)
 
     async def _answer_interrupted(self, stored: Question) -> None:
         """Fails a call that was decided when the server stopped. It is not known whether it was made."""
