@@ -223,7 +223,9 @@ class App:
 
         def may_suspend(run_id: str) -> bool:
             execution = active[run_id][0] if run_id in active else None
-            return execution is not None and execution.protocol in durable and not execution.asks_client
+            if execution is None or execution.turn is not None or execution.asks_client:
+                return False
+            return execution.protocol in durable
 
         gateway.stored_approvals = StoredApprovals(gateway.approvals, runs, call_tool, may_suspend)
         runs.provide_tools = self._gateway_tools

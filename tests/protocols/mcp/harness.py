@@ -72,6 +72,7 @@ class McpHarness:
         self.kernel = app.kernel
         self.scripts = app.scripts
         self.suspended_runs = app.suspended_runs
+        self.sessions = app.sessions
         self.storage = app.storage
         self._approvals = Approvals(ApprovalPolicy(rules), seconds=TIMEOUT_SECONDS)
         self._approvals.on_wait_begin.append(app.kernel.pause_timeout)

@@ -60,6 +60,18 @@ async def test_javascript_returns_result_logs_and_tool_calls(client: Client) -> 
     ]
 
 
+async def test_session_keeps_variables_between_calls(client: Client) -> None:
+    first = "const made: {number: number} = await tools.github.createIssue({ title: 'x' })"
+    assert (await run_structured(client, first, session="work"))["ok"]
+    found = await run_structured(client, "made.number + 1", session="work")
+    assert (found["result"], found["toolCalls"]) == (8, [])
+    other = await run_structured(client, "typeof made", session="other")
+    assert other["result"] == "undefined"
+    refused = await run(client, "1", session="a b")
+    assert refused.is_error
+    assert "session: " in text_of(refused)
+
+
 @pytest.mark.parametrize("language", LANGUAGES)
 async def test_code_reads_resources_of_allowed_servers(app: App, language: str) -> None:
     tools = (RESOURCE_READER, RESOURCE_READER._replace(server="slack"))

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from hutch.errors import InvalidExecution
+from hutch.kernel.sessions.sessions import SESSION_ID_PATTERN
 from hutch.problems import Problem, first_problems
 from hutch.text import cut, did_you_mean
 
@@ -62,6 +63,13 @@ class RunCode(msgspec.Struct, forbid_unknown_fields=True):
             " without types and imports; starts in a millisecond."
         ),
     ] = "toolscript"
+    session: Annotated[
+        Annotated[str, Meta(pattern=SESSION_ID_PATTERN)] | None,
+        Meta(
+            description="Name under which top-level variables are kept for later calls with the same name."
+            " The code runs like `javascript`; types are removed and not checked."
+        ),
+    ] = None
     timeout_seconds: Annotated[
         Annotated[float, Meta(gt=0)] | None, Meta(description="Time limit; two minutes by default.")
     ] = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from hutch.kernel.kernel import Kernel
+from hutch.kernel.sessions.sessions import Sessions
 from hutch.kernel.suspended_runs import SuspendedRuns
 from hutch.protocols.toolscript.execute import ScriptGateway, ScriptRequest, ScriptResult
 from hutch.protocols.toolscript.gateway.gateway import Gateway
@@ -43,6 +44,8 @@ class McpServices(Protocol):
     def script_gateway(self) -> ScriptGateway: ...
     @property
     def suspended_runs(self) -> SuspendedRuns: ...
+    @property
+    def sessions(self) -> Sessions: ...
     @property
     def storage(self) -> OpensStore: ...
     @property

@@ -119,7 +119,7 @@ class CodeRunner:
         """
         output: Output = {"stdout": CapturedOutput(), "stderr": CapturedOutput()}
         try:
-            if arguments.language == "javascript":
+            if arguments.language == "javascript" or arguments.session is not None:
                 result = await self._javascript(arguments, run)
                 if result.error is not None and result.error.code == SUSPENDED:
                     return SuspendedRun(result.run_id)
@@ -188,7 +188,11 @@ class CodeRunner:
         )
         handle = RunHandle()
         with self.registered(handle.id, run):
-            return await kernel.run(execution, handle)
+            if arguments.session is None:
+                return await kernel.run(execution, handle)
+            # The label of a turn is its session.
+            execution = msgspec.structs.replace(execution, label=None)
+            return await self._hutch.sessions.run(arguments.session, execution, handle)
 
 
 def _timeout_ms(arguments: RunCode, settings: Settings) -> float:
