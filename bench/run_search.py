@@ -45,11 +45,11 @@ def of(value: str) -> Match:
 QUERIES = {
     "no filter": RunQuery(),
     "owner": RunQuery(owner=of("user7")),
-    "failed": RunQuery(is_failed=True),
-    "failed of owner": RunQuery(is_failed=True, owner=of("user7")),
+    "failed": RunQuery(ended=frozenset({"failed"})),
+    "failed of owner": RunQuery(ended=frozenset({"failed"}), owner=of("user7")),
     "code": RunQuery(outcome=of("memory_limit")),
     "tool": RunQuery(tool=of("server.tool7")),
-    "tool and failed": RunQuery(tool=of("server.tool7"), is_failed=True),
+    "tool and failed": RunQuery(tool=of("server.tool7"), ended=frozenset({"failed"})),
     "host": RunQuery(host=of("api.example.com")),
     "label": RunQuery(label=of("label7")),
     "label and owner": RunQuery(label=of("label7"), owner=of("user7")),
@@ -59,7 +59,7 @@ QUERIES = {
     "text": RunQuery(text=of("label77")),
     "text that is nowhere": RunQuery(text=of("nowhere")),
     "by duration": RunQuery(sort="duration"),
-    "by duration, failed": RunQuery(sort="duration", is_failed=True),
+    "by duration, failed": RunQuery(sort="duration", ended=frozenset({"failed"})),
 }
 
 

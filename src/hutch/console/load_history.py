@@ -92,7 +92,9 @@ class LoadHistory:
     def _count_runs(self) -> tuple[int, int]:
         outcomes = self._counters.outcomes
         total = sum(outcomes.values())
-        return total, total - sum(count for (_, _, outcome), count in outcomes.items() if outcome == "ok")
+        return total, total - sum(
+            count for (_, _, outcome), count in outcomes.items() if outcome in ("ok", "suspended")
+        )
 
     def _buckets(self) -> list[int]:
         totals = [0] * (len(BUCKETS) + 1)

@@ -90,6 +90,11 @@ async def test_token_delivers_one_result_and_the_run_continues(server: Server) -
 
 async def test_run_is_resumed_with_results(server: Server) -> None:
     run_id, call = await server.suspended("return [await tools.ask({})]")
+    waiting = (await server.client.get("/runs?status=suspended&protocol=execbox")).json()
+    (entry,) = (each for each in waiting["runs"] if each["run_id"] == run_id)
+    assert (entry["status"], entry["outcome"]) == ("suspended", "suspended")
+    assert waiting["counts"]["suspended"] == len(waiting["runs"])
+    assert waiting["counts"]["failed"] == len((await server.client.get("/runs?status=failed")).json()["runs"])
     call_id = call.call_id
     path = f"/runs/{run_id}/resume"
     status, body = await server.post(path)

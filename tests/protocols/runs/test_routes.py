@@ -164,7 +164,7 @@ async def test_failed_run_has_message_code_and_last_log_lines_with_the_default_l
     response = await operator.post("/run", json={"code": code})
     assert response.headers["x-run-id"] == response.json()["run_id"]
     entry = await newest(
-        operator, status="failed", protocol="http,run,execbox,-mcp", text=response.json()["run_id"]
+        operator, status="failed", protocol="tpmjs,execbox,-mcp", text=response.json()["run_id"]
     )
     assert entry["error"]["message"] == "TypeError: no <b>such</b> thing"
     detail = (await operator.get(f"/runs/{entry['run_id']}")).json()
@@ -303,6 +303,18 @@ async def test_wrong_parameter_is_named(operator: httpx2.AsyncClient, query: str
     response = await operator.get(f"/runs?{query}")
     assert response.status_code == 400
     assert response.json()["error"]["message"].startswith(f"{field}: ")
+
+
+@pytest.mark.parametrize(
+    ("query", "similar"),
+    [("protocol=execbx", "execbox"), ("protocol=-tmpjs", "tpmjs"), ("engine=quickj", "quickjs")],
+)
+async def test_misspelled_filter_is_refused_with_the_similar_name(
+    operator: httpx2.AsyncClient, query: str, similar: str
+) -> None:
+    response = await operator.get(f"/runs?{query}")
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].endswith(f"Did you mean {similar}?")
 
 
 async def test_command_line_lists_shows_and_replays(

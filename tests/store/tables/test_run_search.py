@@ -11,7 +11,7 @@ from hutch.errors import SearchTimeout
 from hutch.store.models import NewRun
 from hutch.store.store import Store
 from hutch.store.tables import run_search
-from hutch.store.tables.run_search import Match, RunQuery
+from hutch.store.tables.run_search import EndedStatus, Match, RunQuery
 
 
 def include(*values: str) -> Match:
@@ -55,6 +55,8 @@ RUNS = [
     ),
 ]
 
+COMPLETED: frozenset[EndedStatus] = frozenset({"completed"})
+FAILED: frozenset[EndedStatus] = frozenset({"failed"})
 FILTERS: list[tuple[dict[str, Any], str]] = [
     ({}, "a4 b3 b2 a1 a0"),
     ({"descending": False}, "a0 a1 b2 b3 a4"),
@@ -65,12 +67,12 @@ FILTERS: list[tuple[dict[str, Any], str]] = [
     ({"owner": include("ada", "bob"), "protocol": exclude("mcp")}, "a4 b3 a1 a0"),
     ({"protocol": include("mcp")}, "b2"),
     ({"engine": include("deno")}, "b3"),
-    ({"is_failed": True}, "b3 a1"),
-    ({"is_failed": True, "owner": include("bob")}, "b3"),
-    ({"is_failed": False}, "a4 b2 a0"),
+    ({"ended": FAILED}, "b3 a1"),
+    ({"ended": FAILED, "owner": include("bob")}, "b3"),
+    ({"ended": COMPLETED}, "a4 b2 a0"),
     ({"outcome": include("timeout")}, "a1"),
-    ({"outcome": include("timeout"), "is_failed": False}, ""),
-    ({"outcome": exclude("timeout"), "is_failed": True}, "b3"),
+    ({"outcome": include("timeout"), "ended": COMPLETED}, ""),
+    ({"outcome": exclude("timeout"), "ended": FAILED}, "b3"),
     ({"label": include("get_all")}, "a4"),
     ({"label": include("get_*")}, "a4 a0"),
     ({"label": exclude("get_all")}, "b3 b2 a1 a0"),
@@ -80,7 +82,7 @@ FILTERS: list[tuple[dict[str, Any], str]] = [
     ({"tool": include("gh.get", "gh.put")}, "b2 a1"),
     ({"tool": exclude("gh.put")}, "a4 b3 a1 a0"),
     ({"host": include("api.test")}, "b3"),
-    ({"host": exclude("api.test"), "is_failed": True}, "a1"),
+    ({"host": exclude("api.test"), "ended": FAILED}, "a1"),
     ({"parent": "b2"}, "a4"),
     ({"text": include("USER")}, "a0"),
     ({"text": include("gh.p", "api.t")}, "b3 b2"),
@@ -151,12 +153,12 @@ async def test_counts_ignore_the_status_and_say_if_they_are_complete(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await store.runs.add_new(RUNS)
-    assert await store.runs.count(RunQuery()) == (3, 2, True)
-    assert await store.runs.count(RunQuery(owner=include("ada"), is_failed=True, limit=1)) == (2, 1, True)
-    assert await store.runs.count(RunQuery(text=include("gh."), outcome=include("x"))) == (1, 1, True)
-    assert await store.runs.count(RunQuery(text=include("thing"))) == (0, 1, True)
+    assert await store.runs.count(RunQuery()) == (3, 2, 0, True)
+    assert await store.runs.count(RunQuery(owner=include("ada"), ended=FAILED, limit=1)) == (2, 1, 0, True)
+    assert await store.runs.count(RunQuery(text=include("gh."), outcome=include("x"))) == (1, 1, 0, True)
+    assert await store.runs.count(RunQuery(text=include("thing"))) == (0, 1, 0, True)
     monkeypatch.setattr(run_search, "MAX_SCANNED", 2)
-    assert await store.runs.count(RunQuery()) == (1, 1, False)
+    assert await store.runs.count(RunQuery()) == (1, 1, 0, False)
 
 
 async def test_search_that_takes_too_long_is_ended(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

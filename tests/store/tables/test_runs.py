@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import logging
 
 import pytest
@@ -14,6 +15,7 @@ from hutch.store.backends.base import SqlBatch, SqlStatement
 from hutch.store.models import NewRun, now
 from hutch.store.store import Store
 from hutch.store.tables import runs
+from hutch.store.tables.run_search import ALL_ENDED, Match, RunCounts, RunQuery
 from hutch.store.tables.runs import RunTable
 
 
@@ -34,6 +36,22 @@ async def test_runs_of_an_owner_are_listed_newest_first_in_pages(store: Store) -
     last = first[-1]
     rest = await store.runs.list("ada", 2, before=(last.created_at, last.run_id))
     assert [each.run_id for each in [*first, *rest]] == ["new", "r2", "r1", "r0"]
+
+
+async def test_search_distinguishes_suspended_runs_from_failed_ones(store: Store) -> None:
+    await store.runs.add_many(
+        [make_run(run_id=outcome, outcome=outcome) for outcome in ("ok", "timeout", "suspended")]
+    )
+    found = {"completed": "ok", "failed": "timeout", "suspended": "suspended"}
+    for owner in (Match(), Match(("ada",))):
+        for size in (1, 2, 3):
+            for ended in itertools.combinations(ALL_ENDED, size):
+                page = await store.runs.search(RunQuery(owner=owner, ended=frozenset(ended)))
+                assert {run.run_id for run in page.runs} == {found[status] for status in ended}
+        for text in (Match(), Match(("imeou",))):
+            counts = await store.runs.count(RunQuery(owner=owner, text=text))
+            others = int(not text)
+            assert counts == RunCounts(others, failed=1, suspended=others, is_complete=True)
 
 
 async def test_old_runs_are_pruned(store: Store) -> None:

@@ -17,7 +17,7 @@ key_option = click.option(
     help="Variable with the API key for --url.",
 )
 _FILTERS = (
-    ("--status", "pending, running, completed or failed."),
+    ("--status", "pending, running, completed, failed or suspended."),
     ("--protocol", "Such as execbox or mcp."),
     ("--owner", "A user's name."),
     ("--code", "Error code, such as timeout."),

@@ -18,7 +18,7 @@ from hutch.session.json_value import decode_value
 from hutch.session.run import RunHandle
 from hutch.store.models import FlowRunHead, RunRow
 from hutch.store.store import Store
-from hutch.store.tables.run_search import Match, SortKey
+from hutch.store.tables.run_search import ALL_ENDED, Match, SortKey
 from hutch.tasks import TimeSlices
 
 NAME_SECONDS = 60.0
@@ -164,6 +164,7 @@ class RunCatalog:
                 "running": statuses.count("running"),
                 "completed": counted.completed,
                 "failed": counted.failed,
+                "suspended": counted.suspended,
             },
             "counts_complete": counted.is_complete,
         }
@@ -262,7 +263,7 @@ class FoundRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _without_outcome(search: Any) -> Any:
-    return msgspec.structs.replace(search, outcome=Match(), is_failed=None)
+    return msgspec.structs.replace(search, outcome=Match(), ended=ALL_ENDED)
 
 
 def _merge(

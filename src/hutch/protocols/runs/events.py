@@ -12,6 +12,7 @@ import msgspec
 from hutch.http.sse import EventBuffer, encode_event
 from hutch.protocols.runs.responses import encode_recorded, timestamp
 from hutch.session.run import RunEnded, RunEvent, RunHandle, event_json
+from hutch.store.tables.run_search import status_of
 from hutch.text import format_rfc3339
 
 if TYPE_CHECKING:
@@ -62,8 +63,7 @@ def _after(started: datetime | None, milliseconds: float) -> str | None:
 
 
 def _end(run_id: str, outcome: str, at: str | None) -> dict[str, Any]:
-    status = "completed" if outcome == "ok" else "failed"
-    return {"type": "end", "run_id": run_id, "at": at, "status": status, "outcome": outcome}
+    return {"type": "end", "run_id": run_id, "at": at, "status": status_of(outcome), "outcome": outcome}
 
 
 async def encoded_events(follower: LiveEvents, access: AccessControl) -> AsyncIterator[bytes]:

@@ -13,10 +13,13 @@ import msgspec
 
 from hutch.errors import InvalidInput
 from hutch.store.models import now
-from hutch.store.tables.run_search import Match, RunQuery, SortColumn, SortKey
-from hutch.text import cut, format_rfc3339
+from hutch.store.tables.run_search import ALL_ENDED, Match, RunQuery, SortColumn, SortKey
+from hutch.text import cut, did_you_mean, format_rfc3339
 
-STATUSES = ("pending", "running", "completed", "failed")
+STATUSES = ("pending", "running", "completed", "failed", "suspended")
+PROTOCOLS = ("execbox", "tpmjs", "toolscript", "abilities", "rep", "mcp", "python", "cli")
+ENGINES = ("quickjs", "deno", "npm", "script", "hutch")
+"""Engines of executions, and of flow runs. Flow runs may have other engines, too."""
 OPEN_STATUSES = frozenset({"pending", "running"})
 MAX_PAGE_SIZE = 1_000
 MAX_VALUES = 50
@@ -59,7 +62,10 @@ def parse_list_query(parameters: Iterable[tuple[str, str]]) -> RunListQuery:
             raise InvalidInput(name, f"expected at most {MAX_VALUE_CHARS} characters, without NUL.")
         values.setdefault(name, []).append(value)
     found = {name: _match(values, name) for name in LIST_PARAMETERS}
-    statuses = _statuses(found["status"])
+    _check_known("status", found["status"], STATUSES)
+    _check_known("protocol", found["protocol"], PROTOCOLS)
+    _check_known("engine", found["engine"], ENGINES, only_similar=True)
+    statuses = frozenset(found["status"].any_of or STATUSES) - frozenset(found["status"].none_of)
     single = {name: values[name][-1] for name in _SINGLE if values.get(name, [""])[-1]}
     search = RunQuery(
         owner=found["owner"],
@@ -71,7 +77,7 @@ def parse_list_query(parameters: Iterable[tuple[str, str]]) -> RunListQuery:
         text=found["text"],
         outcome=found["code"],
         parent=single.get("parent"),
-        is_failed=_is_failed(statuses),
+        ended=ALL_ENDED & statuses,
         since=_time(single, "since"),
         until=_time(single, "until"),
         sort=_choice(single, "sort", "created", get_args(SortColumn)),
@@ -98,16 +104,15 @@ def _match(values: Mapping[str, Sequence[str]], name: str) -> Match:
     return Match(tuple(any_of), tuple(none_of))
 
 
-def _statuses(match: Match) -> frozenset[str]:
+def _check_known(name: str, match: Match, known: Sequence[str], *, only_similar: bool = False) -> None:
+    """Raises InvalidInput for an unknown value. With `only_similar`, only if it looks like a known one."""
     for value in (*match.any_of, *match.none_of):
-        if value not in STATUSES:
-            raise InvalidInput("status", f"expected one of {', '.join(STATUSES)}, got {value[:40]!r}.")
-    return frozenset(match.any_of or STATUSES) - frozenset(match.none_of)
-
-
-def _is_failed(statuses: frozenset[str]) -> bool | None:
-    ended = statuses - OPEN_STATUSES
-    return "failed" in ended if len(ended) == 1 else None
+        if value in known:
+            continue
+        close = did_you_mean(value, known)
+        if close is not None or not only_similar:
+            hint = f" Did you mean {close}?" if close is not None else ""
+            raise InvalidInput(name, f"expected one of {', '.join(known)}, got {value[:40]!r}.{hint}")
 
 
 def _limit(single: Mapping[str, str]) -> int:

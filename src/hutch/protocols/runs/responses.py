@@ -16,6 +16,7 @@ from hutch.session.json_value import decode_value, encode_value
 from hutch.session.limits import Limits
 from hutch.session.run import Result, RunHandle
 from hutch.store.models import RunRow
+from hutch.store.tables.run_search import status_of
 from hutch.text import format_rfc3339
 
 _DEFAULT_LIMITS = msgspec.to_builtins(Limits())
@@ -25,7 +26,7 @@ def ended_entry(row: RunRow, details: Mapping[str, Any]) -> dict[str, Any]:
     """Builds the list entry of a run that has ended."""
     is_ok = row.outcome == "ok"
     is_flow = "completed_steps" in details
-    status = "completed" if is_ok else "failed"
+    status = status_of(row.outcome)
     state = row.outcome if row.outcome == "cancelled" else status
     flow = {"flow": row.label, "version": details.get("version"), "state": state} if is_flow else {}
     return {

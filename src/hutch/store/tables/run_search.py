@@ -8,6 +8,7 @@ whatever the filters.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -28,6 +29,23 @@ compared with several columns, and tools and hosts are in another table.
 """
 SEARCH_SECONDS = 2.0
 """Time limit of one statement. MAX_SCANNED rows take much less, so only a busy machine reaches it."""
+
+EndedStatus = Literal["completed", "failed", "suspended"]
+ALL_ENDED: frozenset[EndedStatus] = frozenset({"completed", "failed", "suspended"})
+"""Statuses of runs that have a record."""
+
+
+def status_of(outcome: str) -> EndedStatus:
+    if outcome == "suspended":
+        return "suspended"
+    return "completed" if outcome == "ok" else "failed"
+
+
+_IS_STATUS: dict[EndedStatus, str] = {
+    "completed": "{}outcome = 'ok'",
+    "failed": "({0}outcome <> 'ok' AND {0}outcome <> 'suspended')",
+    "suspended": "{}outcome = 'suspended'",
+}
 
 SortColumn = Literal["created", "duration"]
 SortKey = tuple[str | float, str]
@@ -66,7 +84,7 @@ class RunQuery(msgspec.Struct, frozen=True, kw_only=True):
     run.
     """
     parent: str | None = None
-    is_failed: bool | None = None
+    ended: frozenset[EndedStatus] = ALL_ENDED
     since: str | None = None
     until: str | None = None
     sort: SortColumn = "created"
@@ -87,6 +105,7 @@ class RunPage(NamedTuple):
 class RunCounts(NamedTuple):
     completed: int
     failed: int
+    suspended: int
     is_complete: bool
 
 
@@ -191,7 +210,7 @@ class RunSearch:
     async def counts(self, query: RunQuery) -> RunCounts:
         """Counts the newest runs that match, without the filters for status and outcome."""
         query = msgspec.structs.replace(
-            query, is_failed=None, outcome=Match(), after=None, sort="created", descending=True
+            query, ended=ALL_ENDED, outcome=Match(), after=None, sort="created", descending=True
         )
         source, index, rest = _plan(query)
         needed = "r.*" if rest.texts or query.text else "r.outcome"
@@ -200,19 +219,21 @@ class RunSearch:
         if query.text:
             values = {**index.values, **rest.values}
             outcomes = await self._with_text(query, scanned, rest, values, "outcome")
-            completed = sum(outcome == "ok" for (outcome,) in outcomes)
+            found = Counter(status_of(outcome) for (outcome,) in outcomes)
             is_complete = await self._last_scanned(query) is None
-            return RunCounts(completed, len(outcomes) - completed, is_complete)
+            return RunCounts(found["completed"], found["failed"], found["suspended"], is_complete)
         matches = rest.sql
         sql = f"""
             SELECT COUNT(*),
                 COALESCE(SUM(CASE WHEN {matches} THEN 1 ELSE 0 END), 0),
-                COALESCE(SUM(CASE WHEN outcome = 'ok' AND {matches} THEN 1 ELSE 0 END), 0)
+                COALESCE(SUM(CASE WHEN outcome = 'ok' AND {matches} THEN 1 ELSE 0 END), 0),
+                COALESCE(SUM(CASE WHEN outcome = 'suspended' AND {matches} THEN 1 ELSE 0 END), 0)
             FROM ({scanned}) AS runs
         """
         values = {**index.values, **rest.values}
-        ((seen, matched, completed),) = await self._database.search(sql, SEARCH_SECONDS, **values)
-        return RunCounts(int(completed), int(matched) - int(completed), seen < maximum)
+        (row,) = await self._database.search(sql, SEARCH_SECONDS, **values)
+        seen, matched, completed, suspended = map(int, row)
+        return RunCounts(completed, matched - completed - suspended, suspended, seen < maximum)
 
 
 def sort_key(run: RunRow, sort: SortColumn) -> SortKey:
@@ -284,10 +305,17 @@ def _choose_index(query: RunQuery, index: _Conditions) -> set[str]:
         return {"label"}
     if not used and query.outcome.single is not None and query.outcome.single != "ok":
         index.add("r.outcome = :outcome", outcome=query.outcome.single)
-        return {"outcome", "is_failed"} if query.is_failed in (None, True) else {"outcome"}
-    if query.is_failed:
+        return {"outcome", "ended"} if status_of(query.outcome.single) in query.ended else {"outcome"}
+    if not used and query.ended == {"suspended"}:
+        index.add(_IS_STATUS["suspended"].format("r."))
+        return {"ended"}
+    if "completed" not in query.ended:
         index.add("r.outcome <> 'ok'")
-        used.add("is_failed")
+        if query.ended == {"failed"}:
+            # Few runs are suspended, so walking over them is cheap.
+            index.add("r.outcome <> 'suspended'")
+        if "failed" in query.ended:
+            used.add("ended")
     if query.protocol.single is not None and not used:
         index.add("r.protocol = :protocol", protocol=query.protocol.single)
         used.add("protocol")
@@ -330,8 +358,8 @@ def _add_columns(query: RunQuery, rest: _Conditions, used: set[str]) -> None:
         )
     if query.parent is not None and "parent" not in used:
         rest.add("parent_run_id = :parent", parent=query.parent)
-    if query.is_failed is not None and "is_failed" not in used:
-        rest.add("outcome <> 'ok'" if query.is_failed else "outcome = 'ok'")
+    if query.ended != ALL_ENDED and "ended" not in used:
+        rest.add("(" + " OR ".join(_IS_STATUS[status].format("") for status in sorted(query.ended)) + ")")
 
 
 def _add_targets(query: RunQuery, rest: _Conditions, used: set[str]) -> None:

@@ -54,6 +54,7 @@ const TONES: Record<string, Tone> = {
   queued: "wait",
   waiting: "wait",
   pending: "wait",
+  suspended: "wait",
   connecting: "wait",
   cancelled: "quiet",
   skipped: "quiet",

@@ -27,6 +27,7 @@ const STATUSES = [
   { value: "running,pending", label: "Running" },
   { value: "completed", label: "Completed" },
   { value: "failed", label: "Failed" },
+  { value: "suspended", label: "Suspended" },
 ];
 
 const PERIODS = [

@@ -17,7 +17,7 @@ interface RunBase {
   owner_name?: string | null;
   label?: string | null;
   engine?: string | null;
-  status: "pending" | "running" | "completed" | "failed";
+  status: "pending" | "running" | "completed" | "failed" | "suspended";
   outcome: string | null;
   error?: RunError | null;
   created_at: string;
