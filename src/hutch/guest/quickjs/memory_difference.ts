@@ -37,6 +37,9 @@ export function encodeDifference(memory: Uint32Array, base: Uint32Array): Uint32
 /** Adds the start and the end of each run of words that differ from the image. */
 function addChangedWords(bounds: number[], memory: Uint32Array, base: Uint32Array, shared: number): void {
   for (let word = 0; word < shared;) {
+    // Most words are equal, and comparing several at once takes half the time.
+    while (word + 8 <= shared && isEqualBlock(memory, base, word)) word += 8;
+    if (word === shared) break;
     if (memory[word] === base[word]) {
       word++;
       continue;
@@ -50,6 +53,12 @@ function addChangedWords(bounds: number[], memory: Uint32Array, base: Uint32Arra
     }
     bounds.push(start, end);
   }
+}
+
+function isEqualBlock(memory: Uint32Array, base: Uint32Array, at: number): boolean {
+  return ((memory[at] ^ base[at]) | (memory[at + 1] ^ base[at + 1]) | (memory[at + 2] ^ base[at + 2]) |
+    (memory[at + 3] ^ base[at + 3]) | (memory[at + 4] ^ base[at + 4]) | (memory[at + 5] ^ base[at + 5]) |
+    (memory[at + 6] ^ base[at + 6]) | (memory[at + 7] ^ base[at + 7])) === 0;
 }
 
 /** Adds the start and the end of each run of blocks beyond the image that are not 0. */

@@ -146,7 +146,7 @@ class Sessions:
                     turns = live.turns
                     known = f"one of the turns {turns[0]} to {turns[-1]}, or 0" if turns else "0"
                     raise SessionError("turn_not_found", f"turn: expected {known}, got {turn}.")
-                state = await self._load(live.row, turn)
+                state, _ = await self._load(live.row, turn)
             live.go_back(turn, state)
 
     async def fork(self, session_id: str, owner: str, copy_id: str) -> None:
@@ -333,15 +333,15 @@ class Sessions:
                     " and only that version can continue it.",
                     remedy="Delete it, or use another id.",
                 )
-            stored = await store.sessions.turns(row.session_key)
-            return LiveSession(row, await self._load(row, row.turn), stored)
+            return LiveSession(row, *await self._load(row, row.turn))
         except BaseException:
             await store.sessions.release(row.session_key, self._holder)
             raise
 
-    async def _load(self, row: SessionRow, turn: int) -> TurnState:
+    async def _load(self, row: SessionRow, turn: int) -> tuple[TurnState, dict[int, int]]:
+        """Returns the state after a turn, and the sizes of all stored states by their turns."""
         try:
-            data = await (await self._open_store()).sessions.state(row, turn)
+            data, sizes = await (await self._open_store()).sessions.state(row, turn)
         except VaultError as error:
             logger.warning("the state of the session %s cannot be decrypted: %s", row.name, error)
             raise SessionError(
@@ -349,7 +349,7 @@ class Sessions:
                 f"The state of the session {row.name} was altered, or the key that encrypted it is missing.",
                 remedy="Delete it, or use another id.",
             ) from None
-        return await decode_state(data, self._settings.max_checkpoint_bytes)
+        return await decode_state(data, self._settings.max_checkpoint_bytes), sizes
 
     def _expiry(self) -> str:
         return now(plus_seconds=self._settings.session_days * DAY_SECONDS)

@@ -100,24 +100,24 @@ class SessionTable:
         sql = "SELECT COALESCE(SUM(bytes), 0) FROM sessions WHERE owner = :owner"
         return int((await self._database.scan(sql, owner=owner))[0][0])
 
-    async def turns(self, session_key: str) -> dict[int, int]:
-        """Returns the turns whose states are stored, with their sizes."""
-        sql = """
-            SELECT turn, SUM(LENGTH(data)) FROM session_parts WHERE session_key = :session_key
-            GROUP BY turn ORDER BY turn
+    async def state(self, row: SessionRow, turn: int) -> tuple[bytes, dict[int, int]]:
+        """Returns the state after a turn, which is empty if it is not stored, and the sizes of all stored
+        states by their turns. Raises VaultError.
         """
-        rows = await self._database.read(sql, session_key=session_key)
-        return {turn: int(size) for turn, size in rows}
-
-    async def state(self, row: SessionRow, turn: int) -> bytes:
-        """Returns the state after a turn; empty if it is not stored. Raises VaultError."""
-        sql = "SELECT data FROM session_parts WHERE session_key = :session_key AND turn = :turn ORDER BY part"
-        texts = [text for (text,) in await self._database.read(sql, session_key=row.session_key, turn=turn)]
+        sql = """
+            SELECT turn, LENGTH(data), CASE WHEN turn = :turn THEN data END FROM session_parts
+            WHERE session_key = :session_key ORDER BY turn, part
+        """
+        rows = await self._database.read(sql, session_key=row.session_key, turn=turn)
+        sizes: dict[int, int] = {}
+        for number, size, _ in rows:
+            sizes[number] = sizes.get(number, 0) + size
+        texts = [text for _, _, text in rows if text is not None]
         parts = [
             await self._encryption.decrypt_bytes(text, *_part_context(row, turn, number, len(texts)))
             for number, text in enumerate(texts)
         ]
-        return b"".join(parts)
+        return b"".join(parts), sizes
 
     async def save(
         self,
