@@ -47,7 +47,7 @@ FIND_POLLUTION = """
 
 
 async def test_changes_to_globals_and_prototypes_do_not_survive_the_execution(run: Run) -> None:
-    for _ in range(5):
+    for _ in range(2):
         # The polluting code may end in any way, but must end soon.
         await run(POLLUTION, timeout_ms=300)
         result = await run(FIND_POLLUTION)
@@ -84,10 +84,10 @@ async def test_random_values_differ_between_executions(run: Run) -> None:
         "[Math.random(), Math.random(), crypto.randomUUID(), [...crypto.getRandomValues(new"
         " Uint8Array(8))].join()]"
     )
-    sequential = [(await run(code)).result for _ in range(8)]
-    concurrent = [result.result for result in await asyncio.gather(*(run(code) for _ in range(8)))]
+    sequential = [(await run(code)).result for _ in range(4)]
+    concurrent = [result.result for result in await asyncio.gather(*(run(code) for _ in range(4)))]
     drawn = [value for result in (*sequential, *concurrent) for value in result]
-    assert len(set(drawn)) == len(drawn) == 64
+    assert len(set(drawn)) == len(drawn) == 32
 
 
 async def test_math_random_is_evenly_distributed(run: Run) -> None:
@@ -103,7 +103,10 @@ async def test_clock_is_the_hosts(run: Run) -> None:
     assert before - 1 <= guest_time <= time.time() * 1000 + 1
 
 
-async def test_32_concurrent_executions_all_return_their_own_results(run: Run) -> None:
+async def test_concurrent_executions_all_return_their_own_results(run: Run, engine: str) -> None:
+    # On deno, each has its own process.
+    numbers = range(32 if engine == "quickjs" else 12)
+
     async def square(n: int) -> int:
         await asyncio.sleep(0)
         return n * n
@@ -118,10 +121,10 @@ async def test_32_concurrent_executions_all_return_their_own_results(run: Run) -
             return [mine, squared, await tools.square({{ n: mine + 1 }})];
         """
 
-    results = await asyncio.gather(*(run(code(n), tools=[square], timeout_ms=30_000) for n in range(32)))
-    assert [result.result for result in results] == [[n, n * n, (n + 1) ** 2] for n in range(32)]
-    assert [result.logs for result in results] == [[f"start {n}", f"end {n}"] for n in range(32)]
-    assert len({result.run_id for result in results}) == 32
+    results = await asyncio.gather(*(run(code(n), tools=[square], timeout_ms=30_000) for n in numbers))
+    assert [result.result for result in results] == [[n, n * n, (n + 1) ** 2] for n in numbers]
+    assert [result.logs for result in results] == [[f"start {n}", f"end {n}"] for n in numbers]
+    assert len({result.run_id for result in results}) == len(numbers)
 
 
 async def test_concurrent_executions_with_different_ends_do_not_affect_each_other(run: Run) -> None:
@@ -135,7 +138,7 @@ async def test_concurrent_executions_with_different_ends_do_not_affect_each_othe
         "await new Promise(() => {})": ("timeout", None),
         "return NaN": ("serialization_error", None),
     }
-    codes = [*expected_ends] * 4
+    codes = [*expected_ends] * 2
     results = await asyncio.gather(*(run(code, tools=[echo], timeout_ms=2_000) for code in codes))
     ends = [(result.error.code if result.error else "ok", result.result) for result in results]
     assert ends == [expected_ends[code] for code in codes]
@@ -144,7 +147,7 @@ async def test_concurrent_executions_with_different_ends_do_not_affect_each_othe
 async def test_endless_loop_does_not_starve_other_executions(run: Run) -> None:
     loops = [asyncio.create_task(run("for (;;);", timeout_ms=60_000)) for _ in range(3)]
     try:
-        for n in range(10):
+        for n in range(5):
             result = await run(
                 f"let s = 0; for (let i = 0; i < 1000; i++) s += i; return s + {n}", timeout_ms=30_000
             )

@@ -48,10 +48,12 @@ BOMBS = {
 }
 
 
-async def test_every_bomb_exceeds_its_memory_limit(run: Run) -> None:
-    options = {"memory_limit_bytes": LIMIT, "timeout_ms": 60_000}
+async def test_every_bomb_exceeds_its_memory_limit(run: Run, engine: str) -> None:
+    # The less memory QuickJS has, the less it computes. A process of Deno needs more.
+    limit = 8 if engine == "quickjs" else 32
+    options = {"memory_limit_bytes": limit * MIB, "timeout_ms": 60_000}
     results = await asyncio.gather(*(run(code, **options) for code in BOMBS.values()))
-    expected = ("memory_limit", "Execution exceeded its memory limit of 32 MiB")
+    expected = ("memory_limit", f"Execution exceeded its memory limit of {limit} MiB")
     ends = {
         name: (result.error.code, result.error.message) if result.error else result.result
         for name, result in zip(BOMBS, results, strict=True)
@@ -190,7 +192,7 @@ async def test_runner_and_host_stay_small_after_many_bombs() -> None:
         [runner] = runners(sandbox)
         sizes, hosts = [], []
         bombs = [BOMBS[name] for name in ("buffers", "strings")]
-        for _ in range(8):
+        for _ in range(6):
             for code in bombs:
                 result = await sandbox.run(code, memory_limit_bytes=64 * MIB, timeout_ms=20_000)
                 assert result.error is not None
@@ -198,10 +200,10 @@ async def test_runner_and_host_stay_small_after_many_bombs() -> None:
             sizes.append(resident_bytes(runner))
             hosts.append(resident_bytes(os.getpid()))
         assert runners(sandbox) == {runner}
-    # All bombs together used a gigabyte. Garbage waits for a collection or two.
-    assert max(sizes[4:]) < 400 * MIB
-    assert max(sizes[4:]) < max(sizes[:4]) + 100 * MIB
-    assert max(hosts[4:]) < max(hosts[:4]) + 16 * MIB
+    # All bombs together used 768 MiB. Garbage waits for a collection or two.
+    assert max(sizes[3:]) < 400 * MIB
+    assert max(sizes[3:]) < max(sizes[:3]) + 100 * MIB
+    assert max(hosts[3:]) < max(hosts[:3]) + 16 * MIB
 
 
 async def test_bomb_does_not_harm_its_neighbours(run: Run) -> None:

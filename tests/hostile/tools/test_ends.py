@@ -16,15 +16,11 @@ ENDLESS = {
     "a loop": tool("for (;;);"),
     "a loop while importing": tool("return 1", "for (;;);"),
     "a loop in the factory": "export const tool = () => { for (;;); }",
-    "a loop of awaits": tool("for (;;) await 0"),
     "microtasks": tool("const f = () => queueMicrotask(f); f(); await new Promise(() => {})"),
-    "ticks": tool("const f = () => process.nextTick(f); f(); await new Promise(() => {})"),
     "never resolved": tool("await new Promise(() => {})"),
     "import that never ends": tool("return 1", "await new Promise(() => {});"),
     "a thenable": tool("return { then() {} }"),
-    "a getter in the output": tool("return { get a() { for (;;); } }"),
     "toJSON": tool("return { toJSON() { for (;;); } }"),
-    "a getter of the export": "export const tool = { get execute() { for (;;); } }",
     "a proxy": "export const tool = new Proxy({}, { get() { for (;;); } })",
     "an error's message": tool("throw { get message() { for (;;); } }"),
     "a generator": "export const tool = { *execute() { for (;;); } }",
@@ -32,7 +28,6 @@ ENDLESS = {
         "return { next: () => new Promise(() => {}), [Symbol.asyncIterator]() { return this } }"
     ),
     "Atomics": tool("Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0)"),
-    "a regular expression": tool("/^(a+)+$/.test('a'.repeat(40) + 'b')"),
     "ignored signals": tool(
         "for (const s of ['SIGTERM', 'SIGINT', 'SIGHUP']) process.on(s, () => {});"
         "options.abortSignal.onabort = () => { for (;;); }; await new Promise(() => {})"
@@ -107,8 +102,8 @@ async def test_endless_tools_time_out(tools: ToolServer) -> None:
     began = time.monotonic()
     found = codes(await tools.run_all(ENDLESS))
     assert time.monotonic() - began < 60
-    # The engine may also refuse these immediately.
-    may_fail = {"Atomics", "a regular expression"}
+    # The engine may also refuse this immediately.
+    may_fail = {"Atomics"}
     assert {name: code for name, code in found.items() if code != TIMEOUT and name not in may_fail} == {}
     assert {*found.values()} <= {TIMEOUT, FAILURE}
 

@@ -51,10 +51,13 @@ def is_stopped(server: ToolServer, package: str) -> bool:
 
 BACKGROUND = {
     "a loop": "setTimeout(() => { for (;;); }, 5);",
-    "timers": "setInterval(() => { for (let i = 0; i < 1e6; i++); });",
-    "a thread": "new Worker('data:text/javascript,for(;;);', { type: 'module' });",
-    "requests": "setInterval(() => fetch(process.env.SYNC + '/ready/background').catch(() => {}), 5);",
-    "memory": "const all = []; setInterval(() => all.push(new Uint8Array(1e7).fill(1)), 1);",
+    "timers, requests, memory and a thread": """
+        setInterval(() => { for (let i = 0; i < 1e6; i++); });
+        setInterval(() => fetch(process.env.SYNC + '/ready/background').catch(() => {}), 5);
+        const all = [];
+        setInterval(() => all.push(new Uint8Array(1e7).fill(1)), 1);
+        new Worker('data:text/javascript,for(;;);', { type: 'module' });
+    """,
     "exit": "setTimeout(() => Deno.kill(Deno.pid, 'SIGKILL'), 5);",
 }
 

@@ -8,7 +8,7 @@ from tests.support.stalls import LoopStalls, repeat_on_stall
 
 from hutch.protocols.toolscript.checker.checker import Checker
 
-# One script, because Deno takes seconds for each. Every line is correct JavaScript that TypeScript refuses.
+# Every line is correct JavaScript that TypeScript refuses.
 CORRECT = """\
 try { await tools.github.search({ text: "x" }); } catch (e) { console.log(e.message, e.code); }
 const found = await tools.github.search({ text: "y" });
@@ -72,12 +72,18 @@ await tools.github.createIssue({
 WRONG_LINES = [1, 2, 3, 4, 5, 6, 8, 8, 9, 10, 10, 11, 13, 14, 19, 21]
 
 
-async def test_correct_javascript_is_accepted(checker: Checker) -> None:
-    assert [str(problem) for problem in await find_problems(checker, CORRECT)] == []
+async def test_correct_javascript_is_accepted(native: Checker) -> None:
+    assert [str(problem) for problem in await find_problems(native, CORRECT)] == []
 
 
-async def test_wrong_use_of_tools_and_certain_mistakes_are_found(checker: Checker) -> None:
-    assert [problem.line for problem in await find_problems(checker, WRONG)] == WRONG_LINES
+async def test_wrong_use_of_tools_and_certain_mistakes_are_found(native: Checker) -> None:
+    assert [problem.line for problem in await find_problems(native, WRONG)] == WRONG_LINES
+
+
+async def test_deno_is_lenient_about_the_same(deno_only: Checker) -> None:
+    """One script for both, because Deno takes seconds for each."""
+    found = await find_problems(deno_only, f"{WRONG}{{\n{CORRECT}}}")
+    assert [problem.line for problem in found] == WRONG_LINES
 
 
 @repeat_on_stall
