@@ -78,7 +78,7 @@ async def test_env_is_not_visible_to_the_next_call(spare_server: ToolServer) -> 
     )
     first = (await spare_server.execute(package, env={"TOKEN": "secret", "ONE": "1"}))["output"]
     assert first["TOKEN"] == "secret"
-    for _ in range(3):
+    for _ in range(2):
         assert {*(await spare_server.execute(package))["output"]} <= {"HOME", "TMPDIR"}
         assert (await spare_server.execute(package, env={"TOKEN": "other"}))["output"].get("ONE") is None
 
@@ -91,16 +91,20 @@ async def test_concurrent_calls_see_their_own_env(spare_server: ToolServer) -> N
     assert [answer["output"] for answer in answers] == [str(n) for n in range(12)]
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["PATH", "LD_PRELOAD", "LD_LIBRARY_PATH", "NODE_OPTIONS", "DENO_DIR", "DENO_V8_FLAGS", "HTTP_PROXY"],
-)
-async def test_variables_of_loaders_only_reach_the_tool(spare_server: ToolServer, name: str) -> None:
-    package = spare_server.publish(tool("return [process.env[params.name], process.execArgv ?? []]"))
-    value = "--require /tmp/x --inspect=0.0.0.0:1"
-    answer = await spare_server.execute(package, params={"name": name}, env={name: value})
+async def test_variables_of_loaders_only_reach_the_tool(spare_server: ToolServer) -> None:
+    names = [
+        "PATH",
+        "LD_PRELOAD",
+        "LD_LIBRARY_PATH",
+        "NODE_OPTIONS",
+        "DENO_DIR",
+        "DENO_V8_FLAGS",
+        "HTTP_PROXY",
+    ]
+    env = dict.fromkeys(names, "--require /tmp/x --inspect=0.0.0.0:1")
+    answer = await spare_server.run(tool("return [process.env, process.execArgv ?? []]"), env=env)
     assert answer["success"] is True, answer
-    assert answer["output"][0] == value
+    assert {name: answer["output"][0].get(name) for name in names} == env
     assert "/tmp/x" not in json.dumps(answer["output"][1])
 
 
