@@ -416,6 +416,7 @@ class Hutch:
             inputs=encode_inputs(inputs, providers),
             check=check,
             owner=owner,
+            checkpoint_after_ms=self.settings.checkpoint_after_ms,
         )
 
     @cached_property

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from hutch.errors import ExecutionError
     from hutch.http.auth import AccessControl
     from hutch.kernel.execution import Execution
+    from hutch.kernel.kernel import LoadSaved
     from hutch.kernel.sessions.sessions import Sessions
     from hutch.kernel.suspended_runs import SuspendedRuns
     from hutch.mcp_client.example_server import ExampleServers
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from hutch.protocols.toolscript.gateway.gateway import Gateway
     from hutch.protocols.toolscript.gateway.local import LocalGateway
     from hutch.protocols.tpmjs.execute import ToolExecutor
-    from hutch.session.run import RunHandle
+    from hutch.session.run import Result, RunHandle
     from hutch.session.tools.provider import Provider
     from hutch.settings.config_text import ConfigText
     from hutch.telemetry.tracer import Tracer
@@ -108,6 +109,9 @@ class App:
         self._recorder.owner_name = self.storage.owner_names.get
         self.kernel.fair_use.open_store = self.storage.store
         self.kernel.on_suspend = self._store_suspended
+        if settings.checkpoint_after_ms:
+            self.kernel.on_checkpoint = self._store_waiting
+        self.kernel.on_stored_end = self._end_stored
         self.kernel.fair_use.refusals = self.counters.refusals
 
     @classmethod
@@ -167,6 +171,12 @@ class App:
 
     async def _store_suspended(self, execution: Execution, run: RunHandle) -> None:
         await self.suspended_runs.save(execution, run)
+
+    async def _store_waiting(self, execution: Execution, run: RunHandle) -> LoadSaved:
+        return await self.suspended_runs.save_waiting(execution, run)
+
+    async def _end_stored(self, run: RunHandle, result: Result | None) -> None:
+        await self.suspended_runs.end_stored(run, result)
 
     @cached_property
     def packages(self) -> PackageManager:

@@ -54,6 +54,8 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     """Run that this one belongs to, such as a flow run."""
     is_group: bool = False
     """True for the record of a batch, which has no guest of its own and is not counted in metrics."""
+    checkpoint_after_ms: float = 0.0
+    """Time after which the run is stored while it waits for running tools; 0 for never."""
     asks_client: bool = False
     """True if the client of the run is asked for approvals while the run waits in memory. Otherwise the run
     is suspended, if its protocol can continue it later.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -20,9 +21,12 @@ from hutch.session.host import TIMED_OUT, Session
 from hutch.session.limits import Limits
 from hutch.session.messages import WireError
 from hutch.session.run import Result, RunHandle, RunQueued, RunSuspended, Wait
+from hutch.session.suspension import SavedSession
 from hutch.session.tools.provider import check_providers
 from hutch.settings import Settings, cores
 from hutch.text import cut
+
+logger = logging.getLogger("hutch.runs")
 
 _MAXIMUM_SETTINGS = {
     "timeout_ms": "max_timeout_ms",
@@ -33,6 +37,8 @@ _MAXIMUM_SETTINGS = {
 # Maximum retries of an execution whose runner was lost before the execution began, or because of another
 # execution in the same runner.
 MAX_RETRIES = 2
+LoadSaved: TypeAlias = Callable[[SavedSession], Awaitable[SavedSession]]
+"""Adds the stored memory to the state of a suspended session."""
 # Maximum length of a tool's name in the record of a wait.
 MAX_TOOL_CHARS = 200
 
@@ -52,6 +58,12 @@ class Kernel:
         """True if traces of runs are exported."""
         self.on_suspend: Callable[[Execution, RunHandle], Awaitable[object]] | None = None
         """Stores a run that was suspended. None if runs cannot be suspended, as with an external runner."""
+        self.on_checkpoint: Callable[[Execution, RunHandle], Awaitable[LoadSaved]] | None = None
+        """Stores a run that waits for running tools, and drops its memory. Returns a function that loads the
+        state when the run continues.
+        """
+        self.on_stored_end: Callable[[RunHandle, Result | None], Awaitable[None]] | None = None
+        """Ends a stored run that this process holds; None instead of the result if it could not go on."""
         self.check_code: CheckCode | None = None
         """Type-checks code. None if there is no compiler, as with an external runner."""
         self.fair_use = FairUse(settings, pool.shares.set_weight)
@@ -124,7 +136,13 @@ class Kernel:
                 result = _explained(execution, result)
             if run.session is not None and run.session.saved is not None:
                 result = await self._suspended(execution, run, result)
+            if run.is_stored and self.on_stored_end is not None:
+                await self.on_stored_end(run, result)
         except BaseException as error:
+            if run.is_stored and self.on_stored_end is not None:
+                is_cancelled = isinstance(error, asyncio.CancelledError)
+                end = Result(ok=False, error=_reason(error), run_id=run.id) if is_cancelled else None
+                await self.on_stored_end(run, end)
             if not run.outcome:
                 self.record_unstarted(execution, run, _reason(error))
             raise
@@ -202,12 +220,17 @@ class Kernel:
                 execution = msgspec.structs.replace(execution, code="", job=prepared)
         result = await self._attempt_with_retries(execution, run)
         while (session := run.session) is not None and session.saved is not None:
-            if not await session.drain_calls() or (run.must_suspend and session.saved is not None):
+            load = await self._checkpoint(execution, run) if session.tool_calls.is_running else None
+            can_continue = await session.wait_for_replies(lambda: run.must_suspend)
+            if not can_continue or (run.must_suspend and session.saved is not None):
                 assert session.result is not None
                 return session.result
             # Other tools have returned since the guest was suspended, so it can continue at once.
-            execution = msgspec.structs.replace(execution, saved=session.saved, answers={})
+            assert session.saved is not None
             try:
+                saved = session.saved if load is None else await load(session.saved)
+                execution = msgspec.structs.replace(execution, saved=saved, answers={})
+                run.open_calls = session.tool_calls
                 result = await self._attempt_with_retries(execution, run)
             except HutchError as error:
                 # The run has called tools, so the caller must not take it for one that never started.
@@ -218,6 +241,25 @@ class Kernel:
                 assert session.result is not None
                 return session.result
         return result
+
+    async def _checkpoint(self, execution: Execution, run: RunHandle) -> LoadSaved | None:
+        """Stores a run that waits for running tools, if its caller wants that. Returns a function that loads
+        the state again; None if the state is in memory.
+        """
+        if not execution.checkpoint_after_ms or self.on_checkpoint is None or run.must_suspend:
+            return None
+        try:
+            load = await self.on_checkpoint(execution, run)
+        except HutchError as error:
+            # The run goes on without a checkpoint.
+            logger.warning("the run %s could not be stored while it waits: %s", run.id, error)
+            return None
+        if run.session is not None and run.session.saved is not None:
+            run.session.forget_memory()
+            if run.listeners:
+                calls = [*run.session.saved.pending, *run.session.tool_calls.in_flight()]
+                run.emit(RunSuspended(calls=[call.call_id for call in calls]))
+        return load
 
     async def _attempt_with_retries(self, execution: Execution, run: RunHandle) -> Result:
         result = await self._attempt(execution, run)
@@ -234,7 +276,8 @@ class Kernel:
         called a tool yet, so that a retry is safe.
         """
         calls_before = 0 if execution.saved is None else execution.saved.call_count
-        has_called = run.call_count > calls_before
+        # A lost session has cancelled the tools that ran when the run was suspended.
+        has_called = run.call_count > calls_before or run.open_calls is not None
         if run.session is None or not run.lost_runner or has_called or self.pool.is_closed:
             return False
         spec = execution.profile.engine_spec
@@ -259,6 +302,7 @@ class Kernel:
                     answers=execution.answers,
                     max_saved_bytes=self._max_saved_bytes(execution),
                     turn=execution.turn,
+                    max_wait_seconds=execution.checkpoint_after_ms / 1000,
                     may_poll=self._may_poll,
                 )
             except asyncio.CancelledError:

@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -28,15 +29,15 @@ from hutch.kernel.execution import Execution
 from hutch.kernel.stored_result import decode_result, encode_result
 from hutch.sandbox.runner.profile import profile_for
 from hutch.session.json_value import decode_value
-from hutch.session.run import Listener, Result, RunHandle
+from hutch.session.run import Listener, PendingCall, Result, RunHandle
 from hutch.session.schema.problems import check_against_schema
-from hutch.session.suspension import Answer
+from hutch.session.suspension import Answer, SavedSession
 from hutch.session.tools.provider import Provider
 from hutch.store.tables.checkpoints import CheckpointRow, NewPendingCall, Question, StoredCall
 from hutch.text import cut, format_rfc3339, printable
 
 if TYPE_CHECKING:
-    from hutch.kernel.kernel import Kernel
+    from hutch.kernel.kernel import Kernel, LoadSaved
     from hutch.settings import Settings
     from hutch.store.store import Store
 
@@ -111,8 +112,74 @@ class SuspendedRuns:
             listener(checkpoint)
         return checkpoint
 
+    async def save_waiting(self, execution: Execution, run: RunHandle) -> LoadSaved:
+        """Stores a run that waits for running tools. This process holds it and continues it: the results of
+        the tools are stored before the guest gets them. Returns a function that loads the state. Raises
+        HutchError.
+        """
+        session = run.session
+        assert session is not None
+        calls, store = session.tool_calls, await self._open_store()
+        checkpoint = self._checkpoint(execution, run)
+        in_flight = calls.in_flight()
+        checkpoint = msgspec.structs.replace(
+            checkpoint,
+            session=msgspec.structs.replace(checkpoint.session, in_flight=in_flight, held_lines=[]),
+        )
+        data = await self._encode(checkpoint)
+        _check_not_cancelled(run)
+        if not await self._insert(store, checkpoint, data, self._holder, keeps_hold=True):
+            raise ResumeError("checkpoint_in_use", f"Another process continues the run {run.id}.")
+        run.generation += 1
+        run.is_stored = True
+        run.before_call = _Once(lambda: self._mark_called(store, run.id))
+        self._held.add(run.id)
+        self._keep_extending()
+        for call_id, answer in calls.begin_journal(partial(self._journal, run.id)).items():
+            await self._journal(run.id, call_id, answer)
+
+        async def load(saved: SavedSession) -> SavedSession:
+            row = await store.checkpoints.get(run.id)
+            if row is None or row.holder != self._holder:
+                raise ResumeError("checkpoint_in_use", f"Another process continues the run {run.id}.")
+            stored = (await self._decode(await store.checkpoints.state(row))).session
+            return msgspec.structs.replace(saved, memory=stored.memory, manifests=stored.manifests)
+
+        return load
+
+    async def _journal(self, run_id: str, call_id: str, answer: Answer) -> None:
+        store = await self._open_store()
+        try:
+            await store.checkpoints.answer(run_id, {call_id: msgspec.json.encode(answer).decode()})
+        except HutchError as error:
+            # If the process dies now, the guest is told that the call may have had an effect.
+            logger.warning("the result of a call of run %s could not be stored: %s", run_id, error)
+
+    async def end_stored(self, run: RunHandle, result: Result | None) -> None:
+        """Stores the result of a run that this process holds. With None, or if the process shuts down before
+        the run has ended, the run becomes suspended again, so that another process can continue it; a run
+        that has called a tool since it was stored will count as interrupted.
+        """
+        if run.session is not None and run.session.saved is not None:
+            return
+        self._held.discard(run.id)
+        store = await self._open_store()
+        is_aborted = result is not None and result.error is not None and result.error.code == "cancelled"
+        is_closing = (run.lost_runner and self._kernel.pool.is_closed) or (is_aborted and self._is_draining)
+        if result is None or is_closing:
+            await store.checkpoints.release(run.id, self._holder)
+        else:
+            await self._end(store, run.id, self._holder, result)
+            self._report_end(run.id, result)
+
     async def _insert(
-        self, store: Store, checkpoint: Checkpoint, data: bytes, previous_holder: str | None
+        self,
+        store: Store,
+        checkpoint: Checkpoint,
+        data: bytes,
+        previous_holder: str | None,
+        *,
+        keeps_hold: bool = False,
     ) -> bool:
         """Returns False if the store has the run already, and `previous_holder` does not continue it."""
         maximum = self._settings.max_suspended_bytes_per_owner
@@ -130,14 +197,18 @@ class SuspendedRuns:
                 tool=call.tool,
                 token_digest=None if call.token is None else _digest(call.token),
                 question=call.question,
+                in_flight=call.in_flight,
             )
-            for call in checkpoint.session.pending
+            for call in (*checkpoint.session.pending, *checkpoint.session.in_flight)
         ]
+        row = self._row(checkpoint, len(data))
+        if keeps_hold:
+            row = msgspec.structs.replace(
+                row, state="running", holder=self._holder, held_until=_after(HOLD_SECONDS)
+            )
         parts = [data[start : start + PART_BYTES] for start in range(0, len(data), PART_BYTES)]
         try:
-            return await store.checkpoints.save(
-                self._row(checkpoint, len(data)), parts, calls, previous_holder
-            )
+            return await store.checkpoints.save(row, parts, calls, previous_holder)
         except AlreadyExists:
             raise ResumeError("token_in_use", "Another pending call has the same token.") from None
 
@@ -276,6 +347,9 @@ class SuspendedRuns:
                 for call_id, text in (await store.checkpoints.answers(run_id)).items()
                 if text is not None
             }
+            for call in checkpoint.session.in_flight:
+                if call.in_flight == "once" and call.call_id not in answers:
+                    answers[call.call_id] = Answer(code="tool_error", message=_interrupted_call(call))
         except BaseException:
             self._held.discard(run_id)
             await store.checkpoints.release(run_id, self._holder)
@@ -291,6 +365,7 @@ class SuspendedRuns:
             parent_run_id=checkpoint.parent_run_id,
             saved=checkpoint.session,
             answers=answers,
+            checkpoint_after_ms=self._settings.checkpoint_after_ms,
         )
         run = RunHandle(
             id=run_id,
@@ -298,29 +373,20 @@ class SuspendedRuns:
             generation=checkpoint.generation,
             record_level=checkpoint.record_level,
             listeners=self._listeners.get(run_id, []),
+            is_stored=True,
         )
         run.before_call = _Once(lambda: self._mark_called(store, run_id))
         return execution, run
 
     async def run(self, execution: Execution, run: RunHandle) -> Result:
         """Continues a run until it ends or is suspended again. Raises HutchError."""
-        store = await self._open_store()
         try:
-            result = await self._kernel.run(execution, run)
+            return await self._kernel.run(execution, run)
         except BaseException:
-            self._held.discard(run.id)
-            # Does nothing if the run has called a tool.
-            await store.checkpoints.release(run.id, self._holder)
+            # The kernel may have refused the run, for example because of a quota.
+            if run.id in self._held:
+                await self.end_stored(run, None)
             raise
-        if run.lost_runner and self._kernel.pool.is_closed:
-            # This process shuts down. Another one can continue the run, unless it has called a tool.
-            self._held.discard(run.id)
-            await store.checkpoints.release(run.id, self._holder)
-        elif run.session is None or run.session.saved is None:
-            self._held.discard(run.id)
-            await self._end(store, run.id, self._holder, result)
-            self._report_end(run.id, result)
-        return result
 
     def continue_in_background(self, run_id: str, owner: str) -> None:
         """Continues a run that has got a result, with the tools of this server, if it has such tools."""
@@ -586,6 +652,7 @@ class SuspendedRuns:
         return count
 
     async def close(self) -> None:
+        self._is_draining = True
         tasks = [*self._background] if self._extending is None else [*self._background, self._extending]
         for task in tasks:
             task.cancel()
@@ -623,6 +690,13 @@ def _check_not_cancelled(run: RunHandle) -> None:
 
 def _cancelled() -> ResumeError:
     return ResumeError("cancelled", "The run was cancelled while it was suspended")
+
+
+def _interrupted_call(call: PendingCall) -> str:
+    return (
+        f"The process died while it called {call.provider}.{call.tool}: the call may have had an effect."
+        " It was not made again, because the tool is not marked as idempotent"
+    )
 
 
 def _ended(run_id: str) -> ResumeError:

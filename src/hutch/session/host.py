@@ -88,6 +88,8 @@ class Session:
         max_saved_bytes: int = 0,
         turn: Turn | None = None,
         before_call: Callable[[], Awaitable[None]] | None = None,
+        open_calls: ToolCalls | None = None,
+        max_wait_seconds: float = 0.0,
     ) -> None:
         """`send_result`: sends tool results, if there is a faster way than `send`.
 
@@ -106,8 +108,9 @@ class Session:
 
         `saved`: suspended session to continue. `answers`: results of its pending calls. `max_saved_bytes`:
         maximum size of the memory of an execution that is suspended; 0 if the runner cannot suspend it.
-        `turn`: the execution is a turn of a stateful session.
-        `before_call`: see `ToolCalls`.
+        `turn`: the execution is a turn of a stateful session. `before_call`: see `ToolCalls`. `open_calls`:
+        calls of the session that is continued, if tools still run. `max_wait_seconds`: time after which an
+        execution that waits for tools is suspended, while the tools go on; 0 for never.
         """
         self.id = id
         self.limits = limits
@@ -148,20 +151,35 @@ class Session:
         """True if the session has a result, or decodes a large one. Nothing else can end it then."""
         self._decoding: asyncio.Task[None] | None = None
         self._timeout = TIMED_OUT
-        self._tool_calls = ToolCalls(
-            id,
-            limits,
-            self._providers,
-            send_result or send,
-            listeners,
-            writable=writable,
-            on_abuse=self.mark_lost,
-            loop=self._loop,
-            # A trusted peer makes the spans of the calls itself.
-            trace=None if trusted else trace,
-            on_all_pending=self._suspend if max_saved_bytes else None,
-            before_call=before_call,
-        )
+        on_wait = self._suspend if max_saved_bytes else None
+        if open_calls is not None:
+            self._tool_calls = open_calls
+            open_calls.attach(
+                send_result or send,
+                writable=writable,
+                on_abuse=self.mark_lost,
+                on_all_pending=on_wait,
+                before_call=before_call,
+                on_long_wait=on_wait,
+            )
+        else:
+            self._tool_calls = ToolCalls(
+                id,
+                limits,
+                self._providers,
+                send_result or send,
+                listeners,
+                writable=writable,
+                on_abuse=self.mark_lost,
+                loop=self._loop,
+                # A trusted peer makes the spans of the calls itself.
+                trace=None if trusted else trace,
+                on_all_pending=on_wait,
+                before_call=before_call,
+                on_long_wait=on_wait,
+                max_wait_seconds=max_wait_seconds if max_saved_bytes else 0.0,
+            )
+        self._has_open_calls = open_calls is not None
         self._trace = trace
         self.saved: SavedSession | None = None
         """State of the execution if it was suspended."""
@@ -173,7 +191,8 @@ class Session:
         self._on_suspend_refused: Callable[[str], None] | None = None
         if saved is not None:
             self.log_lines, self._log_chars = saved.log_lines, saved.log_chars
-            self._tool_calls.restore(saved)
+            if open_calls is None:
+                self._tool_calls.restore(saved)
 
     @property
     def started(self) -> bool:
@@ -223,7 +242,8 @@ class Session:
         # so durations use `monotonic`.
         now, self._sent_at = self._loop.time(), monotonic()
         self._tool_calls.deadline = now + self.limits.timeout_ms / 1000 - self._elapsed_before
-        self._tool_calls.started_at = self._sent_at
+        if not self._has_open_calls:
+            self._tool_calls.started_at = self._sent_at
         # One timer serves the deadline for the start and the deadline for the end, because most executions
         # end before it fires.
         first = min(self._start_seconds or START_TIMEOUT_SECONDS, self._max_seconds)
@@ -243,12 +263,17 @@ class Session:
         )
         for call_id, answer in self._answers.items():
             self._tool_calls.answer(call_id, answer)
-        if self._resumed is not None:
+        if self._has_open_calls:
+            self._tool_calls.send_held()
+        elif self._resumed is not None:
             for line in self._resumed.held_lines:
                 self._send(line)
-            if self._tool_calls.pending:
-                # The guest may only wait for the other calls. Then nothing else would suspend it again.
-                self._suspend()
+            for call in self._resumed.in_flight:
+                if call.call_id in self._tool_calls.pending:
+                    self._tool_calls.repeat(call)
+        if self._resumed is not None and self._tool_calls.pending and not self._tool_calls.is_running:
+            # The guest may only wait for the other calls. Then nothing else would suspend it again.
+            self._suspend()
 
     @property
     def _manifests(self) -> list[bytes]:
@@ -283,7 +308,9 @@ class Session:
         # Only the first `started` counts. Otherwise a guest could postpone its deadline.
         if self._started_at is not None:
             return False
-        self._started_at = self._tool_calls.started_at = monotonic()
+        self._started_at = monotonic()
+        if not self._has_open_calls:
+            self._tool_calls.started_at = self._started_at
         run_id = message.run_id
         if self._trusted and run_id is not UNSET and len(run_id) <= MAX_RUN_ID_CHARS:
             self.run_id = self._tool_calls.run_id = run_id
@@ -367,33 +394,46 @@ class Session:
         self._settle(waiting, logs=logs, truncated=truncated or message.state.logs_truncated)
         return True
 
-    async def drain_calls(self) -> bool:
-        """Waits for the tools that still run when the execution is suspended, and adds their replies to
-        `saved`. Returns True if there are any, so that the execution can continue. If the session is
+    async def wait_for_replies(self, must_wait_for_all: Callable[[], bool]) -> bool:
+        """Waits until the suspended execution can continue: until one of the tools that still run has ended,
+        or a timer of the guest is due. `must_wait_for_all` returns True if all tools have to end first.
+
+        Returns False if the execution cannot continue, because no tools ran or it has ended. If it was
         cancelled or its time is up, `saved` is None afterwards, and `result` has the timeout.
         """
         calls, saved = self._tool_calls, self.saved
         assert saved is not None
+        timer_at = saved.saved_at + min((left for _, left, _ in saved.state.timers), default=1e12) / 1000
         try:
             while calls.is_running and not self._cancelling and self._remaining_seconds() > 0:
                 # The time limit may be paused meanwhile, so the remaining time is computed again.
-                await calls.wait_for_running(max(self._remaining_seconds(), TIMER_TOLERANCE_SECONDS))
+                seconds = self._remaining_seconds()
+                if not must_wait_for_all():
+                    if calls.held_lines or time() >= timer_at:
+                        break
+                    seconds = min(seconds, timer_at - time())
+                await calls.wait_for_running(max(seconds, TIMER_TOLERANCE_SECONDS))
         except BaseException:
             calls.end()
             raise
-        if self._cancelling or calls.is_running:
+        if self._cancelling or (calls.is_running and self._remaining_seconds() <= 0):
             error = self._timeout if self._cancelling else self._timeout_error()
             self.end_suspended(error)
             return False
+        # The memory may have been dropped meanwhile, because it was stored.
         self.saved = msgspec.structs.replace(
-            saved,
+            self.saved or saved,
             pending=list(calls.pending.values()),
             elapsed_ms=self._run_ms(),
             errors=sorted(calls.errors),
             calls=calls.records,
             held_lines=calls.held_lines,
         )
-        return bool(calls.held_lines)
+        return bool(calls.held_lines) or calls.is_running
+
+    @property
+    def tool_calls(self) -> ToolCalls:
+        return self._tool_calls
 
     def end_suspended(self, error: WireError) -> None:
         """Ends the session with an error, although the execution was suspended."""
@@ -419,7 +459,7 @@ class Session:
         self._cancelling = True
         self._tool_calls.cancel()
         if self.saved is not None:
-            # The guest does not run. `drain_calls` ends the session.
+            # The guest does not run. `wait_for_replies` ends the session.
             return
         self._send(encode(Cancel(self.id)))
         if self._timer is not None:

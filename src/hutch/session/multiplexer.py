@@ -23,6 +23,7 @@ from hutch.session.messages import (
 )
 from hutch.session.run import Listener
 from hutch.session.suspension import Answer, SavedSession
+from hutch.session.tool_calls import ToolCalls
 from hutch.session.tools.provider import Provider
 from hutch.session.turn import Turn
 from hutch.telemetry.trace_context import TraceContext
@@ -103,6 +104,8 @@ class Multiplexer:
         max_saved_bytes: int = 0,
         turn: Turn | None = None,
         before_call: Callable[[], Awaitable[None]] | None = None,
+        open_calls: ToolCalls | None = None,
+        max_wait_seconds: float = 0.0,
         begin: bool = True,
     ) -> Session:
         """Starts a session. The caller awaits the result and then calls `forget`.
@@ -139,6 +142,8 @@ class Multiplexer:
             max_saved_bytes=max_saved_bytes,
             turn=turn,
             before_call=before_call,
+            open_calls=open_calls,
+            max_wait_seconds=max_wait_seconds,
         )
         self.sessions[id] = session
         if self.close_reason is not None:

@@ -18,6 +18,7 @@ from hutch.text import cut, format_rfc3339
 if TYPE_CHECKING:
     from hutch.session.host import Session
     from hutch.session.timeline import RunTimeline
+    from hutch.session.tool_calls import ToolCalls
     from hutch.telemetry.trace_context import TraceContext
 
 # Maximum number of tool calls in a run record, and maximum length of a name in them. Run records are stored
@@ -116,6 +117,10 @@ class PendingCall(msgspec.Struct, frozen=True, kw_only=True):
     """Unix time of the call."""
     start_ms: float
     line: int | None = None
+    in_flight: Literal["once", "repeatable"] | None = None
+    """Set if the tool was running when the run was stored. If the process dies, the call is made again only
+    if it is `repeatable`: its tool is idempotent.
+    """
 
     @property
     def input(self) -> Any:
@@ -343,6 +348,8 @@ class RunHandle(msgspec.Struct, eq=False):
     """Outgoing requests, filled during the run."""
     session: Session | None = None
     """Session of the current attempt; None while the run waits for a runner."""
+    open_calls: ToolCalls | None = None
+    """Calls of a run that was suspended while tools ran. Its next session continues with them."""
     retries: int = 0
     """Number of retries on another runner, because the earlier runners were lost."""
     has_started: bool = False
@@ -368,6 +375,9 @@ class RunHandle(msgspec.Struct, eq=False):
     """How often the run was suspended before it was continued with this handle."""
     before_call: Callable[[], Awaitable[None]] | None = None
     """Awaited before each tool call. If it raises a HutchError, the call fails."""
+    is_stored: bool = False
+    """True if this process holds the run in the store: it was resumed, or stored while it waited for tools.
+    """
     must_suspend: bool = False
     """True if the run has to be suspended when it next waits, and not to be continued here; see `suspend`."""
     on_suspend_refused: Callable[[str], None] | None = None

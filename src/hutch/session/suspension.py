@@ -67,6 +67,8 @@ class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
     manifests: list[bytes]
     """JSON text of the providers' manifests. The guest refers to tools by their position in them."""
     pending: list[PendingCall]
+    in_flight: list[PendingCall] = []
+    """Calls whose tools were running when the state was stored."""
     call_count: int
     elapsed_ms: float
     """Part of the time limit that is used up."""

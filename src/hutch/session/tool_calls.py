@@ -64,11 +64,14 @@ class ToolCalls:
         trace: TraceContext | None = None,
         on_all_pending: Callable[[], None] | None = None,
         before_call: Callable[[], Awaitable[None]] | None = None,
+        on_long_wait: Callable[[], None] | None = None,
+        max_wait_seconds: float = 0.0,
     ) -> None:
         """`writable`: waits while the channel's buffer is full. `on_abuse`: called with the reason if the
         runner sends too many invalid calls. `trace`: span of the run. `on_all_pending`: called when the
         results of all open calls come later; None if the run cannot be suspended. `before_call`: awaited
-        before each call; a ToolError that it raises fails the call.
+        before each call; a ToolError that it raises fails the call. `on_long_wait`: called when tools run and
+        the guest has neither called one nor got a reply for `max_wait_seconds`; 0 for never.
         """
         self.run_id = run_id
         self.deadline = 0.0
@@ -89,7 +92,15 @@ class ToolCalls:
         """Replies since the runner was asked to suspend the run, with the ids of their calls. The runner may
         have suspended the run before it got them.
         """
+        self._finished: dict[str, tuple[PendingCall, Answer | None]] = {}
+        """Calls that ended since the runner was asked to suspend the run. None for a streamed result."""
         self._is_suspended = False
+        self._journal: Callable[[str, Answer], Awaitable[None]] | None = None
+        self._journaled: set[str] = set()
+        """Ids of the calls whose results are stored before the guest gets them."""
+        self._on_long_wait, self._max_wait_seconds = on_long_wait, max_wait_seconds
+        self._active_at = 0.0
+        self._wait_timer: asyncio.TimerHandle | None = None
         self._limits = limits
         self._providers = providers
         self._send = send
@@ -99,7 +110,8 @@ class ToolCalls:
         self._trace = trace
         self._loop, self._thread = loop, threading.get_ident()
         self._ids: set[str] = set()
-        self._tasks: dict[str, tuple[asyncio.Task[None], ToolCall]] = {}
+        self._tasks: dict[str, tuple[asyncio.Task[None], ToolCall, float]] = {}
+        """Running tools, with the calls and the times at which they began."""
         self._open_bytes = self._invalid_input_bytes = self._refused = 0
         self._is_cancelled = self._has_ended = False
         self._cancelled: anyio.Event | None = None
@@ -127,14 +139,37 @@ class ToolCalls:
             self.count += 1
             self._open_bytes += size
             self._ids.add(call.call_id)
-            task = start_now(self._dispatch(call, provider), self._loop)
-            if not task.done():
-                self._tasks[call.call_id] = task, call
+            self._start(call, provider)
         return True
+
+    def _start(self, call: ToolCall, provider: Provider, *, is_repeated: bool = False) -> None:
+        began = monotonic()
+        task = start_now(self._dispatch(call, provider, is_repeated=is_repeated), self._loop)
+        if not task.done():
+            self._tasks[call.call_id] = task, call, began
+            self._watch_wait()
+
+    def _watch_wait(self) -> None:
+        """Starts the timer for `on_long_wait`."""
+        if not self._max_wait_seconds:
+            return
+        self._active_at = self._loop.time()
+        if self._wait_timer is None:
+            self._wait_timer = self._loop.call_later(self._max_wait_seconds, self._check_wait)
+
+    def _check_wait(self) -> None:
+        self._wait_timer = None
+        if not self._tasks or self._is_suspended or self._is_cancelled or self._on_long_wait is None:
+            return
+        seconds_left = self._active_at + self._max_wait_seconds - self._loop.time()
+        if seconds_left > 0:
+            self._wait_timer = self._loop.call_later(seconds_left, self._check_wait)
+        else:
+            self._on_long_wait()
 
     def open_tools(self) -> list[str]:
         """Returns the names of the tools whose results the guest waits for."""
-        running = [_shown_name(call) for _, call in self._tasks.values()]
+        running = [_shown_name(call) for _, call, _ in self._tasks.values()]
         return running + [_shown(call.provider, call.tool) for call in self.pending.values()]
 
     # --- suspension ---
@@ -144,18 +179,83 @@ class ToolCalls:
         self.count = saved.call_count
         self.records = list(saved.calls)
         self.errors = set(saved.errors)
-        self.pending = {call.call_id: call for call in saved.pending}
-        self._open_bytes = sum(len(call.input_json) for call in saved.pending)
+        self.pending = {call.call_id: call for call in (*saved.pending, *saved.in_flight)}
+        self._open_bytes = sum(len(call.input_json) for call in self.pending.values())
         # The runner's state, unlike `pending`, also has calls that were answered while it was suspended.
         self._ids = {call_id for call_id, _, _, _ in saved.state.calls}
 
+    def attach(
+        self,
+        send: Callable[[bytes], None],
+        *,
+        writable: Callable[[], Awaitable[None]] | None,
+        on_abuse: Callable[[str], None],
+        on_all_pending: Callable[[], None] | None,
+        before_call: Callable[[], Awaitable[None]] | None,
+        on_long_wait: Callable[[], None] | None,
+    ) -> None:
+        """Continues in another session of the same run, although tools still run. See `__init__`."""
+        self._send, self._writable, self._on_abuse = send, writable, on_abuse
+        self._on_all_pending, self._before_call, self._on_long_wait = (
+            on_all_pending,
+            before_call,
+            on_long_wait,
+        )
+        self._is_suspended = False
+
+    def send_held(self) -> None:
+        """Sends the replies that the guest has not got to the runner in which it continues."""
+        held, self._recent_replies = self._recent_replies or [], None
+        self._finished = {}
+        for _, line in held:
+            self._send(line)
+        if self._tasks:
+            self._watch_wait()
+
+    def repeat(self, call: PendingCall) -> None:
+        """Makes a call again that another process was making when it died."""
+        provider = self._providers.get(call.provider)
+        if provider is None or call.tool not in provider.tools:
+            reason = f"The process died while it called {call.tool}, and the tool is not available now"
+            self.answer(call.call_id, Answer(code="tool_error", message=reason))
+            return
+        self.pending.pop(call.call_id)
+        line = UNSET if call.line is None else call.line
+        message = ToolCall(
+            call_id=call.call_id,
+            provider_name=call.provider,
+            safe_tool_name=call.tool,
+            input=Raw(call.input_json),
+            line=line,
+        )
+        self._start(message, provider, is_repeated=True)
+
     def expect_suspension(self) -> None:
         """Remembers replies from now on, because the runner was asked to suspend the run."""
-        self._recent_replies = []
+        self._recent_replies, self._finished = [], {}
 
     def forget_replies(self) -> None:
         """Forgets the replies, because the run was not suspended."""
-        self._recent_replies = None
+        self._recent_replies, self._finished = None, {}
+
+    def in_flight(self) -> list[PendingCall]:
+        """Returns the calls of a suspended run whose tools run, or ended after it was suspended."""
+        running = [self._pending_call(call, began) for _, call, began in self._tasks.values()]
+        held = {call_id for call_id, _ in self._recent_replies or []}
+        return running + [call for call_id, (call, _) in self._finished.items() if call_id in held]
+
+    def begin_journal(self, journal: Callable[[str, Answer], Awaitable[None]]) -> dict[str, Answer]:
+        """Passes the results of all running tools to `journal` before the guest gets them, from now on.
+        Returns the results that came since the run was suspended.
+        """
+        self._journal = journal
+        # The results of streams are not stored: the guest has got a part of their items.
+        self._journaled = {
+            call_id for call_id, (_, call, _) in self._tasks.items() if call.stream is not True
+        }
+        held = {call_id for call_id, _ in self._recent_replies or []}
+        finished = {call_id: answer for call_id, (_, answer) in self._finished.items() if call_id in held}
+        return {call_id: answer for call_id, answer in finished.items() if answer is not None}
 
     def hold(self, open_calls: Mapping[str, int]) -> None:
         """Collects replies from now on, because the run is suspended. `open_calls`: calls to which it has got
@@ -176,8 +276,9 @@ class ToolCalls:
         return bool(self._tasks)
 
     async def wait_for_running(self, seconds: float) -> None:
-        """Waits for the tools that still run, at most for a time."""
-        await asyncio.wait([task for task, _ in self._tasks.values()], timeout=seconds)
+        """Waits until one of the tools that still run has ended, at most for a time."""
+        tasks = [task for task, _, _ in self._tasks.values()]
+        await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 
     @property
     def held_lines(self) -> list[bytes]:
@@ -238,12 +339,29 @@ class ToolCalls:
             line=_line_of(call),
         )
 
+    def _pending_call(self, call: ToolCall, began: float) -> PendingCall:
+        """Describes a call whose tool runs."""
+        tool = self._providers[call.provider_name].tools[call.safe_tool_name]
+        return PendingCall(
+            call_id=call.call_id,
+            provider=call.provider_name,
+            tool=call.safe_tool_name,
+            input_json=bytes(call.input),
+            message=f"{_shown_name(call)} is running",
+            started_at=time() - (monotonic() - began),
+            start_ms=round((began - self.started_at) * 1000, 3),
+            line=_line_of(call),
+            in_flight="repeatable" if tool.idempotent and call.stream is not True else "once",
+        )
+
     def cancel(self) -> None:
         """Cancels the running tools. No call is accepted or answered from now on."""
         self._is_cancelled = True
         if self._cancelled is not None:
             self._cancelled.set()
-        for task, _ in self._tasks.values():
+        if self._wait_timer is not None:
+            self._wait_timer.cancel()
+        for task, _, _ in self._tasks.values():
             task.cancel()
 
     def end(self) -> None:
@@ -263,7 +381,7 @@ class ToolCalls:
             return
         self._reply_error(call.call_id, code, message)
 
-    async def _dispatch(self, call: ToolCall, provider: Provider) -> None:
+    async def _dispatch(self, call: ToolCall, provider: Provider, *, is_repeated: bool = False) -> None:
         began = monotonic()
         ok = is_pending = False
         result, code, message = b"", "", ""
@@ -272,7 +390,7 @@ class ToolCalls:
             # Each call runs in its own task, so this sets the parent of all spans that the tool creates.
             trace = trace if provider.is_internal else trace.child()
             current.set(trace)
-        if self._listeners:
+        if self._listeners and not is_repeated:
             self._emit(
                 ToolCallStarted(
                     call_id=call.call_id,
@@ -285,12 +403,14 @@ class ToolCalls:
         try:
             if self._writable is not None:
                 await self._writable()
-            if self._before_call is not None:
+            if self._before_call is not None and not is_repeated:
                 await self._before_call()
             result = await self._invoke(call, provider)
             if len(result) > self._limits.max_result_bytes:
                 raise ToolError(self._too_large(call.safe_tool_name, len(result)), "serialization_error")
             ok = True
+            if self._journaled or self._recent_replies is not None:
+                await self._note_end(call, began, Answer(result_json=result))
             line = tool_result_line(call.call_id, b"null" if call.stream is True else result)
             self._reply(call.call_id, line)
         except ToolError as error:
@@ -299,6 +419,8 @@ class ToolCalls:
                 self._defer(call, error, began)
             else:
                 code, message = error.tool_code, error.message
+                if self._journaled or self._recent_replies is not None:
+                    await self._note_end(call, began, Answer(code=code, message=message))
                 self._reply_error(call.call_id, code, message)
         except asyncio.CancelledError:
             code = "tool_error"
@@ -344,6 +466,15 @@ class ToolCalls:
                     )
                 )
 
+    async def _note_end(self, call: ToolCall, began: float, answer: Answer) -> None:
+        """Stores the result of a call if the store has the call."""
+        if call.call_id in self._journaled and self._journal is not None:
+            self._journaled.discard(call.call_id)
+            await self._journal(call.call_id, answer)
+        if self._recent_replies is not None:
+            stored = None if call.stream is True else answer
+            self._finished[call.call_id] = self._pending_call(call, began), stored
+
     async def _invoke(self, call: ToolCall, provider: Provider) -> bytes:
         text = bytes(call.input)
         try:
@@ -382,6 +513,8 @@ class ToolCalls:
         self._reply(call_id, encode(ToolResult(call_id=call_id, ok=False, error=error)))
 
     def _reply(self, call_id: str, line: bytes) -> None:
+        if self._max_wait_seconds:
+            self._active_at = self._loop.time()
         if self._recent_replies is not None:
             self._recent_replies.append((call_id, line))
         if not self._is_cancelled and not self._is_suspended:

@@ -77,6 +77,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Maximum size of the `execute` messages of one Execbox client that wait or run, together."""
     max_checkpoint_bytes: Positive = 64 * MIB
     """Maximum size of a suspended execution: how much of its memory differs from that of a new one."""
+    checkpoint_after_ms: Count = 0
+    """Milliseconds after which an execution that waits for tools is stored and frees its VM, while the tools
+    go on. It then survives the end of the process. 0 for never.
+    """
     max_suspended_bytes_per_owner: Positive = 1024 * MIB
     """Maximum size of the suspended runs of one owner in the store, with the results of those that ended."""
     checkpoint_days: Positive = 30

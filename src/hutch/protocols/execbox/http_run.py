@@ -150,6 +150,7 @@ class RunHandler:
             owner=context.owner,
             protocol=PROTOCOL,
             label=body.label,
+            checkpoint_after_ms=self._kernel.settings.checkpoint_after_ms,
         )
 
     def _limits(self, requested: RunLimits) -> Limits:

@@ -73,6 +73,7 @@ def _build_providers(catalog: Catalog, gateway: Gateway) -> list[Provider]:
                 description=entry.description,
                 input_schema=entry.input_schema,
                 output_schema=entry.output_schema,
+                idempotent=entry.idempotent,
             )
         name = namespace if is_identifier(namespace) else safe_name(namespace)
         name = _free_name(name, providers)

@@ -71,6 +71,7 @@ class Lease:
         answers: Mapping[str, Answer] | None = None,
         max_saved_bytes: int = 0,
         turn: Turn | None = None,
+        max_wait_seconds: float = 0.0,
         may_poll: Callable[[], bool] = _never,
         max_seconds: float | None = None,
     ) -> Result:
@@ -78,11 +79,11 @@ class Lease:
 
         If the call is cancelled, the guest is cancelled too, and its result is in `run.session.result`.
 
-        `inputs`: JSON text of the guest's variables. `saved`, `answers`, `max_saved_bytes` and `turn`:
-        see `Session`; if the guest was suspended, `run.session.saved` is set. `may_poll`: returns True if the
-        runner may use a core to poll for the next tool result. `max_seconds`: cancels the execution after
-        this time. If the runner has not started the execution by then, it is busy with another one and does
-        not count as unresponsive.
+        `inputs`: JSON text of the guest's variables. `saved`, `answers`, `max_saved_bytes`, `turn` and
+        `max_wait_seconds`: see `Session`; if the guest was suspended, `run.session.saved` is set. `may_poll`:
+        returns True if the runner may use a core to poll for the next tool result. `max_seconds`: cancels the
+        execution after this time. If the runner has not started the execution by then, it is busy with
+        another one and does not count as unresponsive.
         """
         runner = self._runner
         multiplexer = runner.multiplexer
@@ -102,6 +103,8 @@ class Lease:
             max_saved_bytes=max_saved_bytes,
             turn=turn,
             before_call=run.before_call,
+            open_calls=run.open_calls,
+            max_wait_seconds=max_wait_seconds,
             begin=False,
         )
         self._session = run.session = session

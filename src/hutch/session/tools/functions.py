@@ -49,6 +49,7 @@ def tool(
     description: str | None = None,
     input_schema: Schema | None = None,
     output_schema: Schema | None = None,
+    idempotent: bool = False,
 ) -> FunctionTool[P, R]: ...
 @overload
 def tool(
@@ -58,6 +59,7 @@ def tool(
     description: str | None = None,
     input_schema: Schema | None = None,
     output_schema: Schema | None = None,
+    idempotent: bool = False,
 ) -> Callable[[Callable[P, R]], FunctionTool[P, R]]: ...
 def tool(
     fn: Callable[..., Any] | None = None,
@@ -66,12 +68,14 @@ def tool(
     description: str | None = None,
     input_schema: Schema | None = None,
     output_schema: Schema | None = None,
+    idempotent: bool = False,
 ) -> Any:
     """Creates a tool from a function, as a call or as a decorator. It can still be called as the function.
 
     Name, description and schemas default to the function's name, docstring and hints. Async functions run in
     the event loop, others in a worker thread. The result of an async generator is the list of its values,
-    which the guest can also read one by one. Raises InvalidTool.
+    which the guest can also read one by one. `idempotent`: a call may be made again if the process died
+    before its result was stored. Raises InvalidTool.
     """
     if fn is None:
         return partial(
@@ -80,8 +84,9 @@ def tool(
             description=description,
             input_schema=input_schema,
             output_schema=output_schema,
+            idempotent=idempotent,
         )
-    return _create_tool(fn, name, description, input_schema, output_schema)
+    return _create_tool(fn, name, description, input_schema, output_schema, idempotent)
 
 
 def _without_deferred(hint: Any) -> Any:
@@ -117,6 +122,7 @@ def _create_tool(
     description: str | None = None,
     input_schema: Schema | None = None,
     output_schema: Schema | None = None,
+    idempotent: bool = False,
 ) -> FunctionTool[P, R]:
     target, bound = _unwrap(fn)
     name = _name_of(fn) if name is None else name
@@ -162,6 +168,7 @@ def _create_tool(
         input_schema=input_schema,
         output_schema=output_schema,
         streams=streams,
+        idempotent=idempotent,
     )
 
 

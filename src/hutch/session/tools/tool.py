@@ -103,14 +103,18 @@ class Tool:
         input_schema: Schema | None = None,
         output_schema: Schema | None = None,
         streams: bool = False,
+        idempotent: bool = False,
     ) -> None:
-        """`streams`: the result is a list, and `call` passes each item to `ToolContext.yield_item`."""
+        """`streams`: the result is a list, and `call` passes each item to `ToolContext.yield_item`.
+        `idempotent`: a call may be made again if the process died before its result was stored.
+        """
         self.name = name
         self.call = call
         self.description = description
         self.input_schema = input_schema
         self.output_schema = output_schema
         self.streams = streams
+        self.idempotent = idempotent
 
     def __repr__(self) -> str:
         return f"Tool({self.name!r})"
@@ -129,6 +133,7 @@ class FunctionTool(Tool, Generic[P, R]):
         input_schema: Schema | None = None,
         output_schema: Schema | None = None,
         streams: bool = False,
+        idempotent: bool = False,
     ) -> None:
         super().__init__(
             name,
@@ -137,6 +142,7 @@ class FunctionTool(Tool, Generic[P, R]):
             input_schema=input_schema,
             output_schema=output_schema,
             streams=streams,
+            idempotent=idempotent,
         )
         self._function = function
         # Does not copy the attributes of the function: they could replace those of the tool.

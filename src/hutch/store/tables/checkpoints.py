@@ -29,7 +29,8 @@ MAX_LISTED = 1_000
 _SAVE = f"""
     INSERT INTO checkpoints ({_COLUMNS}) VALUES ({", ".join(f":{name}" for name in _FIELDS)})
     ON CONFLICT (run_id) DO UPDATE SET
-        generation = excluded.generation, state = excluded.state, holder = NULL, held_until = NULL,
+        generation = excluded.generation, state = excluded.state, holder = excluded.holder,
+        held_until = excluded.held_until,
         bundle = excluded.bundle, expires_at = excluded.expires_at, bytes = excluded.bytes
     WHERE checkpoints.holder = :previous_holder
 """
@@ -64,6 +65,7 @@ class NewPendingCall(msgspec.Struct, frozen=True, kw_only=True):
     token_digest: str | None = None
     question: str | None = None
     """JSON text of the question, if the call waits for an approval."""
+    in_flight: str | None = None
 
 
 class StoredCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,10 +142,14 @@ class CheckpointTable:
             ),
             *(
                 SqlStatement(
-                    "INSERT INTO pending_calls (run_id, call_id, provider, tool, token_digest, question)"
-                    " SELECT :run_id, :call_id, :provider, :tool, :digest, :question"
+                    "INSERT INTO pending_calls"
+                    " (run_id, call_id, provider, tool, token_digest, question, in_flight)"
+                    " SELECT :run_id, :call_id, :provider, :tool, :digest, :question, :in_flight"
                     f" WHERE EXISTS ({is_saved})"
-                    " ON CONFLICT (run_id, call_id) DO NOTHING",
+                    # A tool that ran when the run was stored may have deferred its result since.
+                    " ON CONFLICT (run_id, call_id) DO UPDATE SET in_flight = excluded.in_flight,"
+                    " token_digest = COALESCE(pending_calls.token_digest, excluded.token_digest),"
+                    " question = COALESCE(pending_calls.question, excluded.question)",
                     {
                         **guarded,
                         "call_id": call.call_id,
@@ -151,6 +157,7 @@ class CheckpointTable:
                         "tool": call.tool,
                         "digest": call.token_digest,
                         "question": question,
+                        "in_flight": call.in_flight,
                     },
                 )
                 for call, question in zip(calls, questions, strict=True)
@@ -371,7 +378,8 @@ class CheckpointTable:
             SELECT {columns} FROM checkpoints c
             WHERE (c.state = 'suspended' OR (c.state = 'running' AND c.held_until < :now))
                 AND c.bundle = :bundle AND c.protocol IN :protocols AND c.expires_at > :now AND EXISTS (
-                    SELECT 1 FROM pending_calls p WHERE p.run_id = c.run_id AND p.answer IS NOT NULL
+                    SELECT 1 FROM pending_calls p
+                    WHERE p.run_id = c.run_id AND (p.answer IS NOT NULL OR p.in_flight IS NOT NULL)
                 )
             ORDER BY c.created_at, c.run_id LIMIT {MAX_LISTED}
         """

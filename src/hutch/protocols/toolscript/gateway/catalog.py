@@ -36,6 +36,8 @@ class ToolInfo(Protocol):
     @property
     def output_schema(self) -> Mapping[str, Any] | None: ...
     @property
+    def annotations(self) -> Mapping[str, Any] | None: ...
+    @property
     def reads_resources(self) -> bool: ...
 
 
@@ -71,6 +73,8 @@ class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True):
     description: str | None = None
     input_schema: Any = None
     output_schema: Any = None
+    idempotent: bool = False
+    """True if the server says that a call may be made again."""
     reads_resources: bool = False
     """True for the tool that Hutch itself adds to servers with resources."""
 
@@ -190,8 +194,14 @@ def _entry(tool: ToolInfo, namespace: str, member: str, taken: dict[str, int]) -
         description=tool.description if isinstance(tool.description, str) else None,
         input_schema=tool.input_schema,
         output_schema=tool.output_schema,
+        idempotent=_is_idempotent(tool.annotations),
         reads_resources=tool.reads_resources,
     )
+
+
+def _is_idempotent(annotations: Mapping[str, Any] | None) -> bool:
+    hints = annotations or {}
+    return hints.get("idempotentHint") is True or hints.get("readOnlyHint") is True
 
 
 # --- names in scripts ---

@@ -1,0 +1,185 @@
+"""Runs that are stored while their tools run (setting `checkpoint_after_ms`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+import hutch
+from hutch.store.backends.base import SqlStatement
+from hutch.store.store import Store
+
+PAST = "2000-01-01T00:00:00.000Z"
+
+
+class Tools:
+    """Tools that wait until they are released."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.keys: set[str] = set()
+        self.released: dict[str, asyncio.Event] = {}
+
+    def release(self, name: str) -> asyncio.Event:
+        return self.released.setdefault(name, asyncio.Event())
+
+    @property
+    def all(self) -> list[Any]:
+        async def wait(name: str) -> str:
+            self.calls.append(name)
+            await self.release(name).wait()
+            return name
+
+        async def note(name: str) -> str:
+            self.calls.append(name)
+            return name
+
+        async def read(name: str, context: hutch.ToolContext) -> str:
+            self.keys.add(context.idempotency_key)
+            return await wait(name)
+
+        return [wait, note, hutch.tool(read, idempotent=True)]
+
+
+@pytest.fixture(scope="module")
+async def homes(anyio_backend: object, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Any]:
+    home = str(tmp_path_factory.mktemp("home"))
+    options: Any = {"home": home, "checkpoint_after_ms": 50, "timeout_ms": 60_000}
+    async with hutch.Hutch(**options) as first, hutch.Hutch(**options) as second:
+        yield first, second
+
+
+@pytest.fixture
+def first(homes: Any) -> hutch.Hutch:
+    opened: hutch.Hutch = homes[0]
+    return opened
+
+
+@pytest.fixture
+def second(homes: Any) -> hutch.Hutch:
+    opened: hutch.Hutch = homes[1]
+    return opened
+
+
+@pytest.fixture
+def tools() -> Tools:
+    return Tools()
+
+
+async def store_of(h: hutch.Hutch) -> Store:
+    return await (await h._opened())._open_store()
+
+
+async def stored(run: hutch.Run) -> list[str]:
+    """Waits until the run was stored once more. Returns the ids of its pending calls."""
+    async for event in run:
+        if isinstance(event, hutch.RunSuspended):
+            return event.calls
+    raise AssertionError(await run.result())
+
+
+async def kill(h: hutch.Hutch, run_id: str | None) -> None:
+    """Lets other processes take the process that holds a run for dead."""
+    sql = "UPDATE checkpoints SET held_until = :past, holder = 'dead' WHERE run_id = :run_id"
+    await (await store_of(h))._database.write(SqlStatement(sql, {"past": PAST, "run_id": run_id}))
+
+
+async def test_run_is_stored_while_it_waits_and_continues_with_each_result(
+    first: hutch.Hutch, tools: Tools
+) -> None:
+    code = """
+        const [slow, quick] = await Promise.all([
+            tools.wait({name: "slow"}),
+            tools.wait({name: "quick"}).then((x) => tools.note({name: x + "er"})),
+        ]);
+        return [slow, quick, await tools.note({name: "last"})];"""
+    run = await first.start(code, tools=tools.all)
+    assert len(await stored(run)) == 2
+    session = run._handle.session
+    assert session is not None
+    assert session.saved is not None
+    assert session.saved.memory == b""
+    tools.release("quick").set()
+    # The guest goes on with one result while the other tool runs, and is stored again.
+    assert len(await stored(run)) == 1
+    assert tools.calls == ["slow", "quick", "quicker"]
+    tools.release("slow").set()
+    result = await run.result()
+    assert result.result == ["slow", "quicker", "last"], result
+    assert tools.calls == ["slow", "quick", "quicker", "last"]
+    row = await (await store_of(first)).checkpoints.get(result.run_id)
+    assert row is not None
+    assert row.state == "ended"
+
+
+async def test_timer_of_the_guest_fires_while_a_tool_runs(first: hutch.Hutch, tools: Tools) -> None:
+    code = """
+        const timeout = new Promise((resolve) => setTimeout(() => resolve("too late"), 400));
+        return await Promise.race([tools.wait({name: "slow"}), timeout]);"""
+    result = await first.run(code, tools=tools.all)
+    assert result.result == "too late", result
+
+
+async def test_stored_run_can_be_cancelled(first: hutch.Hutch, tools: Tools) -> None:
+    run = await first.start("return await tools.wait({name: 'slow'})", tools=tools.all)
+    await stored(run)
+    run.cancel()
+    error = (await run.result()).error
+    assert error is not None
+    assert error.code == "timeout"
+    with pytest.raises(hutch.ResumeError) as caught:
+        await first.resume(run.id or "")
+    assert caught.value.code == "checkpoint_ended"
+
+
+async def test_after_a_kill_only_idempotent_calls_are_made_again(
+    first: hutch.Hutch, second: hutch.Hutch, tools: Tools
+) -> None:
+    code = """
+        const done = await tools.note({name: "before"});
+        const caught = tools.wait({name: "once"}).catch((e) => `${e.code}: ${e.message}`);
+        return [done, await tools.read({name: "again"}), await caught];"""
+    run = await first.start(code, tools=tools.all)
+    await stored(run)
+    await kill(first, run.id)
+    resumed = await second.resume(run.id or "", tools=tools.all)
+    await stored(resumed)
+    tools.release("again").set()
+    result = await resumed.result()
+    done, again, caught = result.result
+    assert (done, again) == ("before", "again")
+    assert caught.startswith("tool_error: The process died while it called tools.wait")
+    assert tools.calls == ["before", "once", "again", "again"]
+    assert len(tools.keys) == 1
+    # The process that was taken for dead does not go on with the run.
+    tools.release("once").set()
+    error = (await run.result()).error
+    assert error is not None
+    assert "Another process continues the run" in error.message
+
+
+async def test_result_that_was_stored_before_a_kill_is_delivered(
+    first: hutch.Hutch, second: hutch.Hutch, tools: Tools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await first.start("return await tools.wait({name: 'once'})", tools=tools.all)
+    await stored(run)
+    journaled = asyncio.Event()
+    runs = await first._opened()
+
+    async def die(*args: Any) -> None:
+        await runs.__class__._journal(runs, *args)
+        await kill(first, run.id)
+        journaled.set()
+
+    session = run._handle.session
+    assert session is not None
+    monkeypatch.setattr(session.tool_calls, "_journal", lambda call_id, answer: die(run.id, call_id, answer))
+    tools.release("once").set()
+    await journaled.wait()
+    resumed = await second.resume(run.id or "", tools=tools.all)
+    assert (await resumed.result()).result == "once"
+    assert tools.calls == ["once"]
+    assert not (await run.result()).ok
