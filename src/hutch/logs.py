@@ -46,7 +46,7 @@ def configure(settings: Settings) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter if settings.log_json else RunLines(formatter, is_terminal=_is_terminal()))
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
-    for name in ("hutch.runs", "hutch.serve"):
+    for name in ("hutch.approvals", "hutch.runs", "hutch.serve"):
         logging.getLogger(name).setLevel(logging.ERROR if settings.log_level == "error" else logging.INFO)
     # Below WARNING, these libraries log headers and messages, which contain keys, code and inputs.
     for name in ("uvicorn", "websockets", "mcp", "httpx2", "httpcore2"):

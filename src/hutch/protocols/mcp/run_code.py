@@ -79,6 +79,8 @@ class ClientRun:
         self.client = client
         self.owner = owner
         self.can_ask = can_ask
+        self.name: str | None = None
+        """Name of the client's user, for the records of decisions."""
         self.questions: Questions | None = None
         """Questions that the client gets when its request returns. None if it cannot be asked like this."""
         self.calls = CompletedCalls()

@@ -47,7 +47,7 @@ from hutch.protocols.mcp.passthrough import (
     wrap_resource,
     wrap_result,
 )
-from hutch.protocols.mcp.questions.elicitation import Elicitor, can_ask, is_asked_on_return
+from hutch.protocols.mcp.questions.elicitation import Elicitor, caller_name, can_ask, is_asked_on_return
 from hutch.protocols.mcp.questions.held_calls import HeldCalls, HeldCallState, Questions
 from hutch.protocols.mcp.questions.request_state import RequestStateMiddleware, StateCodec
 from hutch.protocols.mcp.questions.suspended import SuspendedRunCalls, SuspendedRunState
@@ -72,7 +72,7 @@ T = TypeVar("T")
 # Time that `initialize` waits for MCP servers that are still connecting.
 INITIALIZE_SECONDS = 10.0
 # The same for `server/discover`. Clients made with the SDK wait 10 s, and then use an older protocol.
-DISCOVER_SECONDS = 3.0
+DISCOVER_SECONDS = 6.0
 # Scope that a user's key needs to run code with the operator's MCP servers.
 SCRIPT_SCOPE = "toolscript"
 
@@ -296,9 +296,10 @@ class HutchMcpServer:
             yield run
 
     def _client_run(self, context: Context, on_call: Callable[[CompletedCall, int], None]) -> ClientRun:
-        owner = self._caller(context).owner
-        run = ClientRun(context, on_call, owner, can_ask=can_ask(context))
-        if is_asked_on_return(context) and self._held.has_room(owner):
+        caller = self._caller(context)
+        run = ClientRun(context, on_call, caller.owner, can_ask=can_ask(context))
+        run.name = caller_name(caller)
+        if is_asked_on_return(context) and self._held.has_room(caller.owner):
             run.questions = Questions()
         return run
 

@@ -5,6 +5,7 @@ server is an App with fake tools; two of them with one home are like a server be
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -169,7 +170,10 @@ async def test_answer_continues_the_run_after_a_restart(tmp_path: Path) -> None:
         assert second.made == ["create_issue"]
 
 
-async def test_decision_counts_once(server: DurableServer, calls: list[Any]) -> None:
+async def test_decision_counts_once(
+    server: DurableServer, calls: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "hutch.approvals")
     async with server.client(elicitation_callback=person(ALLOW)) as client:
         asked = await ask(client)
         assert "1 and 7" in text_of(await call(client, **answers(asked)))
@@ -180,6 +184,10 @@ async def test_decision_counts_once(server: DurableServer, calls: list[Any]) -> 
         assert "A decision counts once" in text_of(replayed)
         again = await client.call_tool("continue_run", {"run_id": run_id[1]})
         assert "1 and 7" in text_of(again)
+    digest = hashlib.sha256(b'{"title":"x"}').hexdigest()
+    (decision,) = [record.getMessage() for record in caplog.records if record.name == "hutch.approvals"]
+    assert decision.startswith(f"the call of github__create_issue in run {run_id[1]} was decided: allow by")
+    assert decision.endswith(f"MCP client of local (SHA-256 of its arguments: {digest})")
     assert sorted(server.made) == ["create_issue", "list_issues"]
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import secrets
 from collections.abc import Awaitable, Iterable
 from typing import Any, TypeVar
 
+import msgspec
 from mcp.server.context import ServerRequestContext
 from mcp.server.session import ServerSession
 from mcp.shared.exceptions import MCPError, NoBackChannelError
@@ -24,11 +24,17 @@ from mcp.types import (
 from mcp.types.version import MODERN_PROTOCOL_VERSIONS
 
 from hutch.errors import UpstreamError
+from hutch.http.auth import Caller
 from hutch.protocols.mcp.questions.held_calls import MAX_QUESTIONS
 from hutch.protocols.mcp.results import clip, json_text
 from hutch.protocols.mcp.run_code import ClientRun, CodeRunner
-from hutch.protocols.toolscript.gateway.approvals import Approval, ApprovalAnswer, Approvals
-from hutch.session.json_value import encode_value, well_formed
+from hutch.protocols.toolscript.gateway.approvals import (
+    Approval,
+    ApprovalAnswer,
+    Approvals,
+    arguments_digest,
+)
+from hutch.session.json_value import well_formed
 
 T = TypeVar("T")
 
@@ -64,10 +70,10 @@ class Elicitor:
         run = self._runs.find(approval.run)
         if run is not None and run.questions is not None:
             request = approval_request(approval.server, approval.tool, approval.arguments)
-            return to_answer(await run.questions.ask(request))
+            return _by_client(run, await run.questions.ask(request))
         if run is not None and can_ask(run.client):
             try:
-                return to_answer(await _elicit(run.client, approval))
+                return _by_client(run, await _elicit(run.client, approval))
             except (MCPError, NoBackChannelError):
                 # The client announced elicitation but failed. A decision may still come from `/approvals`.
                 pass
@@ -155,7 +161,7 @@ def question_text(server: str, tool: str, arguments: Any) -> str:
     text = json_text(arguments)
     shown = clip(text, _MAX_SHOWN)
     if shown != text:
-        shown += f"\nSHA-256 of all arguments: {hashlib.sha256(encode_value(arguments)).hexdigest()}"
+        shown += f"\nSHA-256 of all arguments: {arguments_digest(arguments)}"
     return well_formed(f"May {tool} of {server} be called?\n{shown}")
 
 
@@ -172,6 +178,10 @@ async def _elicit(client: ServerRequestContext[Any, Any], approval: Approval) ->
     )
 
 
+def _by_client(run: ClientRun, result: InputResponse) -> ApprovalAnswer:
+    return msgspec.structs.replace(to_answer(result), decided_by=run.name)
+
+
 def to_answer(result: InputResponse) -> ApprovalAnswer:
     if not isinstance(result, ElicitResult):
         return ApprovalAnswer("deny", "the client did not answer the question")
@@ -180,3 +190,10 @@ def to_answer(result: InputResponse) -> ApprovalAnswer:
             "deny", "the user declined" if result.action == "decline" else "the user did not answer"
         )
     return ApprovalAnswer("allow", remember=(result.content or {}).get("remember") is True)
+
+
+def caller_name(caller: Caller) -> str:
+    """Returns the name of the person who decides, for the record of the decision."""
+    if caller.identity is None:
+        return f"MCP client of {caller.owner}"
+    return f"{caller.identity.user.name}, MCP client with key {caller.identity.key.id}"

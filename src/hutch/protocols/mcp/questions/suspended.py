@@ -18,9 +18,15 @@ from mcp.types import (
 
 from hutch.errors import HutchError, ResumeError
 from hutch.kernel.suspended_runs import POLL_SECONDS, SUSPENDED
-from hutch.protocols.mcp.questions.elicitation import approval_request, is_asked_on_return, to_answer
+from hutch.protocols.mcp.questions.elicitation import (
+    approval_request,
+    caller_name,
+    is_asked_on_return,
+    to_answer,
+)
 from hutch.protocols.mcp.questions.held_calls import MAX_QUESTIONS
 from hutch.protocols.mcp.results import RunFailure, clip, json_text, structured_result, text_result
+from hutch.protocols.toolscript.gateway.approvals import arguments_digest
 from hutch.session.json_value import well_formed
 from hutch.text import now_rfc3339
 
@@ -112,8 +118,8 @@ class SuspendedRunCalls:
         is_used = False
         for key, response in responses.items():
             call = waiting.get(key)
-            if call is not None and call.question.arguments_digest == state.calls[key]:
-                answer = msgspec.structs.replace(to_answer(response), decided_by=_name(caller))
+            if call is not None and arguments_digest(call.question.arguments) == state.calls[key]:
+                answer = msgspec.structs.replace(to_answer(response), decided_by=caller_name(caller))
                 is_used |= self._stored.decide(key, answer)
         if responses and not is_used:
             message = (
@@ -186,7 +192,7 @@ class SuspendedRunCalls:
 def _input_required(run_id: str, waiting: Sequence[WaitingCall]) -> InputRequiredResult:
     state = SuspendedRunState(
         run_id,
-        {call.call_id: call.question.arguments_digest for call in waiting},
+        {call.call_id: arguments_digest(call.question.arguments) for call in waiting},
         min(call.expires_at for call in waiting),
     )
     return InputRequiredResult(
@@ -218,7 +224,9 @@ def _waiting_result(
     if not structured:
         return text_result(text)
     questions = [
-        _ReportedQuestion(asked.server, asked.tool, _shown(asked.arguments), asked.arguments_digest)
+        _ReportedQuestion(
+            asked.server, asked.tool, _shown(asked.arguments), arguments_digest(asked.arguments)
+        )
         for asked in (call.question for call in waiting[:MAX_QUESTIONS])
     ]
     report = _WaitingReport(
@@ -244,10 +252,3 @@ def _where_to_decide(context: Context) -> str:
         )
     base = context.request.base_url
     return f"The operator decides in the web console, {base}#/approvals, or at {base}approvals."
-
-
-def _name(caller: Caller) -> str:
-    """Returns the name of the person who decides, for the record of the decision."""
-    if caller.identity is None:
-        return f"MCP client of {caller.owner}"
-    return f"{caller.identity.user.name}, MCP client with key {caller.identity.key.id}"

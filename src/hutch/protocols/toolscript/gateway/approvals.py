@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import secrets
 from collections import deque
@@ -14,9 +15,12 @@ from typing import Any, Literal, TypeAlias, TypeVar, get_args
 import msgspec
 
 from hutch.errors import SettingError, UpstreamError
-from hutch.text import now_rfc3339
+from hutch.session.json_value import encode_value
+from hutch.text import now_rfc3339, printable
 
 logger = logging.getLogger("hutch.toolscript")
+# Logged at every level except `error`, because decisions on calls that wait in memory are not stored.
+decisions = logging.getLogger("hutch.approvals")
 
 T = TypeVar("T")
 Rule: TypeAlias = Literal["allow", "ask", "deny"]
@@ -126,6 +130,23 @@ class ApprovalEvent(msgspec.Struct, frozen=True):
 
     name: str
     approval: Approval
+
+
+def log_decision(approval: Approval, answer: ApprovalAnswer) -> None:
+    decisions.info(
+        "the call of %s__%s in run %s was decided: %s by %s (SHA-256 of its arguments: %s)",
+        printable(approval.server),
+        printable(approval.tool),
+        printable(approval.run or "unknown"),
+        answer.decision,
+        printable(answer.decided_by or "unknown"),
+        arguments_digest(approval.arguments),
+    )
+
+
+def arguments_digest(arguments: Any) -> str:
+    """Returns the SHA-256 of the JSON text of arguments."""
+    return hashlib.sha256(encode_value(arguments)).hexdigest()
 
 
 AskUser: TypeAlias = Callable[[Approval], Awaitable[ApprovalAnswer | Decision]]
@@ -278,6 +299,8 @@ class Approvals:
                 self._notify("asked", approval)
                 answer = await self._first_answer(approval, decided)
             outcome = "allowed" if answer.decision == "allow" else "denied"
+            if answer.decided_by is not None:
+                log_decision(approval, answer)
             return answer
         except TimeoutError:
             outcome = "expired"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import secrets
 from collections import deque
@@ -12,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from hutch.errors import HutchError, ResumeError, Suspend, UpstreamError
-from hutch.protocols.toolscript.gateway.approvals import Approval, ApprovalAnswer
+from hutch.protocols.toolscript.gateway.approvals import Approval, ApprovalAnswer, log_decision
 from hutch.session.json_value import NotJsonSafe, encode_value
 from hutch.session.suspension import Answer
-from hutch.text import now_rfc3339, printable
+from hutch.text import now_rfc3339
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -41,11 +40,6 @@ class StoredQuestion(msgspec.Struct, frozen=True, kw_only=True):
     tool: str
     arguments: Any
     asked_at: str
-
-    @property
-    def arguments_digest(self) -> str:
-        """SHA-256 of the arguments' JSON text."""
-        return hashlib.sha256(encode_value(self.arguments)).hexdigest()
 
     def approval(self, run_id: str) -> Approval:
         return Approval(
@@ -213,15 +207,7 @@ class StoredApprovals:
                 logger.info("the approval %s was decided by another server, or its run has ended", asked.id)
                 return
             self._decided.append(call_id)
-            logger.info(
-                "the call of %s__%s in run %s was decided: %s by %s (SHA-256 of its arguments: %s)",
-                printable(asked.server),
-                printable(asked.tool),
-                run_id,
-                decided.decision,
-                printable(decided.decided_by or "unknown"),
-                asked.arguments_digest,
-            )
+            log_decision(asked.approval(run_id), decided)
             answer = await self._answer(run_id, asked, decided)
             await self._runs.answer(run_id, owner, {call_id: answer})
         except HutchError as error:
