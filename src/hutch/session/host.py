@@ -186,6 +186,7 @@ class Session:
         self._resumed, self._answers = saved, answers or {}
         self._max_saved_bytes = max_saved_bytes
         self._turn = turn
+        self._memory_line = b""
         self._memory = None if turn is None else MemoryCollector(turn.max_bytes)
         self._turn_state: TurnState | None = None
         self._on_suspend_refused: Callable[[str], None] | None = None
@@ -225,14 +226,17 @@ class Session:
         state = self._resumed if self._turn is None else self._turn.state
         if state is None:
             return
+        if len(state.memory) <= MEMORY_PART_BYTES:
+            # `begin` sends it with `execute` in one write, so that the runner wakes up once.
+            self._memory_line = b"".join(memory_lines(self.id, state.memory))
+            return
         for line in memory_lines(self.id, state.memory):
             if self.result is not None or self._cancelling:
                 return
             self._send(line)
-            if len(state.memory) > MEMORY_PART_BYTES:
-                await asyncio.sleep(0)
-                if self._writable is not None:
-                    await self._writable()
+            await asyncio.sleep(0)
+            if self._writable is not None:
+                await self._writable()
 
     def begin(self) -> None:
         """Sends `execute`, unless the session was lost or cancelled before."""
@@ -258,9 +262,9 @@ class Session:
         if self._trusted and self._trace is not None:
             options = options[:-1] + f',"traceparent":"{self._trace.traceparent}"}}'.encode()
         turn = None if self._turn is None else turn_json(self._turn)
-        self._send(
-            execute_line(self.id, self._code, options, manifests, self._job, self._inputs, state, turn)
-        )
+        line = execute_line(self.id, self._code, options, manifests, self._job, self._inputs, state, turn)
+        self._send(self._memory_line + line)
+        self._memory_line = b""
         for call_id, answer in self._answers.items():
             self._tool_calls.answer(call_id, answer)
         if self._has_open_calls:

@@ -35,17 +35,17 @@ class LiveSession:
         self._stored = stored
         self._unsaved: dict[int, TurnState] = {}
 
-    def add(self, state: TurnState, max_bytes: int) -> None:
-        """Adds the state after another turn. Forgets the oldest states that are not stored if they would have
-        more than `max_bytes` together.
+    def add(self, state: TurnState, max_turns: int, max_bytes: int) -> None:
+        """Adds the state after another turn. Forgets the oldest states that are not stored if there are more
+        than `max_turns`, or they have more than `max_bytes` together.
         """
         self.turn += 1
         self.state = self._unsaved[self.turn] = state
         self._stored.pop(self.turn, None)
         self.is_changed = True
-        size = sum(len(unsaved.memory) for unsaved in self._unsaved.values())
+        size = sum([len(unsaved.memory) for unsaved in self._unsaved.values()])
         for turn in sorted(self._unsaved)[:-1]:
-            if size <= max_bytes:
+            if size <= max_bytes and turn > self.turn - max_turns:
                 break
             size -= len(self._unsaved.pop(turn).memory)
 

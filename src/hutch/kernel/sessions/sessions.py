@@ -111,7 +111,7 @@ class Sessions:
                 )
             state = None if run.session is None else run.session.turn_state
             if state is not None:
-                live.add(state, self._settings.max_checkpoint_bytes)
+                live.add(state, self._settings.max_session_history, self._settings.max_checkpoint_bytes)
             return result
 
     async def variables(self, session_id: str, owner: str) -> list[Variable]:
@@ -226,13 +226,12 @@ class Sessions:
 
     # --- holding a session ---
 
-    def _slot(self, owner: str, session_id: str) -> _Slot:
-        return self._slots.setdefault((owner, session_id), _Slot())
-
     @asynccontextmanager
     async def _locked(self, owner: str, session_id: str) -> AsyncIterator[_Slot]:
         """Waits until no other task of this process uses a session."""
-        slot = self._slot(owner, session_id)
+        slot = self._slots.get((owner, session_id))
+        if slot is None:
+            slot = self._slots[owner, session_id] = _Slot()
         if slot.users > MAX_WAITING_TURNS:
             raise SessionError(
                 "session_in_use", f"{MAX_WAITING_TURNS} turns of the session {session_id} are waiting."
