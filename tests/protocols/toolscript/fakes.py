@@ -36,6 +36,7 @@ class FakeTool(NamedTuple):
     input_schema: Any = None
     output_schema: Any = None
     reads_resources: bool = False
+    annotations: Any = None
 
 
 class FakeServer(NamedTuple):
