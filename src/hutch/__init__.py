@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         ToolError,
     )
     from hutch.kernel.sessions.sessions import SessionInfo, Variable
+    from hutch.session.files.model import File
     from hutch.session.live_run import Run
     from hutch.session.run import (
         CallRecord,
@@ -47,6 +48,7 @@ __all__ = [
     "CallRecord",
     "Deferred",
     "ExecutionError",
+    "File",
     "Hutch",
     "HutchError",
     "InvalidExecution",
@@ -98,6 +100,7 @@ _MODULES = {
     ),
     "hutch.kernel.sessions.sessions": ("SessionInfo", "Variable"),
     "hutch.session.tools.functions": ("tool",),
+    "hutch.session.files.model": ("File",),
     "hutch.session.live_run": ("Run",),
     "hutch.session.run": (
         "CallRecord",

@@ -43,6 +43,8 @@ _ToolLike = Provider | Tool | Callable[..., Any]
 Tools = _ToolLike | Iterable[_ToolLike] | Mapping[str, _ToolLike | Iterable[_ToolLike]] | None
 
 Engine = Literal["quickjs", "deno"]
+Files = Mapping[str, bytes | str]
+"""Contents of files by name. Text is encoded as UTF-8."""
 McpConfig = str | Path | Mapping[str, Any]
 """Path of a configuration file of MCP servers, or its content."""
 
@@ -79,6 +81,7 @@ class RemoteStartOptions(_CommonOptions, total=False):
 class StartOptions(RemoteStartOptions, total=False):
     """Keyword arguments of `Hutch.start`."""
 
+    files: Files | None
     owner: str
 
 
@@ -91,6 +94,7 @@ class RemoteOptions(_CommonOptions, total=False):
 class LocalOptions(RemoteOptions, total=False):
     """Keyword arguments of `Hutch.run` other than `tools`."""
 
+    files: Files | None
     owner: str
 
 
@@ -229,6 +233,7 @@ class Hutch:
         *,
         tools: Tools = None,
         inputs: Mapping[str, Any] | None = None,
+        files: Files | None = None,
         on_log: Callable[[str], object] | None = None,
         engine: Engine | None = None,
         owner: str = "default",
@@ -241,11 +246,13 @@ class Hutch:
     ) -> Result:
         """Runs guest code to its end. A failure of the guest is a Result, not an exception.
 
-        `inputs` are variables of the guest. `on_log` is called with each log line as it comes, and may be
-        async; if it raises, the execution is stopped, and `run` raises the exception. `engine` defaults to
-        `quickjs`. With an external `runner`, the runner chooses the default. `mcp` is a configuration of MCP
-        servers, a file or a dict, whose tools the guest calls as `tools.<server>.<tool>`. With `check`, the
-        code is TypeScript that is checked against the declarations of all tools before it runs.
+        `inputs` are variables of the guest. `files` are files that the guest can read with
+        `await files.read(name)`; those that it writes are in `Result.files`. `on_log` is called with each log
+        line as it comes, and may be async; if it raises, the execution is stopped, and `run` raises the
+        exception. `engine` defaults to `quickjs`. With an external `runner`, the runner chooses the default.
+        `mcp` is a configuration of MCP servers, a file or a dict, whose tools the guest calls as
+        `tools.<server>.<tool>`. With `check`, the code is TypeScript that is checked against the declarations
+        of all tools before it runs.
 
         A refusal because of a quota is a Result with the code `rate_limited`, too. Raises HutchError if the
         execution could not be started: Busy, InvalidExecution, InvalidTool, SandboxUnavailable. Cancelling
@@ -255,6 +262,7 @@ class Hutch:
             code,
             tools=tools,
             inputs=inputs,
+            files=files,
             engine=engine,
             owner=owner,
             mcp=mcp,
@@ -377,6 +385,7 @@ class Hutch:
         *,
         tools: Tools = None,
         inputs: Mapping[str, Any] | None = None,
+        files: Files | None = None,
         engine: Engine | None = None,
         owner: str = "default",
         mcp: McpConfig | None = None,
@@ -402,6 +411,8 @@ class Hutch:
         profile = profile_for(engine or "quickjs")
         if self._runner is not None:
             profile, limits = EXTERNAL, msgspec.structs.replace(limits, engine=engine)
+            if files is not None:
+                raise InvalidExecution("files", "expected none: an external runner has no files")
         providers = providers_of(tools)
         unavailable: dict[str, str] = {}
         if mcp is not None:
@@ -414,6 +425,7 @@ class Hutch:
             providers=providers,
             unavailable_servers=unavailable,
             inputs=encode_inputs(inputs, providers),
+            files=kernel.files(files) if self._runner is None else None,
             check=check,
             owner=owner,
             checkpoint_after_ms=self.settings.checkpoint_after_ms,

@@ -256,3 +256,27 @@ def test_printable_unicode_is_not_escaped() -> None:
     assert hutch("eval", f"throw new Error({json.dumps(text)})").stderr.startswith(
         f"hutch: runtime_error: {text} ("
     )
+
+
+def test_files_are_read_and_saved_without_replacing_others(tmp_path: Path) -> None:
+    source, folder, target = tmp_path / "a.txt", tmp_path / "new/out", tmp_path / "outside.txt"
+    source.write_text("hello")
+    code = "await files.write('b.txt', (await files.text('a.txt')).toUpperCase())"
+    arguments = ["eval", code, "--input-file", str(source), "--save-files", str(folder)]
+    done = hutch(*arguments)
+    saved = folder / "b.txt"
+    assert (done.returncode, saved.read_text()) == (0, "HELLO")
+    assert f"saved {saved} (text/plain, 5 bytes)" in done.stderr
+    saved.unlink()
+    saved.symlink_to(target)
+    done = hutch(*arguments)
+    assert (done.returncode, target.exists()) == (1, False)
+    assert "it exists; --force replaces it" in done.stderr
+    assert hutch(*arguments, "--force").returncode == 0
+    assert (saved.is_symlink(), saved.read_text(), target.exists()) == (False, "HELLO", False)
+
+
+def test_files_that_are_not_saved_are_named() -> None:
+    done = hutch("eval", "display('x'); 1")
+    assert done.stdout == "1\n"
+    assert "the code wrote display-1.txt (text/plain, 1 bytes); --save-files DIR" in done.stderr

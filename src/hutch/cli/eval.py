@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -11,6 +12,7 @@ from hutch.cli.support import event_loop
 from hutch.cli.support.arguments import check_range, read_text
 from hutch.cli.support.console import print_json, print_log, print_note
 from hutch.cli.support.project import current_folder, load_project_settings
+from hutch.cli.support.run_files import describe, read_input_files, save_files
 from hutch.errors import InvalidExecution, wire_code
 from hutch.sandbox.runner.profile import profile_for
 from hutch.session.messages import WireError
@@ -26,6 +28,9 @@ def evaluate(
     timeout: float | None,
     memory: float | None,
     session: str | None,
+    input_files: Sequence[Path],
+    save_in: Path | None,
+    force: bool,
     json: bool,
 ) -> int:
     # Keep no runners ready, because no other execution follows.
@@ -36,9 +41,14 @@ def evaluate(
     source = _read_source(code, file)
     if session is not None and engine != "quickjs":
         raise InvalidExecution("--engine", f"expected quickjs, which sessions need, got {engine}")
+    if session is not None and (input_files or save_in is not None):
+        raise InvalidExecution(
+            "--session", "expected no --input-file and no --save-files: sessions have no files"
+        )
     on_log = None if json else print_log
     timeout_ms = None if seconds is None else max(1, seconds * 1000)
     memory_limit_bytes = None if megabytes is None else max(1, int(megabytes * MIB))
+    files = read_input_files(input_files, settings.max_file_bytes)
 
     async def run() -> Result:
         async with Hutch(settings=settings) as hutch:
@@ -48,6 +58,7 @@ def evaluate(
                 )
             return await hutch.run(
                 source,
+                files=files,
                 engine=engine,
                 timeout_ms=timeout_ms,
                 memory_limit_bytes=memory_limit_bytes,
@@ -56,7 +67,13 @@ def evaluate(
 
     result = event_loop.run_async(run())
     _print_result(result, settings, json=json)
-    return 0 if result.ok else 1
+    is_saved = True
+    if save_in is not None:
+        is_saved = save_files(result.files, save_in, force=force)
+    elif result.files and not json:
+        names = ", ".join(f"{file.name} ({describe(file)})" for file in result.files)
+        print_note(f"the code wrote {names}; --save-files DIR saves what it writes")
+    return 0 if result.ok and is_saved else 1
 
 
 def _read_source(code: str | None, file: Path | None) -> str:
@@ -102,4 +119,8 @@ def _encode_result(result: Result) -> bytes:
     elif result.result_json is not None:
         body["result"] = msgspec.Raw(result.result_json)
     body |= {"logs": result.logs, "durationMs": result.duration_ms}
+    if result.files:
+        body["files"] = [
+            {"name": file.name, "mimeType": file.mime_type, "size": file.size} for file in result.files
+        ]
     return msgspec.json.encode(body)

@@ -181,9 +181,9 @@ export function startCall(
 
 /**
  * Defines the namespaces as globals, and one with a dotted name, such as `tools.github`, as a member of another
- * object. They have no prototype, so that a tool can have any name.
+ * object. They have no prototype, so that a tool can have any name. Returns the number of tools.
  */
-export function defineProviders(providers: ProviderTools, emit: Emit, options: CallOptions): void {
+export function defineProviders(providers: ProviderTools, emit: Emit, options: CallOptions): number {
   let count = 0;
   const parents: Record<string, object> = create(null);
   for (let i = 0; i < providers.length; i++) {
@@ -202,6 +202,7 @@ export function defineProviders(providers: ProviderTools, emit: Emit, options: C
         enumerable: true,
       });}
   }
+  return count;
 }
 
 /** Defines the inputs of the execution as globals. */

@@ -1,5 +1,6 @@
 /** Messages between host and runner: the Execbox messages and extensions, one JSON object per line. */
 
+import { type FileInfo } from "./files.ts";
 import { type SuspendedState, type VmState } from "./quickjs/suspension.ts";
 
 /** Captured before guest code can replace them. */
@@ -16,6 +17,8 @@ export interface Options {
   streamLogs?: boolean;
   /** Extension: send the source line of each tool call. */
   sendCallLines?: boolean;
+  /** Extension that only the host sends: the input files. Present if the guest has `files` and `display`. */
+  files?: FileInfo[];
 }
 
 export interface Manifest {
@@ -165,14 +168,22 @@ export function toolCallLine(
   return `{"type":"tool_call","id":${stringify(id)},"callId":"${callId}",${target}${at},"input":${input}}\n`;
 }
 
-/** Returns the fields that name a tool in a call, for every tool in order. */
-export function callTargets(providers: Manifest[]): string[] {
-  return providers.flatMap(({ name, tools }) =>
+/** The tools behind `files` and `display`. No provider can have this name, because it is no identifier. */
+const FILE_TARGETS = ["read", "write"].map((tool) => `"providerName":"hutch:files","safeToolName":"${tool}"`);
+
+/** Returns the fields that name a tool in a call, for every tool in order; those for files, if any, are last. */
+export function callTargets(providers: Manifest[], files?: FileInfo[]): string[] {
+  const targets = providers.flatMap(({ name, tools }) =>
     Object.keys(tools).map((tool) => {
       const stream = tools[tool].streams ? ',"stream":true' : "";
       return `"providerName":${stringify(name)},"safeToolName":${stringify(tool)}${stream}`;
     })
   );
+  return files ? [...targets, ...FILE_TARGETS] : targets;
+}
+
+export function isFileTarget(target: string): boolean {
+  return target === FILE_TARGETS[0] || target === FILE_TARGETS[1];
 }
 
 /** Returns the namespaces, the names of their tools, and the names of those that stream, if there are any. */

@@ -7,12 +7,13 @@ from typing import Any
 import msgspec
 
 from hutch.kernel.suspended_runs import SUSPENDED
+from hutch.session.files.transfer import encode_files
 from hutch.session.json_value import encode_value
 from hutch.session.messages import WireError
 from hutch.session.run import PendingCall, Result
 
 
-def result_json(result: Result) -> bytes:
+async def result_json(result: Result) -> bytes:
     body: dict[str, Any] = {"ok": result.ok, "run_id": result.run_id}
     if result.error is not None:
         body["error"] = msgspec.to_builtins(WireError.of(result.error))
@@ -31,6 +32,8 @@ def result_json(result: Result) -> bytes:
     if result.ok:
         # Encoding a large result again would block the event loop.
         json = json[:-1] + b',"result":' + (result.result_json or b"null") + b"}"
+    if result.files:
+        json = json[:-1] + b',"files":' + await encode_files(result.files) + b"}"
     return json
 
 

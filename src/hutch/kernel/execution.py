@@ -9,6 +9,7 @@ import msgspec
 from hutch.errors import ExecutionError
 from hutch.kernel.parent_run import parent_run
 from hutch.sandbox.runner.profile import Profile
+from hutch.session.files.model import InputFiles
 from hutch.session.limits import Limits
 from hutch.session.messages import Job
 from hutch.session.run import Result, RunHandle
@@ -45,6 +46,8 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     """
     inputs: bytes | None = None
     """JSON text of an object whose properties are variables of the guest; see `session.inputs`."""
+    files: InputFiles | None = None
+    """Input files, which may be none. With None, the guest has no `files` and no `display`."""
     check: bool = False
     """True to type-check the code before it runs; see `Kernel.check_code`."""
     owner: str = "default"

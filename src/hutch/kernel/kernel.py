@@ -17,6 +17,7 @@ from hutch.kernel.precompile import Precompiler
 from hutch.sandbox.pool.lease import Lease
 from hutch.sandbox.pool.pool import Pool
 from hutch.sandbox.runner.profile import Profile
+from hutch.session.files.model import FileLimits, InputFiles, input_files
 from hutch.session.host import TIMED_OUT, Session
 from hutch.session.limits import Limits
 from hutch.session.messages import WireError
@@ -72,6 +73,8 @@ class Kernel:
         """Start and tool of the current waits for approvals, by run id."""
         self._max_polling = min(settings.quickjs_processes, cores())
         self._default_limits = self._limits({}, clamp=True)
+        self.no_files = InputFiles([], FileLimits(settings.max_files, settings.max_file_bytes))
+        """No input files, for an execution that can only write files."""
         self.precompiler = Precompiler(pool, record, owners_share=settings.owners_share)
 
     def limits(self, requested: dict[str, Any], *, clamp: bool = False) -> Limits:
@@ -101,6 +104,10 @@ class Kernel:
                 raise InvalidExecution(name, f"is {shown}; the maximum is {maximum} (setting {setting})")
             chosen[name] = min(number, maximum) if name == "timeout_ms" else int(min(number, maximum))
         return Limits(**chosen)
+
+    def files(self, files: object) -> InputFiles:
+        """Returns the input files of an execution, given by name. Raises InvalidExecution."""
+        return self.no_files if files is None else input_files(files, self.no_files.limits)
 
     async def run(self, execution: Execution, run: RunHandle | None = None) -> Result:
         """Runs an execution to its end. A failure of the guest is a Result. Raises HutchError only if the
@@ -298,6 +305,7 @@ class Kernel:
                     execution.providers,
                     execution.job,
                     execution.inputs,
+                    files=execution.files,
                     saved=execution.saved,
                     answers=execution.answers,
                     max_saved_bytes=self._max_saved_bytes(execution),

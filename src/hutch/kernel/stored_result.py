@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from hutch.session.files.model import File
 from hutch.session.json_value import decode_value
 from hutch.session.messages import WireError
 from hutch.session.run import CallRecord, Result
@@ -18,6 +19,7 @@ class StoredResult(msgspec.Struct, frozen=True, omit_defaults=True):
     error: WireError | None = None
     """With the code of Hutch, not the one that is sent to other implementations."""
     result: msgspec.Raw = msgspec.Raw(b"null")
+    files: list[File] = []
 
 
 def encode_result(result: Result) -> str:
@@ -32,6 +34,7 @@ def encode_result(result: Result) -> str:
         calls=list(result.calls),
         error=error,
         result=msgspec.Raw(result.result_json or b"null"),
+        files=list(result.files),
     )
     return msgspec.json.encode(stored).decode("utf-8", "surrogatepass")
 
@@ -49,4 +52,5 @@ def decode_result(text: str, run_id: str) -> Result:
         run_id=run_id,
         result_json=json if stored.ok else None,
         calls=stored.calls,
+        files=stored.files,
     )

@@ -232,7 +232,9 @@ class SuspendedRuns:
         )
 
     async def _encode(self, checkpoint: Checkpoint) -> bytes:
-        if len(checkpoint.session.memory) < LARGE_BYTES:
+        files = checkpoint.session.files
+        size = len(checkpoint.session.memory) + (0 if files is None else files.size)
+        if size < LARGE_BYTES:
             return checkpoints.encode(checkpoint, self._max_bytes)
         return await asyncio.to_thread(checkpoints.encode, checkpoint, self._max_bytes)
 
@@ -243,7 +245,8 @@ class SuspendedRuns:
 
     @property
     def _max_bytes(self) -> int:
-        return self._settings.max_checkpoint_bytes + OVERHEAD_BYTES
+        settings = self._settings
+        return settings.max_checkpoint_bytes + 2 * settings.max_file_bytes + OVERHEAD_BYTES
 
     def _row(self, checkpoint: Checkpoint, size: int) -> CheckpointRow:
         return CheckpointRow(

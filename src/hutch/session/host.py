@@ -15,6 +15,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from hutch.session.files.calls import FileCalls
+from hutch.session.files.model import InputFiles
 from hutch.session.json_value import NotJsonSafe, decode_value, encode_value
 from hutch.session.large_json import LARGE_TEXT_BYTES, decode_large_value
 from hutch.session.limits import MAX_NAMED_TOOLS, Limits, clip_logs, options_json, timeout_message
@@ -90,6 +92,7 @@ class Session:
         before_call: Callable[[], Awaitable[None]] | None = None,
         open_calls: ToolCalls | None = None,
         max_wait_seconds: float = 0.0,
+        files: InputFiles | None = None,
     ) -> None:
         """`send_result`: sends tool results, if there is a faster way than `send`.
 
@@ -110,7 +113,8 @@ class Session:
         maximum size of the memory of an execution that is suspended; 0 if the runner cannot suspend it.
         `turn`: the execution is a turn of a stateful session. `before_call`: see `ToolCalls`. `open_calls`:
         calls of the session that is continued, if tools still run. `max_wait_seconds`: time after which an
-        execution that waits for tools is suspended, while the tools go on; 0 for never.
+        execution that waits for tools is suspended, while the tools go on; 0 for never. `files`: input
+        files, if the guest has `files` and `display`; a continued session has the files that it had before.
         """
         self.id = id
         self.limits = limits
@@ -151,6 +155,11 @@ class Session:
         """True if the session has a result, or decodes a large one. Nothing else can end it then."""
         self._decoding: asyncio.Task[None] | None = None
         self._timeout = TIMED_OUT
+        self._files: FileCalls | None = None
+        if saved is not None:
+            files = None if saved.files is None else saved.files.inputs
+        if files is not None:
+            self._files = FileCalls(files, limits.max_calls, None if saved is None else saved.files)
         on_wait = self._suspend if max_saved_bytes else None
         if open_calls is not None:
             self._tool_calls = open_calls
@@ -161,6 +170,7 @@ class Session:
                 on_all_pending=on_wait,
                 before_call=before_call,
                 on_long_wait=on_wait,
+                files=self._files,
             )
         else:
             self._tool_calls = ToolCalls(
@@ -178,6 +188,7 @@ class Session:
                 before_call=before_call,
                 on_long_wait=on_wait,
                 max_wait_seconds=max_wait_seconds if max_saved_bytes else 0.0,
+                files=self._files,
             )
         self._has_open_calls = open_calls is not None
         self._trace = trace
@@ -261,6 +272,8 @@ class Session:
         options = options_json(self.limits, self._is_observed, self._trusted)
         if self._trusted and self._trace is not None:
             options = options[:-1] + f',"traceparent":"{self._trace.traceparent}"}}'.encode()
+        if self._files is not None:
+            options = options[:-1] + b',"files":' + self._files.listing + b"}"
         turn = None if self._turn is None else turn_json(self._turn)
         line = execute_line(self.id, self._code, options, manifests, self._job, self._inputs, state, turn)
         self._send(self._memory_line + line)
@@ -391,6 +404,7 @@ class Session:
             log_chars=self._log_chars,
             errors=sorted(calls.errors),
             calls=calls.records,
+            files=None if self._files is None else self._files.saved(),
         )
         logs, truncated = clip_logs(message.state.logs, self.limits)
         names = ", ".join(calls.open_tools()[:MAX_NAMED_TOOLS]) or "a timer"
@@ -449,7 +463,7 @@ class Session:
     def forget_memory(self) -> None:
         """Frees the memory of a suspended execution, which was stored."""
         assert self.saved is not None
-        self.saved = msgspec.structs.replace(self.saved, memory=b"", manifests=[])
+        self.saved = msgspec.structs.replace(self.saved, memory=b"", manifests=[], files=None)
 
     def _remaining_seconds(self) -> float:
         return (self.limits.timeout_ms - self._run_ms()) / 1000
@@ -595,6 +609,7 @@ class Session:
             run_id=self.run_id,
             result_json=json,
             calls=self.calls,
+            files=() if self._files is None or not self._files.count else self._files.files(),
         )
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

@@ -9,6 +9,7 @@ from msgspec import UNSET
 
 from hutch.errors import ProtocolError
 from hutch.session.channels.stream import Channel
+from hutch.session.files.model import InputFiles
 from hutch.session.host import BACKSTOP_SECONDS, RUNNER_CODES, Session
 from hutch.session.limits import Limits
 from hutch.session.messages import (
@@ -106,6 +107,7 @@ class Multiplexer:
         before_call: Callable[[], Awaitable[None]] | None = None,
         open_calls: ToolCalls | None = None,
         max_wait_seconds: float = 0.0,
+        files: InputFiles | None = None,
         begin: bool = True,
     ) -> Session:
         """Starts a session. The caller awaits the result and then calls `forget`.
@@ -144,6 +146,7 @@ class Multiplexer:
             before_call=before_call,
             open_calls=open_calls,
             max_wait_seconds=max_wait_seconds,
+            files=files,
         )
         self.sessions[id] = session
         if self.close_reason is not None:

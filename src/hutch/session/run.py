@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from hutch.errors import ExecutionError
+from hutch.session.files.model import File
 from hutch.session.json_value import decode_value
 from hutch.text import cut, format_rfc3339
 
@@ -46,6 +47,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """Tool calls that the run waits for if it was suspended: the error's code is `suspended` then."""
     warnings: Sequence[str] = ()
     """Problems that did not stop the run, such as an MCP server that could not be reached."""
+    files: Sequence[File] = ()
+    """Files that the guest wrote with `files.write` or `display`."""
 
     @property
     def stack(self) -> str | None:

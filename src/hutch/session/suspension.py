@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from hutch.errors import InvalidExecution
+from hutch.session.files.calls import SavedFiles
 from hutch.session.json_value import NotJsonSafe, encode_value
 from hutch.session.messages import SuspendedState
 from hutch.session.run import CallRecord, PendingCall
@@ -79,6 +80,8 @@ class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
     saved_at: float = msgspec.field(default_factory=time.time)
     held_lines: list[bytes] = []
     """Replies to calls that returned while the execution was suspended. They are sent when it continues."""
+    files: SavedFiles | None = None
+    """None if the guest has no files."""
 
     def state_after(self, seconds: float) -> SuspendedState:
         """Returns the state after a wait: that much less time is left for the guest's timers."""

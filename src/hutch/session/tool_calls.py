@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec import UNSET, Raw
 
 from hutch.errors import Suspend, ToolError, wire_code
+from hutch.session.files import calls as file_calls
+from hutch.session.files.calls import FileCalls
 from hutch.session.json_value import NotJsonSafe, decode_value, encode_value, well_formed
 from hutch.session.large_json import LARGE_TEXT_BYTES, decode_large_value
 from hutch.session.messages import ToolCall, ToolResult, WireError, encode, tool_item_line, tool_result_line
@@ -66,12 +68,14 @@ class ToolCalls:
         before_call: Callable[[], Awaitable[None]] | None = None,
         on_long_wait: Callable[[], None] | None = None,
         max_wait_seconds: float = 0.0,
+        files: FileCalls | None = None,
     ) -> None:
         """`writable`: waits while the channel's buffer is full. `on_abuse`: called with the reason if the
         runner sends too many invalid calls. `trace`: span of the run. `on_all_pending`: called when the
         results of all open calls come later; None if the run cannot be suspended. `before_call`: awaited
         before each call; a ToolError that it raises fails the call. `on_long_wait`: called when tools run and
-        the guest has neither called one nor got a reply for `max_wait_seconds`; 0 for never.
+        the guest has neither called one nor got a reply for `max_wait_seconds`; 0 for never. `files`: answers
+        the calls of the guest's `files`; None if it has none.
         """
         self.run_id = run_id
         self.deadline = 0.0
@@ -88,6 +92,7 @@ class ToolCalls:
         """Open calls whose results come later, by id."""
         self._on_all_pending = on_all_pending
         self._before_call = before_call
+        self._files = files
         self._recent_replies: list[tuple[str, bytes]] | None = None
         """Replies since the runner was asked to suspend the run, with the ids of their calls. The runner may
         have suspended the run before it got them.
@@ -110,6 +115,7 @@ class ToolCalls:
         self._trace = trace
         self._loop, self._thread = loop, threading.get_ident()
         self._ids: set[str] = set()
+        self._file_tasks: dict[str, asyncio.Task[None]] = {}
         self._tasks: dict[str, tuple[asyncio.Task[None], ToolCall, float]] = {}
         """Running tools, with the calls and the times at which they began."""
         self._open_bytes = self._invalid_input_bytes = self._refused = 0
@@ -120,6 +126,8 @@ class ToolCalls:
         """Starts the tool of a call, or refuses the call. Returns True if the call was expected."""
         if self._is_cancelled or call.call_id in self._ids or _is_oversized(call):
             return False
+        if self._files is not None and call.provider_name == file_calls.PROVIDER:
+            return self._receive_file_call(call, self._files)
         provider = self._providers.get(call.provider_name)
         if provider is None or call.safe_tool_name not in provider.tools:
             self._refuse(call, f"Unknown tool {_shown_name(call)}", "internal_error")
@@ -167,6 +175,28 @@ class ToolCalls:
         else:
             self._on_long_wait()
 
+    def _receive_file_call(self, call: ToolCall, files: FileCalls) -> bool:
+        if len(self._file_tasks) >= self._limits.max_outstanding_calls:
+            self._refuse(call, f"More than {self._limits.max_outstanding_calls} calls of files at once")
+            return True
+        self._ids.add(call.call_id)
+        task = start_now(self._answer_file_call(call, files), self._loop)
+        if not task.done():
+            self._file_tasks[call.call_id] = task
+        return True
+
+    async def _answer_file_call(self, call: ToolCall, files: FileCalls) -> None:
+        try:
+            # A write must not wait: the run may end with the next message.
+            if self._writable is not None and call.safe_tool_name == "read":
+                await self._writable()
+            result = files.call(call.safe_tool_name, bytes(call.input))
+            self._reply(call.call_id, tool_result_line(call.call_id, result))
+        except ToolError as error:
+            self._reply_error(call.call_id, error.tool_code, error.message)
+        finally:
+            self._file_tasks.pop(call.call_id, None)
+
     def open_tools(self) -> list[str]:
         """Returns the names of the tools whose results the guest waits for."""
         running = [_shown_name(call) for _, call, _ in self._tasks.values()]
@@ -193,9 +223,10 @@ class ToolCalls:
         on_all_pending: Callable[[], None] | None,
         before_call: Callable[[], Awaitable[None]] | None,
         on_long_wait: Callable[[], None] | None,
+        files: FileCalls | None,
     ) -> None:
         """Continues in another session of the same run, although tools still run. See `__init__`."""
-        self._send, self._writable, self._on_abuse = send, writable, on_abuse
+        self._send, self._writable, self._on_abuse, self._files = send, writable, on_abuse, files
         self._on_all_pending, self._before_call, self._on_long_wait = (
             on_all_pending,
             before_call,
@@ -361,7 +392,7 @@ class ToolCalls:
             self._cancelled.set()
         if self._wait_timer is not None:
             self._wait_timer.cancel()
-        for task, _, _ in self._tasks.values():
+        for task in [*self._file_tasks.values(), *(task for task, _, _ in self._tasks.values())]:
             task.cancel()
 
     def end(self) -> None:

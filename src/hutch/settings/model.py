@@ -72,6 +72,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_log_chars_ceiling: Count = 4_000_000
     max_code_bytes: Positive = 4 * MIB
     max_result_bytes: Positive = 8 * MIB
+    max_files: Positive = 100
+    """Maximum number of the input files of a run, and of its output files."""
+    max_file_bytes: Positive = 32 * MIB
+    """Maximum size of all input files of a run together, and of all its output files."""
     max_line_bytes: Positive = 16 * MIB
     max_pending_bytes: Positive = 64 * MIB
     """Maximum size of the `execute` messages of one Execbox client that wait or run, together."""

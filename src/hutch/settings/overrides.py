@@ -30,6 +30,8 @@ class SettingOverrides(TypedDict, total=False):
     max_log_chars_ceiling: int
     max_code_bytes: int
     max_result_bytes: int
+    max_files: int
+    max_file_bytes: int
     max_line_bytes: int
     max_pending_bytes: int
     max_checkpoint_bytes: int

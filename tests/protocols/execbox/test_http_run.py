@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import re
 import subprocess
@@ -67,6 +68,20 @@ async def test_result_has_value_logs_calls_and_the_run_id_of_the_header(client: 
         # The reason is for the operator.
         "warnings": ["the MCP server gone is not connected"],
     }
+
+
+async def test_files_are_sent_and_returned_in_base64(client: httpx2.AsyncClient) -> None:
+    code = """
+        await files.write("copy.txt", await files.text("a.txt"));
+        await files.write("large.bin", new Uint8Array(75001)).catch((error) => display(error.message));
+    """
+    response = await client.post("/run", json={"code": code, "files": {"a.txt": "aGVsbG8="}})
+    copy, message = response.json()["files"]
+    assert copy == {"name": "copy.txt", "mime_type": "text/plain", "size": 5, "data": "aGVsbG8="}
+    # A response is not larger than the server's limit for requests.
+    assert b"the limit is 75000 (setting max_body_bytes)" in base64.b64decode(message["data"])
+    api = OpenApiChecker((await client.get("/openapi.json")).json())
+    api.check_response("POST", "/run", response)
 
 
 async def test_request_chooses_what_is_recorded(client: httpx2.AsyncClient) -> None:
@@ -150,6 +165,9 @@ async def test_events_come_before_the_result(client: httpx2.AsyncClient) -> None
         ({"code": "1", "limits": {"timeout_ms": -1}}, "limits.timeout_ms: expected a number of at least 1"),
         ({"code": "1", "limits": {"timeout_ms": "4"}}, "limits.timeout_ms: expected a number, got"),
         ({"code": "1", "inputs": {"a b": 1}}, "inputs: expected names that are JavaScript identifiers"),
+        ({"code": "1", "files": {"a": 1}}, "files: expected an object with contents in Base64, got"),
+        ({"code": "1", "files": {"a": "no Base64"}}, "files.a: expected Base64"),
+        ({"code": "1", "files": {"../a": ""}}, "files: expected a plain file name"),
         ({"code": "1", "label": "x" * 201}, "label: expected a string of at most 200 characters"),
     ],
 )

@@ -304,6 +304,34 @@ async def test_images_audio_and_resources_are_passed_on_as_content(app: App, lan
     assert '"count":4' in text.text
 
 
+async def test_files_are_returned_as_images_and_resources(client: Client) -> None:
+    code = """
+        display(new Uint8Array([0x89, 0x50, 0x4e, 0x47, 0x0d, 0x0a, 0x1a, 0x0a]));
+        files.write("ä.csv", "a,b");
+        files.write("data.bin", new Uint8Array([0, 1]));
+        files.write("large.bin", new Uint8Array(5_000_000));
+        null
+    """
+    text, *blocks = (await run(client, code, "javascript")).content
+    assert text.type == "text"
+    assert "large.bin (application/octet-stream, 5000000 bytes; too large to be included)" in text.text
+    assert [block.model_dump(by_alias=True, mode="json", exclude_none=True) for block in blocks] == [
+        {"type": "image", "data": "iVBORw0KGgo=", "mimeType": "image/png"},
+        {
+            "type": "resource",
+            "resource": {"uri": "hutch-file:///%C3%A4.csv", "mimeType": "text/csv", "text": "a,b"},
+        },
+        {
+            "type": "resource",
+            "resource": {
+                "uri": "hutch-file:///data.bin",
+                "mimeType": "application/octet-stream",
+                "blob": "AAE=",
+            },
+        },
+    ]
+
+
 async def test_script_can_use_only_its_tools(client: Client) -> None:
     found = await run_structured(client, 'return await fetch("http://127.0.0.1:9999/").catch(String)')
     assert found["result"].endswith("; scripts have no permissions, only tools")

@@ -24,6 +24,7 @@ Examples:
   echo 'return await Promise.resolve(42)' | hutch eval -
   hutch eval --session work 'let x = 1'
   hutch eval --session work 'x + 1'
+  hutch eval 'await files.text("data.csv")' --input-file data.csv
 """,
 )
 @click.argument("code", required=False)
@@ -32,6 +33,20 @@ Examples:
 @click.option("--timeout", type=float, metavar="SECONDS", help="Time limit.  [default: 5]")
 @click.option("--memory", type=float, metavar="MB", help="Memory limit.  [default: 64]")
 @click.option("--session", metavar="NAME", help="Keep the variables of the code under this name.")
+@click.option(
+    "--input-file",
+    "input_files",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="File that the code can read with files.read(name). Can be repeated.",
+)
+@click.option(
+    "--save-files",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Save the files that the code writes.",
+)
+@click.option("--force", is_flag=True, help="Let --save-files replace existing files.")
 @click.option("--json", is_flag=True, help="Print the result object on one line.")
 def evaluate(
     code: str | None,
@@ -40,6 +55,9 @@ def evaluate(
     timeout: float | None,
     memory: float | None,
     session: str | None,
+    input_files: tuple[Path, ...],
+    save_files: Path | None,
+    force: bool,
     json: bool,
 ) -> int:
     """Run code in the sandbox.
@@ -49,7 +67,18 @@ def evaluate(
     """
     from hutch.cli.eval import evaluate
 
-    return evaluate(code, file, engine=engine, timeout=timeout, memory=memory, session=session, json=json)
+    return evaluate(
+        code,
+        file,
+        engine=engine,
+        timeout=timeout,
+        memory=memory,
+        session=session,
+        input_files=input_files,
+        save_in=save_files,
+        force=force,
+        json=json,
+    )
 
 
 @click.command(

@@ -1,6 +1,7 @@
 /** Script of the deno runner: runs one execution. */
 
 import { consoleMethods } from "../console.ts";
+import { defineFiles, filesWritten } from "../files.ts";
 import { toJson } from "../json.ts";
 import { Logs } from "../logs.ts";
 import type { PrecompileResult } from "../precompile/main.ts";
@@ -73,19 +74,25 @@ class Run {
     // The guest may never yield, so write this before it starts.
     await this.#wire.drained();
     this.#captureConsole();
-    const targets = callTargets(providers);
+    const targets = callTargets(providers, options.files);
     const emit = (call: number, tool: number, input: string, stack: string) => {
       if (this.#over) return;
       this.#wire.send(toolCallLine(id, String(call), targets[tool], input, this.#lineOf(stack)));
     };
-    const { maxResultBytes: maxInputBytes, sendCallLines } = options;
+    const { maxResultBytes: maxInputBytes, sendCallLines, files } = options;
     const callStack = sendCallLines ? currentStack : undefined;
-    defineProviders(providerTools(providers), emit, { maxInputBytes, callStack });
+    const firstTool = defineProviders(providerTools(providers), emit, { maxInputBytes, callStack });
+    const log = (line: string) => this.#log(line);
+    if (files) defineFiles(files, { emit, firstTool, log, maxBytes: maxInputBytes ?? Infinity });
     if (inputs) defineInputs(inputs);
     try {
       const fn = await this.#compile();
-      if (fn) this.#succeed(toJson(await fn(), "The result", options.maxResultBytes));
+      if (!fn) return;
+      const result = toJson(await fn(), "The result", options.maxResultBytes);
+      await filesWritten();
+      this.#succeed(result);
     } catch (error) {
+      await filesWritten();
       this.fail(describeError(error));
     }
   }
@@ -124,19 +131,18 @@ class Run {
   }
 
   #captureConsole(): void {
+    assign(console, consoleMethods((line) => this.#log(line), () => this.#logs.truncated));
+  }
+
+  #log(line: string): void {
     const { lines } = this.#logs, { id, options: { streamLogs } } = this.#request;
-    assign(
-      console,
-      consoleMethods((line) => {
-        const before = lines.length, { truncated } = this.#logs;
-        this.#logs.add(line);
-        if (lines.length > before) {
-          echoLine(lines[before]);
-          if (streamLogs && !this.#over) this.#wire.send(logLine(id, lines[before]));
-        }
-        if (this.#logs.truncated && !truncated) echoLine(null);
-      }, () => this.#logs.truncated),
-    );
+    const before = lines.length, { truncated } = this.#logs;
+    this.#logs.add(line);
+    if (lines.length > before) {
+      echoLine(lines[before]);
+      if (streamLogs && !this.#over) this.#wire.send(logLine(id, lines[before]));
+    }
+    if (this.#logs.truncated && !truncated) echoLine(null);
   }
 
   fail({ stack, ...error }: ErrorInfo): void {

@@ -22,6 +22,8 @@ export class Run {
   readonly calls = new Set<string>();
   /** Codes of errors that the host sent to the guest. The guest may fail with the same codes. */
   readonly hostErrorCodes: Set<string>;
+  /** Open calls of `files`. The host answers them at once, so the execution is not suspended before. */
+  readonly fileCalls = new Set<string>();
   targets?: string[];
   openBytes = 0;
   /** Number of digests that are being computed. Their results are not part of the VM's memory. */
@@ -55,8 +57,9 @@ export class Run {
 
   /** Whether the guest waits for calls or timers, and everything else is done. */
   get isWaiting(): boolean {
-    const isIdle = !this.busy && !this.over && this.queue.length === 0 && this.digests === 0;
-    return isIdle && this.calls.size + this.timers.size > 0;
+    const isIdle = !this.busy && !this.over && this.queue.length === 0;
+    return isIdle && this.digests === 0 && this.fileCalls.size === 0 &&
+      this.calls.size + this.timers.size > 0;
   }
 
   state(memory: SuspendedState["memory"], calls: SuspendedState["calls"]): SuspendedState {

@@ -11,6 +11,7 @@ import {
   type Extend,
   type Failure,
   type HostMessage,
+  isFileTarget,
   isJson,
   logLine,
   type Outcome,
@@ -180,13 +181,15 @@ export class Runner {
     if (turn?.form === "variables") return this.#enter(run, "variables", () => [vm.number(maxResultBytes)]);
     const toolNames = JSON.stringify(providerTools(providers));
     const inputs = request.inputs && JSON.stringify(request.inputs);
+    const files = options.files?.length ? JSON.stringify(options.files) : "";
+    const flags = (options.sendCallLines ? 1 : 0) | (options.files ? 2 : 0);
     this.#enter(run, job ? "job" : turn ? "turn" : "run", () => {
       const fn = vm.evaluate(program.code, program.file);
       if (vm.isException(fn)) throw syntaxError(vm, vm.exception());
       const tools = vm.string(toolNames), maxBytes = vm.number(maxResultBytes);
       if (job) return [vm.string(job.form), fn, tools, vm.string(job.input), maxBytes];
-      const args = [fn, tools, maxBytes, vm.number(options.sendCallLines ? 1 : 0)];
-      return inputs ? [...args, vm.string(inputs)] : args;
+      const args = [fn, tools, maxBytes, vm.number(flags)];
+      return inputs || files ? [...args, vm.string(inputs ?? ""), vm.string(files)] : args;
     });
   }
 
@@ -432,7 +435,7 @@ export class Runner {
   }
 
   #toolCall(run: Run, number: number, tool: number, input: string, stack?: string): void {
-    run.targets ??= callTargets(run.request.providers);
+    run.targets ??= callTargets(run.request.providers, run.request.options.files);
     const target = run.targets[tool];
     if (run.over || run.returned || target === undefined) return;
     const maxBytes = run.request.options.maxResultBytes ?? DEFAULT_MAX_RESULT;
@@ -449,6 +452,7 @@ export class Runner {
     }
     const callId = `${this.#callPrefix}-${++this.#callCount}`;
     this.#openCall(run, callId, number, size);
+    if (isFileTarget(target)) run.fileCalls.add(callId);
     const { line } = run.program.locateStack(stack);
     this.#wire.send(toolCallLine(run.id, callId, target, input, line));
   }
@@ -473,6 +477,7 @@ export class Runner {
     const { run, number, size } = call;
     this.#calls.delete(message.callId);
     run.calls.delete(message.callId);
+    run.fileCalls.delete(message.callId);
     run.openBytes -= size;
     if (message.error) run.hostErrorCodes.add(message.error.code);
     this.#settle(

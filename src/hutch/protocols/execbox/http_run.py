@@ -27,12 +27,15 @@ from hutch.kernel.kernel import Kernel
 from hutch.kernel.suspended_runs import SUSPENDED, SuspendedRuns
 from hutch.problems import Problem, ProblemList, describe_value
 from hutch.sandbox.runner.profile import profile_for
+from hutch.session.files.model import FileLimits, InputFiles, input_files
+from hutch.session.files.transfer import decode_files
 from hutch.session.inputs import encode_decoded_inputs
 from hutch.session.json_value import encode_value
 from hutch.session.limits import Limits
 from hutch.session.run import Result, RunEvent, RunHandle, event_json
 from hutch.session.runner import PendingBytes
 from hutch.session.tools.provider import Provider
+from hutch.settings import Settings
 from hutch.settings.model import RecordLevel
 from hutch.text import cut, did_you_mean
 
@@ -61,6 +64,8 @@ class RunLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RunBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     code: str
     inputs: dict[str, Any] | None = None
+    files: dict[str, str] | None = None
+    """Contents in Base64, by name."""
     engine: Literal["quickjs", "deno"] | None = None
     limits: RunLimits = RunLimits()
     check: bool = False
@@ -85,6 +90,7 @@ class RunHandler:
         self._suspended_runs = suspended_runs
         self._levels = RecordLevels(settings.record, settings.record_protocols, by_key=settings.record_keys)
         self._body = JsonBodyReader(settings.max_body_bytes, settings.request_seconds)
+        self._no_files = InputFiles([], _file_limits(settings))
         self.protocol = HttpProtocol(
             name=PROTOCOL,
             access=access,
@@ -112,7 +118,7 @@ class RunHandler:
         result = await cancel_on_disconnect(
             context.request.receive, self._execute(context, body, run, execute), self._access
         )
-        return Response(result_json(result), headers=headers, media_type="application/json")
+        return Response(await result_json(result), headers=headers, media_type="application/json")
 
     def _record_level(self, requested: RecordLevel | None) -> RecordLevel | None:
         """Returns None for the operator's level. If that is `metadata`, no request can raise it."""
@@ -123,6 +129,7 @@ class RunHandler:
 
     async def _run(self, execution: Execution, run: RunHandle, execute: Run) -> Result:
         size = len(execution.code) + len(execution.inputs or b"")
+        size += 0 if execution.files is None else execution.files.size
         self._pending.reserve(execution.owner, size)
         try:
             result = await execute(execution, run)
@@ -146,12 +153,16 @@ class RunHandler:
             providers=providers,
             unavailable_servers=unavailable,
             inputs=None if body.inputs is None else encode_decoded_inputs(body.inputs, providers),
+            files=self._no_files if body.files is None else await self._files(body.files),
             check=body.check,
             owner=context.owner,
             protocol=PROTOCOL,
             label=body.label,
             checkpoint_after_ms=self._kernel.settings.checkpoint_after_ms,
         )
+
+    async def _files(self, files: Mapping[str, str]) -> InputFiles:
+        return input_files(await decode_files(files), self._no_files.limits)
 
     def _limits(self, requested: RunLimits) -> Limits:
         try:
@@ -177,7 +188,7 @@ class RunHandler:
             while (chunk := await buffer.next()) is not None:
                 yield chunk
             try:
-                last = encode_event("result", result_json(await running))
+                last = encode_event("result", await result_json(await running))
             except Exception as error:
                 last = encode_event("error", _error_json(self.protocol.to_api_error(error)))
             yield last
@@ -222,6 +233,7 @@ def _field_problems(kind: type[msgspec.Struct], values: dict[str, Any], path: st
 _EXPECTED = {
     "code": "a string",
     "inputs": "an object",
+    "files": "an object with contents in Base64",
     "engine": "quickjs or deno",
     "check": "true or false",
     "record": "metadata, errors or full",
@@ -232,6 +244,14 @@ _EXPECTED = {
 
 def _invalid_request(problems: list[Problem]) -> ApiError:
     return ApiError("invalid_request", "; ".join(map(str, problems)))
+
+
+def _file_limits(settings: Settings) -> FileLimits:
+    """Returns limits with which the output files in Base64 are not larger than a request body."""
+    max_bytes = settings.max_body_bytes * 3 // 4
+    if max_bytes < settings.max_file_bytes:
+        return FileLimits(settings.max_files, max_bytes, "max_body_bytes")
+    return FileLimits(settings.max_files, settings.max_file_bytes)
 
 
 def _wants_events(request: Request) -> bool:

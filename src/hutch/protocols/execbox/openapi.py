@@ -66,11 +66,17 @@ def describe(settings: Settings) -> ApiPart:
         extra_fields=True,
     )
     call = object_of({"provider": TEXT, "tool": TEXT, "ok": FLAG, "duration_ms": {"type": "number"}})
+    file = object_of({"name": TEXT, "mime_type": TEXT, "size": COUNT, "data": TEXT})
     schemas = {
         "RunRequest": object_of(
             {"code": TEXT},
             {
                 "inputs": {"type": "object", "description": "Variables of the code"},
+                "files": {
+                    "type": "object",
+                    "additionalProperties": TEXT,
+                    "description": "Contents in Base64, by name. The code reads them with `files.read(name)`",
+                },
                 "engine": {"enum": ["quickjs", "deno"], "default": "quickjs"},
                 "limits": object_of({}, limits),
                 "check": {**FLAG, "description": "Whether to check the types first", "default": False},
@@ -90,7 +96,7 @@ def describe(settings: Settings) -> ApiPart:
                 "duration_ms": {"type": "number"},
                 "calls": {"type": "array", "items": call},
             },
-            {"result": {}, "error": error, "warnings": TEXTS},
+            {"result": {}, "error": error, "warnings": TEXTS, "files": {"type": "array", "items": file}},
         ),
     }
     operation = OperationBuilder(ERROR_KINDS, _ALWAYS, failure)

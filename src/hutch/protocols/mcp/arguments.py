@@ -60,7 +60,8 @@ class RunCode(msgspec.Struct, forbid_unknown_fields=True):
         Literal["toolscript", "javascript"],
         Meta(
             description="`toolscript`: TypeScript, type-checked before it runs. `javascript`: the same calls,"
-            " without types and imports; starts in a millisecond."
+            " without types and imports; starts in a millisecond, and `files.write(name, data)` and"
+            " `display(value)` return files and images."
         ),
     ] = "toolscript"
     session: Annotated[

@@ -1,17 +1,32 @@
-"""Images, audio and embedded resources in results of code. Clients get them as separate content blocks."""
+"""Images, audio and embedded resources in results of code, and files that code wrote. Clients get them as
+separate content blocks.
+"""
 
 from __future__ import annotations
 
+import base64
 import binascii
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
-from mcp.types import AudioContent, EmbeddedResource, ImageContent
+from mcp.types import (
+    AudioContent,
+    BlobResourceContents,
+    EmbeddedResource,
+    ImageContent,
+    TextResourceContents,
+)
 from pydantic import TypeAdapter, ValidationError
 
-from hutch.protocols.mcp.results import MAX_CHARS, clip, replace_surrogates
+from hutch.protocols.mcp.results import MAX_CHARS, ReportedFile, clip, replace_surrogates
+from hutch.session.files.model import File
 
 MAX_MEDIA = 20
+MAX_FILE_BYTES = 4 * 1024 * 1024
+"""Maximum size of all files in one result. Models accept images of up to about 5 MB."""
+# Images that models accept. Others, such as SVG, are resources.
+_IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 # Limits of the search for content blocks. Blocks that are nested deeper, or come after more values, stay in
 # the result.
 _MAX_DEPTH = 5
@@ -88,3 +103,35 @@ def _replaced(value: Any, notes: dict[int, dict[str, Any]], depth: int) -> Any:
     if depth < _MAX_DEPTH and isinstance(value, list):
         return [_replaced(item, notes, depth + 1) for item in value]
     return value
+
+
+# --- files ---
+
+
+def file_blocks(files: Sequence[File], max_blocks: int) -> tuple[list[MediaBlock], list[ReportedFile]]:
+    """Returns the content blocks of files, unless they are too large, and a report about each file."""
+    blocks: list[MediaBlock] = []
+    reported: list[ReportedFile] = []
+    left = MAX_FILE_BYTES
+    for file in files:
+        is_included = len(blocks) < max_blocks and file.size <= left
+        if is_included:
+            left -= file.size
+            blocks.append(_file_block(file))
+        reported.append(ReportedFile(file.name, file.mime_type, file.size, is_included))
+    return blocks, reported
+
+
+def _file_block(file: File) -> MediaBlock:
+    if file.mime_type in _IMAGE_TYPES:
+        return ImageContent(type="image", data=_base64(file.data), mime_type=file.mime_type)
+    uri = f"hutch-file:///{quote(file.name)}"
+    if (text := file.text) is not None:
+        content = TextResourceContents(uri=uri, mime_type=file.mime_type, text=clip(text, MAX_CHARS))
+        return EmbeddedResource(type="resource", resource=content)
+    blob = BlobResourceContents(uri=uri, mime_type=file.mime_type, blob=_base64(file.data))
+    return EmbeddedResource(type="resource", resource=blob)
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()

@@ -30,6 +30,14 @@ class ReportedCall(msgspec.Struct, frozen=True, rename="camel"):
         return cls(call.server, call.tool, call.ok, round(call.seconds * 1000, 1))
 
 
+class ReportedFile(msgspec.Struct, frozen=True, rename="camel"):
+    name: str
+    mime_type: str
+    size: int
+    included: bool
+    """False if the file is not part of the result, because it is too large."""
+
+
 class ReportedProblem(msgspec.Struct, frozen=True, omit_defaults=True):
     """A problem of a script and its position."""
 
@@ -62,6 +70,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     tool_call_count: int = 0
     duration_ms: float = 0.0
     truncated: bool = False
+    files: list[ReportedFile] = []
 
 
 class CapturedOutput:
@@ -169,15 +178,23 @@ def _report_parts(report: RunReport) -> Iterable[str]:
         # Skip output that the error message already contains.
         if text.strip() and not (report.error is not None and text.strip() in report.error.message):
             yield f"{name}:\n{text.rstrip()}"
+    if report.files:
+        yield "files:\n" + "\n".join(map(_file_line, report.files))
     failed = sum(not call.ok for call in report.tool_calls)
     calls = f"{report.tool_call_count} tool call{'' if report.tool_call_count == 1 else 's'}"
     notes = [f"{calls}, {failed} failed" if failed else calls] if report.tool_call_count else []
     if report.exit_code and report.error is None:
         notes.append(f"exit code {report.exit_code}")
-    if not (report.error or report.result is not None or report.stdout or report.stderr or report.logs):
+    has_output = report.stdout or report.stderr or report.logs or report.files
+    if not (report.error or report.result is not None or has_output):
         notes.insert(0, "The script finished without a result: `return` the values that you need")
     if notes:
         yield f"({'; '.join(notes)})"
+
+
+def _file_line(file: ReportedFile) -> str:
+    note = "" if file.included else "; too large to be included"
+    return f"{file.name} ({file.mime_type}, {file.size} bytes{note})"
 
 
 def _result_text(result: Any) -> str:

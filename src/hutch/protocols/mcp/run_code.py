@@ -15,7 +15,7 @@ from hutch.kernel.execution import Execution
 from hutch.kernel.suspended_runs import SUSPENDED
 from hutch.protocols.mcp.arguments import RunCode
 from hutch.protocols.mcp.interfaces import McpServices
-from hutch.protocols.mcp.media import take_media
+from hutch.protocols.mcp.media import MAX_MEDIA, file_blocks, take_media
 from hutch.protocols.mcp.questions.held_calls import Questions
 from hutch.protocols.mcp.results import (
     MAX_LISTED_CALLS,
@@ -34,6 +34,7 @@ from hutch.protocols.toolscript.execute import TIMEOUT_EXIT_CODE, ScriptRequest,
 from hutch.protocols.toolscript.gateway.gateway import CompletedCall
 from hutch.protocols.toolscript.providers import tool_providers, unavailable_servers
 from hutch.sandbox.runner.profile import profile_for
+from hutch.session.files.model import File
 from hutch.session.json_value import NotJsonSafe
 from hutch.session.large_json import decode_large_value
 from hutch.session.run import Result, RunHandle, new_run_id
@@ -119,12 +120,14 @@ class CodeRunner:
         """Runs the code until it ends or is suspended, or the task is cancelled. Raises HutchError if the
         code cannot be started.
         """
+        files: Sequence[File] = ()
         output: Output = {"stdout": CapturedOutput(), "stderr": CapturedOutput()}
         try:
             if arguments.language == "javascript" or arguments.session is not None:
                 result = await self._javascript(arguments, run)
                 if result.error is not None and result.error.code == SUSPENDED:
                     return SuspendedRun(result.run_id)
+                files = result.files
                 report = _javascript_report(result, _common_fields(run, result.duration_ms))
             else:
                 report = await self._toolscript(arguments, run, output)
@@ -133,7 +136,7 @@ class CodeRunner:
             namespaces = (await gateway.catalog()).namespaces
             explained = _with_servers(error, unavailable_servers(gateway), namespaces)
             report = RunReport(ok=False, error=_invalid_script(explained), exit_code=1)
-        return _tool_result(report, output, structured=arguments.format == "json")
+        return _tool_result(report, output, files, structured=arguments.format == "json")
 
     def find(self, run_id: str | None) -> ClientRun | None:
         return self._runs_by_id.get(run_id or "")
@@ -183,6 +186,7 @@ class CodeRunner:
             limits=kernel.limits({"timeout_ms": timeout_ms}),
             providers=tool_providers(await gateway.catalog(), gateway),
             unavailable_servers=dict.fromkeys(unavailable_servers(gateway), ""),
+            files=kernel.no_files,
             owner=run.owner or self._owner,
             protocol="mcp",
             label="run_code",
@@ -290,13 +294,16 @@ def continued_result(result: Result, *, structured: bool) -> CallToolResult:
         "tool_call_count": len(result.calls),
         "duration_ms": round(result.duration_ms, 1),
     }
-    return _tool_result(_javascript_report(result, fields), {}, structured=structured)
+    return _tool_result(_javascript_report(result, fields), {}, result.files, structured=structured)
 
 
-def _tool_result(report: RunReport, output: Output, *, structured: bool) -> CallToolResult:
+def _tool_result(
+    report: RunReport, output: Output, files: Sequence[File], *, structured: bool
+) -> CallToolResult:
     value, media = take_media(report.result)
-    report = cut_report(msgspec.structs.replace(report, result=value), **output)
-    return report_result(report, media, structured=structured)
+    blocks, reported = file_blocks(files, MAX_MEDIA - len(media))
+    report = cut_report(msgspec.structs.replace(report, result=value, files=reported), **output)
+    return report_result(report, [*media, *blocks], structured=structured)
 
 
 def _javascript_report(result: Result, fields: dict[str, Any]) -> RunReport:

@@ -80,7 +80,7 @@ class ResumeHandlers:
             waiting = self._runs.wait(run_id, owner, [], lambda: self._access.is_draining)
             result = await cancel_on_disconnect(context.request.receive, waiting, self._access)
             if result is not None:
-                return Response(result_json(result), media_type="application/json")
+                return Response(await result_json(result), media_type="application/json")
         return JsonBody({"ok": True, "run_id": run_id}, 202)
 
 

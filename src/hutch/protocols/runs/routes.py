@@ -183,7 +183,7 @@ class RunHandlers:
             raise ApiError("not_found", message) from None
         if result is None:
             raise ApiError("conflict", f"Run {run_id!r} has not ended yet")
-        return Response(result_json(result), media_type="application/json")
+        return Response(await result_json(result), media_type="application/json")
 
     async def resume(self, context: RequestContext) -> ASGIApp:
         found = await self._find(context)

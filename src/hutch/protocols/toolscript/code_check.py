@@ -11,6 +11,7 @@ from hutch.errors import ExecutionError, InvalidExecution
 from hutch.kernel.execution import Execution
 from hutch.protocols.toolscript.checker.checker import Checker
 from hutch.protocols.toolscript.checker.diagnostics import format_problems
+from hutch.session.files.declarations import FILE_DECLARATIONS
 from hutch.session.tools.provider import Provider
 
 CODE_FILE = "code.ts"
@@ -24,7 +25,9 @@ _TOOLS = "tools"
 
 async def check_code(checker: Checker, execution: Execution, *, strict: bool) -> ExecutionError | None:
     """Returns the error of the execution if its code has type errors, otherwise None."""
-    declarations = _declarations(execution.providers, _input_names(execution.inputs))
+    declarations = _declarations(
+        execution.providers, [*_input_names(execution.inputs)], execution.files is not None
+    )
     if len(declarations) > MAX_DECLARATION_CHARS:
         raise InvalidExecution(
             "check",
@@ -49,7 +52,7 @@ def _input_names(inputs: bytes | None) -> Iterable[str]:
     return () if inputs is None else msgspec.json.decode(inputs, type=dict[str, msgspec.Raw])
 
 
-def _declarations(providers: Sequence[Provider], inputs: Iterable[str]) -> str:
+def _declarations(providers: Sequence[Provider], inputs: Sequence[str], has_files: bool) -> str:
     """Returns a module for the checker. It exports `tools`, and declares inputs and other providers as
     globals.
     """
@@ -64,5 +67,8 @@ def _declarations(providers: Sequence[Provider], inputs: Iterable[str]) -> str:
             tools.append(f"export declare {text}" if is_namespace else f"export declare const {_TOOLS}: any;")
         else:
             others.append(text if is_namespace else f"const {name}: any;")
+    if has_files:
+        taken = {*inputs, *(provider.name.partition(".")[0] for provider in providers)}
+        others += [text for name, text in FILE_DECLARATIONS.items() if name not in taken]
     exported = "\n".join(tools) or f"export declare const {_TOOLS}: {{}};"
     return f"{exported}\ndeclare global {{\n" + "\n".join(others) + "\n}\n"

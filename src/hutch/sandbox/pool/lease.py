@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from hutch.sandbox.runner.base import Runner
 from hutch.sandbox.runner.profile import Profile
+from hutch.session.files.model import InputFiles
 from hutch.session.host import Session
 from hutch.session.limits import Limits
 from hutch.session.messages import Job
@@ -67,6 +68,7 @@ class Lease:
         job: Job | None = None,
         inputs: bytes | None = None,
         *,
+        files: InputFiles | None = None,
         saved: SavedSession | None = None,
         answers: Mapping[str, Answer] | None = None,
         max_saved_bytes: int = 0,
@@ -79,11 +81,11 @@ class Lease:
 
         If the call is cancelled, the guest is cancelled too, and its result is in `run.session.result`.
 
-        `inputs`: JSON text of the guest's variables. `saved`, `answers`, `max_saved_bytes`, `turn` and
-        `max_wait_seconds`: see `Session`; if the guest was suspended, `run.session.saved` is set. `may_poll`:
-        returns True if the runner may use a core to poll for the next tool result. `max_seconds`: cancels the
-        execution after this time. If the runner has not started the execution by then, it is busy with
-        another one and does not count as unresponsive.
+        `inputs`: JSON text of the guest's variables. `files`, `saved`, `answers`, `max_saved_bytes`, `turn`
+        and `max_wait_seconds`: see `Session`; if the guest was suspended, `run.session.saved` is set.
+        `may_poll`: returns True if the runner may use a core to poll for the next tool result.
+        `max_seconds`: cancels the execution after this time. If the runner has not started the execution by
+        then, it is busy with another one and does not count as unresponsive.
         """
         runner = self._runner
         multiplexer = runner.multiplexer
@@ -105,6 +107,7 @@ class Lease:
             before_call=run.before_call,
             open_calls=run.open_calls,
             max_wait_seconds=max_wait_seconds,
+            files=files,
             begin=False,
         )
         self._session = run.session = session

@@ -21,9 +21,10 @@ import {
   provideProxyCheck,
   settle as settleCall,
 } from "../../tools.ts";
+import { defineFiles, filesWritten } from "../../files.ts";
 import { defineGlobal } from "./define.ts";
 import { rawStack, uncleanStack } from "./stack.ts";
-import { byteLength, fail, isProxy, succeed, toolCall } from "./host.ts";
+import { byteLength, fail, isProxy, log, succeed, toolCall } from "./host.ts";
 import { turn, variables } from "./turn.ts";
 
 const { parse, stringify } = JSON;
@@ -31,22 +32,35 @@ const { parse, stringify } = JSON;
 provideProxyCheck((value) => isProxy(value) === 1);
 provideByteLength(byteLength);
 
-/** Runs the guest's function with its providers and reports the outcome. */
+/** Bits of `flags`: whether to send the positions of calls, and whether the guest has `files`. */
+const SEND_POSITIONS = 1, HAS_FILES = 2;
+
+/**
+ * Runs the guest's function with its providers and reports the outcome. `inputs` and `files` are JSON, or empty
+ * if there are none.
+ */
 async function run(
   fn: () => Promise<unknown>,
   providers: string,
   maxBytes: number,
-  sendPositions: number,
+  flags: number,
   inputs?: string,
+  files?: string,
 ): Promise<void> {
-  const options = { maxInputBytes: maxBytes, callStack: sendPositions === 1 ? uncleanStack : undefined };
-  defineProviders(parse(providers), toolCall, options);
+  const callStack = flags & SEND_POSITIONS ? uncleanStack : undefined;
+  const firstTool = defineProviders(parse(providers), toolCall, { maxInputBytes: maxBytes, callStack });
+  if (flags & HAS_FILES) defineFiles(files ? parse(files) : [], { emit: toolCall, firstTool, log, maxBytes });
   if (inputs) defineInputs(parse(inputs));
+  let result: string | undefined, failure: string | undefined;
   try {
-    succeed(toJson(await fn(), "The result", maxBytes));
+    result = toJson(await fn(), "The result", maxBytes);
   } catch (error) {
-    fail(stringify(describeError(error)));
+    failure = stringify(describeError(error));
   }
+  const writing = filesWritten();
+  if (writing) await writing;
+  if (failure === undefined) succeed(result);
+  else fail(failure);
 }
 
 function settle(id: number, ok: number, text: string): void {
