@@ -117,9 +117,13 @@ class CheckpointTable:
             for call in calls
         ]
         values = msgspec.structs.asdict(row) | {"previous_holder": previous_holder or ""}
-        # The other statements apply only to the generation that was just written.
-        is_saved = "SELECT 1 FROM checkpoints WHERE run_id = :run_id AND generation = :generation"
-        guarded = {"run_id": row.run_id, "generation": row.generation}
+        # The other statements apply only to the row that was just written. Another process that continued the
+        # run may have written the same generation, but at another time.
+        is_saved = (
+            "SELECT 1 FROM checkpoints"
+            " WHERE run_id = :run_id AND generation = :generation AND expires_at = :expires_at"
+        )
+        guarded = {"run_id": row.run_id, "generation": row.generation, "expires_at": row.expires_at}
         results = await self._database.write(
             SqlStatement(_SAVE, values),
             SqlStatement(
