@@ -401,7 +401,7 @@ class ToolCalls:
         self.cancel()
         # The session cannot be lost or suspended any more. Without references to it, it is freed as soon as
         # its run is, and not only by the garbage collector, which took an eighth of the host's CPU time.
-        self._on_abuse = _ignore
+        self._on_abuse, self._on_long_wait = _ignore, None
         if self._on_all_pending is not None:
             self._on_all_pending = _ignore
 
