@@ -76,6 +76,10 @@ export function Layout({ children }: { children: ComponentChildren }) {
     const entry = entries.find((entry) => entry.path === current);
     document.title = entry?.path ? `${entry.label} · Hutch` : "Hutch";
   }, [current]);
+  // On a phone, the entries are a row that scrolls.
+  useEffect(() => {
+    document.querySelector(".nav-current")?.scrollIntoView({ block: "nearest", inline: "nearest" });
+  }, [current]);
   return (
     <div class="frame">
       <a class="skip" href="#main" onClick={skipToContent}>Skip to content</a>

@@ -14,16 +14,17 @@ export default function Connect() {
     ...(needsKey && { headers: { Authorization: "Bearer ${HUTCH_API_KEY}" } }),
   };
   const entry = (server: object) => JSON.stringify(server, null, 2);
-  const python = `import asyncio, hutch
+  const python = `import asyncio, ${needsKey ? "os, " : ""}hutch
+
+${needsKey ? 'KEY = os.environ["HUTCH_API_KEY"]\n' : ""}URL = "${socket}/execbox"
+CODE = "return await tools.add({a: 1, b: 2})"
 
 async def add(a: int, b: int) -> int:
     return a + b
 
 async def main():
-    async with hutch.connect("${socket}/execbox"${
-    needsKey ? ", api_key=os.environ['HUTCH_API_KEY']" : ""
-  }) as h:
-        r = await h.run("return await tools.add({a: 1, b: 2})", tools=[add])
+    async with hutch.connect(URL${needsKey ? ", api_key=KEY" : ""}) as h:
+        r = await h.run(CODE, tools=[add])
         print(r.result)
 
 asyncio.run(main())`;
@@ -50,22 +51,30 @@ asyncio.run(main())`;
             text={entry({ servers: { hutch: { type: "http", ...mcpServer } } })}
           />
         </Card>
-        <Card title="Python">
-          <Snippet
-            label="Your functions stay in your process"
-            text={needsKey ? `import os\n${python}` : python}
-          />
-        </Card>
-        <Card title="Command line">
-          <Snippet
-            label="An npm package as a tool"
-            text={`curl ${origin}/execute-tool -H 'Content-Type: application/json'${header} -d '{
-  "packageName": "@tpmjs/tools-template-render", "version": "0.1.0", "name": "templateRenderTool",
-  "params": {"template": "Hello {{name}}!", "data": {"name": "Bo"}}
+        <div class="column">
+          <Card title="Python">
+            <Snippet
+              label="Your functions stay in your process"
+              text={python}
+            />
+          </Card>
+          <Card title="Command line">
+            <Snippet
+              label="An npm package as a tool"
+              text={`curl ${origin}/execute-tool${header && ` \\\n ${header}`} \\
+  -H 'Content-Type: application/json' -d '{
+  "packageName": "@tpmjs/tools-template-render",
+  "version": "0.1.0",
+  "name": "templateRenderTool",
+  "params": {
+    "template": "Hello {{name}}!",
+    "data": {"name": "Bo"}
+  }
 }'`}
-          />
-          <Snippet label="Is it up?" text={`curl ${origin}/health`} />
-        </Card>
+            />
+            <Snippet label="Is it up?" text={`curl ${origin}/health`} />
+          </Card>
+        </div>
       </div>
     </Page>
   );

@@ -54,7 +54,7 @@ export default function System() {
           </dl>
         </Card>
         <Card title="Self-test of the jail">
-          <table class="table">
+          <table class="table narrow-rows">
             <tbody>
               {selfTest.checks.map((check) => (
                 <tr key={check.name}>
@@ -93,7 +93,7 @@ function Settings({ settings }: { settings: Setting[] }) {
   return (
     <Card title="Settings in force" actions={search}>
       <div class="scroll">
-        <table class="table">
+        <table class="table narrow-rows settings">
           <thead>
             <tr>
               <th>Setting</th>
