@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -65,7 +66,9 @@ async def test_client_has_code_mode_with_one_entry(parameters: StdioServerParame
             changed.set()
 
     async with Client(parameters, mode=era, message_handler=on_message) as client:
-        assert "- tools.everything: Everything (" in (client.instructions or "")
+        # On a busy machine, the server may still be connecting when the instructions are sent.
+        connected = r"- (tools\.everything: Everything \(\d|everything \(connecting\))"
+        assert re.search(connected, client.instructions or "")
         assert "- broken (not connected)" in (client.instructions or "")
         found = await client.call_tool("search_tools", {"query": "adds numbers", "limit": 1})
         assert "tools.everything.add(" in text_of(found)

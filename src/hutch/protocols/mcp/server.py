@@ -243,7 +243,11 @@ class HutchMcpServer:
         self, context: Context, params: CallToolRequestParams
     ) -> CallToolResult | InputRequiredResult:
         """Delivers the answers of the client's user to the call that waits for them, and continues it."""
-        state = msgspec.json.decode(params.request_state or "", type=SuspendedRunState | HeldCallState)
+        try:
+            state = msgspec.json.decode(params.request_state or "", type=SuspendedRunState | HeldCallState)
+        except msgspec.ValidationError:
+            message = "requestState: it comes from another version of Hutch. Call the tool again without it."
+            raise MCPError(INVALID_PARAMS, message) from None
         responses = params.input_responses or {}
         structured = (params.arguments or {}).get("format") == "json"
         async with self._reported_run(context) as run:
