@@ -63,7 +63,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
 
 def pytest_collection_finish() -> None:
     """Excludes everything collected so far from later garbage collections."""
-    gc.collect()
     gc.freeze()
     gc.enable()
 
