@@ -377,7 +377,7 @@ class Session:
             return False
         if isinstance(message, Memory):
             if not memory.add(message.data):
-                self.mark_lost("it sent an invalid memory")
+                self.mark_lost("it sent too much memory")
             return True
         self._memory = None
         if message.state is UNSET:

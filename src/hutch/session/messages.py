@@ -4,7 +4,6 @@ fields are ignored.
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -222,8 +221,8 @@ class Memory(msgspec.Struct, frozen=True, tag="memory", tag_field="type"):
     """
 
     id: str
-    data: str
-    """Base64."""
+    data: bytes
+    """Base64 in JSON. msgspec decodes it ten times as fast as `binascii`."""
 
 
 class SuspendedState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -319,8 +318,7 @@ def extend_line(id: str, ms: int) -> bytes:
 def memory_lines(id: str, memory: bytes) -> Iterator[bytes]:
     """Encodes the memory of a suspended execution, in parts."""
     for start in range(0, len(memory), MEMORY_PART_BYTES):
-        data = base64.b64encode(memory[start : start + MEMORY_PART_BYTES])
-        yield b'{"type":"memory","id":' + _encoder.encode(id) + b',"data":"' + data + b'"}\n'
+        yield encode(Memory(id, memory[start : start + MEMORY_PART_BYTES]))
 
 
 def tool_result_line(call_id: str, result: bytes) -> bytes:

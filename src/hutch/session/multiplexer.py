@@ -222,5 +222,6 @@ def _ignored_bytes(message: RunnerMessage, size: int) -> int:
     # `done` and `log` cost nothing: a session has only one `done`, and the lines of accepted `log` messages
     # are bounded.
     if isinstance(message, Memory):
-        return size - len(message.data)
+        # Four characters of Base64 are three bytes.
+        return size - len(message.data) * 4 // 3
     return 0 if isinstance(message, Done | Log | Suspended) else size

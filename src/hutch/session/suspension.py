@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -98,12 +96,8 @@ class MemoryCollector:
         self._parts: list[bytes] = []
         self._size = 0
 
-    def add(self, data: str) -> bool:
-        """Adds a part. Returns False if it is invalid or too large; a runner of Hutch sends no such part."""
-        try:
-            part = base64.b64decode(data, validate=True)
-        except (binascii.Error, ValueError):
-            return False
+    def add(self, part: bytes) -> bool:
+        """Adds a part. Returns False if the parts are too large; a runner of Hutch sends no such parts."""
         self._size += len(part)
         if self._size > self.max_bytes:
             return False
