@@ -109,8 +109,7 @@ class App:
         self._recorder.owner_name = self.storage.owner_names.get
         self.kernel.fair_use.open_store = self.storage.store
         self.kernel.on_suspend = self._store_suspended
-        if settings.checkpoint_after_ms:
-            self.kernel.on_checkpoint = self._store_waiting
+        self.kernel.on_checkpoint = self._store_waiting
         self.kernel.on_stored_end = self._end_stored
         self.kernel.fair_use.refusals = self.counters.refusals
 
@@ -175,8 +174,8 @@ class App:
     async def _store_waiting(self, execution: Execution, run: RunHandle) -> LoadSaved:
         return await self.suspended_runs.save_waiting(execution, run)
 
-    async def _end_stored(self, run: RunHandle, result: Result | None) -> None:
-        await self.suspended_runs.end_stored(run, result)
+    async def _end_stored(self, run: RunHandle, result: Result | None) -> bool:
+        return await self.suspended_runs.end_stored(run, result)
 
     @cached_property
     def packages(self) -> PackageManager:
@@ -454,8 +453,10 @@ class App:
 
     async def drain(self, seconds: float) -> None:
         """Waits for running flows, approved calls and runs that continue in the background. Flows that do not
-        finish are resumed at the next start.
+        finish are resumed at the next start, and so are runs of code that wait for tools or timers.
         """
+        if self.storage.stores_runs:
+            self.kernel.store_waiting_runs()
         draining = [self.suspended_runs.drain(seconds)]
         if "gateway" in self.__dict__ and self.gateway.stored_approvals is not None:
             draining.append(self.gateway.stored_approvals.drain(seconds))

@@ -59,6 +59,9 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     """True for the record of a batch, which has no guest of its own and is not counted in metrics."""
     checkpoint_after_ms: float = 0.0
     """Time after which the run is stored while it waits for running tools; 0 for never."""
+    is_durable: bool = False
+    """True if every server with the same store has the tools of the run, so that another one can continue it.
+    """
     asks_client: bool = False
     """True if the client of the run is asked for approvals while the run waits in memory. Otherwise the run
     is suspended, if its protocol can continue it later.

@@ -38,6 +38,8 @@ _MAXIMUM_SETTINGS = {
 # Maximum retries of an execution whose runner was lost before the execution began, or because of another
 # execution in the same runner.
 MAX_RETRIES = 2
+# Time after which a waiting run is stored while the process shuts down.
+DRAINING_WAIT_SECONDS = 0.1
 LoadSaved: TypeAlias = Callable[[SavedSession], Awaitable[SavedSession]]
 """Adds the stored memory to the state of a suspended session."""
 # Maximum length of a tool's name in the record of a wait.
@@ -63,8 +65,11 @@ class Kernel:
         """Stores a run that waits for running tools, and drops its memory. Returns a function that loads the
         state when the run continues.
         """
-        self.on_stored_end: Callable[[RunHandle, Result | None], Awaitable[None]] | None = None
-        """Ends a stored run that this process holds; None instead of the result if it could not go on."""
+        self.on_stored_end: Callable[[RunHandle, Result | None], Awaitable[bool]] | None = None
+        """Ends a stored run that this process holds; None instead of the result if it could not go on.
+        Returns False if another process can continue the run.
+        """
+        self._is_draining = False
         self.check_code: CheckCode | None = None
         """Type-checks code. None if there is no compiler, as with an external runner."""
         self.fair_use = FairUse(settings, pool.shares.set_weight)
@@ -149,7 +154,9 @@ class Kernel:
             if run.is_stored and self.on_stored_end is not None:
                 is_cancelled = isinstance(error, asyncio.CancelledError)
                 end = Result(ok=False, error=_reason(error), run_id=run.id) if is_cancelled else None
-                await self.on_stored_end(run, end)
+                if not await self.on_stored_end(run, end) and not run.outcome:
+                    reason = ExecutionError("suspended", "The process stopped; another one continues the run")
+                    self.record_unstarted(execution, run, reason)
             if not run.outcome:
                 self.record_unstarted(execution, run, _reason(error))
             raise
@@ -253,10 +260,15 @@ class Kernel:
         """Stores a run that waits for running tools, if its caller wants that. Returns a function that loads
         the state again; None if the state is in memory.
         """
-        if not execution.checkpoint_after_ms or self.on_checkpoint is None or run.must_suspend:
+        if not self._max_wait_seconds(execution) or self.on_checkpoint is None or run.must_suspend:
             return None
+        saving = asyncio.ensure_future(self.on_checkpoint(execution, run))
         try:
-            load = await self.on_checkpoint(execution, run)
+            load = await asyncio.shield(saving)
+        except asyncio.CancelledError:
+            # The write cannot be stopped any more, and the stored run has to be ended.
+            await asyncio.wait([saving])
+            raise
         except HutchError as error:
             # The run goes on without a checkpoint.
             logger.warning("the run %s could not be stored while it waits: %s", run.id, error)
@@ -310,7 +322,7 @@ class Kernel:
                     answers=execution.answers,
                     max_saved_bytes=self._max_saved_bytes(execution),
                     turn=execution.turn,
-                    max_wait_seconds=execution.checkpoint_after_ms / 1000,
+                    max_wait_seconds=self._max_wait_seconds(execution),
                     may_poll=self._may_poll,
                 )
             except asyncio.CancelledError:
@@ -320,6 +332,20 @@ class Kernel:
                 raise
             finally:
                 self._leases -= 1
+
+    def store_waiting_runs(self) -> None:
+        """Stores the durable runs each time that they wait, from now on, because the process will end. They
+        go on here as long as it lives.
+        """
+        self._is_draining = True
+        for execution, run in list(self.active.values()):
+            if execution.is_durable and run.session is not None and run.session.result is None:
+                run.session.suspend()
+
+    def _max_wait_seconds(self, execution: Execution) -> float:
+        if self._is_draining and execution.is_durable:
+            return DRAINING_WAIT_SECONDS
+        return execution.checkpoint_after_ms / 1000
 
     def _max_saved_bytes(self, execution: Execution) -> int:
         can_suspend = (

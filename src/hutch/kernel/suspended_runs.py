@@ -51,6 +51,8 @@ HOLD_SECONDS = 30.0
 EXTEND_SECONDS = 10.0
 POLL_SECONDS = 2.0
 """Interval at which the end of a run that continues in another process is looked for."""
+MAX_QUESTIONS_PER_OWNER = 200
+"""Maximum number of calls of one owner that wait for approvals in the store."""
 MAX_CONTINUING = 16
 """Maximum number of runs that a server continues at once without a caller."""
 PART_BYTES = 512 * 1024
@@ -155,22 +157,23 @@ class SuspendedRuns:
             # If the process dies now, the guest is told that the call may have had an effect.
             logger.warning("the result of a call of run %s could not be stored: %s", run_id, error)
 
-    async def end_stored(self, run: RunHandle, result: Result | None) -> None:
+    async def end_stored(self, run: RunHandle, result: Result | None) -> bool:
         """Stores the result of a run that this process holds. With None, or if the process shuts down before
         the run has ended, the run becomes suspended again, so that another process can continue it; a run
-        that has called a tool since it was stored will count as interrupted.
+        that has called a tool since it was stored will count as interrupted. Returns False in these cases.
         """
-        if run.session is not None and run.session.saved is not None:
-            return
+        if result is not None and result.error is not None and result.error.code == SUSPENDED:
+            return False
         self._held.discard(run.id)
         store = await self._open_store()
         is_aborted = result is not None and result.error is not None and result.error.code == "cancelled"
         is_closing = (run.lost_runner and self._kernel.pool.is_closed) or (is_aborted and self._is_draining)
         if result is None or is_closing:
             await store.checkpoints.release(run.id, self._holder)
-        else:
-            await self._end(store, run.id, self._holder, result)
-            self._report_end(run.id, result)
+            return False
+        await self._end(store, run.id, self._holder, result)
+        self._report_end(run.id, result)
+        return True
 
     async def _insert(
         self,
@@ -184,6 +187,7 @@ class SuspendedRuns:
         """Returns False if the store has the run already, and `previous_holder` does not continue it."""
         maximum = self._settings.max_suspended_bytes_per_owner
         stored_bytes = await store.checkpoints.stored_bytes(checkpoint.owner, checkpoint.run_id)
+        await self._check_questions(store, checkpoint)
         if stored_bytes + len(data) > maximum:
             raise ResumeError(
                 "too_many_suspended",
@@ -211,6 +215,18 @@ class SuspendedRuns:
             return await store.checkpoints.save(row, parts, calls, previous_holder)
         except AlreadyExists:
             raise ResumeError("token_in_use", "Another pending call has the same token.") from None
+
+    async def _check_questions(self, store: Store, checkpoint: Checkpoint) -> None:
+        """Raises ResumeError if too many calls of an owner wait for approvals, which persons have to see."""
+        count = sum(call.question is not None for call in checkpoint.session.pending)
+        if count:
+            count += await store.checkpoints.count_questions(checkpoint.owner, checkpoint.run_id)
+        if count > MAX_QUESTIONS_PER_OWNER:
+            raise ResumeError(
+                "too_many_questions",
+                f"More than {MAX_QUESTIONS_PER_OWNER} calls of this owner would wait for approvals."
+                " Decide on some at /approvals.",
+            )
 
     def _checkpoint(self, execution: Execution, run: RunHandle) -> Checkpoint:
         assert run.session is not None
@@ -369,6 +385,7 @@ class SuspendedRuns:
             saved=checkpoint.session,
             answers=answers,
             checkpoint_after_ms=self._settings.checkpoint_after_ms,
+            is_durable=checkpoint.protocol in self.continued_protocols,
         )
         run = RunHandle(
             id=run_id,
@@ -467,8 +484,8 @@ class SuspendedRuns:
             await asyncio.wait(self._background, timeout=seconds)
 
     async def continue_answered(self) -> None:
-        """Continues all runs that have got a result: after a restart, after the death of another server, or
-        because they were not continued when the result came.
+        """Continues all runs that have got a result or wait for no result that comes later: after a restart,
+        after the death of another server, or because they were not continued when the result came.
         """
         if self.provide_tools is None:
             return

@@ -171,6 +171,7 @@ class Session:
                 before_call=before_call,
                 on_long_wait=on_wait,
                 files=self._files,
+                max_wait_seconds=max_wait_seconds if max_saved_bytes else 0.0,
             )
         else:
             self._tool_calls = ToolCalls(

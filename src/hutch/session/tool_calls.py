@@ -224,6 +224,7 @@ class ToolCalls:
         before_call: Callable[[], Awaitable[None]] | None,
         on_long_wait: Callable[[], None] | None,
         files: FileCalls | None,
+        max_wait_seconds: float,
     ) -> None:
         """Continues in another session of the same run, although tools still run. See `__init__`."""
         self._send, self._writable, self._on_abuse, self._files = send, writable, on_abuse, files
@@ -232,6 +233,7 @@ class ToolCalls:
             before_call,
             on_long_wait,
         )
+        self._max_wait_seconds = max_wait_seconds
         self._is_suspended = False
 
     def send_held(self) -> None:

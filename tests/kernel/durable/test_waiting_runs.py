@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import hutch
+from hutch.app.app import App
+from hutch.kernel.execution import Execution
+from hutch.sandbox.runner.profile import profile_for
+from hutch.session.limits import Limits
+from hutch.session.run import RunHandle
+from hutch.session.tools.provider import Provider
+from hutch.settings import Settings
 from hutch.store.backends.base import SqlStatement
 from hutch.store.store import Store
 
@@ -183,3 +191,86 @@ async def test_result_that_was_stored_before_a_kill_is_delivered(
     assert (await resumed.result()).result == "once"
     assert tools.calls == ["once"]
     assert not (await run.result()).ok
+
+
+async def test_caller_that_gives_up_ends_the_stored_run(
+    first: hutch.Hutch, tools: Tools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await store_of(first)
+    save, run_ids = store.checkpoints.save, []
+
+    async def save_and_give_up(row: Any, *args: Any) -> bool:
+        run_ids.append(row.run_id)
+        waiting.cancel()
+        await asyncio.sleep(0)
+        return await save(row, *args)
+
+    monkeypatch.setattr(store.checkpoints, "save", save_and_give_up)
+    waiting = asyncio.ensure_future(first.run("return await tools.wait({name: 'slow'})", tools=tools.all))
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    row = await store.checkpoints.get(run_ids[0])
+    assert row is not None
+    assert row.state == "ended"
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("return await tools.read({name: 'again'})", "again"),
+        ("try { await tools.wait({name: 'once'}) } catch (e) { return e.code }", "tool_error"),
+        ("await new Promise((resolve) => setTimeout(resolve, 3_000)); return 'woke up'", "woke up"),
+    ],
+)
+async def test_waiting_run_of_a_server_that_stops_continues_in_the_next_one(
+    tmp_path: Path, tools: Tools, code: str, expected: str
+) -> None:
+    settings = Settings(home=str(tmp_path))
+    app = await App.create(settings)
+    waits, is_stored = asyncio.Event(), asyncio.Event()
+    awaited: type = hutch.RunStarted if "setTimeout" in code else hutch.ToolCallStarted
+
+    def listen(event: hutch.RunEvent) -> None:
+        if isinstance(event, awaited):
+            waits.set()
+        elif isinstance(event, hutch.RunSuspended):
+            is_stored.set()
+
+    run = RunHandle(listeners=[listen])
+    execution = Execution(
+        code=code,
+        profile=profile_for("quickjs"),
+        limits=Limits(timeout_ms=60_000),
+        providers=[Provider.of(*tools.all)],
+        is_durable=True,
+        protocol="execbox",
+    )
+    try:
+        await app.storage.start()
+        running = asyncio.ensure_future(app.kernel.run(execution, run))
+        await waits.wait()
+        await app.drain(0.1)
+        await is_stored.wait()
+        table = (await app.storage.store()).checkpoints
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        row = await table.get(run.id)
+        assert row is not None
+        assert row.state == "suspended"
+    finally:
+        await app.close()
+    tools.release("again").set()
+    async with hutch.Hutch(settings=settings) as h:
+        row = await (await store_of(h)).runs.get(run.id)
+        assert row is not None
+        assert row.outcome == "suspended"
+        runs = await h._opened()
+
+        async def provide() -> list[Provider]:
+            return [Provider.of(*tools.all)]
+
+        runs.provide_tools, runs.continued_protocols = provide, frozenset({"execbox"})
+        await runs.continue_answered()
+        result = await runs.wait(run.id, "default", [], lambda: False)
+        assert result is not None
+        assert result.result == expected, result

@@ -159,6 +159,7 @@ class RunHandler:
             protocol=PROTOCOL,
             label=body.label,
             checkpoint_after_ms=self._kernel.settings.checkpoint_after_ms,
+            is_durable=True,
         )
 
     async def _files(self, files: Mapping[str, str]) -> InputFiles:

@@ -294,7 +294,7 @@ class CheckpointTable:
 
     async def questions(self, run_id: str | None = None) -> list[Question]:
         """Returns the calls of all runs, or of one, that wait for an approval or were approved, and have no
-        result.
+        result: the oldest of each owner first, so that no owner displaces the questions of others.
         """
         columns = ", ".join(f"c.{name}" for name in _FIELDS)
         condition = "" if run_id is None else "AND p.run_id = :run_id"
@@ -302,7 +302,9 @@ class CheckpointTable:
             SELECT {columns}, p.call_id, p.question, p.decision, p.held_until
             FROM pending_calls p JOIN checkpoints c ON c.run_id = p.run_id
             WHERE p.question IS NOT NULL AND p.answer IS NULL {condition}
-            ORDER BY c.created_at, p.call_id LIMIT {MAX_LISTED}
+            ORDER BY ROW_NUMBER() OVER (PARTITION BY c.owner ORDER BY c.created_at, p.call_id),
+                c.created_at, p.call_id
+            LIMIT {MAX_LISTED}
         """
         return [
             Question(
@@ -314,6 +316,14 @@ class CheckpointTable:
             )
             for row in await self._database.scan(sql, **({} if run_id is None else {"run_id": run_id}))
         ]
+
+    async def count_questions(self, owner: str, other_than: str) -> int:
+        """Returns the number of calls of an owner that wait for an approval, without those of one run."""
+        sql = """
+            SELECT COUNT(*) FROM pending_calls p JOIN checkpoints c ON c.run_id = p.run_id
+            WHERE c.owner = :owner AND c.run_id <> :run_id AND p.question IS NOT NULL AND p.answer IS NULL
+        """
+        return int((await self._database.scan(sql, owner=owner, run_id=other_than))[0][0])
 
     async def decide(
         self, run_id: str, call_id: str, decision: str, decided_by: str | None, holder: str, held_until: str
@@ -374,16 +384,19 @@ class CheckpointTable:
         return int((await self._database.scan(sql, owner=owner, run_id=other_than))[0][0])
 
     async def with_answers(self, bundle: str, protocols: Collection[str]) -> list[CheckpointRow]:
-        """Returns runs of a guest bundle and of protocols that have got a result and are suspended, or were
-        continued by a process that died before they called a tool.
+        """Returns runs of a guest bundle and of protocols that have got a result or wait for no result that
+        comes later, and are suspended, or were continued by a process that died before they called a tool.
         """
         columns = ", ".join(f"c.{name}" for name in _FIELDS)
         sql = f"""
             SELECT {columns} FROM checkpoints c
             WHERE (c.state = 'suspended' OR (c.state = 'running' AND c.held_until < :now))
-                AND c.bundle = :bundle AND c.protocol IN :protocols AND c.expires_at > :now AND EXISTS (
-                    SELECT 1 FROM pending_calls p
-                    WHERE p.run_id = c.run_id AND (p.answer IS NOT NULL OR p.in_flight IS NOT NULL)
+                AND c.bundle = :bundle AND c.protocol IN :protocols AND c.expires_at > :now AND (
+                    EXISTS (
+                        SELECT 1 FROM pending_calls p
+                        WHERE p.run_id = c.run_id AND (p.answer IS NOT NULL OR p.in_flight IS NOT NULL)
+                    )
+                    OR NOT EXISTS (SELECT 1 FROM pending_calls p WHERE p.run_id = c.run_id)
                 )
             ORDER BY c.created_at, c.run_id LIMIT {MAX_LISTED}
         """
