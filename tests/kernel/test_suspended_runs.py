@@ -484,3 +484,20 @@ async def test_deno_gets_an_error_from_the_tool(first: hutch.Hutch, tools: Tools
     assert result.error is not None
     assert (result.error.code, result.error.message) == ("tool_error", "approval of lunch")
     assert result.pending_calls == ()
+
+
+async def test_run_that_another_process_continues_is_cancelled(
+    first: hutch.Hutch, second: hutch.Hutch, tools: Tools
+) -> None:
+    code = "await tools.ask({what: 'x'}); await tools.wait({}); return await tools.count({n: 1})"
+    run_id, call_id = await suspend(first, tools, code)
+    run = await second.resume(run_id, {call_id: 1}, tools=tools.all)
+    await tools.waiting.wait()
+    runs = await first._opened()
+    assert not await runs.cancel(run_id, "default")
+    assert not await runs.request_cancel(run_id, "somebody else")
+    assert await runs.request_cancel(run_id, "default")
+    result = await run.result()
+    assert not result.ok
+    assert tools.calls == []
+    assert not await runs.request_cancel(run_id, "default")

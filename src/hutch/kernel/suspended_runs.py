@@ -104,6 +104,8 @@ class SuspendedRuns:
         _check_not_cancelled(run)
         if not await self._insert(store, checkpoint, data, self._holder):
             raise ResumeError("checkpoint_in_use", f"Another process continues the run {run.id}.")
+        if run.is_stored and await store.checkpoints.cancelled([run.id]):
+            run.is_cancelled = True
         try:
             _check_not_cancelled(run)
         except ResumeError:
@@ -549,7 +551,9 @@ class SuspendedRuns:
         except HutchError as error:
             raise ToolError(f"The call was not made, because it could not be recorded: {error}") from None
         if not is_held:
-            raise ToolError("The call was not made, because another process continues the run")
+            raise ToolError(
+                "The call was not made, because another process continues the run, or it was cancelled"
+            )
 
     async def _refusal(self, store: Store, run_id: str, owner: str) -> ResumeError:
         row = await store.checkpoints.get(run_id)
@@ -570,11 +574,17 @@ class SuspendedRuns:
             self._extending = asyncio.get_running_loop().create_task(self._extend())
 
     async def _extend(self) -> None:
+        extended_at = time.monotonic()
         while self._held or self._held_calls:
-            await asyncio.sleep(EXTEND_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
             try:
                 store = await self._open_store()
-                until = _after(HOLD_SECONDS)
+                for run_id in await store.checkpoints.cancelled([*self._held]):
+                    if run_id in self._kernel.active:
+                        self._kernel.active[run_id][1].stop()
+                if time.monotonic() - extended_at < EXTEND_SECONDS:
+                    continue
+                until, extended_at = _after(HOLD_SECONDS), time.monotonic()
                 await store.checkpoints.extend(self._holder, until, [*self._held], [*self._held_calls])
             except HutchError as error:
                 logger.warning("cannot extend the hold of resumed runs: %s", error)
@@ -639,6 +649,12 @@ class SuspendedRuns:
         for listener in self.on_cancelled:
             listener(run_id)
         return True
+
+    async def request_cancel(self, run_id: str, owner: str) -> bool:
+        """Stops a run that another process continues, within a few seconds. The run makes no further calls
+        after those that it has begun. Returns False if no process continues it.
+        """
+        return await (await self._open_store()).checkpoints.request_cancel(run_id, owner)
 
     async def _end(
         self, store: Store, run_id: str, holder: str | None, result: Result, *, is_dead: bool = False

@@ -118,7 +118,8 @@ def _result() -> Json:
 
 
 def _cancel() -> Json:
-    schema = object_of({"ok": {"const": True}, "run_id": TEXT})
+    status: Json = {"enum": ["cancelled", "cancelling", "ended"]}
+    schema = object_of({"ok": {"const": True}, "run_id": TEXT, "status": status})
     return _operation("Cancels a run. Does nothing after its end", schema, ("NOT_FOUND",), parameters=[_ID])
 
 

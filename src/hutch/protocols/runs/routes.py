@@ -38,7 +38,7 @@ from hutch.protocols.runs.replay import (
 from hutch.protocols.runs.responses import JsonBody, error_response
 from hutch.protocols.runs.resume import ResumeHandlers, resume_error
 from hutch.session.tools.provider import Provider
-from hutch.store.models import FlowRunHead
+from hutch.store.models import FlowRunHead, RunRow
 from hutch.store.store import Store
 
 RUN_ID_HEADER = "X-Run-Id"
@@ -162,13 +162,22 @@ class RunHandlers:
 
     async def cancel(self, context: RequestContext) -> Response:
         found = await self._find(context)
+        status = "cancelling"
         if found.flow is not None:
             await self._flows.cancel(found.flow)
         elif found.active is not None:
             found.active[1].stop()
-        elif found.row is not None and found.row.outcome == SUSPENDED:
-            await self._suspended_runs.cancel(found.row.run_id, found.row.owner)
-        return JsonBody({"ok": True, "run_id": context.path_param("id")})
+        elif found.row is not None:
+            status = await self._cancel_stored(found.row)
+        return JsonBody({"ok": True, "run_id": context.path_param("id"), "status": status})
+
+    async def _cancel_stored(self, row: RunRow) -> str:
+        runs = self._suspended_runs
+        if row.outcome == SUSPENDED and await runs.cancel(row.run_id, row.owner):
+            return "cancelled"
+        if row.outcome == SUSPENDED and await runs.request_cancel(row.run_id, row.owner):
+            return "cancelling"
+        return "ended"
 
     async def result(self, context: RequestContext) -> Response:
         """Returns the stored result of a run that was suspended, for clients that did not wait for it."""

@@ -202,10 +202,30 @@ class CheckpointTable:
         await self._database.write(SqlStatement(sql, {"run_id": run_id, "holder": holder}))
 
     async def mark_called(self, run_id: str, holder: str) -> bool:
-        """Records that the run is about to call a tool. Returns False if another process has the run."""
-        sql = "UPDATE checkpoints SET state = 'called' WHERE run_id = :run_id AND holder = :holder"
+        """Records that the run is about to call a tool. Returns False if another process has the run, or its
+        cancellation was requested.
+        """
+        sql = """
+            UPDATE checkpoints SET state = 'called'
+            WHERE run_id = :run_id AND holder = :holder AND cancel_requested_at IS NULL
+        """
         (changed,) = await self._database.write(SqlStatement(sql, {"run_id": run_id, "holder": holder}))
         return changed.row_count == 1
+
+    async def request_cancel(self, run_id: str, owner: str) -> bool:
+        """Requests the cancellation of a run that a process continues. Returns False if no process does."""
+        sql = """
+            UPDATE checkpoints SET cancel_requested_at = :now
+            WHERE run_id = :run_id AND owner = :owner AND state IN ('running', 'called')
+        """
+        values = {"run_id": run_id, "owner": owner, "now": now()}
+        (changed,) = await self._database.write(SqlStatement(sql, values))
+        return changed.row_count == 1
+
+    async def cancelled(self, run_ids: Sequence[str]) -> list[str]:
+        """Returns the runs whose cancellation was requested."""
+        sql = "SELECT run_id FROM checkpoints WHERE run_id IN :run_ids AND cancel_requested_at IS NOT NULL"
+        return [run_id for (run_id,) in await self._database.read(sql, run_ids=list(run_ids) or [""])]
 
     async def extend(
         self, holder: str, held_until: str, run_ids: Sequence[str], call_ids: Sequence[str]

@@ -15,7 +15,11 @@ async def test_cancel_ends_a_run_and_can_be_repeated(server: FlowServer, ann: Fl
     await ann.start_run(server.steps("cancelled", "never", name="cancelling"), rid)
     await asyncio.to_thread(server.upstream.wait_for_request, "/cancelled")
     for _ in range(2):
-        assert (await ann.post(f"/runs/{rid}/cancel")).json() == {"ok": True, "run_id": rid}
+        assert (await ann.post(f"/runs/{rid}/cancel")).json() == {
+            "ok": True,
+            "run_id": rid,
+            "status": "cancelling",
+        }
         ended = await ann.wait_for_end(rid)
         assert (ended["status"], ended["state"], ended["outcome"]) == ("failed", "cancelled", "cancelled")
         assert ended["summary"]["cancelled"] is True
