@@ -17,7 +17,7 @@ from typing import Any
 import httpx2
 import pytest
 from tests.support.mcp_servers import everything
-from tests.support.processes import Traces, descendants, hutch, running_server, wait_until
+from tests.support.processes import TIMEOUT_SECONDS, Traces, descendants, hutch, running_server, wait_until
 from tests.support.toolscripts import GatewayProcess, configure, gateway, stdio
 
 from hutch.vault.tokens import Tokens
@@ -277,7 +277,8 @@ def test_killed_gateway_leaves_no_server(tmp_path: Path) -> None:
     server = {"command": sys.executable, "args": [everything.__file__]}
     with gateway("--config", configure(tmp_path, {"every": server})) as started:
         wait_until(lambda: httpx2.get(f"{started.url}/ready").status_code == 200)
-        assert httpx2.post(f"{started.url}/tools/every__spawn").status_code == 200
+        called = httpx2.post(f"{started.url}/tools/every__spawn", timeout=TIMEOUT_SECONDS)
+        assert called.status_code == 200
         assert len(descendants(started.process.pid)) >= 4
         with Traces(started.process.pid) as traces:
             os.kill(started.process.pid, signal.SIGKILL)

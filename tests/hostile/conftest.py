@@ -95,7 +95,7 @@ async def shared_abilities(
     )
     async with (
         hutch.Hutch(owners_share=True) as runners,
-        ability_harness(runners, settings, fetch_seconds=2.0, max_fetch_bytes=1_000_000) as made,
+        ability_harness(runners, settings, fetch_seconds=4.0, max_fetch_bytes=1_000_000) as made,
     ):
         yield made
 
