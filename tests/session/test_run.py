@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Raw
 
 from hutch.errors import ExecutionError
-from hutch.session.host import Session
+from hutch.session.host import Peer, Session
 from hutch.session.limits import Limits
 from hutch.session.messages import Cancel, encode
 from hutch.session.run import (
@@ -48,7 +48,7 @@ async def test_stop_cancels_the_guest_once_there_is_one() -> None:
     sent: list[bytes] = []
     run = RunHandle("r")
     assert not run.stop()
-    run.session = Session("r", "", Limits(), [], sent.append)
+    run.session = Session("r", "", Limits(), [], Peer(send=sent.append))
     assert run.stop()
     assert sent == [encode(Cancel("r"))]
 
@@ -67,7 +67,7 @@ async def test_calls_are_those_of_the_log_if_there_is_one_else_of_the_session() 
     log = CallLog()
     for _ in range(MAX_RECORDED_CALLS + 1):
         log.add(CallRecord("server", "tool", True, 1.0))
-    session = Session("r", "", Limits(), [], lambda _: None)
+    session = Session("r", "", Limits(), [], Peer(send=lambda _: None))
     assert (RunHandle().calls, RunHandle().call_count) == ([], 0)
     assert RunHandle(session=session).calls is session.calls
     run = RunHandle(session=session, call_log=log)

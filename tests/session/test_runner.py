@@ -14,7 +14,7 @@ from tests.support.messages import MALFORMED, TRANSCRIPT, execute, tool_failure,
 from tests.support.processes import TIMEOUT_SECONDS
 
 from hutch.errors import Busy, ExecutionError, InvalidExecution, QuotaExceeded, RateLimited, ToolError
-from hutch.session.host import Session
+from hutch.session.host import Peer, Session
 from hutch.session.limits import Limits
 from hutch.session.run import Result
 from hutch.session.runner import (
@@ -105,7 +105,7 @@ class WaitingGuest:
         stopped = anyio.Event()
         request.run.report_started()
         # Its only message is the cancel.
-        request.run.session = Session("r", "", Limits(), [], lambda _: stopped.set())
+        request.run.session = Session("r", "", Limits(), [], Peer(send=lambda _: stopped.set()))
         self.running += 1
         self.started.set()
         try:

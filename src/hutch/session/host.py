@@ -28,6 +28,7 @@ from hutch.session.messages import (
     Log,
     Memory,
     RunnerMessage,
+    Started,
     Suspended,
     ToolCall,
     WireError,
@@ -60,8 +61,64 @@ affect only the guest itself.
 RUNNER_CODES = GUEST_CODES | {"memory_limit", "internal_error"}
 
 
+class Peer(msgspec.Struct, eq=False, kw_only=True):
+    """The other end of a channel, as all its sessions see it."""
+
+    send: Callable[[bytes], None]
+    writable: Callable[[], Awaitable[None]] | None = None
+    """Waits while the channel's buffer is full."""
+    full_manifests: bool = True
+    """True if it gets the type declarations of tools, which Hutch's own runners do not use."""
+    trusted: bool = False
+    """True if it is itself a host, which has checked its runner."""
+    codes: frozenset[str] = RUNNER_CODES
+    """Error codes that are accepted from it."""
+    start_seconds: float = START_TIMEOUT_SECONDS
+    """Time that it has to start an execution, if longer than the time limit. With 0, an execution that does
+    not start counts as timed out.
+    """
+    backstop_seconds: float = BACKSTOP_SECONDS
+    """Time beyond the time limit after which the host cancels an execution. 0 if the peer leaves the time
+    limit to the host.
+    """
+    max_silence_seconds: float = 0.0
+    """Time after which it counts as lost if it has neither started an execution nor sent anything else. 0 for
+    no such limit.
+    """
+    lines_received: int = 0
+    """Number of lines that it has sent."""
+
+
 class Session:
     """Host side of one execution."""
+
+    # Attributes that most sessions never set have their first value here. An object with more than 30
+    # attributes of its own is slower to make and to use (CPython's limit for shared keys).
+    result: Result | None = None
+    lost = False
+    """True if the runner was lost, apparently not because of this execution."""
+    unresponsive = False
+    """True if the runner did not answer a cancel within the grace period."""
+    done_received = False
+    saved: SavedSession | None = None
+    """State of the execution if it was suspended."""
+    log_lines = _log_chars = 0
+    _waiter: asyncio.Future[None] | None = None
+    _started_at: float | None = None
+    _timer: asyncio.TimerHandle | None = None
+    _lines_before = 0
+    _pauses, _paused_seconds, _paused_since = 0, 0.0, 0.0
+    _cancelling = _deferred = False
+    _has_ended = False
+    """True if the session has a result, or decodes a large one. Nothing else can end it then."""
+    _decoding: asyncio.Task[None] | None = None
+    _timeout = TIMED_OUT
+    _files: FileCalls | None = None
+    _memory_line = b""
+    _memory: MemoryCollector | None = None
+    _turn_state: TurnState | None = None
+    _on_suspend_refused: Callable[[str], None] | None = None
+    _elapsed_before = 0.0
 
     def __init__(
         self,
@@ -69,17 +126,9 @@ class Session:
         code: str,
         limits: Limits,
         providers: Sequence[Provider],
-        send: Callable[[bytes], None],
+        peer: Peer,
         *,
         send_result: Callable[[bytes], None] | None = None,
-        writable: Callable[[], Any] | None = None,
-        full_manifests: bool = True,
-        trusted: bool = False,
-        codes: frozenset[str] = RUNNER_CODES,
-        start_seconds: float | None = None,
-        backstop_seconds: float = BACKSTOP_SECONDS,
-        max_silence_seconds: float = 0.0,
-        lines_received: Callable[[], int] = int,
         on_started: Callable[[], None] | None = None,
         job: Job | None = None,
         inputs: bytes | None = None,
@@ -94,20 +143,12 @@ class Session:
         max_wait_seconds: float = 0.0,
         files: InputFiles | None = None,
     ) -> None:
-        """`send_result`: sends tool results, if there is a faster way than `send`.
-
-        `trusted`: the peer is itself a host, which has checked its runner.
-
-        `start_seconds`: time that the runner has to start the execution, if longer than the time limit. With
-        0, an execution that does not start counts as timed out. `backstop_seconds`: time beyond the time
-        limit after which the host cancels the execution. It is 0 if the runner leaves the time limit to the
-        host. `max_silence_seconds`: time after which the runner counts as lost if it has neither started the
-        execution nor sent anything else, according to `lines_received`; 0 for no such limit.
+        """`send_result`: sends tool results, if there is a faster way than `peer.send`.
 
         `inputs`: JSON text of the object whose properties become variables of the guest. `listeners`: receive
         log lines and tool calls as they come. With none, the runner sends log lines only at the end. `trace`:
-        span of the run, which is the parent of the spans of its tool calls. If the peer is `trusted`, the
-        span in which the peer is called.
+        span of the run, which is the parent of the spans of its tool calls. If the peer is trusted, the span
+        in which the peer is called.
 
         `saved`: suspended session to continue. `answers`: results of its pending calls. `max_saved_bytes`:
         maximum size of the memory of an execution that is suspended; 0 if the runner cannot suspend it.
@@ -118,44 +159,18 @@ class Session:
         """
         self.id = id
         self.limits = limits
-        self.result: Result | None = None
-        self.lost = False
-        """True if the runner was lost, apparently not because of this execution."""
-        self.unresponsive = False
-        """True if the runner did not answer a cancel within the grace period."""
         self._loop = asyncio.get_running_loop()
-        self._waiter: asyncio.Future[None] | None = None
         self._code = code
         self._providers = {provider.name: provider for provider in providers}
-        self._send = send
-        self._writable = writable
-        self._full_manifests = full_manifests
-        self._trusted = trusted
-        self._codes = codes
-        self._start_seconds = START_TIMEOUT_SECONDS if start_seconds is None else start_seconds
-        self._elapsed_before = 0.0 if saved is None else saved.elapsed_ms / 1000
-        self._max_seconds = max(0.0, limits.timeout_ms / 1000 - self._elapsed_before) + backstop_seconds
-        self._max_silence_seconds = max_silence_seconds
-        self._lines_received, self._lines_before = lines_received, 0
+        self._peer = peer
         self._on_started = on_started
         self._job = job
         self._inputs = inputs
         self._listeners = listeners
         self._is_observed = bool(listeners)
-        self.log_lines, self._log_chars = 0, 0
         self.run_id = id
         """Id of the run: the id that the peer sent if it is a host itself, otherwise `id`."""
-        self.done_received = False
         self._sent_at = monotonic()
-        self._started_at: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._pauses, self._paused_seconds, self._paused_since = 0, 0.0, 0.0
-        self._cancelling = self._deferred = False
-        self._has_ended = False
-        """True if the session has a result, or decodes a large one. Nothing else can end it then."""
-        self._decoding: asyncio.Task[None] | None = None
-        self._timeout = TIMED_OUT
-        self._files: FileCalls | None = None
         if saved is not None:
             files = None if saved.files is None else saved.files.inputs
         if files is not None:
@@ -164,8 +179,8 @@ class Session:
         if open_calls is not None:
             self._tool_calls = open_calls
             open_calls.attach(
-                send_result or send,
-                writable=writable,
+                send_result or peer.send,
+                writable=peer.writable,
                 on_abuse=self.mark_lost,
                 on_all_pending=on_wait,
                 before_call=before_call,
@@ -178,13 +193,13 @@ class Session:
                 id,
                 limits,
                 self._providers,
-                send_result or send,
+                send_result or peer.send,
                 listeners,
-                writable=writable,
+                writable=peer.writable,
                 on_abuse=self.mark_lost,
                 loop=self._loop,
                 # A trusted peer makes the spans of the calls itself.
-                trace=None if trusted else trace,
+                trace=None if peer.trusted else trace,
                 on_all_pending=on_wait,
                 before_call=before_call,
                 on_long_wait=on_wait,
@@ -193,19 +208,17 @@ class Session:
             )
         self._has_open_calls = open_calls is not None
         self._trace = trace
-        self.saved: SavedSession | None = None
-        """State of the execution if it was suspended."""
-        self._resumed, self._answers = saved, answers or {}
+        self._resumed, self._answers = saved, answers
         self._max_saved_bytes = max_saved_bytes
         self._turn = turn
-        self._memory_line = b""
-        self._memory = None if turn is None else MemoryCollector(turn.max_bytes)
-        self._turn_state: TurnState | None = None
-        self._on_suspend_refused: Callable[[str], None] | None = None
+        if turn is not None:
+            self._memory = MemoryCollector(turn.max_bytes)
         if saved is not None:
             self.log_lines, self._log_chars = saved.log_lines, saved.log_chars
+            self._elapsed_before = saved.elapsed_ms / 1000
             if open_calls is None:
                 self._tool_calls.restore(saved)
+        self._max_seconds = max(0.0, limits.timeout_ms / 1000 - self._elapsed_before) + peer.backstop_seconds
 
     @property
     def started(self) -> bool:
@@ -245,10 +258,10 @@ class Session:
         for line in memory_lines(self.id, state.memory):
             if self.result is not None or self._cancelling:
                 return
-            self._send(line)
+            self._peer.send(line)
             await asyncio.sleep(0)
-            if self._writable is not None:
-                await self._writable()
+            if self._peer.writable is not None:
+                await self._peer.writable()
 
     def begin(self) -> None:
         """Sends `execute`, unless the session was lost or cancelled before."""
@@ -262,30 +275,30 @@ class Session:
             self._tool_calls.started_at = self._sent_at
         # One timer serves the deadline for the start and the deadline for the end, because most executions
         # end before it fires.
-        first = min(self._start_seconds or START_TIMEOUT_SECONDS, self._max_seconds)
-        if self._max_silence_seconds:
-            first = min(first, self._max_silence_seconds)
-            self._lines_before = self._lines_received()
+        first = min(self._peer.start_seconds or START_TIMEOUT_SECONDS, self._max_seconds)
+        if self._peer.max_silence_seconds:
+            first = min(first, self._peer.max_silence_seconds)
+            self._lines_before = self._peer.lines_received
         self._timer = self._loop.call_at(now + first, self._check_deadline)
         manifests, state = self._manifests, None
         if self._resumed is not None:
             state = self._resumed.state_after(time() - self._resumed.saved_at)
-        options = options_json(self.limits, self._is_observed, self._trusted)
-        if self._trusted and self._trace is not None:
+        options = options_json(self.limits, self._is_observed, self._peer.trusted)
+        if self._peer.trusted and self._trace is not None:
             options = options[:-1] + f',"traceparent":"{self._trace.traceparent}"}}'.encode()
         if self._files is not None:
             options = options[:-1] + b',"files":' + self._files.listing + b"}"
         turn = None if self._turn is None else turn_json(self._turn)
         line = execute_line(self.id, self._code, options, manifests, self._job, self._inputs, state, turn)
-        self._send(self._memory_line + line)
+        self._peer.send(self._memory_line + line)
         self._memory_line = b""
-        for call_id, answer in self._answers.items():
+        for call_id, answer in (self._answers or {}).items():
             self._tool_calls.answer(call_id, answer)
         if self._has_open_calls:
             self._tool_calls.send_held()
         elif self._resumed is not None:
             for line in self._resumed.held_lines:
-                self._send(line)
+                self._peer.send(line)
             for call in self._resumed.in_flight:
                 if call.call_id in self._tool_calls.pending:
                     self._tool_calls.repeat(call)
@@ -297,7 +310,9 @@ class Session:
     def _manifests(self) -> list[bytes]:
         if self._resumed is not None:
             return self._resumed.manifests
-        return [provider.manifest_json(full=self._full_manifests) for provider in self._providers.values()]
+        return [
+            provider.manifest_json(full=self._peer.full_manifests) for provider in self._providers.values()
+        ]
 
     async def wait(self) -> Result:
         """Returns the result. Cancelling this call does not affect the execution."""
@@ -321,7 +336,7 @@ class Session:
             return True
         if isinstance(message, Log):
             return self._log(message)
-        if isinstance(message, Memory | Suspended):
+        if not isinstance(message, Started):
             return self._receive_suspension(message)
         # Only the first `started` counts. Otherwise a guest could postpone its deadline.
         if self._started_at is not None:
@@ -330,7 +345,7 @@ class Session:
         if not self._has_open_calls:
             self._tool_calls.started_at = self._started_at
         run_id = message.run_id
-        if self._trusted and run_id is not UNSET and len(run_id) <= MAX_RUN_ID_CHARS:
+        if self._peer.trusted and run_id is not UNSET and len(run_id) <= MAX_RUN_ID_CHARS:
             self.run_id = self._tool_calls.run_id = run_id
         if self._on_started is not None:
             self._on_started()
@@ -370,7 +385,7 @@ class Session:
         if self._memory is None and not self._has_ended and not self._cancelling:
             self._memory = MemoryCollector(self._max_saved_bytes)
             self._tool_calls.expect_suspension()
-            self._send(suspend_line(self.id, self._max_saved_bytes))
+            self._peer.send(suspend_line(self.id, self._max_saved_bytes))
 
     def _receive_suspension(self, message: Memory | Suspended) -> bool:
         memory = self._memory
@@ -480,7 +495,7 @@ class Session:
         if self.saved is not None:
             # The guest does not run. `wait_for_replies` ends the session.
             return
-        self._send(encode(Cancel(self.id)))
+        self._peer.send(encode(Cancel(self.id)))
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_later(self.limits.cancel_grace_ms / 1000, self._give_up)
@@ -565,7 +580,7 @@ class Session:
         """Returns the error with a code that the host accepts. A code that the host cannot confirm becomes
         `runtime_error`.
         """
-        if self._trusted or (error.code, error.message) in self._tool_calls.errors:
+        if self._peer.trusted or (error.code, error.message) in self._tool_calls.errors:
             return error
         # Only a host knows when a runner becomes free, so `retry_after` from a runner is dropped.
         error = msgspec.structs.replace(error, retry_after=None)
@@ -577,7 +592,7 @@ class Session:
             error = msgspec.structs.replace(error, name=name, message=message)
         if error.stack is not None and len(error.stack) > MAX_MESSAGE_CHARS:
             error = msgspec.structs.replace(error, stack=error.stack[:MAX_MESSAGE_CHARS])
-        if error.code in self._codes:
+        if error.code in self._peer.codes:
             return error
         if error.code == "timeout" and self._elapsed_ms() + 1 >= self.limits.timeout_ms:
             return self._timeout_error(error)
@@ -629,13 +644,13 @@ class Session:
     def _deadline(self) -> float:
         """Returns the time by which the runner must have answered. The time limit counts from `started`."""
         if self._started_at is None:
-            seconds = max(self._start_seconds, self._max_seconds)
-            return self._sent_at + (self._max_silence_seconds if self._is_silent() else seconds)
+            seconds = max(self._peer.start_seconds, self._max_seconds)
+            return self._sent_at + (self._peer.max_silence_seconds if self._is_silent() else seconds)
         return self._started_at + self._max_seconds + self._total_paused_seconds()
 
     def _is_silent(self) -> bool:
         """Returns True if the runner has sent nothing, for any session, since it got `execute`."""
-        return self._max_silence_seconds > 0 and self._lines_received() == self._lines_before
+        return self._peer.max_silence_seconds > 0 and self._peer.lines_received == self._lines_before
 
     def pause_timeout(self) -> None:
         """Pauses the time limit until `resume_timeout`, for example during an approval. Only for runners of
@@ -643,7 +658,7 @@ class Session:
         """
         if self._pauses == 0:
             self._paused_since = monotonic()
-            self._send(extend_line(self.id, _MAX_PAUSE_MS))
+            self._peer.send(extend_line(self.id, _MAX_PAUSE_MS))
         self._pauses += 1
 
     def resume_timeout(self) -> None:
@@ -651,7 +666,7 @@ class Session:
         if self._pauses == 0:
             seconds = monotonic() - self._paused_since
             self._paused_seconds += seconds
-            self._send(extend_line(self.id, round(seconds * 1000) - _MAX_PAUSE_MS))
+            self._peer.send(extend_line(self.id, round(seconds * 1000) - _MAX_PAUSE_MS))
 
     def _total_paused_seconds(self) -> float:
         return self._paused_seconds + (monotonic() - self._paused_since if self._pauses else 0.0)
@@ -670,7 +685,7 @@ class Session:
             # before deciding.
             self._deferred = True
             self._timer = self._loop.call_later(min(-remaining, BACKSTOP_SECONDS), self._check_deadline)
-        elif self._started_at is None and self._start_seconds:
+        elif self._started_at is None and self._peer.start_seconds:
             self._fail_start()
         else:
             self._timeout = self._timeout_error()
@@ -693,7 +708,7 @@ class Session:
         """
         self.lost = self._is_silent()
         message = f"The runner did not start the execution within {monotonic() - self._sent_at:.3g} s"
-        self._send(encode(Cancel(self.id)))
+        self._peer.send(encode(Cancel(self.id)))
         self.unresponsive = True
         self._settle(WireError(code="internal_error", message=message))
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 
 from msgspec import UNSET
 
 from hutch.errors import ProtocolError
 from hutch.session.channels.stream import Channel
 from hutch.session.files.model import InputFiles
-from hutch.session.host import BACKSTOP_SECONDS, RUNNER_CODES, Session
+from hutch.session.host import BACKSTOP_SECONDS, RUNNER_CODES, START_TIMEOUT_SECONDS, Peer, Session
 from hutch.session.limits import Limits
 from hutch.session.messages import (
     Done,
@@ -57,26 +58,22 @@ class Multiplexer:
         full_manifests: bool = False,
         trusted: bool = False,
         codes: frozenset[str] = RUNNER_CODES,
-        start_seconds: float | None = None,
+        start_seconds: float = START_TIMEOUT_SECONDS,
         backstop_seconds: float = BACKSTOP_SECONDS,
         max_silence_seconds: float = 0.0,
         send_now: Callable[[bytes], None] | None = None,
     ) -> None:
-        """`full_manifests`: the runner gets the type declarations of tools, which Hutch's own runners do not
-        use. `trusted`: the peer is itself a host, which has checked its runner. `codes`: error codes that
-        are accepted from the runner. `start_seconds`: time that a runner has to start an execution, if
-        longer than the time limit. `backstop_seconds`: time by which a runner that enforces the time limit
-        itself may exceed it. `max_silence_seconds`: time after which a runner that sends nothing at all,
-        instead of starting an execution, counts as lost; 0 for no such limit. `send_now`: sends to a runner
-        that may be polling.
-        """
-        self._full_manifests = full_manifests
-        self._trusted = trusted
-        self._codes = codes
-        self._start_seconds = start_seconds
-        self._backstop_seconds = backstop_seconds
-        self._max_silence_seconds = max_silence_seconds
-        self._lines_received = 0
+        """`send_now`: sends to a runner that may be polling. The other arguments are fields of `Peer`."""
+        self._peer = Peer(
+            send=channel.send,
+            writable=channel.writable,
+            full_manifests=full_manifests,
+            trusted=trusted,
+            codes=codes,
+            start_seconds=start_seconds,
+            backstop_seconds=backstop_seconds,
+            max_silence_seconds=max_silence_seconds,
+        )
         self._send_now = send_now or channel.send
         self.sessions: dict[str, Session] = {}
         self._late_messages: dict[str, int] = {}
@@ -115,25 +112,13 @@ class Multiplexer:
         `may_poll`: returns True if the runner may use a core to poll for the next tool result. `begin`: if
         False, the caller has to call `Session.begin`. The other arguments are those of `Session`.
         """
-
-        def send_result(line: bytes) -> None:
-            (self._send_now if may_poll() else self._channel.send)(line)
-
         session = Session(
             id,
             code,
             limits,
             providers,
-            self._channel.send,
-            send_result=send_result,
-            writable=self._channel.writable,
-            full_manifests=self._full_manifests,
-            trusted=self._trusted,
-            codes=self._codes,
-            start_seconds=self._start_seconds,
-            backstop_seconds=self._backstop_seconds,
-            max_silence_seconds=self._max_silence_seconds,
-            lines_received=lambda: self._lines_received,
+            self._peer,
+            send_result=partial(self._send_result, may_poll),
             on_started=on_started,
             job=job,
             inputs=inputs,
@@ -155,6 +140,9 @@ class Multiplexer:
             session.begin()
         return session
 
+    def _send_result(self, may_poll: Callable[[], bool], line: bytes) -> None:
+        (self._send_now if may_poll() else self._peer.send)(line)
+
     def forget(self, session: Session) -> None:
         self.sessions.pop(session.id, None)
         if session.may_send_more:
@@ -174,7 +162,7 @@ class Multiplexer:
         self.mark_lost("closed by the host")
 
     def _on_line(self, line: bytes) -> None:
-        self._lines_received += 1
+        self._peer.lines_received += 1
         try:
             message = decode_from_runner(line)
         except ProtocolError as error:

@@ -24,7 +24,7 @@ from hutch.sandbox.runner.priority import set_background
 from hutch.sandbox.runner.profile import Profile
 from hutch.session.channels.low_latency import LowLatencyChannel
 from hutch.session.channels.stream import StreamChannel
-from hutch.session.host import BACKSTOP_SECONDS, GUEST_CODES, RUNNER_CODES, Session
+from hutch.session.host import BACKSTOP_SECONDS, GUEST_CODES, RUNNER_CODES, START_TIMEOUT_SECONDS, Session
 from hutch.session.limits import clip_logs
 from hutch.session.messages import WireError
 from hutch.session.multiplexer import Multiplexer
@@ -208,7 +208,7 @@ class RunnerProcess(Runner):
         codes = GUEST_CODES if self.profile.engine_spec.own_process else RUNNER_CODES
         # The start includes the package import. If that does not finish, the execution has timed out; it is
         # not a failed start.
-        start_seconds = 0.0 if self.profile.has_preload else None
+        start_seconds = 0.0 if self.profile.has_preload else START_TIMEOUT_SECONDS
         send_now = channel.send_now if isinstance(channel, LowLatencyChannel) else None
         backstop = BACKSTOP_SECONDS if self.profile.engine_spec.enforces_timeout else 0.0
         self._multiplexer = Multiplexer(
