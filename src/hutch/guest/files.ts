@@ -39,20 +39,28 @@ interface Host {
   maxBytes: number;
 }
 
-let inputs: FileInfo[] = [], host: Host, pieceBytes = PIECE_BYTES;
+let inputs: FileInfo[] = [], host: Host;
 let unfinished = 0, onFinished: (() => void) | undefined;
 
-/** Defines the globals, except those that the guest has as a provider. */
-export function defineFiles(list: FileInfo[], byHost: Host): void {
-  inputs = list;
-  host = byHost;
-  pieceBytes = min(PIECE_BYTES, floor(host.maxBytes / 2));
-  define("files", files);
-  define("display", display);
+/** Defines the globals. They need `provideFiles`. */
+export function defineFiles(): void {
+  defineProperty(globalThis, "files", { value: files, writable: true, configurable: true });
+  defineProperty(globalThis, "display", { value: display, writable: true, configurable: true });
 }
 
-function define(name: string, value: unknown): void {
-  if (!(name in globalThis)) defineProperty(globalThis, name, { value, writable: true, configurable: true });
+/** Removes the globals, but not variables of the guest with these names. */
+export function removeFiles(): void {
+  if ((globalThis as any).files === files) delete (globalThis as any).files;
+  if ((globalThis as any).display === display) delete (globalThis as any).display;
+}
+
+export function provideFiles(list: FileInfo[], byHost: Host): void {
+  inputs = list;
+  host = byHost;
+}
+
+function maxPieceBytes(): number {
+  return min(PIECE_BYTES, floor(host.maxBytes / 2));
 }
 
 function read(input: unknown): Promise<any> {
@@ -77,7 +85,7 @@ const files = {
   },
 
   async read(name: string): Promise<Uint8Array> {
-    const { size } = inputNamed(name);
+    const { size } = inputNamed(name), pieceBytes = maxPieceBytes();
     const bytes = new Bytes(size);
     for (let offset = 0; offset < size;) {
       const piece = fromBase64(await read({ name, offset, size: pieceBytes }));
@@ -122,7 +130,7 @@ async function send(label: string, name: string | null, bytes: Uint8Array, type?
   if (type !== undefined && typeof type !== "string") {
     throw new TypeError(`${label}: type: expected text such as "image/png", got ${stringify(type)}`);
   }
-  const size = bytes.length;
+  const size = bytes.length, pieceBytes = maxPieceBytes();
   let offset = 0;
   do {
     const data = apply(toBase64, apply(subarray, bytes, [offset, offset + pieceBytes]), []);

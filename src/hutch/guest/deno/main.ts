@@ -1,7 +1,7 @@
 /** Script of the deno runner: runs one execution. */
 
 import { consoleMethods } from "../console.ts";
-import { defineFiles, filesWritten } from "../files.ts";
+import { defineFiles, filesWritten, provideFiles } from "../files.ts";
 import { toJson } from "../json.ts";
 import { Logs } from "../logs.ts";
 import type { PrecompileResult } from "../precompile/main.ts";
@@ -81,9 +81,10 @@ class Run {
     };
     const { maxResultBytes: maxInputBytes, sendCallLines, files } = options;
     const callStack = sendCallLines ? currentStack : undefined;
+    if (files) defineFiles();
     const firstTool = defineProviders(providerTools(providers), emit, { maxInputBytes, callStack });
     const log = (line: string) => this.#log(line);
-    if (files) defineFiles(files, { emit, firstTool, log, maxBytes: maxInputBytes ?? Infinity });
+    if (files) provideFiles(files, { emit, firstTool, log, maxBytes: maxInputBytes ?? Infinity });
     if (inputs) defineInputs(inputs);
     try {
       const fn = await this.#compile();

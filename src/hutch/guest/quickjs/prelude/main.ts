@@ -21,7 +21,7 @@ import {
   provideProxyCheck,
   settle as settleCall,
 } from "../../tools.ts";
-import { defineFiles, filesWritten } from "../../files.ts";
+import { defineFiles, filesWritten, provideFiles, removeFiles } from "../../files.ts";
 import { defineGlobal } from "./define.ts";
 import { rawStack, uncleanStack } from "./stack.ts";
 import { byteLength, fail, isProxy, log, succeed, toolCall } from "./host.ts";
@@ -47,9 +47,12 @@ async function run(
   inputs?: string,
   files?: string,
 ): Promise<void> {
+  if (!(flags & HAS_FILES)) removeFiles();
   const callStack = flags & SEND_POSITIONS ? uncleanStack : undefined;
   const firstTool = defineProviders(parse(providers), toolCall, { maxInputBytes: maxBytes, callStack });
-  if (flags & HAS_FILES) defineFiles(files ? parse(files) : [], { emit: toolCall, firstTool, log, maxBytes });
+  if (flags & HAS_FILES) {
+    provideFiles(files ? parse(files) : [], { emit: toolCall, firstTool, log, maxBytes });
+  }
   if (inputs) defineInputs(parse(inputs));
   let result: string | undefined, failure: string | undefined;
   try {
@@ -76,6 +79,8 @@ function fire(id: number): void {
   }
 }
 
+// Defined here and not for each execution, because new globals take longer than the rest of a short one.
+defineFiles();
 defineGlobal("queueMicrotask", (callback: () => void) => {
   if (typeof callback !== "function") throw new TypeError("queueMicrotask: expected a function");
   Promise.resolve().then(callback);

@@ -10,6 +10,7 @@ import {
   type ProviderTools,
   settle,
 } from "../../tools.ts";
+import { removeFiles } from "../../files.ts";
 import { resetConsole } from "./console.ts";
 import { fail, isProxy, succeed, toolCall } from "./host.ts";
 import { sizeOf } from "./size.ts";
@@ -53,6 +54,7 @@ export async function turn(
   dropCalls();
   dropTimers();
   resetConsole();
+  removeFiles();
   const options = { maxInputBytes: maxBytes, callStack: sendPositions === 1 ? uncleanStack : undefined };
   const tools: ProviderTools = parse(providers);
   defineProviders(tools, emitter(tools), options);

@@ -11,6 +11,7 @@ import "./fetch.ts";
 import "./buffer.ts";
 import "./digest.ts";
 import "./process.ts";
+import { removeFiles } from "../../../files.ts";
 import { describeError } from "../../../tools.ts";
 import { fail, succeed } from "../host.ts";
 import { runJob } from "./jobs.ts";
@@ -25,6 +26,7 @@ async function job(...args: Parameters<typeof runJob>): Promise<void> {
   }
 }
 
+removeFiles();
 // The source of a wrapper is secret, so its functions do not reveal it.
 Object.defineProperty(Function.prototype, "toString", {
   value: function toString(this: unknown) {
