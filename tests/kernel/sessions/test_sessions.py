@@ -48,6 +48,12 @@ async def second(anyio_backend: object, settings: Settings) -> AsyncIterator[hut
         yield opened
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits longer for the other process, because the machine may be busy."""
+    monkeypatch.setattr(sessions_module, "WAIT_SECONDS", 60.0)
+
+
 async def value(session: hutch.Session, code: str, **options: Any) -> Any:
     return (await session.run(code, **options)).raise_for_error().result
 
