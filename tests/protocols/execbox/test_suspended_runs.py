@@ -145,3 +145,23 @@ def test_run_continues_after_the_server_was_killed(client: Client, tmp_path: Pat
     assert body["ok"], body
     assert body["result"]["log"] == ["free", "asked"]
     assert body["logs"] == ["continued"]
+
+
+def test_run_that_waits_for_a_timer_continues_after_a_deploy(tmp_path: Path) -> None:
+    client = Client(tmp_path)
+    body = {
+        "code": "await new Promise((resolve) => setTimeout(resolve, 100_000))",
+        "limits": {"timeout_ms": 200_000},
+    }
+    with client.server() as first:
+        answer = client.pool.submit(httpx2.post, f"{first.url}/run", json=body, timeout=TIMEOUT_SECONDS)
+        wait_until(lambda: bool(httpx2.get(f"{first.url}/runs?status=running").json()["runs"]))
+        first.process.terminate()
+        result = answer.result().json()
+        assert result["error"]["code"] == "suspended", result
+        first.process.wait(TIMEOUT_SECONDS)
+    with client.server() as second:
+        run = f"{second.url}/runs/{result['run_id']}"
+        wait_until(lambda: httpx2.get(run).json()["status"] == "running")
+        assert httpx2.post(f"{run}/cancel").json()["status"] == "cancelling"
+        assert client.result(second, result["run_id"])["error"]["code"] == "timeout"
