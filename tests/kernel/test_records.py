@@ -48,6 +48,26 @@ async def test_recorder_counts_logs_and_stores_each_run(caplog: pytest.LogCaptur
     assert ended == ["a"]
 
 
+@pytest.mark.parametrize("seconds", [-3_600, 3_600])
+async def test_jump_of_the_clock_during_a_run_does_not_change_its_times(
+    monkeypatch: pytest.MonkeyPatch, seconds: int
+) -> None:
+    stored = list[RunRecord]()
+    recorder = RunRecorder(RunCounters())
+    recorder.sink = lambda record, redactor: stored.append(record)
+    run, result = RunHandle("a"), Result(ok=True, duration_ms=2.0)
+    run.clock.leased = run.clock.started = 0.0
+    monkeypatch.setattr("time.time", lambda: run.started_at + seconds)
+    run.end(result)
+    recorder(Execution(code="1", profile=profile_for("quickjs")), run, result)
+    await asyncio.sleep(0)
+    [record] = stored
+    assert record.started_at is not None
+    assert record.created_at <= record.started_at <= record.ended_at
+    took = datetime.fromisoformat(record.ended_at) - datetime.fromisoformat(record.created_at)
+    assert took.total_seconds() < 600
+
+
 async def test_logged_durations_have_no_exponent(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "hutch.runs")
     for milliseconds in (0.4213, 12.345, 2391.2):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import pytest
@@ -64,6 +65,26 @@ def test_run_is_replayed_without_side_effects(server: ServeProcess, open_page: O
     expect(page).not_to_have_url(re.compile(run_id))
     expect(page.get_by_role("heading", level=1)).to_contain_text("completed")
     expect(page.get_by_role("link", name=run_id[:12])).to_be_visible()
+
+
+def test_selected_runs_are_cancelled_or_run_again_together(server: ServeProcess, open_page: OpenPage) -> None:
+    def run(code: str) -> httpx2.Response:
+        body = {"code": code, "label": "bulk", "limits": {"timeout_ms": 60_000}}
+        return httpx2.post(server.url + "/run", json=body, timeout=90)
+
+    run("return 1")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(run, "await new Promise((resolve) => setTimeout(resolve, 60_000))")
+        page = open_page(f"{server.url}/#/runs?label=bulk")
+        expect(page.get_by_text("running", exact=True)).to_be_visible()
+        page.get_by_label("Select all loaded runs").check()
+        page.get_by_role("button", name="Cancel").click()
+        expect(page.get_by_role("status")).to_contain_text("2 of 2 cancelled.")
+        assert not waiting.result().json()["ok"]
+    expect(page.get_by_text("2 selected")).to_have_count(0)
+    page.get_by_label("Select all loaded runs").check()
+    page.get_by_role("button", name="Run again").click()
+    expect(page.get_by_role("status")).to_contain_text("2 of 2 started again.")
 
 
 def test_unknown_run_is_explained(server: ServeProcess, open_page: OpenPage) -> None:

@@ -61,6 +61,13 @@ async def test_old_runs_are_pruned(store: Store) -> None:
     assert await store.runs.list("ada") == [new]
 
 
+async def test_runs_from_before_the_clock_jumped_back_are_kept_until_they_are_old(store: Store) -> None:
+    await store.runs.add_many([make_run(run_id="future", created_at=now(plus_seconds=3_600)), make_run()])
+    assert await store.runs.prune(now(plus_seconds=60)) == 1
+    assert [run.run_id for run in await store.runs.list("ada")] == ["future"]
+    assert await store.runs.prune(now(plus_seconds=7_200)) == 1
+
+
 async def test_duplicate_run_id_keeps_the_first_record(store: Store) -> None:
     first = make_run(run_id="same")
     await store.runs.add_many([first])
