@@ -69,19 +69,22 @@ class FileCalls:
     """Files of one session."""
 
     def __init__(self, inputs: InputFiles, max_calls: int, saved: SavedFiles | None = None) -> None:
-        self._inputs = {file.name: file for file in inputs.files}
-        self._all_inputs = inputs
-        self._limits = inputs.limits
+        self._inputs = inputs
         self._max_calls = max_calls
-        # Copies, because the session may be continued again if its runner is lost.
-        self._outputs = {} if saved is None else {each.name: _copy(each) for each in saved.outputs}
-        self._size = sum(output.size for output in self._outputs.values())
-        self.count = 0 if saved is None else saved.call_count
+        self._outputs: dict[str, OutputFile] = {}
+        self._size = 0
+        """Size of the output files when all are complete."""
+        self.count = 0
+        if saved is not None:
+            # Copies, because the session may be continued again if its runner is lost.
+            self._outputs = {each.name: _copy(each) for each in saved.outputs}
+            self._size = sum(output.size for output in self._outputs.values())
+            self.count = saved.call_count
 
     @property
     def listing(self) -> bytes:
         """JSON text of the names, sizes and types of the input files."""
-        return self._all_inputs.listing()
+        return self._inputs.listing()
 
     def files(self) -> list[File]:
         """Returns the complete output files, in the order in which they were begun."""
@@ -92,7 +95,7 @@ class FileCalls:
         ]
 
     def saved(self) -> SavedFiles:
-        return SavedFiles(self._all_inputs, list(self._outputs.values()), self.count)
+        return SavedFiles(self._inputs, list(self._outputs.values()), self.count)
 
     def call(self, tool: str, input: bytes) -> bytes:
         """Returns the JSON text of the result. Raises ToolError."""
@@ -110,7 +113,7 @@ class FileCalls:
             raise ToolError(f"files.{tool}: the input is invalid", "validation_error") from None
 
     def _read(self, read: _Read) -> bytes:
-        file = self._inputs.get(read.name)
+        file = next((each for each in self._inputs.files if each.name == read.name), None)
         if file is None or read.offset < 0:
             shown = cut(repr(read.name), 100)
             message = f"files.read: expected the name of an input file, got {shown}"
@@ -141,7 +144,7 @@ class FileCalls:
             )
         name = self._display_name(kind) if write.name is None else write.name
         replaced = self._outputs.get(name)
-        limits = self._limits
+        limits = self._inputs.limits
         if replaced is None and len(self._outputs) >= limits.max_files:
             raise ToolError(f"{label}: a run can have {limits.max_files} output files (setting max_files)")
         size = self._size - (0 if replaced is None else replaced.size) + write.size
