@@ -377,10 +377,12 @@ def _add_targets(query: RunQuery, rest: _Conditions, used: set[str]) -> None:
 
 def _has_text(name: str) -> str:
     like = f"LIKE :{name} ESCAPE '!'"
+    # With OFFSET, PostgreSQL looks up each scanned row instead of reading all tools and hosts.
     return f"""(
         LOWER(run_id) {like} OR outcome {like} OR (label IS NOT NULL AND LOWER(label) {like})
         OR EXISTS (
             SELECT 1 FROM run_targets WHERE run_targets.run_id = runs.run_id AND LOWER(name) {like}
+            LIMIT 1 OFFSET 0
         )
     )"""
 
