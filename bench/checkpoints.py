@@ -14,7 +14,7 @@ import hutch
 from bench.machine import memory
 from bench.report import Row, Scale, median, number
 from hutch.app.app import App
-from hutch.kernel import checkpoint
+from hutch.kernel.durable import checkpoint
 from hutch.kernel.execution import Execution
 from hutch.sandbox.runner.profile import profile_for
 from hutch.session.run import RunHandle

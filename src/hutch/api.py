@@ -32,8 +32,8 @@ from hutch.settings import load_settings
 if TYPE_CHECKING:
     from hutch.app.app import App
     from hutch.client import Remote
+    from hutch.kernel.durable.suspended_runs import SuspendedRuns
     from hutch.kernel.sessions.sessions import SessionInfo, Sessions
-    from hutch.kernel.suspended_runs import SuspendedRuns
     from hutch.protocols.toolscript.providers import McpConfigurations
     from hutch.settings import Settings
     from hutch.settings.overrides import SettingOverrides
@@ -353,7 +353,7 @@ class Hutch:
         providers = providers_of(tools)
         run_id = await suspended_runs.unseal(run, owner) if isinstance(run, bytes) else run
         if answers:
-            await suspended_runs.answer(run_id, owner, answers, providers)
+            await suspended_runs.calls.answer(run_id, owner, answers, providers)
         execution, handle = await suspended_runs.resume(run_id, owner, providers)
         return Run(partial(suspended_runs.run, execution), handle, partial(self._seal, owner))
 
@@ -367,7 +367,7 @@ class Hutch:
         """
         suspended_runs = await self._opened()
         answer = answer_of(value, "value") if error is None else Answer(code="tool_error", message=error)
-        return await suspended_runs.resolve(token, answer)
+        return await suspended_runs.calls.resolve(token, answer)
 
     async def _opened(self) -> SuspendedRuns:
         return (await self._opened_app("suspend runs")).suspended_runs

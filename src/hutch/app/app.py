@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from hutch.console.load_history import LoadHistory
     from hutch.errors import ExecutionError
     from hutch.http.auth import AccessControl
+    from hutch.kernel.durable.suspended_runs import SuspendedRuns
     from hutch.kernel.execution import Execution
     from hutch.kernel.kernel import LoadSaved
     from hutch.kernel.sessions.sessions import Sessions
-    from hutch.kernel.suspended_runs import SuspendedRuns
     from hutch.mcp_client.example_server import ExampleServers
     from hutch.mcp_client.servers import McpServers
     from hutch.npm.packages import PackageManager
@@ -157,7 +157,7 @@ class App:
 
     @cached_property
     def suspended_runs(self) -> SuspendedRuns:
-        from hutch.kernel.suspended_runs import SuspendedRuns
+        from hutch.kernel.durable.suspended_runs import SuspendedRuns
 
         return SuspendedRuns(self.settings, self.kernel, self.storage.store)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from hutch.kernel.suspended_runs import SUSPENDED
+from hutch.kernel.durable.suspended_runs import SUSPENDED
 from hutch.session.files.transfer import encode_files
 from hutch.session.json_value import encode_value
 from hutch.session.messages import WireError

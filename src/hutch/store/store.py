@@ -8,8 +8,9 @@ from hutch.errors import SettingError, VaultError
 from hutch.store.encryption import ColumnEncryption
 from hutch.store.tables.abilities import AbilityTable
 from hutch.store.tables.ability_shares import AbilityShareTable
-from hutch.store.tables.checkpoints import CheckpointTable
 from hutch.store.tables.credentials import CredentialTable
+from hutch.store.tables.durable.checkpoints import CheckpointTable
+from hutch.store.tables.durable.sessions import SessionTable
 from hutch.store.tables.flows import FlowTable
 from hutch.store.tables.groups import GroupTable
 from hutch.store.tables.journal import JournalTable
@@ -17,7 +18,6 @@ from hutch.store.tables.meta import MetaTable
 from hutch.store.tables.quotas import QuotaTable
 from hutch.store.tables.rate_limits import RateLimiter
 from hutch.store.tables.runs import RunTable
-from hutch.store.tables.sessions import SessionTable
 from hutch.store.tables.users import ApiKeyTable, UserTable
 from hutch.store.write_behind import WriteBehindQueue
 

@@ -12,7 +12,7 @@ import pytest
 
 import hutch
 from hutch.errors import InvalidExecution
-from hutch.kernel import checkpoint as checkpoints
+from hutch.kernel.durable import checkpoint as checkpoints
 from hutch.kernel.durable import sealed_run
 
 MASTER_KEY = "A" * 43 + "="
@@ -138,7 +138,7 @@ async def test_checkpoint_of_another_bundle_or_a_past_one_is_refused(
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints, "bundle_digest", lambda: "0" * 64)
         assert await refusal(second, blob) == "checkpoint_incompatible"
-    monkeypatch.setattr("hutch.kernel.suspended_runs._after", lambda seconds: "9999-01-01T00:00:00Z")
+    monkeypatch.setattr("hutch.kernel.durable.suspended_runs.after", lambda seconds: "9999-01-01T00:00:00Z")
     assert await refusal(second, blob) == "checkpoint_expired"
 
 

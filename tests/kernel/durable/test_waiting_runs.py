@@ -178,7 +178,7 @@ async def test_result_that_was_stored_before_a_kill_is_delivered(
     runs = await first._opened()
 
     async def die(*args: Any) -> None:
-        await runs.__class__._journal(runs, *args)
+        await runs.calls.journal(*args)
         await kill(first, run.id)
         journaled.set()
 

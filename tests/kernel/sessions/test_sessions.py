@@ -16,7 +16,7 @@ from hutch.errors import InvalidExecution
 from hutch.kernel.sessions import sessions as sessions_module
 from hutch.settings import Settings
 from hutch.store.backends.base import SqlStatement
-from hutch.store.tables.sessions import PART_BYTES
+from hutch.store.tables.durable.sessions import PART_BYTES
 
 MAX_HISTORY = 3
 MAX_SESSIONS = 40

@@ -11,9 +11,9 @@ import pytest
 import hutch
 from hutch.app.app import App
 from hutch.http.auth import AccessControl
+from hutch.kernel.durable.suspended_runs import SuspendedRuns
 from hutch.kernel.execution import Execution
 from hutch.kernel.kernel import Kernel
-from hutch.kernel.suspended_runs import SuspendedRuns
 from hutch.protocols.runs.resume import CALLS_PER_MINUTE
 from hutch.protocols.toolscript.gateway.stored_approvals import suspend_until_approved
 from hutch.sandbox.runner.profile import profile_for

@@ -1,1 +1,1 @@
-"""Parts of suspended runs: sealed copies, and their shares of the memory."""
+"""Suspended runs: their checkpoints, the results that they wait for, and how they continue."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from hutch.errors import ResumeError, VaultError
-from hutch.store.tables.checkpoints import CheckpointRow
+from hutch.store.tables.durable.checkpoints import CheckpointRow
 from hutch.vault import crypto
 
 MAGIC = b"hutch-run-1:"

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import msgspec
 
 from hutch.errors import ResumeError, SessionError
-from hutch.kernel import checkpoint
+from hutch.kernel.durable import checkpoint
 from hutch.session.turn import TurnState
-from hutch.store.tables.sessions import SessionRow
+from hutch.store.tables.durable.sessions import SessionRow
 
 LARGE_BYTES = 256 * 1024
 """Size above which a state is compressed in a thread."""

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hutch.errors import HutchError, InvalidExecution, SessionError, VaultError
-from hutch.kernel.checkpoint import bundle_digest
+from hutch.kernel.durable.checkpoint import bundle_digest
 from hutch.kernel.execution import INTERNAL_PROTOCOL, Execution
 from hutch.kernel.sessions.live_session import LiveSession, decode_state, encode_state
 from hutch.sandbox.runner.profile import profile_for
 from hutch.session.run import Result, RunHandle
 from hutch.session.turn import Turn, TurnState
 from hutch.store.models import new_id, now
-from hutch.store.tables.sessions import SessionRow
+from hutch.store.tables.durable.sessions import SessionRow
 
 if TYPE_CHECKING:
     from hutch.kernel.kernel import Kernel

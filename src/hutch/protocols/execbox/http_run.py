@@ -22,9 +22,9 @@ from hutch.http.requests import JsonBodyReader
 from hutch.http.run_results import result_json
 from hutch.http.sse import EventBuffer, encode_event, event_stream
 from hutch.kernel.content import RecordLevels
+from hutch.kernel.durable.suspended_runs import SUSPENDED, SuspendedRuns
 from hutch.kernel.execution import Execution
 from hutch.kernel.kernel import Kernel
-from hutch.kernel.suspended_runs import SUSPENDED, SuspendedRuns
 from hutch.problems import Problem, ProblemList, describe_value
 from hutch.sandbox.runner.profile import profile_for
 from hutch.session.files.model import FileLimits, InputFiles, input_files

@@ -14,9 +14,9 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from hutch.http.auth import AccessControl, Caller
 from hutch.http.errors import SHUTTING_DOWN, Refusal
 from hutch.http.responses import error_response
+from hutch.kernel.durable.suspended_runs import SuspendedRuns
 from hutch.kernel.kernel import Kernel
 from hutch.kernel.sessions.sessions import Sessions
-from hutch.kernel.suspended_runs import SuspendedRuns
 from hutch.protocols.execbox import http_sessions
 from hutch.protocols.execbox.http_run import PATH as RUN_PATH
 from hutch.protocols.execbox.http_run import PROTOCOL, ProvideTools, RunHandler

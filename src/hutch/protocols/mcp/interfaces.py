@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from hutch.kernel.durable.suspended_runs import SuspendedRuns
 from hutch.kernel.kernel import Kernel
 from hutch.kernel.sessions.sessions import Sessions
-from hutch.kernel.suspended_runs import SuspendedRuns
 from hutch.protocols.toolscript.execute import ScriptGateway, ScriptRequest, ScriptResult
 from hutch.protocols.toolscript.gateway.gateway import Gateway
 from hutch.settings import Settings

@@ -11,8 +11,8 @@ import msgspec
 from mcp.types import CallToolResult
 
 from hutch.errors import InvalidExecution
+from hutch.kernel.durable.suspended_runs import SUSPENDED
 from hutch.kernel.execution import Execution
-from hutch.kernel.suspended_runs import SUSPENDED
 from hutch.protocols.mcp.arguments import RunCode
 from hutch.protocols.mcp.interfaces import McpServices
 from hutch.protocols.mcp.media import MAX_MEDIA, file_blocks, take_media

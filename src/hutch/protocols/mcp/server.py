@@ -34,7 +34,7 @@ from hutch._version import __version__
 from hutch.errors import Busy, HutchError, UpstreamError
 from hutch.http.auth import AccessControl, Caller
 from hutch.http.errors import SHUTTING_DOWN
-from hutch.kernel.suspended_runs import DAY_SECONDS
+from hutch.kernel.durable.suspended_runs import DAY_SECONDS
 from hutch.protocols.abilities.routes import AbilityServices
 from hutch.protocols.mcp.abilities import INSTRUCTIONS, AbilityTools
 from hutch.protocols.mcp.arguments import ContinueRun, DescribeTools, RunCode, SearchTools, parse_arguments

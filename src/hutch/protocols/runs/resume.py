@@ -17,7 +17,7 @@ from hutch.http.lifecycle import cancel_on_disconnect
 from hutch.http.rate_limit import CallRateLimit
 from hutch.http.requests import JsonBodyReader, query_flag
 from hutch.http.run_results import result_json
-from hutch.kernel.suspended_runs import SuspendedRuns
+from hutch.kernel.durable.suspended_runs import SuspendedRuns
 from hutch.protocols.runs.responses import JsonBody, error_response
 from hutch.session.suspension import Answer, answer_of, answers_of
 from hutch.settings import Settings
@@ -63,7 +63,7 @@ class ResumeHandlers:
         token = str(request.path_params["token"])
         if len(token) > MAX_TOKEN_CHARS:
             raise ApiError("not_found", "There is no pending call with this token.")
-        run_id = await self._runs.resolve(token, answer)
+        run_id = await self._runs.calls.resolve(token, answer)
         await self._runs.continue_answered_run(run_id)
         return JsonBody({"ok": True})
 

@@ -22,8 +22,8 @@ from hutch.http.requests import JsonBodyReader, query_flag, query_integer
 from hutch.http.routing import PrefixRoute
 from hutch.http.run_results import result_json
 from hutch.http.sse import event_stream
+from hutch.kernel.durable.suspended_runs import SUSPENDED, SuspendedRuns
 from hutch.kernel.kernel import Kernel
-from hutch.kernel.suspended_runs import SUSPENDED, SuspendedRuns
 from hutch.protocols.runs.catalog import FlowState, FoundRun, RunCatalog, Visibility
 from hutch.protocols.runs.events import MAX_FOLLOWERS, LiveEvents, TooManyFollowers, encoded_events
 from hutch.protocols.runs.filters import parse_list_query

@@ -17,7 +17,8 @@ from mcp.types import (
 )
 
 from hutch.errors import HutchError, ResumeError
-from hutch.kernel.suspended_runs import POLL_SECONDS, SUSPENDED
+from hutch.kernel.durable.holds import POLL_SECONDS
+from hutch.kernel.durable.suspended_runs import SUSPENDED
 from hutch.protocols.mcp.questions.elicitation import (
     approval_request,
     caller_name,
@@ -32,7 +33,7 @@ from hutch.text import now_rfc3339
 
 if TYPE_CHECKING:
     from hutch.http.auth import Caller
-    from hutch.kernel.checkpoint import Checkpoint
+    from hutch.kernel.durable.checkpoint import Checkpoint
     from hutch.protocols.mcp.interfaces import McpServices
     from hutch.protocols.mcp.questions.request_state import StateCodec
     from hutch.protocols.mcp.run_code import ClientRun

@@ -19,11 +19,11 @@ from hutch.text import now_rfc3339
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from hutch.kernel.checkpoint import Checkpoint
-    from hutch.kernel.suspended_runs import SuspendedRuns
+    from hutch.kernel.durable.checkpoint import Checkpoint
+    from hutch.kernel.durable.suspended_runs import SuspendedRuns
     from hutch.protocols.toolscript.gateway.approvals import Approvals
     from hutch.session.tools.tool import ToolContext
-    from hutch.store.tables.checkpoints import Question
+    from hutch.store.tables.durable.checkpoints import Question
 
 logger = logging.getLogger("hutch.toolscript")
 
@@ -115,7 +115,7 @@ class StoredApprovals:
         if another server has suspended the run. Raises HutchError.
         """
         found = []
-        for stored in await self._runs.questions(run_id):
+        for stored in await self._runs.calls.questions(run_id):
             call_id = stored.call_id
             asked = self._asked.get(call_id)
             is_decided = stored.decision is not None or call_id in self._decided
@@ -147,7 +147,7 @@ class StoredApprovals:
         whose server died. Raises HutchError.
         """
         before = dict(self._asked)
-        questions = {stored.call_id: stored for stored in await self._runs.questions()}
+        questions = {stored.call_id: stored for stored in await self._runs.calls.questions()}
         for call_id, asked in before.items():
             if not asked.is_decided and call_id not in questions:
                 asked.task.cancel()
@@ -157,7 +157,7 @@ class StoredApprovals:
 
     async def recover(self, run_id: str) -> None:
         """Does for one run what `synchronize` does for all. Raises HutchError."""
-        for stored in await self._runs.questions(run_id):
+        for stored in await self._runs.calls.questions(run_id):
             await self._take_over(stored)
         await self._runs.recover(run_id)
 
@@ -180,7 +180,7 @@ class StoredApprovals:
         message = "The call was denied" if denied else INTERRUPTED
         answer = Answer(code="tool_error", message=message)
         try:
-            await self._runs.answer(stored.run.run_id, stored.run.owner, {stored.call_id: answer})
+            await self._runs.calls.answer(stored.run.run_id, stored.run.owner, {stored.call_id: answer})
         except ResumeError as error:
             logger.info("another server was first: %s", error)
 
@@ -202,19 +202,19 @@ class StoredApprovals:
         try:
             decided = await self._approvals.wait_for_decision(asked.approval(run_id))
             self._asked[call_id].is_decided = True
-            if not await self._runs.decide(run_id, call_id, decided.decision, decided.decided_by):
+            if not await self._runs.calls.decide(run_id, call_id, decided.decision, decided.decided_by):
                 self._decided.append(call_id)
                 logger.info("the approval %s was decided by another server, or its run has ended", asked.id)
                 return
             self._decided.append(call_id)
             log_decision(asked.approval(run_id), decided)
             answer = await self._answer(run_id, asked, decided)
-            await self._runs.answer(run_id, owner, {call_id: answer})
+            await self._runs.calls.answer(run_id, owner, {call_id: answer})
         except HutchError as error:
             logger.warning("the approval %s of run %s failed: %s", asked.id, run_id, error)
             return
         finally:
-            self._runs.abandon(call_id)
+            self._runs.calls.abandon(call_id)
         self._runs.continue_in_background(run_id, owner)
 
     async def _answer(self, run_id: str, asked: StoredQuestion, decided: ApprovalAnswer) -> Answer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hutch.store.models import now
 from hutch.store.store import Store
-from hutch.store.tables.checkpoints import CheckpointRow
+from hutch.store.tables.durable.checkpoints import CheckpointRow
 
 
 def row(generation: int, expires_in: float) -> CheckpointRow:

@@ -15,7 +15,7 @@ from tests.support import databases
 
 import hutch
 from hutch.errors import InvalidExecution, VaultError
-from hutch.kernel import checkpoint as checkpoints
+from hutch.kernel.durable import checkpoint as checkpoints
 from hutch.settings import Settings
 from hutch.store.backends.base import SqlStatement
 from hutch.store.store import Store
@@ -200,7 +200,7 @@ async def test_invalid_answers_are_refused_and_the_run_stays_suspended(
 
 async def test_of_two_resumes_at_once_one_wins(first: hutch.Hutch, second: hutch.Hutch, tools: Tools) -> None:
     run_id, call_id = await suspend(first, tools)
-    await (await first._opened()).answer(run_id, "default", {call_id: _answer("yes")})
+    await (await first._opened()).calls.answer(run_id, "default", {call_id: _answer("yes")})
     attempts = [h.resume(run_id, tools=tools.all) for h in (first, second, first, second)]
     outcomes = await asyncio.gather(*attempts, return_exceptions=True)
     (run,) = [each for each in outcomes if isinstance(each, hutch.Run)]

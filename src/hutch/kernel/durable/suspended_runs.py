@@ -3,38 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from hutch.errors import (
-    AlreadyExists,
     ExecutionError,
     HutchError,
-    InvalidExecution,
     ResumeError,
-    ToolError,
 )
-from hutch.kernel import checkpoint as checkpoints
-from hutch.kernel.checkpoint import Checkpoint
+from hutch.kernel.durable import checkpoint as checkpoints
+from hutch.kernel.durable.checkpoint import Checkpoint
+from hutch.kernel.durable.checkpoint_storage import CheckpointStorage
+from hutch.kernel.durable.holds import HOLD_SECONDS, POLL_SECONDS, Holds, after
+from hutch.kernel.durable.pending_calls import PendingCalls
+from hutch.kernel.durable.resume_errors import cancelled, ended, expired, not_found
 from hutch.kernel.durable.sealed_run import SealedRun, seal, unseal
+from hutch.kernel.durable.stored_result import decode_result, encode_result
 from hutch.kernel.execution import Execution
-from hutch.kernel.stored_result import decode_result, encode_result
 from hutch.sandbox.runner.profile import profile_for
-from hutch.session.json_value import decode_value
 from hutch.session.run import Listener, PendingCall, Result, RunHandle
-from hutch.session.schema.problems import check_against_schema
 from hutch.session.suspension import Answer, SavedSession
 from hutch.session.tools.provider import Provider
-from hutch.store.tables.checkpoints import CheckpointRow, NewPendingCall, Question, StoredCall
-from hutch.text import cut, format_rfc3339, printable
 
 if TYPE_CHECKING:
     from hutch.kernel.kernel import Kernel, LoadSaved
@@ -46,21 +40,9 @@ logger = logging.getLogger("hutch.runs")
 SUSPENDED = "suspended"
 """Outcome of a run that was suspended, and the code of its error."""
 INTERRUPTED = "The process of the run died after the run had called a tool"
-HOLD_SECONDS = 30.0
-"""Time for which a process holds the runs that it continues. It extends the time while it lives."""
-EXTEND_SECONDS = 10.0
-POLL_SECONDS = 2.0
-"""Interval at which the end of a run that continues in another process is looked for."""
-MAX_QUESTIONS_PER_OWNER = 200
-"""Maximum number of calls of one owner that wait for approvals in the store."""
 MAX_CONTINUING = 16
 """Maximum number of runs that a server continues at once without a caller."""
-PART_BYTES = 512 * 1024
 DAY_SECONDS = 86_400.0
-LARGE_BYTES = 256 * 1024
-"""Size above which a checkpoint is compressed in a thread."""
-# Size of a checkpoint without the memory: the code, the pending calls and the recorded calls.
-OVERHEAD_BYTES = 64 * 1024 * 1024
 
 
 class SuspendedRuns:
@@ -72,14 +54,11 @@ class SuspendedRuns:
         self._settings = settings
         self._kernel = kernel
         self._open_store = open_store
-        self._holder = secrets.token_hex(8)
-        self._held: set[str] = set()
-        """Ids of the runs that this process continues."""
-        self._held_calls: set[str] = set()
-        """Ids of the approved calls that this process makes."""
+        self._holds = Holds(kernel, open_store)
+        self._checkpoints = CheckpointStorage(settings)
+        self.calls = PendingCalls(self._holds, open_store)
         self._is_draining = False
         self._continuing = asyncio.Semaphore(MAX_CONTINUING)
-        self._extending: asyncio.Task[None] | None = None
         self._listeners: dict[str, list[Listener]] = {}
         """Listeners of runs that were suspended in this process and have a caller that waits for the end."""
         self._ends: dict[str, list[asyncio.Future[Result]]] = {}
@@ -100,9 +79,9 @@ class SuspendedRuns:
         """Stores a run that was just suspended. Raises HutchError."""
         checkpoint = self._checkpoint(execution, run)
         store = await self._open_store()
-        data = await self._encode(checkpoint)
+        data = await self._checkpoints.encode(checkpoint)
         _check_not_cancelled(run)
-        if not await self._insert(store, checkpoint, data, self._holder):
+        if not await self._checkpoints.insert(store, checkpoint, data, self._holds.holder):
             raise ResumeError("checkpoint_in_use", f"Another process continues the run {run.id}.")
         if run.is_stored and await store.checkpoints.cancelled([run.id]):
             run.is_cancelled = True
@@ -111,7 +90,7 @@ class SuspendedRuns:
         except ResumeError:
             await store.checkpoints.delete_suspended(run.id)
             raise
-        self._held.discard(run.id)
+        self._holds.runs.discard(run.id)
         for listener in self.on_saved:
             listener(checkpoint)
         return checkpoint
@@ -130,34 +109,25 @@ class SuspendedRuns:
             checkpoint,
             session=msgspec.structs.replace(checkpoint.session, in_flight=in_flight, held_lines=[]),
         )
-        data = await self._encode(checkpoint)
+        data = await self._checkpoints.encode(checkpoint)
         _check_not_cancelled(run)
-        if not await self._insert(store, checkpoint, data, self._holder, keeps_hold=True):
+        if not await self._checkpoints.insert(store, checkpoint, data, self._holds.holder, keeps_hold=True):
             raise ResumeError("checkpoint_in_use", f"Another process continues the run {run.id}.")
         run.generation += 1
         run.is_stored = True
-        run.before_call = _Once(lambda: self._mark_called(store, run.id))
-        self._held.add(run.id)
-        self._keep_extending()
-        for call_id, answer in calls.begin_journal(partial(self._journal, run.id)).items():
-            await self._journal(run.id, call_id, answer)
+        run.before_call = self._holds.before_first_call(store, run.id)
+        self._holds.add_run(run.id)
+        for call_id, answer in calls.begin_journal(partial(self.calls.journal, run.id)).items():
+            await self.calls.journal(run.id, call_id, answer)
 
         async def load(saved: SavedSession) -> SavedSession:
             row = await store.checkpoints.get(run.id)
-            if row is None or row.holder != self._holder:
+            if row is None or row.holder != self._holds.holder:
                 raise ResumeError("checkpoint_in_use", f"Another process continues the run {run.id}.")
-            stored = (await self._decode(await store.checkpoints.state(row))).session
+            stored = (await self._checkpoints.decode(await store.checkpoints.state(row))).session
             return msgspec.structs.replace(saved, memory=stored.memory, manifests=stored.manifests)
 
         return load
-
-    async def _journal(self, run_id: str, call_id: str, answer: Answer) -> None:
-        store = await self._open_store()
-        try:
-            await store.checkpoints.answer(run_id, {call_id: msgspec.json.encode(answer).decode()})
-        except HutchError as error:
-            # If the process dies now, the guest is told that the call may have had an effect.
-            logger.warning("the result of a call of run %s could not be stored: %s", run_id, error)
 
     async def end_stored(self, run: RunHandle, result: Result | None) -> bool:
         """Stores the result of a run that this process holds. With None, or if the process shuts down before
@@ -166,69 +136,16 @@ class SuspendedRuns:
         """
         if result is not None and result.error is not None and result.error.code == SUSPENDED:
             return False
-        self._held.discard(run.id)
+        self._holds.runs.discard(run.id)
         store = await self._open_store()
         is_aborted = result is not None and result.error is not None and result.error.code == "cancelled"
         is_closing = (run.lost_runner and self._kernel.pool.is_closed) or (is_aborted and self._is_draining)
         if result is None or is_closing:
-            await store.checkpoints.release(run.id, self._holder)
+            await store.checkpoints.release(run.id, self._holds.holder)
             return False
-        await self._end(store, run.id, self._holder, result)
+        await self._end(store, run.id, self._holds.holder, result)
         self._report_end(run.id, result)
         return True
-
-    async def _insert(
-        self,
-        store: Store,
-        checkpoint: Checkpoint,
-        data: bytes,
-        previous_holder: str | None,
-        *,
-        keeps_hold: bool = False,
-    ) -> bool:
-        """Returns False if the store has the run already, and `previous_holder` does not continue it."""
-        maximum = self._settings.max_suspended_bytes_per_owner
-        stored_bytes = await store.checkpoints.stored_bytes(checkpoint.owner, checkpoint.run_id)
-        await self._check_questions(store, checkpoint)
-        if stored_bytes + len(data) > maximum:
-            raise ResumeError(
-                "too_many_suspended",
-                f"The suspended runs of this owner, and their results, would have more than {maximum} bytes"
-                " (setting max_suspended_bytes_per_owner). Continue or cancel some.",
-            )
-        calls = [
-            NewPendingCall(
-                call_id=call.call_id,
-                provider=call.provider,
-                tool=call.tool,
-                token_digest=None if call.token is None else _digest(call.token),
-                question=call.question,
-                in_flight=call.in_flight,
-            )
-            for call in (*checkpoint.session.pending, *checkpoint.session.in_flight)
-        ]
-        row = self._row(checkpoint, len(data))
-        if keeps_hold:
-            row = msgspec.structs.replace(
-                row, state="running", holder=self._holder, held_until=_after(HOLD_SECONDS)
-            )
-        parts = [data[start : start + PART_BYTES] for start in range(0, len(data), PART_BYTES)]
-        try:
-            return await store.checkpoints.save(row, parts, calls, previous_holder)
-        except AlreadyExists:
-            raise ResumeError("token_in_use", "Another pending call has the same token.") from None
-
-    async def _check_questions(self, store: Store, checkpoint: Checkpoint) -> None:
-        """Raises ResumeError if too many calls of an owner wait for approvals, which persons have to see."""
-        count = sum(call.question is not None for call in checkpoint.session.pending)
-        if count:
-            count += await store.checkpoints.count_questions(checkpoint.owner, checkpoint.run_id)
-        if count > MAX_QUESTIONS_PER_OWNER:
-            raise ResumeError(
-                "too_many_questions",
-                f"More than {MAX_QUESTIONS_PER_OWNER} calls of this owner would wait for approvals."
-                " Decide on some at /approvals.",
-            )
 
     def _checkpoint(self, execution: Execution, run: RunHandle) -> Checkpoint:
         assert run.session is not None
@@ -249,104 +166,6 @@ class SuspendedRuns:
             record_level=run.record_level,
         )
 
-    async def _encode(self, checkpoint: Checkpoint) -> bytes:
-        files = checkpoint.session.files
-        size = len(checkpoint.session.memory) + (0 if files is None else files.size)
-        if size < LARGE_BYTES:
-            return checkpoints.encode(checkpoint, self._max_bytes)
-        return await asyncio.to_thread(checkpoints.encode, checkpoint, self._max_bytes)
-
-    async def _decode(self, data: bytes) -> Checkpoint:
-        if len(data) <= LARGE_BYTES:
-            return checkpoints.decode(data, self._max_bytes)
-        return await asyncio.to_thread(checkpoints.decode, data, self._max_bytes)
-
-    @property
-    def _max_bytes(self) -> int:
-        settings = self._settings
-        return settings.max_checkpoint_bytes + 2 * settings.max_file_bytes + OVERHEAD_BYTES
-
-    def _row(self, checkpoint: Checkpoint, size: int) -> CheckpointRow:
-        return CheckpointRow(
-            run_id=checkpoint.run_id,
-            owner=checkpoint.owner,
-            protocol=checkpoint.protocol,
-            bundle=checkpoint.bundle,
-            generation=checkpoint.generation,
-            expires_at=format_rfc3339(datetime.fromtimestamp(checkpoint.expires_at, UTC)),
-            bytes=size,
-        )
-
-    # --- answers ---
-
-    async def answer(
-        self, run_id: str, owner: str, answers: Mapping[str, Answer], providers: Sequence[Provider] = ()
-    ) -> None:
-        """Stores results of pending calls. A result has to match the output schema of its tool, if the tool
-        is one of `providers`. Raises ResumeError if a call does not exist or has a result, InvalidExecution
-        if a result has the wrong type.
-        """
-        store = await self._open_store()
-        row = await store.checkpoints.get(run_id)
-        if row is None or row.owner != owner:
-            raise _not_found(run_id)
-        if row.state == "ended":
-            raise _ended(run_id)
-        known = {call.call_id: call for call in await store.checkpoints.calls(run_id)}
-        for call_id, answer in answers.items():
-            if call_id not in known:
-                waiting = ", ".join(known) or "no call"
-                raise ResumeError(
-                    "unknown_call",
-                    f"The run {run_id} has no pending call {printable(cut(call_id, 100))};"
-                    f" it waits for {waiting}.",
-                )
-            _check_result(known[call_id], answer, providers)
-        self._held_calls.difference_update(answers)
-        texts = {call_id: msgspec.json.encode(answer).decode() for call_id, answer in answers.items()}
-        answered = [call_id for call_id in answers if known[call_id].has_answer]
-        for call_id in answered or await store.checkpoints.answer(run_id, texts):
-            raise ResumeError(
-                "already_answered",
-                f"The call {call_id} already has a result. Resume the run without one for this call.",
-            )
-
-    async def resolve(self, token: str, answer: Answer) -> str:
-        """Stores the result of the call with a token. Returns the id of its run. Raises ResumeError."""
-        store = await self._open_store()
-        # The lookup compares digests, so that its duration says nothing about other tokens.
-        found = await store.checkpoints.find_call(_digest(token))
-        if found is None:
-            raise ResumeError("unknown_call", "There is no pending call with this token.")
-        row, call_id = found
-        if await store.checkpoints.answer(row.run_id, {call_id: msgspec.json.encode(answer).decode()}):
-            raise ResumeError("already_answered", "The call with this token already has a result.")
-        return row.run_id
-
-    async def questions(self, run_id: str | None = None) -> list[Question]:
-        """Returns the calls of all suspended runs, or of one, that wait for an approval or for the result of
-        an approved call.
-        """
-        store = await self._open_store()
-        return await store.checkpoints.questions(run_id)
-
-    async def decide(self, run_id: str, call_id: str, decision: str, decided_by: str | None) -> bool:
-        """Stores a decision, which this process carries out. Returns False if there is one already, or the
-        call does not wait any more. The caller has to call `answer`, or `abandon` if that is not possible.
-        """
-        store = await self._open_store()
-        is_first = await store.checkpoints.decide(
-            run_id, call_id, decision, decided_by, self._holder, _after(HOLD_SECONDS)
-        )
-        if is_first:
-            self._held_calls.add(call_id)
-            self._keep_extending()
-        return is_first
-
-    def abandon(self, call_id: str) -> None:
-        """Lets the hold of an approved call expire, because it is not known whether the call was made."""
-        self._held_calls.discard(call_id)
-
     # --- continuing ---
 
     async def resume(
@@ -354,15 +173,14 @@ class SuspendedRuns:
     ) -> tuple[Execution, RunHandle]:
         """Takes a suspended run out of the store. `run` continues it. Raises ResumeError and VaultError."""
         store = await self._open_store()
-        row = await store.checkpoints.take(run_id, owner, self._holder, _after(HOLD_SECONDS))
+        row = await store.checkpoints.take(run_id, owner, self._holds.holder, after(HOLD_SECONDS))
         if row is None:
             raise await self._refusal(store, run_id, owner)
-        self._held.add(run_id)
-        self._keep_extending()
+        self._holds.add_run(run_id)
         try:
             data = await store.checkpoints.state(row)
             checkpoints.check_bundle(row.bundle)
-            checkpoint = await self._decode(data)
+            checkpoint = await self._checkpoints.decode(data)
             answers = {
                 call_id: msgspec.json.decode(text, type=Answer)
                 for call_id, text in (await store.checkpoints.answers(run_id)).items()
@@ -372,8 +190,8 @@ class SuspendedRuns:
                 if call.in_flight == "once" and call.call_id not in answers:
                     answers[call.call_id] = Answer(code="tool_error", message=_interrupted_call(call))
         except BaseException:
-            self._held.discard(run_id)
-            await store.checkpoints.release(run_id, self._holder)
+            self._holds.runs.discard(run_id)
+            await store.checkpoints.release(run_id, self._holds.holder)
             raise
         execution = Execution(
             code=checkpoint.code,
@@ -397,7 +215,7 @@ class SuspendedRuns:
             listeners=self._listeners.get(run_id, []),
             is_stored=True,
         )
-        run.before_call = _Once(lambda: self._mark_called(store, run_id))
+        run.before_call = self._holds.before_first_call(store, run_id)
         return execution, run
 
     async def run(self, execution: Execution, run: RunHandle) -> Result:
@@ -406,7 +224,7 @@ class SuspendedRuns:
             return await self._kernel.run(execution, run)
         except BaseException:
             # The kernel may have refused the run, for example because of a quota.
-            if run.id in self._held:
+            if run.id in self._holds.runs:
                 await self.end_stored(run, None)
             raise
 
@@ -437,7 +255,7 @@ class SuspendedRuns:
         store = await self._open_store()
         row = await store.checkpoints.get(run_id)
         if row is None or row.owner != owner:
-            raise _not_found(run_id)
+            raise not_found(run_id)
         if row.state != "suspended":
             raise await self._refusal(store, run_id, owner)
         if self.provide_tools is None or row.protocol not in self.continued_protocols:
@@ -451,7 +269,7 @@ class SuspendedRuns:
                     "approval_needed", f"The call {call.call_id} waits for a decision at /approvals."
                 )
         if answers:
-            await self.answer(run_id, owner, answers, await self.provide_tools())
+            await self.calls.answer(run_id, owner, answers, await self.provide_tools())
         elif calls and not any(call.has_answer for call in calls):
             waiting = ", ".join(call.call_id for call in calls)
             raise ResumeError("unknown_call", f"The run {run_id} waits for results of {waiting}.")
@@ -541,53 +359,23 @@ class SuspendedRuns:
         store = await self._open_store()
         row = await store.checkpoints.get(run_id)
         if row is None or row.owner != owner:
-            raise _not_found(run_id)
+            raise not_found(run_id)
         text = await store.checkpoints.result(run_id)
         return None if text is None else decode_result(text, run_id)
-
-    async def _mark_called(self, store: Store, run_id: str) -> None:
-        try:
-            is_held = await store.checkpoints.mark_called(run_id, self._holder)
-        except HutchError as error:
-            raise ToolError(f"The call was not made, because it could not be recorded: {error}") from None
-        if not is_held:
-            raise ToolError(
-                "The call was not made, because another process continues the run, or it was cancelled"
-            )
 
     async def _refusal(self, store: Store, run_id: str, owner: str) -> ResumeError:
         row = await store.checkpoints.get(run_id)
         if row is None or row.owner != owner:
-            return _not_found(run_id)
-        if row.state == "called" and row.held_until is not None and row.held_until < _after(0):
+            return not_found(run_id)
+        if row.state == "called" and row.held_until is not None and row.held_until < after(0):
             await self.end_interrupted()
             message = f"The run {run_id} was interrupted: its process died after it had called a tool."
             return ResumeError("checkpoint_ended", message)
         if row.state == "ended":
-            return _ended(run_id)
+            return ended(run_id)
         if row.state == "suspended":
-            return _expired(row)
+            return expired(row)
         return ResumeError("checkpoint_in_use", f"The run {run_id} is already running.")
-
-    def _keep_extending(self) -> None:
-        if self._extending is None or self._extending.done():
-            self._extending = asyncio.get_running_loop().create_task(self._extend())
-
-    async def _extend(self) -> None:
-        extended_at = time.monotonic()
-        while self._held or self._held_calls:
-            await asyncio.sleep(POLL_SECONDS)
-            try:
-                store = await self._open_store()
-                for run_id in await store.checkpoints.cancelled([*self._held]):
-                    if run_id in self._kernel.active:
-                        self._kernel.active[run_id][1].stop()
-                if time.monotonic() - extended_at < EXTEND_SECONDS:
-                    continue
-                until, extended_at = _after(HOLD_SECONDS), time.monotonic()
-                await store.checkpoints.extend(self._holder, until, [*self._held], [*self._held_calls])
-            except HutchError as error:
-                logger.warning("cannot extend the hold of resumed runs: %s", error)
 
     # --- sealed copies ---
 
@@ -609,20 +397,22 @@ class SuspendedRuns:
         """Adds a sealed run to the store, unless the store has it. Returns its id. Raises ResumeError and
         VaultError.
         """
-        sealed = await unseal(data, self._settings.home_path, self._max_bytes)
+        sealed = await unseal(data, self._settings.home_path, self._checkpoints.max_bytes)
         row, run_id = sealed.row, sealed.row.run_id
         if row.owner != owner:
-            raise _not_found(run_id)
-        if row.expires_at < _after(0):
-            raise _expired(row)
+            raise not_found(run_id)
+        if row.expires_at < after(0):
+            raise expired(row)
         checkpoints.check_bundle(row.bundle)
         store = await self._open_store()
         stored = await store.checkpoints.get(run_id)
         if stored is None:
-            await self._insert(store, await self._decode(sealed.state), sealed.state, None)
+            await self._checkpoints.insert(
+                store, await self._checkpoints.decode(sealed.state), sealed.state, None
+            )
             stored = await store.checkpoints.get(run_id)
         if stored is None or stored.owner != owner:
-            raise _not_found(run_id)
+            raise not_found(run_id)
         if stored.state != "ended" and stored.generation != row.generation:
             raise ResumeError(
                 "checkpoint_superseded", f"The run {run_id} has continued since this checkpoint was taken."
@@ -637,7 +427,7 @@ class SuspendedRuns:
         """Ends a suspended run. Returns False if it is not suspended."""
         store = await self._open_store()
         row = await store.checkpoints.get(run_id)
-        error = _cancelled()
+        error = cancelled()
         end = Result(ok=False, error=ExecutionError(error.code, str(error)), run_id=run_id)
         # The row stays, so that a sealed copy of the run cannot be continued either.
         if row is None or row.owner != owner or not await self._end(store, run_id, None, end):
@@ -659,7 +449,7 @@ class SuspendedRuns:
     async def _end(
         self, store: Store, run_id: str, holder: str | None, result: Result, *, is_dead: bool = False
     ) -> bool:
-        expires_at = _after(self._settings.checkpoint_days * DAY_SECONDS)
+        expires_at = after(self._settings.checkpoint_days * DAY_SECONDS)
         return await store.checkpoints.end(run_id, holder, encode_result(result), expires_at, is_dead=is_dead)
 
     def _report_end(self, run_id: str, result: Result) -> None:
@@ -689,43 +479,15 @@ class SuspendedRuns:
 
     async def close(self) -> None:
         self._is_draining = True
-        tasks = [*self._background] if self._extending is None else [*self._background, self._extending]
-        for task in tasks:
+        for task in self._background:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-class _Once:
-    """Awaits an action the first time that it is called."""
-
-    def __init__(self, action: Callable[[], Awaitable[None]]) -> None:
-        self._action: Callable[[], Awaitable[None]] | None = action
-        self._lock = asyncio.Lock()
-
-    async def __call__(self) -> None:
-        if self._action is None:
-            return
-        async with self._lock:
-            if self._action is not None:
-                await self._action()
-                self._action = None
-
-
-def _digest(token: str) -> str:
-    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _after(seconds: float) -> str:
-    return format_rfc3339(datetime.fromtimestamp(time.time() + seconds, UTC))
+        await asyncio.gather(*self._background, return_exceptions=True)
+        await self._holds.close()
 
 
 def _check_not_cancelled(run: RunHandle) -> None:
     if run.is_cancelled:
-        raise _cancelled()
-
-
-def _cancelled() -> ResumeError:
-    return ResumeError("cancelled", "The run was cancelled while it was suspended")
+        raise cancelled()
 
 
 def _interrupted_call(call: PendingCall) -> str:
@@ -733,26 +495,3 @@ def _interrupted_call(call: PendingCall) -> str:
         f"The process died while it called {call.provider}.{call.tool}: the call may have had an effect."
         " It was not made again, because the tool is not marked as idempotent"
     )
-
-
-def _ended(run_id: str) -> ResumeError:
-    return ResumeError("checkpoint_ended", f"The run {run_id} has ended.")
-
-
-def _expired(row: CheckpointRow) -> ResumeError:
-    return ResumeError("checkpoint_expired", f"The run {row.run_id} was suspended until {row.expires_at}.")
-
-
-def _check_result(call: StoredCall, answer: Answer, providers: Sequence[Provider]) -> None:
-    """Raises InvalidExecution if a result does not match the output schema of its tool."""
-    provider = next((each for each in providers if each.name == call.provider), None)
-    tool = None if provider is None or call.tool is None else provider.tools.get(call.tool)
-    if tool is None or tool.output_schema is None or answer.result_json is None:
-        return
-    problems = check_against_schema(dict(tool.output_schema), decode_value(answer.result_json))
-    if problems:
-        raise InvalidExecution(f"results.{call.call_id}", str(problems[0]))
-
-
-def _not_found(run_id: str) -> ResumeError:
-    return ResumeError("checkpoint_not_found", f"There is no suspended run {run_id}.")

@@ -1,0 +1,116 @@
+"""Stores checkpoints within the limits of their owner, and encodes large ones in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hutch.errors import AlreadyExists, ResumeError
+from hutch.kernel.durable import checkpoint as checkpoints
+from hutch.kernel.durable.checkpoint import Checkpoint
+from hutch.kernel.durable.holds import HOLD_SECONDS, after
+from hutch.kernel.durable.pending_calls import token_digest
+from hutch.store.tables.durable.checkpoints import CheckpointRow, NewPendingCall
+from hutch.text import format_rfc3339
+
+if TYPE_CHECKING:
+    from hutch.settings import Settings
+    from hutch.store.store import Store
+
+MAX_QUESTIONS_PER_OWNER = 200
+"""Maximum number of calls of one owner that wait for approvals in the store."""
+PART_BYTES = 512 * 1024
+LARGE_BYTES = 256 * 1024
+"""Size above which a checkpoint is compressed in a thread."""
+# Size of a checkpoint without the memory: the code, the pending calls and the recorded calls.
+OVERHEAD_BYTES = 64 * 1024 * 1024
+
+
+class CheckpointStorage:
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    async def insert(
+        self,
+        store: Store,
+        checkpoint: Checkpoint,
+        data: bytes,
+        holder: str | None,
+        *,
+        keeps_hold: bool = False,
+    ) -> bool:
+        """Stores a checkpoint. With `keeps_hold`, `holder` continues the run. Returns False if the store has
+        the run already, and `holder` does not continue it. Raises ResumeError.
+        """
+        maximum = self._settings.max_suspended_bytes_per_owner
+        stored_bytes = await store.checkpoints.stored_bytes(checkpoint.owner, checkpoint.run_id)
+        await self._check_questions(store, checkpoint)
+        if stored_bytes + len(data) > maximum:
+            raise ResumeError(
+                "too_many_suspended",
+                f"The suspended runs of this owner, and their results, would have more than {maximum} bytes"
+                " (setting max_suspended_bytes_per_owner). Continue or cancel some.",
+            )
+        calls = [
+            NewPendingCall(
+                call_id=call.call_id,
+                provider=call.provider,
+                tool=call.tool,
+                token_digest=None if call.token is None else token_digest(call.token),
+                question=call.question,
+                in_flight=call.in_flight,
+            )
+            for call in (*checkpoint.session.pending, *checkpoint.session.in_flight)
+        ]
+        row = _row(checkpoint, len(data))
+        if keeps_hold:
+            row = msgspec.structs.replace(row, state="running", holder=holder, held_until=after(HOLD_SECONDS))
+        parts = [data[start : start + PART_BYTES] for start in range(0, len(data), PART_BYTES)]
+        try:
+            return await store.checkpoints.save(row, parts, calls, holder)
+        except AlreadyExists:
+            raise ResumeError("token_in_use", "Another pending call has the same token.") from None
+
+    async def _check_questions(self, store: Store, checkpoint: Checkpoint) -> None:
+        """Raises ResumeError if too many calls of an owner wait for approvals, which persons have to see."""
+        count = sum(call.question is not None for call in checkpoint.session.pending)
+        if count:
+            count += await store.checkpoints.count_questions(checkpoint.owner, checkpoint.run_id)
+        if count > MAX_QUESTIONS_PER_OWNER:
+            raise ResumeError(
+                "too_many_questions",
+                f"More than {MAX_QUESTIONS_PER_OWNER} calls of this owner would wait for approvals."
+                " Decide on some at /approvals.",
+            )
+
+    async def encode(self, checkpoint: Checkpoint) -> bytes:
+        files = checkpoint.session.files
+        size = len(checkpoint.session.memory) + (0 if files is None else files.size)
+        if size < LARGE_BYTES:
+            return checkpoints.encode(checkpoint, self.max_bytes)
+        return await asyncio.to_thread(checkpoints.encode, checkpoint, self.max_bytes)
+
+    async def decode(self, data: bytes) -> Checkpoint:
+        if len(data) <= LARGE_BYTES:
+            return checkpoints.decode(data, self.max_bytes)
+        return await asyncio.to_thread(checkpoints.decode, data, self.max_bytes)
+
+    @property
+    def max_bytes(self) -> int:
+        settings = self._settings
+        return settings.max_checkpoint_bytes + 2 * settings.max_file_bytes + OVERHEAD_BYTES
+
+
+def _row(checkpoint: Checkpoint, size: int) -> CheckpointRow:
+    return CheckpointRow(
+        run_id=checkpoint.run_id,
+        owner=checkpoint.owner,
+        protocol=checkpoint.protocol,
+        bundle=checkpoint.bundle,
+        generation=checkpoint.generation,
+        expires_at=format_rfc3339(datetime.fromtimestamp(checkpoint.expires_at, UTC)),
+        bytes=size,
+    )

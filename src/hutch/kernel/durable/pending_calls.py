@@ -1,0 +1,124 @@
+"""Results of the calls that suspended runs wait for, and decisions about those that need an approval."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hutch.errors import HutchError, InvalidExecution, ResumeError
+from hutch.kernel.durable.holds import HOLD_SECONDS, Holds, after
+from hutch.kernel.durable.resume_errors import ended, not_found
+from hutch.session.json_value import decode_value
+from hutch.session.schema.problems import check_against_schema
+from hutch.session.suspension import Answer
+from hutch.session.tools.provider import Provider
+from hutch.store.tables.durable.checkpoints import Question, StoredCall
+from hutch.text import cut, printable
+
+if TYPE_CHECKING:
+    from hutch.store.store import Store
+
+logger = logging.getLogger("hutch.runs")
+
+
+class PendingCalls:
+    """Pending calls of all suspended runs of one store."""
+
+    def __init__(self, holds: Holds, open_store: Callable[[], Awaitable[Store]]) -> None:
+        self._holds = holds
+        self._open_store = open_store
+
+    async def answer(
+        self, run_id: str, owner: str, answers: Mapping[str, Answer], providers: Sequence[Provider] = ()
+    ) -> None:
+        """Stores results of pending calls. A result has to match the output schema of its tool, if the tool
+        is one of `providers`. Raises ResumeError if a call does not exist or has a result, InvalidExecution
+        if a result has the wrong type.
+        """
+        store = await self._open_store()
+        row = await store.checkpoints.get(run_id)
+        if row is None or row.owner != owner:
+            raise not_found(run_id)
+        if row.state == "ended":
+            raise ended(run_id)
+        known = {call.call_id: call for call in await store.checkpoints.calls(run_id)}
+        for call_id, answer in answers.items():
+            if call_id not in known:
+                waiting = ", ".join(known) or "no call"
+                raise ResumeError(
+                    "unknown_call",
+                    f"The run {run_id} has no pending call {printable(cut(call_id, 100))};"
+                    f" it waits for {waiting}.",
+                )
+            _check_result(known[call_id], answer, providers)
+        self._holds.calls.difference_update(answers)
+        texts = {call_id: msgspec.json.encode(answer).decode() for call_id, answer in answers.items()}
+        answered = [call_id for call_id in answers if known[call_id].has_answer]
+        for call_id in answered or await store.checkpoints.answer(run_id, texts):
+            raise ResumeError(
+                "already_answered",
+                f"The call {call_id} already has a result. Resume the run without one for this call.",
+            )
+
+    async def resolve(self, token: str, answer: Answer) -> str:
+        """Stores the result of the call with a token. Returns the id of its run. Raises ResumeError."""
+        store = await self._open_store()
+        # The lookup compares digests, so that its duration says nothing about other tokens.
+        found = await store.checkpoints.find_call(token_digest(token))
+        if found is None:
+            raise ResumeError("unknown_call", "There is no pending call with this token.")
+        row, call_id = found
+        if await store.checkpoints.answer(row.run_id, {call_id: msgspec.json.encode(answer).decode()}):
+            raise ResumeError("already_answered", "The call with this token already has a result.")
+        return row.run_id
+
+    async def questions(self, run_id: str | None = None) -> list[Question]:
+        """Returns the calls of all suspended runs, or of one, that wait for an approval or for the result of
+        an approved call.
+        """
+        store = await self._open_store()
+        return await store.checkpoints.questions(run_id)
+
+    async def decide(self, run_id: str, call_id: str, decision: str, decided_by: str | None) -> bool:
+        """Stores a decision, which this process carries out. Returns False if there is one already, or the
+        call does not wait any more. The caller has to call `answer`, or `abandon` if that is not possible.
+        """
+        store = await self._open_store()
+        is_first = await store.checkpoints.decide(
+            run_id, call_id, decision, decided_by, self._holds.holder, after(HOLD_SECONDS)
+        )
+        if is_first:
+            self._holds.add_call(call_id)
+        return is_first
+
+    def abandon(self, call_id: str) -> None:
+        """Lets the hold of an approved call expire, because it is not known whether the call was made."""
+        self._holds.calls.discard(call_id)
+
+    async def journal(self, run_id: str, call_id: str, answer: Answer) -> None:
+        """Stores the result of a tool that this process runs."""
+        store = await self._open_store()
+        try:
+            await store.checkpoints.answer(run_id, {call_id: msgspec.json.encode(answer).decode()})
+        except HutchError as error:
+            # If the process dies now, the guest is told that the call may have had an effect.
+            logger.warning("the result of a call of run %s could not be stored: %s", run_id, error)
+
+
+def token_digest(token: str) -> str:
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _check_result(call: StoredCall, answer: Answer, providers: Sequence[Provider]) -> None:
+    """Raises InvalidExecution if a result does not match the output schema of its tool."""
+    provider = next((each for each in providers if each.name == call.provider), None)
+    tool = None if provider is None or call.tool is None else provider.tools.get(call.tool)
+    if tool is None or tool.output_schema is None or answer.result_json is None:
+        return
+    problems = check_against_schema(dict(tool.output_schema), decode_value(answer.result_json))
+    if problems:
+        raise InvalidExecution(f"results.{call.call_id}", str(problems[0]))

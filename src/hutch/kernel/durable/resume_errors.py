@@ -1,0 +1,22 @@
+"""Reasons for which a suspended run is not continued."""
+
+from __future__ import annotations
+
+from hutch.errors import ResumeError
+from hutch.store.tables.durable.checkpoints import CheckpointRow
+
+
+def not_found(run_id: str) -> ResumeError:
+    return ResumeError("checkpoint_not_found", f"There is no suspended run {run_id}.")
+
+
+def ended(run_id: str) -> ResumeError:
+    return ResumeError("checkpoint_ended", f"The run {run_id} has ended.")
+
+
+def expired(row: CheckpointRow) -> ResumeError:
+    return ResumeError("checkpoint_expired", f"The run {row.run_id} was suspended until {row.expires_at}.")
+
+
+def cancelled() -> ResumeError:
+    return ResumeError("cancelled", "The run was cancelled while it was suspended")

@@ -1,0 +1,1 @@
+"""Suspended runs, and sessions whose turns share their variables."""
