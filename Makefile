@@ -36,7 +36,7 @@ test: install .venv/.postgres .venv/.curl .venv/.chromium style ## lint, type ch
 
 # Two processes per core, at most 8: tests often wait, but those with timing need some of the processor.
 pytest: .venv/.collected
-	.venv/bin/python -m pytest -n $$(n=$$(nproc); echo $$((n < 4 ? 2 * n : 8))) --no-loadscope-reorder $(ARGS)
+	.venv/bin/python -m pytest -n $$(n=$$(nproc); echo $$((n < 4 ? 2 * n : 8))) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Runs in parallel with the Python tests; its output is printed at the end.
 checks:

@@ -16,7 +16,6 @@ import httpx2
 import pytest
 from tests.support import databases
 from tests.support.processes import ServeProcess, running_server
-from xdist.scheduler.loadfile import LoadFileScheduling
 
 import hutch
 from hutch.session.json_value import well_formed
@@ -27,9 +26,6 @@ from hutch.vault.flow_keys import open_store
 # These choose the programs to test with and stay in the environment.
 BINARIES = ("HUTCH_DENO", "HUTCH_BWRAP")
 ALIASES = ("EXECUTOR_API_KEY", "PROXY_URL")
-
-TESTS = Path(__file__).parent
-BROWSER = TESTS / "console/browser"
 
 Run = Callable[..., Awaitable[hutch.Result]]
 
@@ -42,23 +38,10 @@ gc.disable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begins with the tests of this folder and of the browser: some take long, and the other processes would
-    wait for them at the end.
+    """Begins with the files of this folder: some take long, and the other processes would wait for them at
+    the end.
     """
-    items.sort(key=lambda item: item.path.parent not in (TESTS, BROWSER))
-
-
-class FileScheduling(LoadFileScheduling):
-    """Runs the tests of a file in one process, and all that share the browser."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        file = super()._split_scope(nodeid)
-        return str(BROWSER) if (self.config.rootpath / file).is_relative_to(BROWSER) else file
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
-    return FileScheduling(config, log)
+    items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
 
 
 def pytest_collection_finish() -> None:

@@ -21,12 +21,12 @@ expect.set_options(timeout=TIMEOUT_MS)
 OpenPage = Callable[..., Page]
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     program = shutil.which("chromium") or shutil.which("chromium-browser")
     assert program, "the tests need Chromium: run `apt install chromium`"
-    # Playwright's event loop runs in this thread until the `with` block ends, and asynchronous tests cannot
-    # run meanwhile. So the browser ends with this folder, which has none.
+    # Playwright's event loop runs in this thread until the `with` block ends, and asynchronous tests of other
+    # modules cannot run meanwhile. So each module has its own browser.
     with sync_playwright() as playwright:
         # Chromium refuses to run its own sandbox as root. It only opens pages of this machine.
         arguments = ["--no-sandbox"] if os.getuid() == 0 else []
@@ -47,10 +47,10 @@ def server(home: str) -> Iterator[ServeProcess]:
         yield running
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def shared_page(browser: Browser) -> Iterator[Page]:
-    """A page that all tests use in turn: a new one takes a second or two of CPU time, because Chromium starts
-    a process for it and compiles the scripts again.
+    """A page that all tests of a module use in turn: a new one takes a second or two of CPU time, because
+    Chromium starts a process for it and compiles the scripts again.
     """
     context = browser.new_context(viewport=VIEWPORT)
     context.set_default_timeout(TIMEOUT_MS)
@@ -77,9 +77,8 @@ def page(shared_page: Page) -> Iterator[Page]:
     shared_page.remove_listener("pageerror", on_error)
     shared_page.remove_listener("console", on_message)
     shared_page.evaluate("localStorage.clear(), sessionStorage.clear()")
-    # Otherwise a URL that differs only in its fragment would not load the page again. For an empty page,
-    # Chromium would start another process.
-    shared_page.goto(shared_page.evaluate("location.origin") + "/health")
+    # Otherwise a URL that differs only in its fragment would not load the page again.
+    shared_page.goto("about:blank")
     shared_page.context.clear_cookies()
     shared_page.set_viewport_size(VIEWPORT)
     shared_page.emulate_media(color_scheme="null")
