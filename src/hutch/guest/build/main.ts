@@ -2,7 +2,7 @@
 
 import wasm from "quickjs-wasi/quickjs.wasm" with { type: "bytes" };
 import { PRELUDES } from "../quickjs/runner.ts";
-import { buildImage } from "../quickjs/vm.ts";
+import { buildImage } from "./image.ts";
 import { patchWasm } from "./patch_wasm.ts";
 
 const root = `${import.meta.dirname}/..`;

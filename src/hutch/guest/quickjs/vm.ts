@@ -22,7 +22,9 @@ const MAX_FAULTS = 1_000;
 /** A C function that calls no other may use this much of the stack without moving the stack pointer. */
 const RED_ZONE_BYTES = 128;
 /** Size of the area for a call's arguments; its last word receives lengths. */
-const SCRATCH_BYTES = 64;
+export const SCRATCH_BYTES = 64;
+/** Flag of `qjs_compile`. */
+const STRIP_SOURCE = 1 << 4;
 
 interface Exports {
   memory: WebAssembly.Memory;
@@ -37,6 +39,8 @@ interface Exports {
   qjs_set_interrupt_handler(on: number): void;
   qjs_set_max_stack_size(bytes: number): void;
   qjs_eval(code: number, length: number, file: number, flags: number): number;
+  qjs_compile(code: number, length: number, file: number, flags: number, strip: number, out: number): number;
+  qjs_eval_bytecode(bytes: number, length: number): number;
   qjs_call(fn: number, self: number, argc: number, argv: number): number;
   qjs_is_exception(box: number): number;
   qjs_get_exception(): number;
@@ -363,6 +367,23 @@ export class Vm {
     return box;
   }
 
+  /** Compiles a script to bytecode that does not contain the source. Only needed to build an image. */
+  compile(code: string, file: string): Uint8Array {
+    const [source, length] = this.#write(code), [name] = this.#write(file), out = this.allocate(4);
+    const address = this.#exports.qjs_compile(source, length, name, 0, STRIP_SOURCE, out);
+    if (address === 0) throw new Error(`${file} has a syntax error`);
+    const { buffer } = this.#exports.memory;
+    return new Uint8Array(buffer, address, new DataView(buffer).getUint32(out, true)).slice();
+  }
+
+  evaluateBytecode(bytes: Uint8Array): number {
+    const address = this.allocate(bytes.length);
+    new Uint8Array(this.#exports.memory.buffer).set(bytes, address);
+    const box = this.#exports.qjs_eval_bytecode(address, bytes.length);
+    this.#exports.wasm_free(address);
+    return box;
+  }
+
   isException(box: number): boolean {
     return this.#exports.qjs_is_exception(box) !== 0;
   }
@@ -444,50 +465,4 @@ export interface Image {
   scratch: number;
   /** Boxes of the prelude's functions by name. */
   entry: Record<string, number>;
-}
-
-const BLANK: Image = {
-  heap: new Uint8Array(0),
-  stackPointer: 0,
-  context: 0,
-  undefinedBox: 0,
-  scratch: 0,
-  entry: {},
-};
-
-export function buildImage(
-  module: WebAssembly.Module,
-  hostFunctions: string,
-  prelude: string,
-  entries: string[],
-): Image {
-  const stub = (vm: Vm) => vm.undefined();
-  const vm = new Vm(module, BLANK, Object.fromEntries([...hostFunctions].map((name) => [name, stub])));
-  vm.boot();
-  vm.defineHostFunctions(hostFunctions);
-  const undefinedBox = vm.undefined(), scratch = vm.allocate(SCRATCH_BYTES);
-  const exports = vm.evaluate(prelude, "hutch:prelude.js");
-  if (vm.isException(exports)) throw new Error("The prelude fails");
-  const entry = Object.fromEntries(entries.map((name) => [name, vm.property(exports, name)]));
-  const { stackPointer, contextAddress: context } = vm;
-  const image = {
-    heap: vm.capture().slice(stackPointer),
-    stackPointer,
-    context,
-    undefinedBox,
-    scratch,
-    entry,
-  };
-  checkRandom(new Vm(module, image, {}));
-  return image;
-}
-
-/** Checks RANDOM_STATE: if it were wrong, Math.random would return the same numbers after each reset. */
-function checkRandom(vm: Vm): void {
-  const draw = () => {
-    vm.reset();
-    vm.limit(1 << 20);
-    return vm.toNumber(vm.evaluate("Math.random()", "check.js"));
-  };
-  if (draw() === draw()) throw new Error("Math.random is not reseeded: JSContext has another layout");
 }

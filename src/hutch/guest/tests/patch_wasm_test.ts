@@ -3,7 +3,8 @@
 import assert from "node:assert";
 import wasm from "quickjs-wasi/quickjs.wasm" with { type: "bytes" };
 import { leb, patchWasm } from "../build/patch_wasm.ts";
-import { buildImage, Vm } from "../quickjs/vm.ts";
+import { buildImage } from "../build/image.ts";
+import { Vm } from "../quickjs/vm.ts";
 
 const module = new WebAssembly.Module(patchWasm(wasm));
 const image = buildImage(module, "", "({ run: (f) => { f() } })", ["run"]);
