@@ -142,11 +142,6 @@ def _steps() -> Json:
     )
 
 
-def _run_action(summary: str, failures: Sequence[str] = (), status: int = 200) -> Json:
-    schema = object_of({"ok": {"const": True}, "run_id": TEXT})
-    return _operation(summary, schema, ("NOT_FOUND", *failures), parameters=[_ID], status=status)
-
-
 def _retry() -> Json:
     steps: Json = {"type": "array", "items": TEXT}
     return _operation(
