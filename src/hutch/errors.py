@@ -214,8 +214,9 @@ class Suspend(ToolError):
 class ResumeError(HutchError):
     """A suspended run cannot be continued.
 
-    `code` is checkpoint_not_found, checkpoint_in_use, checkpoint_ended, checkpoint_expired,
-    checkpoint_incompatible, checkpoint_invalid, unknown_call or already_answered.
+    `code` is checkpoint_not_found, checkpoint_in_use, checkpoint_ended, checkpoint_superseded,
+    checkpoint_expired, checkpoint_incompatible, checkpoint_invalid, unknown_call, already_answered,
+    too_many_suspended, too_many_questions or token_in_use; over HTTP also approval_needed or tools_elsewhere.
     """
 
     def __init__(self, code: str, message: str) -> None:

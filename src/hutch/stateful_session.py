@@ -26,7 +26,7 @@ class Session:
         result = await s.run("x + 1")  # result.result == 2
     ```
 
-    At the end of the context, the session is stored, so that another process can go on with it. Without the
+    At the end of the context, the session is stored, so that another process can continue it. Without the
     context, it is stored a second after its last turn. Turns run one after the other. A turn that fails
     changes nothing.
     """
@@ -95,7 +95,7 @@ class Session:
         return await (await self._sessions()).get(self.id, self.owner)
 
     async def store(self) -> None:
-        """Stores the session now, so that another process can go on with it. Raises HutchError."""
+        """Stores the session now, so that another process can continue it. Raises HutchError."""
         await (await self._sessions()).store_now(self.id, self.owner)
 
     async def delete(self) -> None:

@@ -421,7 +421,7 @@ class SuspendedRuns:
         await store.checkpoints.answer(run_id, sealed.answers)
         return run_id
 
-    # --- the rest ---
+    # --- ending ---
 
     async def cancel(self, run_id: str, owner: str) -> bool:
         """Ends a suspended run. Returns False if it is not suspended."""

@@ -1,4 +1,4 @@
-"""Asks the client's user for approvals by MCP elicitation."""
+"""Asks the client's user by MCP elicitation: for approvals, and for input that tools request."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ FORM: dict[str, Any] = {
 
 
 class Elicitor:
-    """Asks for approvals, and what tools ask the user, by elicitation.
+    """Asks the client of a run for approvals, and passes the questions of tools on to it.
 
     With `is_only_client`, only the client can answer, because there is no `/approvals` route.
     """
@@ -84,8 +84,8 @@ class Elicitor:
     async def answer_tool(
         self, server: str, tool: str, run_id: str | None, requests: InputRequests
     ) -> InputResponses:
-        """Asks the client of a run what a tool asks the user. Raises UpstreamError if it cannot be
-        asked.
+        """Passes questions of a tool on to the client of its run, and returns the answers. Raises
+        UpstreamError if the client cannot ask its user.
         """
         run = self._runs.find(run_id)
         if len(requests) > MAX_QUESTIONS:
