@@ -356,7 +356,7 @@ class Sessions:
     # --- storing ---
 
     async def _keep(self, owner: str, session_id: str, slot: _Slot) -> None:
-        """Stores a session after its turns, keeps it reserved while a turn runs, and releases it then."""
+        """Stores a session after its turns, keeps it reserved while one runs, and releases it when idle."""
         while slot.live is not None:
             await asyncio.sleep(self._settings.session_idle_ms / 1000)
             try:
@@ -369,8 +369,8 @@ class Sessions:
                 logger.warning("the session %s could not be stored: %s", session_id, error)
 
     async def _save(self, slot: _Slot, *, release: bool) -> None:
-        """Stores what has changed. With `release`, other processes can use the session then. Raises
-        HutchError. Cancelling this call does not stop the write, whose outcome must be known.
+        """Stores what has changed. With `release`, other processes can use the session afterwards.
+        Raises HutchError. Cancelling this call does not stop the write, whose outcome must be known.
         """
         saving = asyncio.get_running_loop().create_task(self._save_now(slot, release=release))
         self._saving.add(saving)

@@ -51,6 +51,9 @@ class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
     bundle: str
     generation: int
     state: str = "suspended"
+    """`suspended`, `running` (a process continues the run), `called` (the run has called a tool in that
+    process) or `ended`.
+    """
     holder: str | None = None
     held_until: str | None = None
     created_at: str = msgspec.field(default_factory=now)
@@ -66,6 +69,7 @@ class NewPendingCall(msgspec.Struct, frozen=True, kw_only=True):
     question: str | None = None
     """JSON text of the question, if the call waits for an approval."""
     in_flight: str | None = None
+    """See `PendingCall.in_flight`."""
 
 
 class StoredCall(msgspec.Struct, frozen=True, kw_only=True):
