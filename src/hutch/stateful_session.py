@@ -74,7 +74,7 @@ class Session:
 
     async def variables(self) -> list[Variable]:
         """Returns the names, types and approximate sizes of the variables. Raises SessionError."""
-        return await (await self._sessions()).variables(self.id, self.owner)
+        return await (await self._sessions()).variables(self.id, self.owner, "python")
 
     async def rollback(self, turn: int) -> None:
         """Goes back to the state after a turn, and forgets all later turns. 0 is the empty session.

@@ -179,6 +179,9 @@ class ToolCalls:
         if len(self._file_tasks) >= self._limits.max_outstanding_calls:
             self._refuse(call, f"More than {self._limits.max_outstanding_calls} calls of files at once")
             return True
+        if files.count >= self._limits.max_calls:
+            self._refuse(call, f"More than {self._limits.max_calls} calls of files in one execution")
+            return True
         self._ids.add(call.call_id)
         task = start_now(self._answer_file_call(call, files), self._loop)
         if not task.done():
@@ -189,13 +192,21 @@ class ToolCalls:
         try:
             # A write must not wait: the run may end with the next message.
             if self._writable is not None and call.safe_tool_name == "read":
-                await self._writable()
-            result = files.call(call.safe_tool_name, bytes(call.input))
-            self._reply(call.call_id, tool_result_line(call.call_id, result))
+                # One at a time: otherwise all that wait would send their pieces as soon as one can be sent.
+                async with files.reading:
+                    await self._writable()
+                    self._reply_to_file_call(call, files)
+                    await asyncio.sleep(0)
+            else:
+                self._reply_to_file_call(call, files)
         except ToolError as error:
             self._reply_error(call.call_id, error.tool_code, error.message)
         finally:
             self._file_tasks.pop(call.call_id, None)
+
+    def _reply_to_file_call(self, call: ToolCall, files: FileCalls) -> None:
+        result = files.call(call.safe_tool_name, bytes(call.input))
+        self._reply(call.call_id, tool_result_line(call.call_id, result))
 
     def open_tools(self) -> list[str]:
         """Returns the names of the tools whose results the guest waits for."""

@@ -277,6 +277,32 @@ async def test_limits_of_an_owner(first: hutch.Hutch) -> None:
     assert await refusal(first.session("one-more", owner="many").run("1")) == "session_limit"
 
 
+async def test_sessions_of_an_owner_share_a_limit_of_bytes(tmp_path: Path) -> None:
+    async with hutch.Hutch(home=str(tmp_path), max_session_bytes_per_owner=280_000) as h:
+        code = "const bytes = crypto.getRandomValues(new Uint8Array(65_536)); bytes.length"
+        session = await stored_session(h, "first", code)
+        copy = await session.fork("copy")
+        # The copy is not stored yet, and counts with its uncompressed size.
+        assert await refusal(session.fork("another-copy")) == "session_limit"
+        await copy.store()
+        await change_store(h, "UPDATE sessions SET bytes = 280000 WHERE name = 'first'")
+        assert await value(copy, "bytes.length") == 65_536
+        await copy.store()
+        assert await refusal(copy.run("1")) == "session_limit"
+        await session.delete()
+        assert await value(copy, "1 + 1") == 2
+
+
+async def test_calls_of_a_turn_have_their_lines(first: hutch.Hutch) -> None:
+    code = "let x = 1;\nawait tools.ask()"
+    result = await first.session("lines").run(code, tools=[ask], on_log=lambda line: None)
+    assert [call.line for call in result.calls] == [2]
+
+
+async def ask() -> int:
+    return 1
+
+
 async def test_large_session_is_stored_in_parts_and_one_that_is_too_large_fails_its_turn(
     tmp_path: Path,
 ) -> None:

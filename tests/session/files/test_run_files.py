@@ -165,6 +165,26 @@ async def test_files_survive_a_suspension(tmp_path: Path) -> None:
     }
 
 
+async def test_number_of_calls_is_limited() -> None:
+    async with hutch.Hutch(max_calls=3) as h:
+        code = "for (let n = 0; n < 5; n++) await files.write(`${n}`, 'x')"
+        result = await h.run(code)
+    assert result.error is not None
+    assert "More than 3 calls of files in one execution" in result.error.message
+    assert len(result.files) == 3
+
+
+async def test_bytes_that_are_no_base64_are_refused(h: hutch.Hutch) -> None:
+    code = """
+        Object.prototype.toJSON = function () {
+          return 'data' in this ? { ...this, data: 'é', toJSON: undefined } : this;
+        };
+    """
+    result = await h.run(f"{code} await files.write('a', 'x')")
+    assert result.error is not None
+    assert "files.write: the input is invalid" in result.error.message
+
+
 async def test_plain_execbox_guests_and_runners_have_no_files() -> None:
     async with hutch.Hutch(runner=[sys.executable, "-m", "hutch", "runner"]) as external:
         assert (await external.run("typeof files + typeof display")).result == "undefinedundefined"

@@ -453,7 +453,10 @@ export class Runner {
     const callId = `${this.#callPrefix}-${++this.#callCount}`;
     this.#openCall(run, callId, number, size);
     if (isFileTarget(target)) run.fileCalls.add(callId);
-    const { line } = run.program.locateStack(stack);
+    // Frames of a turn have the file name of the turn.
+    const { line } = run.program.locateStack(
+      stack && run.request.turn ? run.program.cleanStack(stack) : stack,
+    );
     this.#wire.send(toolCallLine(run.id, callId, target, input, line));
   }
 

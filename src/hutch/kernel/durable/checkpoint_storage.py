@@ -94,8 +94,7 @@ class CheckpointStorage:
         return await asyncio.to_thread(checkpoints.encode, checkpoint, self.max_bytes)
 
     async def decode(self, data: bytes) -> Checkpoint:
-        if len(data) <= LARGE_BYTES:
-            return checkpoints.decode(data, self.max_bytes)
+        # Always in a thread: a few kilobytes may be the compressed form of a large memory.
         return await asyncio.to_thread(checkpoints.decode, data, self.max_bytes)
 
     @property

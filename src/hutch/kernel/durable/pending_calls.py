@@ -16,7 +16,7 @@ from hutch.session.json_value import decode_value
 from hutch.session.schema.problems import check_against_schema
 from hutch.session.suspension import Answer
 from hutch.session.tools.provider import Provider
-from hutch.store.tables.durable.checkpoints import Question, StoredCall
+from hutch.store.tables.durable.checkpoints import CheckpointRow, Question, StoredCall
 from hutch.text import cut, printable
 
 if TYPE_CHECKING:
@@ -28,7 +28,10 @@ logger = logging.getLogger("hutch.runs")
 class PendingCalls:
     """Pending calls of all suspended runs of one store."""
 
-    def __init__(self, holds: Holds, open_store: Callable[[], Awaitable[Store]]) -> None:
+    def __init__(
+        self, holds: Holds, open_store: Callable[[], Awaitable[Store]], max_result_bytes: int
+    ) -> None:
+        self._max_result_bytes = max_result_bytes
         self._holds = holds
         self._open_store = open_store
 
@@ -54,6 +57,7 @@ class PendingCalls:
                     f"The run {run_id} has no pending call {printable(cut(call_id, 100))};"
                     f" it waits for {waiting}.",
                 )
+            self._check_size(f"results.{call_id}", answer)
             _check_result(known[call_id], answer, providers)
         self._holds.calls.difference_update(answers)
         texts = {call_id: msgspec.json.encode(answer).decode() for call_id, answer in answers.items()}
@@ -64,14 +68,26 @@ class PendingCalls:
                 f"The call {call_id} already has a result. Resume the run without one for this call.",
             )
 
-    async def resolve(self, token: str, answer: Answer) -> str:
-        """Stores the result of the call with a token. Returns the id of its run. Raises ResumeError."""
+    async def find(self, token: str) -> tuple[CheckpointRow, str]:
+        """Returns the run and the id of the call with a token. Raises ResumeError."""
         store = await self._open_store()
         # The lookup compares digests, so that its duration says nothing about other tokens.
         found = await store.checkpoints.find_call(token_digest(token))
         if found is None:
             raise ResumeError("unknown_call", "There is no pending call with this token.")
-        row, call_id = found
+        return found
+
+    def _check_size(self, field: str, answer: Answer) -> None:
+        size = 0 if answer.result_json is None else len(answer.result_json)
+        if size > self._max_result_bytes:
+            expected = f"expected at most {self._max_result_bytes} bytes of JSON (max_result_bytes)"
+            raise InvalidExecution(field, f"{expected}, got {size}")
+
+    async def resolve(self, token: str, answer: Answer) -> str:
+        """Stores the result of the call with a token. Returns the id of its run. Raises ResumeError."""
+        self._check_size("result", answer)
+        store = await self._open_store()
+        row, call_id = await self.find(token)
         if await store.checkpoints.answer(row.run_id, {call_id: msgspec.json.encode(answer).decode()}):
             raise ResumeError("already_answered", "The call with this token already has a result.")
         return row.run_id

@@ -56,7 +56,7 @@ class SuspendedRuns:
         self._open_store = open_store
         self._holds = Holds(kernel, open_store)
         self._checkpoints = CheckpointStorage(settings)
-        self.calls = PendingCalls(self._holds, open_store)
+        self.calls = PendingCalls(self._holds, open_store, settings.max_result_bytes)
         self._is_draining = False
         self._continuing = asyncio.Semaphore(MAX_CONTINUING)
         self._listeners: dict[str, list[Listener]] = {}

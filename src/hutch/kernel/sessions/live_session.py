@@ -128,8 +128,7 @@ def _encode(state: TurnState) -> bytes:
 
 async def decode_state(data: bytes, max_bytes: int) -> TurnState:
     """Decodes a state whose authenticity was checked. Raises SessionError."""
-    if len(data) < LARGE_BYTES:
-        return _decode(data, max_bytes)
+    # Always in a thread: a few kilobytes may be the compressed form of a large memory.
     return await asyncio.to_thread(_decode, data, max_bytes)
 
 

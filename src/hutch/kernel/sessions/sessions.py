@@ -15,7 +15,7 @@ import msgspec
 
 from hutch.errors import HutchError, InvalidExecution, SessionError, VaultError
 from hutch.kernel.durable.checkpoint import bundle_digest
-from hutch.kernel.execution import INTERNAL_PROTOCOL, Execution
+from hutch.kernel.execution import Execution
 from hutch.kernel.sessions.live_session import LiveSession, decode_state, encode_state
 from hutch.sandbox.runner.profile import profile_for
 from hutch.session.run import Result, RunHandle
@@ -90,6 +90,10 @@ class Sessions:
         self._holder = secrets.token_hex(8)
         self._slots: dict[tuple[str, str], _Slot] = {}
         self._saving: set[asyncio.Task[None]] = set()
+        # Encoding a state takes several times its memory, so a burst of forks must not be stored at once.
+        self._writing = asyncio.Semaphore(1)
+        self._full_owners: set[str] = set()
+        """Owners whose stored sessions exceeded the limit when one of them was stored last."""
 
     # --- turns ---
 
@@ -99,6 +103,8 @@ class Sessions:
         """Runs a turn. If it fails, the session stays as it was. Raises HutchError if the turn could not be
         started. With `create`, a session that does not exist is created.
         """
+        if execution.owner in self._full_owners:
+            await self._check_bytes(await self._open_store(), execution.owner)
         async with self._use(execution.owner, session_id, create=create) as (slot, live):
             turn = Turn(number=live.turn + 1, state=live.state, max_bytes=self._settings.max_checkpoint_bytes)
             label = execution.label or session_id
@@ -114,8 +120,10 @@ class Sessions:
                 live.add(state, self._settings.max_session_history, self._settings.max_checkpoint_bytes)
             return result
 
-    async def variables(self, session_id: str, owner: str) -> list[Variable]:
-        """Lists the variables of a session. Raises SessionError and ExecutionError."""
+    async def variables(self, session_id: str, owner: str, protocol: str) -> list[Variable]:
+        """Lists the variables of a session. This counts as a run of `protocol`, because values of the guest
+        can run code meanwhile. Raises HutchError and ExecutionError.
+        """
         async with self._use(owner, session_id) as (_, live):
             if live.state is None:
                 return []
@@ -125,7 +133,8 @@ class Sessions:
                 profile=profile_for("quickjs"),
                 limits=self._kernel.limits({}),
                 owner=owner,
-                protocol=INTERNAL_PROTOCOL,
+                protocol=protocol,
+                label=session_id,
                 turn=turn,
             )
             result = (await self._kernel.run(execution)).raise_for_error()
@@ -311,15 +320,23 @@ class Sessions:
             expires_at=self._expiry(),
         )
         store, settings = await self._open_store(), self._settings
-        if await store.sessions.stored_bytes(owner) >= settings.max_session_bytes_per_owner:
-            raise _limit(
-                f"{settings.max_session_bytes_per_owner} bytes (setting max_session_bytes_per_owner)"
-            )
+        await self._check_bytes(store, owner)
         if await store.sessions.insert(row, settings.max_sessions_per_owner):
             return row
         if await store.sessions.get(owner, session_id) is None:
             raise _limit(f"{settings.max_sessions_per_owner} sessions (setting max_sessions_per_owner)")
         return None
+
+    async def _check_bytes(self, store: Store, owner: str) -> None:
+        """Raises SessionError if the sessions of an owner, also those not stored yet, are too large."""
+        maximum = self._settings.max_session_bytes_per_owner
+        unsaved = sum(
+            len(slot.live.state.memory)
+            for (user, _), slot in self._slots.items()
+            if user == owner and slot.live is not None and not slot.live.row.bytes and slot.live.state
+        )
+        if await store.sessions.stored_bytes(owner) + unsaved >= maximum:
+            raise _limit(f"{maximum} bytes (setting max_session_bytes_per_owner)")
 
     async def _restore(self, store: Store, row: SessionRow) -> LiveSession:
         try:
@@ -398,6 +415,10 @@ class Sessions:
 
     async def _write(self, live: LiveSession, *, release: bool) -> bool:
         """Returns False if another process has used the session since the last write."""
+        async with self._writing:
+            return await self._write_next(live, release=release)
+
+    async def _write_next(self, live: LiveSession, *, release: bool) -> bool:
         settings, turn = self._settings, live.turn
         states = live.begin_save(settings.max_session_history)
         try:
@@ -420,6 +441,10 @@ class Sessions:
             live.fail_save(states)
             raise
         live.row = row
+        if await store.sessions.stored_bytes(row.owner) >= settings.max_session_bytes_per_owner:
+            self._full_owners.add(row.owner)
+        else:
+            self._full_owners.discard(row.owner)
         return is_saved
 
 

@@ -14,7 +14,7 @@ from hutch.http.endpoint import RequestContext
 from hutch.http.errors import ApiError
 from hutch.http.requests import JsonBodyReader
 from hutch.kernel.sessions.sessions import Sessions, new_session_id
-from hutch.protocols.execbox.http_run import RunHandler
+from hutch.protocols.execbox.http_run import PROTOCOL, RunHandler
 from hutch.settings import Settings
 
 PATH = "/sessions"
@@ -70,6 +70,8 @@ class SessionHandlers:
         body = await self._runs.read_body(context)
         if body.engine not in (None, "quickjs"):
             raise ApiError("invalid_request", f"engine: expected quickjs for a session, got {body.engine}")
+        if body.files is not None:
+            raise ApiError("invalid_request", "files: expected none, because sessions have no files")
         if body.check:
             message = "check: expected false for a session, whose variables the compiler does not know"
             raise ApiError("invalid_request", message)
@@ -92,7 +94,8 @@ class SessionHandlers:
         return _json(await self._sessions.get(session, context.owner))
 
     async def variables(self, context: RequestContext) -> ASGIApp:
-        return _json({"variables": await self._sessions.variables(_session(context), context.owner)})
+        found = await self._sessions.variables(_session(context), context.owner, PROTOCOL)
+        return _json({"variables": found})
 
     async def _read(self, context: RequestContext, kind: type[T], *, optional: bool = False) -> T:
         body = await self._body.read_object(context.request, optional=optional)

@@ -59,10 +59,12 @@ class ResumeHandlers:
             return error_response(resume_error(error) or to_api_error(error, logger))
 
     async def _resolve(self, request: Request) -> Response:
-        answer = _answer_of_body(await self._body.read_object(request))
         token = str(request.path_params["token"])
         if len(token) > MAX_TOKEN_CHARS:
             raise ApiError("not_found", "There is no pending call with this token.")
+        # Without a valid token, the body is not read.
+        await self._runs.calls.find(token)
+        answer = _answer_of_body(await self._body.read_object(request))
         run_id = await self._runs.calls.resolve(token, answer)
         await self._runs.continue_answered_run(run_id)
         return JsonBody({"ok": True})

@@ -6,8 +6,8 @@ nor counts them as calls of tools.
 
 from __future__ import annotations
 
+import asyncio
 import base64
-import binascii
 
 import msgspec
 
@@ -75,6 +75,7 @@ class FileCalls:
         self._size = 0
         """Size of the output files when all are complete."""
         self.count = 0
+        self.reading = asyncio.Lock()
         if saved is not None:
             # Copies, because the session may be continued again if its runner is lost.
             self._outputs = {each.name: _copy(each) for each in saved.outputs}
@@ -108,7 +109,7 @@ class FileCalls:
             if tool == "read":
                 return self._read(msgspec.json.decode(input, type=_Read))
             return self._write(msgspec.json.decode(input, type=_Write))
-        except (msgspec.DecodeError, binascii.Error, UnicodeDecodeError, RecursionError):
+        except (ValueError, RecursionError):
             # The functions of the guest send valid input, unless the guest has changed built-ins.
             raise ToolError(f"files.{tool}: the input is invalid", "validation_error") from None
 

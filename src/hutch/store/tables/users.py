@@ -83,6 +83,8 @@ class UserTable:
             # user.
             SqlStatement("DELETE FROM flows WHERE owner = :id", {"id": id}),
             SqlStatement("DELETE FROM flow_runs WHERE owner = :id", {"id": id}),
+            SqlStatement("DELETE FROM checkpoints WHERE owner = :id", {"id": id}),
+            SqlStatement("DELETE FROM sessions WHERE owner = :id", {"id": id}),
         )
         return changed.row_count == 1
 

@@ -23,7 +23,7 @@ import {
 } from "../../tools.ts";
 import { defineFiles, filesWritten, provideFiles, removeFiles } from "../../files.ts";
 import { defineGlobal } from "./define.ts";
-import { rawStack, uncleanStack } from "./stack.ts";
+import { rawStack, SEND_POSITIONS, uncleanStack } from "./stack.ts";
 import { byteLength, fail, isProxy, log, succeed, toolCall } from "./host.ts";
 import { turn, variables } from "./turn.ts";
 
@@ -32,8 +32,8 @@ const { parse, stringify } = JSON;
 provideProxyCheck((value) => isProxy(value) === 1);
 provideByteLength(byteLength);
 
-/** Bits of `flags`: whether to send the positions of calls, and whether the guest has `files`. */
-const SEND_POSITIONS = 1, HAS_FILES = 2;
+/** Bit of `flags`: whether the guest has `files`. */
+const HAS_FILES = 2;
 
 /**
  * Runs the guest's function with its providers and reports the outcome. `inputs` and `files` are JSON, or empty

@@ -3,6 +3,9 @@
 import { setName } from "./define.ts";
 import { cleanStack } from "./host.ts";
 
+/** Bit of `flags`: whether to send the positions of calls. */
+export const SEND_POSITIONS = 1;
+
 const { defineProperty, getOwnPropertyDescriptor } = Object;
 const { apply } = Reflect;
 const { slice } = String.prototype;

@@ -14,7 +14,7 @@ import { removeFiles } from "../../files.ts";
 import { resetConsole } from "./console.ts";
 import { fail, isProxy, succeed, toolCall } from "./host.ts";
 import { sizeOf } from "./size.ts";
-import { uncleanStack } from "./stack.ts";
+import { SEND_POSITIONS, uncleanStack } from "./stack.ts";
 import { dropTimers } from "./timers.ts";
 
 const { parse, stringify } = JSON;
@@ -48,18 +48,19 @@ export async function turn(
   fn: (define: Define) => Promise<unknown>,
   providers: string,
   maxBytes: number,
-  sendPositions: number,
+  flags: number,
   inputs?: string,
 ): Promise<void> {
   dropCalls();
   dropTimers();
   resetConsole();
   removeFiles();
-  const options = { maxInputBytes: maxBytes, callStack: sendPositions === 1 ? uncleanStack : undefined };
-  const tools: ProviderTools = parse(providers);
-  defineProviders(tools, emitter(tools), options);
-  if (inputs) defineInputs(parse(inputs));
   try {
+    const options = { maxInputBytes: maxBytes, callStack: flags & SEND_POSITIONS ? uncleanStack : undefined };
+    const tools: ProviderTools = parse(providers);
+    // Fails if an earlier turn has made the names unchangeable.
+    defineProviders(tools, emitter(tools), options);
+    if (inputs) defineInputs(parse(inputs));
     succeed(toJson(await fn(defineFunctions), "The result", maxBytes));
   } catch (error) {
     fail(stringify(describeError(error)));
