@@ -23,6 +23,13 @@ CASES = [
 ]
 
 
+@pytest.fixture
+async def sandbox() -> AsyncIterator[hutch.Hutch]:
+    """A Hutch for each test, because one accepts only 16 MCP configurations."""
+    async with hutch.Hutch() as started:
+        yield started
+
+
 @contextlib.asynccontextmanager
 async def serving(transport: str, result: str) -> AsyncIterator[dict[str, Any]]:
     """Yields the configuration of a server with this result."""
