@@ -168,7 +168,7 @@ export function toolCallLine(
   return `{"type":"tool_call","id":${stringify(id)},"callId":"${callId}",${target}${at},"input":${input}}\n`;
 }
 
-/** The tools behind `files` and `display`. No provider can have this name, because it is no identifier. */
+/** The tools behind `files` and `display`. No provider can have this name, because it is not an identifier. */
 const FILE_TARGETS = ["read", "write"].map((tool) => `"providerName":"hutch:files","safeToolName":"${tool}"`);
 
 /** Returns the fields that name a tool in a call, for every tool in order; those for files, if any, are last. */

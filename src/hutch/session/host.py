@@ -38,55 +38,19 @@ from hutch.session.messages import (
     memory_lines,
     suspend_line,
 )
+from hutch.session.peer import BACKSTOP_SECONDS, START_TIMEOUT_SECONDS, Peer, limit_error
 from hutch.session.run import CallRecord, Listener, Result, RunEvent, RunLog
 from hutch.session.suspension import Answer, MemoryCollector, SavedSession
-from hutch.session.tool_calls import MAX_NAME_CHARS, ToolCalls
-from hutch.session.tools.provider import MAX_MESSAGE_CHARS, Provider
+from hutch.session.tool_calls import ToolCalls
+from hutch.session.tools.provider import Provider
 from hutch.session.turn import Turn, TurnState, turn_json
 from hutch.telemetry.trace_context import TraceContext
 
-BACKSTOP_SECONDS = 0.1
 # Longer than any approval may take. At its end, the runner's deadline becomes exact again.
 _MAX_PAUSE_MS = 24 * 3600 * 1000
-START_TIMEOUT_SECONDS = 60.0
 TIMER_TOLERANCE_SECONDS = 0.01
 MAX_RUN_ID_CHARS = 128
 TIMED_OUT = WireError(code="timeout", message="Execution timed out")
-
-# Error codes that are accepted from a runner. `timeout` is checked against the host's clock instead.
-GUEST_CODES = frozenset({"runtime_error", "serialization_error", "result_too_large"})
-"""Codes that are accepted if the guest shares the runner's realm and could forge the runner's messages. They
-affect only the guest itself.
-"""
-RUNNER_CODES = GUEST_CODES | {"memory_limit", "internal_error"}
-
-
-class Peer(msgspec.Struct, eq=False, kw_only=True):
-    """The other end of a channel, as all its sessions see it."""
-
-    send: Callable[[bytes], None]
-    writable: Callable[[], Awaitable[None]] | None = None
-    """Waits while the channel's buffer is full."""
-    full_manifests: bool = True
-    """True if it gets the type declarations of tools, which Hutch's own runners do not use."""
-    trusted: bool = False
-    """True if it is itself a host, which has checked its runner."""
-    codes: frozenset[str] = RUNNER_CODES
-    """Error codes that are accepted from it."""
-    start_seconds: float = START_TIMEOUT_SECONDS
-    """Time that it has to start an execution, if longer than the time limit. With 0, an execution that does
-    not start counts as timed out.
-    """
-    backstop_seconds: float = BACKSTOP_SECONDS
-    """Time beyond the time limit after which the host cancels an execution. 0 if the peer leaves the time
-    limit to the host.
-    """
-    max_silence_seconds: float = 0.0
-    """Time after which it counts as lost if it has neither started an execution nor sent anything else. 0 for
-    no such limit.
-    """
-    lines_received: int = 0
-    """Number of lines that it has sent."""
 
 
 class Session:
@@ -582,16 +546,7 @@ class Session:
         """
         if self._peer.trusted or (error.code, error.message) in self._tool_calls.errors:
             return error
-        # Only a host knows when a runner becomes free, so `retry_after` from a runner is dropped.
-        error = msgspec.structs.replace(error, retry_after=None)
-        if len(error.message) > MAX_MESSAGE_CHARS or len(error.name or "") > MAX_NAME_CHARS:
-            name, message = (
-                error.name and error.name[:MAX_NAME_CHARS],
-                f"{error.message[:MAX_MESSAGE_CHARS]}…",
-            )
-            error = msgspec.structs.replace(error, name=name, message=message)
-        if error.stack is not None and len(error.stack) > MAX_MESSAGE_CHARS:
-            error = msgspec.structs.replace(error, stack=error.stack[:MAX_MESSAGE_CHARS])
+        error = limit_error(error)
         if error.code in self._peer.codes:
             return error
         if error.code == "timeout" and self._elapsed_ms() + 1 >= self.limits.timeout_ms:

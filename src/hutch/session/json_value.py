@@ -36,6 +36,10 @@ class NotJsonSafe(ValueError):
     """A value is not JSON-safe. The message has the path and the type of the value."""
 
 
+class ExcessiveJson(NotJsonSafe):
+    """A value has too many parts, or is nested too deeply."""
+
+
 def encode_value(value: object) -> bytes:
     """Returns the JSON text of a value. The text is ASCII: other characters, including lone surrogates, are
     escaped.
@@ -132,9 +136,9 @@ def check_bounds(text: bytes, max_values: int = MAX_VALUES) -> None:
     max_values = max_values if len(text) > SHORT_TEXT_BYTES else SHORT_TEXT_BYTES
     excess = find_excess(text, MAX_DEPTH, max_values)
     if excess == "depth":
-        raise NotJsonSafe(f"$ is nested deeper than {MAX_DEPTH} levels")
+        raise ExcessiveJson(f"$ is nested deeper than {MAX_DEPTH} levels")
     if excess == "values":
-        raise NotJsonSafe(f"$ has more than {max_values} values")
+        raise ExcessiveJson(f"$ has more than {max_values} values")
 
 
 _LETTER_D = bytes.maketrans(b"dD", b"00")

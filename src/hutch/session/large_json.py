@@ -17,6 +17,7 @@ from typing import Any
 from hutch.session.json_value import (
     MAX_DEPTH,
     SHORT_TEXT_BYTES,
+    ExcessiveJson,
     NotJsonSafe,
     decode_bounded,
     decode_value,
@@ -173,7 +174,7 @@ def _decode_pieces(text: bytes, max_values: int) -> Generator[None, None, Any]:
             piece = _Piece(piece.stack)
             piece.scan(b"".join([after, *pieces[number + 2 :: 2]]))
         if values + piece.values > max_values:
-            raise NotJsonSafe(f"$ has more than {max_values} values")
+            raise ExcessiveJson(f"$ has more than {max_values} values")
         is_inside ^= (len(pieces) - 1) & 1
         offset += len(part)
         if is_inside and len(pieces) > 1:
@@ -257,7 +258,7 @@ class _Piece:
             if bracket in b"[{":
                 stack.append(bracket)
                 if len(stack) > MAX_DEPTH:
-                    raise NotJsonSafe(f"$ is nested deeper than {MAX_DEPTH} levels")
+                    raise ExcessiveJson(f"$ is nested deeper than {MAX_DEPTH} levels")
             elif stack:
                 stack.pop()
                 lowest = min(lowest, len(stack))

@@ -11,7 +11,7 @@ from msgspec import UNSET
 from hutch.errors import ProtocolError
 from hutch.session.channels.stream import Channel
 from hutch.session.files.model import InputFiles
-from hutch.session.host import BACKSTOP_SECONDS, RUNNER_CODES, START_TIMEOUT_SECONDS, Peer, Session
+from hutch.session.host import Session
 from hutch.session.limits import Limits
 from hutch.session.messages import (
     Done,
@@ -23,6 +23,7 @@ from hutch.session.messages import (
     ToolCall,
     decode_from_runner,
 )
+from hutch.session.peer import BACKSTOP_SECONDS, RUNNER_CODES, START_TIMEOUT_SECONDS, Peer
 from hutch.session.run import Listener
 from hutch.session.suspension import Answer, SavedSession
 from hutch.session.tool_calls import ToolCalls

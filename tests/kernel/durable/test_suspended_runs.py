@@ -63,19 +63,6 @@ def settings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return Settings(home=home, database_url=server.new_database())
 
 
-@pytest.fixture(scope="module")
-async def first(anyio_backend: object, settings: Settings) -> AsyncIterator[hutch.Hutch]:
-    async with hutch.Hutch(settings=settings) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-async def second(anyio_backend: object, settings: Settings) -> AsyncIterator[hutch.Hutch]:
-    """Another Hutch with the same store."""
-    async with hutch.Hutch(settings=settings) as opened:
-        yield opened
-
-
 @pytest.fixture
 def tools() -> Tools:
     return Tools()

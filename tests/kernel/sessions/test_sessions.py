@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,8 @@ from hutch.errors import InvalidExecution
 from hutch.kernel.sessions import sessions as sessions_module
 from hutch.settings import Settings
 from hutch.store.backends.base import SqlStatement
-from hutch.store.tables.durable.sessions import PART_BYTES
+from hutch.store.models import now
+from hutch.store.tables.durable import PART_BYTES
 
 MAX_HISTORY = 3
 MAX_SESSIONS = 40
@@ -34,18 +34,6 @@ def settings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         return Settings(home=home, **limits)
     server: databases.PostgresServer = request.getfixturevalue("postgres")
     return Settings(home=home, database_url=server.new_database(), **limits)
-
-
-@pytest.fixture(scope="module")
-async def first(anyio_backend: object, settings: Settings) -> AsyncIterator[hutch.Hutch]:
-    async with hutch.Hutch(settings=settings) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-async def second(anyio_backend: object, settings: Settings) -> AsyncIterator[hutch.Hutch]:
-    async with hutch.Hutch(settings=settings) as opened:
-        yield opened
 
 
 @pytest.fixture(autouse=True)
@@ -263,7 +251,8 @@ async def test_sessions_of_other_owners_bundles_and_times_are_refused(first: hut
     await change_store(first, "UPDATE sessions SET expires_at = '2020' WHERE name = 'expired'")
     assert await refusal(session.run("x")) == "session_expired"
     assert "expired" not in [info.id for info in await first.sessions()]
-    assert await (await first._stateful_sessions()).delete_expired() == 1
+    store = await (await first._stateful_sessions())._open_store()
+    assert await store.sessions.delete_expired(now()) == 1
     assert await value(session, "typeof x") == "undefined"
 
 

@@ -55,7 +55,7 @@ const OUT_OF_MEMORY = /^(out of memory|string too long|Invalid error message)$/;
 const ERROR_TEXT = /^(\w*Error): ([^]*)$/;
 
 /** Memory images that executions start from; `web` adds what wrappers of abilities need. */
-export type Images = Record<keyof typeof PRELUDES, Image>;
+type Images = Record<keyof typeof PRELUDES, Image>;
 
 type Result = Pick<Outcome, "ok" | "result" | "error">;
 

@@ -29,7 +29,7 @@ export function prepareTurn(source: string, turn: number): Program {
 }
 
 /** Each turn has its own file name in stack traces, because its functions can be called by later turns. */
-export function turnFile(turn: number): string {
+function turnFile(turn: number): string {
   return `turn-${turn}.js`;
 }
 

@@ -69,7 +69,7 @@ interface Exports {
 export type HostFunctions = Record<string, (vm: Vm, args: number[]) => number>;
 
 /** Returns true if the guest's time is up. Called between slices and while the guest runs. */
-export type DeadlineCheck = (now: number) => boolean;
+type DeadlineCheck = (now: number) => boolean;
 
 const encoder = new TextEncoder();
 const decoder = new TextDecoder();

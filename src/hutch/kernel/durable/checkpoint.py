@@ -15,6 +15,8 @@ from hutch.sandbox.deno_binary import BUNDLE_FOLDER
 from hutch.session.limits import Limits
 from hutch.session.suspension import SavedSession
 
+LARGE_BYTES = 256 * 1024
+"""Size above which memory is compressed in a thread."""
 COMPRESSION_LEVEL = 1
 """Higher levels make large checkpoints a few percent smaller and take ten times as long."""
 # Files of the guest bundle that determine what a VM's memory means.

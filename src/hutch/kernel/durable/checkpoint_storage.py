@@ -10,9 +10,11 @@ import msgspec
 
 from hutch.errors import AlreadyExists, ResumeError
 from hutch.kernel.durable import checkpoint as checkpoints
-from hutch.kernel.durable.checkpoint import Checkpoint
-from hutch.kernel.durable.holds import HOLD_SECONDS, after
+from hutch.kernel.durable.checkpoint import LARGE_BYTES, Checkpoint
+from hutch.kernel.durable.holds import HOLD_SECONDS
 from hutch.kernel.durable.pending_calls import token_digest
+from hutch.store.models import now
+from hutch.store.tables.durable import PART_BYTES
 from hutch.store.tables.durable.checkpoints import CheckpointRow, NewPendingCall
 from hutch.text import format_rfc3339
 
@@ -22,9 +24,6 @@ if TYPE_CHECKING:
 
 MAX_QUESTIONS_PER_OWNER = 200
 """Maximum number of calls of one owner that wait for approvals in the store."""
-PART_BYTES = 512 * 1024
-LARGE_BYTES = 256 * 1024
-"""Size above which a checkpoint is compressed in a thread."""
 # Size of a checkpoint without the memory: the code, the pending calls and the recorded calls.
 OVERHEAD_BYTES = 64 * 1024 * 1024
 
@@ -67,7 +66,9 @@ class CheckpointStorage:
         ]
         row = _row(checkpoint, len(data))
         if keeps_hold:
-            row = msgspec.structs.replace(row, state="running", holder=holder, held_until=after(HOLD_SECONDS))
+            row = msgspec.structs.replace(
+                row, state="running", holder=holder, held_until=now(plus_seconds=HOLD_SECONDS)
+            )
         parts = [data[start : start + PART_BYTES] for start in range(0, len(data), PART_BYTES)]
         try:
             return await store.checkpoints.save(row, parts, calls, holder)

@@ -7,11 +7,10 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from hutch.errors import HutchError, ToolError
-from hutch.text import format_rfc3339
+from hutch.store.models import now
 
 if TYPE_CHECKING:
     from hutch.kernel.kernel import Kernel
@@ -77,7 +76,7 @@ class Holds:
                         self._kernel.active[run_id][1].stop()
                 if time.monotonic() - extended_at < EXTEND_SECONDS:
                     continue
-                until, extended_at = after(HOLD_SECONDS), time.monotonic()
+                until, extended_at = now(plus_seconds=HOLD_SECONDS), time.monotonic()
                 await store.checkpoints.extend(self.holder, until, [*self.runs], [*self.calls])
             except HutchError as error:
                 logger.warning("cannot extend the hold of resumed runs: %s", error)
@@ -102,8 +101,3 @@ class _Once:
             if self._action is not None:
                 await self._action()
                 self._action = None
-
-
-def after(seconds: float) -> str:
-    """Returns the time in some seconds, as the store compares it."""
-    return format_rfc3339(datetime.fromtimestamp(time.time() + seconds, UTC))

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hutch.errors import HutchError, InvalidExecution, ResumeError
-from hutch.kernel.durable.holds import HOLD_SECONDS, Holds, after
+from hutch.kernel.durable.holds import HOLD_SECONDS, Holds
 from hutch.kernel.durable.resume_errors import ended, not_found
 from hutch.session.json_value import decode_value
 from hutch.session.schema.problems import check_against_schema
 from hutch.session.suspension import Answer
 from hutch.session.tools.provider import Provider
+from hutch.store.models import now
 from hutch.store.tables.durable.checkpoints import CheckpointRow, Question, StoredCall
 from hutch.text import cut, printable
 
@@ -105,7 +106,7 @@ class PendingCalls:
         """
         store = await self._open_store()
         is_first = await store.checkpoints.decide(
-            run_id, call_id, decision, decided_by, self._holds.holder, after(HOLD_SECONDS)
+            run_id, call_id, decision, decided_by, self._holds.holder, now(plus_seconds=HOLD_SECONDS)
         )
         if is_first:
             self._holds.add_call(call_id)
@@ -121,7 +122,7 @@ class PendingCalls:
         try:
             await store.checkpoints.answer(run_id, {call_id: msgspec.json.encode(answer).decode()})
         except HutchError as error:
-            # If the process dies now, the guest is told that the call may have had an effect.
+            # If the process dies now, the guest gets an error: the call may have had an effect.
             logger.warning("the result of a call of run %s could not be stored: %s", run_id, error)
 
 

@@ -19,16 +19,18 @@ from hutch.errors import (
 from hutch.kernel.durable import checkpoint as checkpoints
 from hutch.kernel.durable.checkpoint import Checkpoint
 from hutch.kernel.durable.checkpoint_storage import CheckpointStorage
-from hutch.kernel.durable.holds import HOLD_SECONDS, POLL_SECONDS, Holds, after
+from hutch.kernel.durable.holds import HOLD_SECONDS, POLL_SECONDS, Holds
 from hutch.kernel.durable.pending_calls import PendingCalls
 from hutch.kernel.durable.resume_errors import cancelled, ended, expired, not_found
 from hutch.kernel.durable.sealed_run import SealedRun, seal, unseal
 from hutch.kernel.durable.stored_result import decode_result, encode_result
 from hutch.kernel.execution import Execution
+from hutch.kernel.fair_use import DAY_SECONDS
 from hutch.sandbox.runner.profile import profile_for
 from hutch.session.run import Listener, PendingCall, Result, RunHandle
 from hutch.session.suspension import Answer, SavedSession
 from hutch.session.tools.provider import Provider
+from hutch.store.models import now
 
 if TYPE_CHECKING:
     from hutch.kernel.kernel import Kernel, LoadSaved
@@ -42,7 +44,6 @@ SUSPENDED = "suspended"
 INTERRUPTED = "The process of the run died after the run had called a tool"
 MAX_CONTINUING = 16
 """Maximum number of runs that a server continues at once without a caller."""
-DAY_SECONDS = 86_400.0
 
 
 class SuspendedRuns:
@@ -173,7 +174,7 @@ class SuspendedRuns:
     ) -> tuple[Execution, RunHandle]:
         """Takes a suspended run out of the store. `run` continues it. Raises ResumeError and VaultError."""
         store = await self._open_store()
-        row = await store.checkpoints.take(run_id, owner, self._holds.holder, after(HOLD_SECONDS))
+        row = await store.checkpoints.take(run_id, owner, self._holds.holder, now(plus_seconds=HOLD_SECONDS))
         if row is None:
             raise await self._refusal(store, run_id, owner)
         self._holds.add_run(run_id)
@@ -367,7 +368,7 @@ class SuspendedRuns:
         row = await store.checkpoints.get(run_id)
         if row is None or row.owner != owner:
             return not_found(run_id)
-        if row.state == "called" and row.held_until is not None and row.held_until < after(0):
+        if row.state == "called" and row.held_until is not None and row.held_until < now():
             await self.end_interrupted()
             message = f"The run {run_id} was interrupted: its process died after it had called a tool."
             return ResumeError("checkpoint_ended", message)
@@ -401,7 +402,7 @@ class SuspendedRuns:
         row, run_id = sealed.row, sealed.row.run_id
         if row.owner != owner:
             raise not_found(run_id)
-        if row.expires_at < after(0):
+        if row.expires_at < now():
             raise expired(row)
         checkpoints.check_bundle(row.bundle)
         store = await self._open_store()
@@ -449,7 +450,7 @@ class SuspendedRuns:
     async def _end(
         self, store: Store, run_id: str, holder: str | None, result: Result, *, is_dead: bool = False
     ) -> bool:
-        expires_at = after(self._settings.checkpoint_days * DAY_SECONDS)
+        expires_at = now(plus_seconds=self._settings.checkpoint_days * DAY_SECONDS)
         return await store.checkpoints.end(run_id, holder, encode_result(result), expires_at, is_dead=is_dead)
 
     def _report_end(self, run_id: str, result: Result) -> None:

@@ -13,8 +13,6 @@ from hutch.kernel.durable import checkpoint
 from hutch.session.turn import TurnState
 from hutch.store.tables.durable.sessions import SessionRow
 
-LARGE_BYTES = 256 * 1024
-"""Size above which a state is compressed in a thread."""
 # Size of an encoded state without the memory.
 _OVERHEAD_BYTES = 1024
 
@@ -117,7 +115,7 @@ class LiveSession:
 
 
 async def encode_state(state: TurnState) -> bytes:
-    if len(state.memory) < LARGE_BYTES:
+    if len(state.memory) < checkpoint.LARGE_BYTES:
         return _encode(state)
     return await asyncio.to_thread(_encode, state)
 

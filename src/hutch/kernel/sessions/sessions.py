@@ -15,7 +15,9 @@ import msgspec
 
 from hutch.errors import HutchError, InvalidExecution, SessionError, VaultError
 from hutch.kernel.durable.checkpoint import bundle_digest
+from hutch.kernel.durable.holds import EXTEND_SECONDS, HOLD_SECONDS
 from hutch.kernel.execution import Execution
+from hutch.kernel.fair_use import DAY_SECONDS
 from hutch.kernel.sessions.live_session import LiveSession, decode_state, encode_state
 from hutch.sandbox.runner.profile import profile_for
 from hutch.session.run import Result, RunHandle
@@ -30,15 +32,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hutch.sessions")
 
-HOLD_SECONDS = 30.0
-"""Time for which a process holds a session. It extends the time while it uses the session."""
-EXTEND_SECONDS = 10.0
 WAIT_SECONDS = 5.0
 """Time for which a turn waits for a session that another process holds."""
 POLL_SECONDS = 0.05
 MAX_WAITING_TURNS = 64
 """Maximum number of turns of one session that wait for the turn that runs."""
-DAY_SECONDS = 86_400.0
 SESSION_ID_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$"
 _ID = re.compile(SESSION_ID_PATTERN.strip("^$"))
 
@@ -215,10 +213,6 @@ class Sessions:
         """Stores a session that this process holds, and frees its memory. Raises HutchError."""
         async with self._locked(owner, session_id) as slot:
             await self._save(slot, release=True)
-
-    async def delete_expired(self) -> int:
-        """Deletes expired sessions. Returns their number."""
-        return await (await self._open_store()).sessions.delete_expired(now())
 
     async def close(self) -> None:
         """Stores all sessions that this process holds."""

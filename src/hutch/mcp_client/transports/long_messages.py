@@ -14,7 +14,7 @@ import httpx2
 import msgspec
 from mcp.types import PARSE_ERROR
 
-from hutch.session.json_value import MAX_DEPTH, NotJsonSafe, encode_decoded_value
+from hutch.session.json_value import MAX_DEPTH, ExcessiveJson, NotJsonSafe, encode_decoded_value
 from hutch.session.large_json import LARGE_TEXT_BYTES, decode_large_value
 from hutch.strict_json import find_excess
 
@@ -68,7 +68,7 @@ class LongResults:
         try:
             message = await decode_large_value(text, MAX_SDK_VALUES)
         except NotJsonSafe as problem:
-            is_excess = " more than " in str(problem) or " deeper than " in str(problem)
+            is_excess = isinstance(problem, ExcessiveJson)
             reason = _EXCESS if is_excess else f"the result is not valid MCP: {problem}"
             if (id := response_id(text)) is None:
                 raise httpx2.StreamError(reason) from None

@@ -34,7 +34,7 @@ from hutch._version import __version__
 from hutch.errors import Busy, HutchError, UpstreamError
 from hutch.http.auth import AccessControl, Caller
 from hutch.http.errors import SHUTTING_DOWN
-from hutch.kernel.durable.suspended_runs import DAY_SECONDS
+from hutch.kernel.fair_use import DAY_SECONDS
 from hutch.protocols.abilities.routes import AbilityServices
 from hutch.protocols.mcp.abilities import INSTRUCTIONS, AbilityTools
 from hutch.protocols.mcp.arguments import ContinueRun, DescribeTools, RunCode, SearchTools, parse_arguments
@@ -404,8 +404,8 @@ class HutchMcpServer:
 
     @property
     def state_seconds(self) -> float:
-        """Time for which a `requestState` is accepted: longer than runs are stored, so that a client is told
-        that its run has expired.
+        """Time for which a `requestState` is accepted. Runs are stored for less time, so the client of an
+        expired run gets an error that says so.
         """
         return 2 * self._hutch.settings.checkpoint_days * DAY_SECONDS
 

@@ -24,10 +24,11 @@ from hutch.sandbox.runner.priority import set_background
 from hutch.sandbox.runner.profile import Profile
 from hutch.session.channels.low_latency import LowLatencyChannel
 from hutch.session.channels.stream import StreamChannel
-from hutch.session.host import BACKSTOP_SECONDS, GUEST_CODES, RUNNER_CODES, START_TIMEOUT_SECONDS, Session
+from hutch.session.host import Session
 from hutch.session.limits import clip_logs
 from hutch.session.messages import WireError
 from hutch.session.multiplexer import Multiplexer
+from hutch.session.peer import BACKSTOP_SECONDS, GUEST_CODES, RUNNER_CODES, START_TIMEOUT_SECONDS
 from hutch.session.run import Result
 
 READY_SECONDS = 20.0

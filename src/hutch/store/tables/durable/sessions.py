@@ -10,6 +10,7 @@ import msgspec
 from hutch.store.backends.base import Database, SqlStatement
 from hutch.store.encryption import ColumnEncryption
 from hutch.store.models import new_id, now
+from hutch.store.tables.durable import PART_BYTES
 
 _FIELDS = (
     "session_key",
@@ -27,7 +28,6 @@ _FIELDS = (
 )
 _COLUMNS = ", ".join(_FIELDS)
 MAX_LISTED = 1_000
-PART_BYTES = 512 * 1024
 
 _INSERT = f"""
     INSERT INTO sessions ({_COLUMNS}) SELECT {", ".join(f":{name}" for name in _FIELDS)}

@@ -1,0 +1,22 @@
+"""Two Hutches with the same store, as two servers have it. The module of the tests defines `settings`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+import hutch
+from hutch.settings import Settings
+
+
+@pytest.fixture(scope="module")
+async def first(anyio_backend: object, settings: Settings) -> AsyncIterator[hutch.Hutch]:
+    async with hutch.Hutch(settings=settings) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+async def second(anyio_backend: object, settings: Settings) -> AsyncIterator[hutch.Hutch]:
+    async with hutch.Hutch(settings=settings) as opened:
+        yield opened
