@@ -201,7 +201,9 @@ function Rows({ runs, selected, toggle, selectAll, more, hasMore, onTop }: {
                   {visible(run.label ?? run.flow ?? run.run_id.slice(0, 12))}
                 </a>
                 {run.error?.message && (
-                  <span class="run-error">{visible(run.error.message.slice(0, 300))}</span>
+                  <span class={run.status === "suspended" ? "run-error waiting" : "run-error"}>
+                    {visible(run.error.message.slice(0, 300))}
+                  </span>
                 )}
               </td>
               <td>

@@ -135,7 +135,7 @@ function Failure({ run }: { run: RunDetail }) {
   const { error } = run;
   if (!error) return null;
   return (
-    <div class="failure" role="alert">
+    <div class={run.status === "suspended" ? "failure waiting" : "failure"} role="alert">
       <p>
         <strong>{error.name ? visible(error.name) : error.code}</strong>
         {error.line ? <span class="quiet">, line {error.line}</span> : null}
