@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import base64
 import stat
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx2
 import pytest
 from tests.http.execbox_client import connect_execbox
 from tests.protocols.abilities.harness import start_ability_server
+from tests.store.factories import make_run
 from tests.support.messages import execute
 from tests.support.processes import hutch, running_server
 
 from hutch.app.app import App
 from hutch.errors import StoreError
 from hutch.settings import Settings
-from hutch.store.models import Usage
+from hutch.store.models import Usage, now
+from hutch.store.retention import RetentionClock
 from hutch.store.store import Store
 from hutch.store.tables.runs import RunTable
 from hutch.vault.vault import Vault
@@ -105,6 +108,28 @@ async def test_usage_is_pruned_although_runs_cannot_be_deleted(
 
     monkeypatch.setattr(RunTable, "prune", fail)
     await assert_usage_is_pruned(Settings(home=str(tmp_path), quickjs_warm=0, deno_warm=0))
+
+
+async def test_clock_that_jumped_a_year_ahead_deletes_no_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pruned = asyncio.Event()
+
+    async def prune_to(*_: object) -> None:
+        pruned.set()
+
+    monkeypatch.setattr(RunTable, "prune_to", prune_to)
+    settings = Settings(home=str(tmp_path), quickjs_warm=0, deno_warm=0)
+    async with await Store.open(settings) as store:
+        await RetentionClock(store.meta, lambda: datetime.now(UTC) - timedelta(days=365)).now()
+        await store.runs.add_many([make_run(run_id="kept", created_at=now(plus_seconds=-364 * 86_400))])
+    app = await App.create(settings)
+    try:
+        await app.storage.start()
+        await asyncio.wait_for(pruned.wait(), 10)
+        assert await (await app.storage.store()).runs.get("kept") is not None
+    finally:
+        await app.close()
 
 
 async def assert_usage_is_pruned(settings: Settings) -> None:

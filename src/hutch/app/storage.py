@@ -231,20 +231,19 @@ class Storage:
             self._abilities = AbilityExecutor(self._kernel, vault.store, vault, self._http_client)
 
     async def _prune(self, store: Store) -> None:
-        from hutch.store import models
-
+        now = store.retention.now
         while True:
             try:
-                await store.quotas.prune(models.now(plus_seconds=-_DAY_SECONDS * KEEP_USAGE_DAYS)[:10])
+                await store.quotas.prune((await now(plus_seconds=-_DAY_SECONDS * KEEP_USAGE_DAYS))[:10])
             except HutchError as error:
                 logger.warning("cannot delete the usage of earlier days: %s", error)
-            older = models.now(plus_seconds=-_DAY_SECONDS * self.settings.keep_runs_days)
             try:
-                await store.sessions.delete_expired(models.now())
+                await store.sessions.delete_expired(await now())
             except HutchError as error:
                 logger.warning("cannot delete expired sessions: %s", error)
             try:
                 if self.settings.keep_runs_days:
+                    older = await now(plus_seconds=-_DAY_SECONDS * self.settings.keep_runs_days)
                     await store.runs.prune(older)
                     await store.journal.prune(older)
                 if self.settings.max_runs_bytes:

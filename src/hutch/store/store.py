@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from hutch.errors import SettingError, VaultError
 from hutch.store.encryption import ColumnEncryption
+from hutch.store.retention import RetentionClock
 from hutch.store.tables.abilities import AbilityTable
 from hutch.store.tables.ability_shares import AbilityShareTable
 from hutch.store.tables.credentials import CredentialTable
@@ -52,6 +53,7 @@ class Store:
         self.runs = RunTable(database, encryption)
         self.write_behind = WriteBehindQueue(database, self.runs)
         self.meta = MetaTable(database)
+        self.retention = RetentionClock(self.meta)
         self.users = UserTable(database)
         self.api_keys = ApiKeyTable(database, self.write_behind)
         self.credentials = CredentialTable(database)

@@ -470,7 +470,7 @@ class SuspendedRuns:
                 count += 1
                 await store.runs.end_suspended(row.run_id, "interrupted")
                 logger.warning("the suspended run %s ended: interrupted", row.run_id)
-        for row in await store.checkpoints.delete_expired():
+        for row in await store.checkpoints.delete_expired(await store.retention.now()):
             count += 1
             # The record of a run that has ended is still `suspended` if the process died before writing it.
             await store.runs.end_suspended(row.run_id, "expired")

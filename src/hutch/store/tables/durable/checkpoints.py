@@ -439,15 +439,15 @@ class CheckpointTable:
         """
         return [_row(row) for row in await self._database.scan(sql, now=now())]
 
-    async def delete_expired(self) -> list[CheckpointRow]:
-        """Deletes runs that have expired. Returns them."""
+    async def delete_expired(self, before: str) -> list[CheckpointRow]:
+        """Deletes runs that expired before a time. Returns them."""
         sql = f"""
             DELETE FROM checkpoints
-            WHERE expires_at < :now
+            WHERE expires_at < :before
                 AND (state IN ('suspended', 'ended') OR (state = 'running' AND held_until < :now))
             RETURNING {_COLUMNS}
         """
-        (changed,) = await self._database.write(SqlStatement(sql, {"now": now()}))
+        (changed,) = await self._database.write(SqlStatement(sql, {"before": before, "now": now()}))
         return [_row(row) for row in changed.rows]
 
 

@@ -1,0 +1,92 @@
+"""The time that decides which records are old enough to be deleted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+
+from hutch.store.tables.meta import MetaTable
+from hutch.text import format_rfc3339
+
+logger = logging.getLogger("hutch.store")
+
+META_KEY = "retention_clock"
+MAX_STEP = timedelta(days=1)
+"""A reading further ahead of the last trusted one than this is trusted only after `CONFIRMED_AFTER`."""
+CONFIRMED_AFTER = timedelta(days=1)
+MAX_GAP = timedelta(days=8)
+"""Maximum time between two readings that confirm each other, so that a server that runs once a week also
+deletes old records.
+"""
+_SAVED_EVERY = timedelta(minutes=10)
+
+
+class _State(msgspec.Struct, frozen=True):
+    trusted: datetime
+    ahead_since: datetime | None = None
+    """First reading after the clock jumped ahead."""
+    ahead: datetime | None = None
+    """Last reading since then."""
+
+
+class RetentionClock:
+    """System clock that does not follow a jump far ahead at once.
+
+    A wrong clock would make all records old, and what is deleted cannot be restored. So after a jump ahead,
+    this clock stands still until the system clock has gone on from there for a day. It follows a clock that
+    is set back at once, because an earlier time deletes less. Its state is in the database, so that restarts
+    do not reset it, and so that a server with a wrong clock does not delete what others with the right time
+    keep.
+    """
+
+    def __init__(self, meta: MetaTable, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        self._meta = meta
+        self._clock = clock
+
+    async def now(self, *, plus_seconds: float = 0.0) -> str:
+        """Returns the trusted time plus an offset, in the format of the tables. Raises StoreError."""
+        reading = self._clock()
+        text = await self._meta.get(META_KEY)
+        if text is None:
+            text = await self._meta.put_first(META_KEY, _encode(_State(reading)))
+        state = msgspec.json.decode(text, type=_State)
+        new = _next_state(state, reading)
+        if new.ahead_since is not None and new.ahead_since != state.ahead_since:
+            logger.warning(
+                "the clock jumped from %s to %s: old records are deleted only if it stays there for a day",
+                format_rfc3339(state.trusted),
+                format_rfc3339(reading),
+            )
+        if _differs(new, state):
+            # If another server has written meanwhile, its state is as good as this one.
+            await self._meta.swap(META_KEY, text, _encode(new))
+        return format_rfc3339(new.trusted + timedelta(seconds=plus_seconds))
+
+
+def _next_state(state: _State, reading: datetime) -> _State:
+    if reading <= state.trusted + MAX_STEP:
+        return _State(reading)
+    if (
+        state.ahead_since is None
+        or state.ahead is None
+        or not state.ahead - MAX_STEP <= reading <= state.ahead + MAX_GAP
+    ):
+        return _State(state.trusted, ahead_since=reading, ahead=reading)
+    if reading - state.ahead_since >= CONFIRMED_AFTER:
+        return _State(reading)
+    return _State(state.trusted, ahead_since=state.ahead_since, ahead=reading)
+
+
+def _differs(new: _State, old: _State) -> bool:
+    """Returns True if the change is large enough to be written."""
+    if new.ahead_since != old.ahead_since:
+        return True
+    new_time, old_time = new.ahead or new.trusted, old.ahead or old.trusted
+    return abs(new_time - old_time) >= _SAVED_EVERY
+
+
+def _encode(state: _State) -> str:
+    return msgspec.json.encode(state).decode()
