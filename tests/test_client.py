@@ -175,6 +175,37 @@ async def test_errors_are_the_same_as_locally(remote: Remote, code: str, expecte
         assert expected[1] in r.error.message
 
 
+async def test_session_on_the_server_with_tools_of_the_client(remote: Remote) -> None:
+    async with remote as h, h.session("work") as s:
+        await s.run("let items = [await tools.add({a: 1, b: 1})]", tools=[add])
+        lines: list[str] = []
+        r = await s.run("items.push(n); console.log('é'); items", inputs={"n": 3}, on_log=lines.append)
+        assert (r.raise_for_error().result, lines) == ([2, 3], ["é"])
+        copy = await s.fork("copy")
+        assert (await copy.run("items.push(4); items.length")).result == 3
+        await s.rollback(1)
+        assert (await s.run("items")).result == [2]
+        (variable,) = await s.variables()
+        assert (variable.name, variable.type) == ("items", "Array")
+        failed = await s.run("items = null; throw new Error('no')")
+        assert failed.error is not None
+        assert (failed.error.code, (await s.info()).turn) == ("runtime_error", 2)
+        assert {session.id for session in await h.sessions()} == {"work", "copy"}
+        with pytest.raises(hutch.SessionError) as refused:
+            await s.fork("copy")
+        assert refused.value.code == "session_exists"
+        with pytest.raises(
+            hutch.SessionError, match="expected one of the turns 1 to 2, or 0, got 9"
+        ) as refused:
+            await s.rollback(9)
+        assert refused.value.code == "turn_not_found"
+        await copy.delete()
+        with pytest.raises(hutch.SessionError, match="There is no session copy"):
+            await copy.info()
+    async with hutch.connect(h._url, api_key="secret") as other:
+        assert (await other.session("work").run("items")).result == [2]
+
+
 async def test_lower_time_limit_of_the_server_is_a_timeout() -> None:
     """Even though the client's own limit is higher."""
     with running_server(HUTCH_MAX_TIMEOUT_MS="200") as short_limit_server:

@@ -5,23 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 from urllib.parse import urlsplit, urlunsplit
 
-from hutch.errors import Busy, HutchError, InvalidExecution, SandboxUnavailable
+import msgspec
+
+from hutch.errors import Busy, HutchError, InvalidExecution, SandboxUnavailable, SessionError
 from hutch.kernel.error_hints import with_unavailable_servers
 from hutch.kernel.execution import Execution
 from hutch.kernel.kernel import check_limit
 from hutch.sandbox.runner.profile import profile_for
-from hutch.session.channels.websocket import WebSocketChannel
+from hutch.session.channels.websocket import EXTENSIONS_HEADER, SESSIONS_EXTENSION, WebSocketChannel
 from hutch.session.host import Session
 from hutch.session.inputs import encode_inputs
 from hutch.session.json_value import encode_value
 from hutch.session.limits import Limits
 from hutch.session.live_run import Run
 from hutch.session.log_relay import relay_logs
+from hutch.session.messages import SessionRequest
 from hutch.session.multiplexer import Multiplexer
 from hutch.session.run import Result, RunHandle, RunQueued, new_run_id, refused_result
 from hutch.session.tools.provider import Provider, check_providers
@@ -30,8 +34,10 @@ from hutch.telemetry.trace_context import calling_span
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
 
-    from hutch.api import Engine, McpConfig, RemoteOptions, RemoteStartOptions, Tools
+    from hutch.api import Engine, McpConfig, RemoteOptions, RemoteStartOptions, Tools, TurnOptions
+    from hutch.kernel.sessions.sessions import SessionInfo, Variable
     from hutch.protocols.toolscript.providers import McpConfigurations
+    from hutch.stateful_session import Session as StatefulSession
 
 EXECBOX_PATH = "/execbox"
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
@@ -54,6 +60,7 @@ class Remote:
         self._reader: asyncio.Task[None] | None = None
         self._connecting = asyncio.Lock()
         self._closed = False
+        self._has_sessions = False
 
     async def __aenter__(self) -> Self:
         await self._connected()
@@ -104,6 +111,46 @@ class Remote:
         """Starts guest code on the server without waiting for its result; see `Hutch.start`."""
         # The server chooses the id.
         return Run(partial(self._execute, await self._execution(code, **options)), RunHandle(id=""))
+
+    def session(self, session_id: str | None = None) -> StatefulSession:
+        """Returns a session on the server, whose turns share their variables; see `Hutch.session`. Its turns
+        use tools of this process.
+
+        Its methods raise HutchError if the server has no sessions.
+        """
+        from hutch.kernel.sessions.sessions import check_session_id, new_session_id
+        from hutch.stateful_session import Session as StatefulSession
+
+        if session_id is None:
+            session_id = new_session_id()
+        check_session_id(session_id)
+
+        async def sessions() -> _RemoteSessions:
+            return _RemoteSessions(self)
+
+        async def execution(code: str, options: TurnOptions) -> Execution:
+            return await self._execution(code, **options)
+
+        # The server determines the owner.
+        return StatefulSession(session_id, "", sessions, execution)
+
+    async def sessions(self) -> list[SessionInfo]:
+        """Lists the caller's sessions on the server, the last used one first."""
+        return await _RemoteSessions(self).list()
+
+    async def run_session_request(
+        self, request: SessionRequest, execution: Execution, run: RunHandle
+    ) -> Result:
+        """Raises SessionError, and HutchError if the server has no sessions."""
+        await self._connected()
+        if not self._has_sessions:
+            raise HutchError(f"{self._url} has no sessions.", remedy="Use a server of Hutch that has them.")
+        limits = msgspec.structs.replace(execution.limits, session=request)
+        result = await self._execute(msgspec.structs.replace(execution, limits=limits), run)
+        error = result.error
+        if error is not None and error.code == "internal_error" and error.name in SessionError.CODES:
+            raise SessionError(error.name, error.message)
+        return result
 
     async def _execution(
         self,
@@ -169,8 +216,9 @@ class Remote:
 
     async def _run_with_retry(self, execution: Execution, run: RunHandle) -> Result:
         session, result = await self._attempt(execution, run)
-        if session.lost and not session.call_count:
+        if session.lost and not session.call_count and execution.limits.session is None:
             # The connection was dead or the server stopped, and no tool was called yet, so a retry is safe.
+            # A turn of a session may have changed the session.
             with contextlib.suppress(SandboxUnavailable):
                 session, result = await self._attempt(execution, run)
         if result.error is not None and result.error.retry_after is not None and not session.started:
@@ -243,7 +291,9 @@ class Remote:
         from websockets.asyncio.client import connect
         from websockets.exceptions import InvalidStatus, WebSocketException
 
-        headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
+        headers = {EXTENSIONS_HEADER: SESSIONS_EXTENSION}
+        if self._api_key:
+            headers["Authorization"] = f"Bearer {self._api_key}"
         try:
             socket = await connect(
                 self._url, additional_headers=headers, max_size=MAX_MESSAGE_BYTES, compression=None
@@ -255,9 +305,55 @@ class Remote:
             raise SandboxUnavailable(
                 f"{self._url} cannot be reached: {reason}.", remedy="Is `hutch serve` running there?"
             ) from None
+        extensions = socket.response.headers.get_all(EXTENSIONS_HEADER) if socket.response else []
+        self._has_sessions = SESSIONS_EXTENSION in extensions
         self._channel = _channel(socket)
         self._reader = asyncio.get_running_loop().create_task(_read(socket, self._channel))
         return Multiplexer(self._channel, full_manifests=True, trusted=True)
+
+
+@dataclass
+class _RemoteSessions:
+    """The sessions of a server, with the methods of `hutch.kernel.sessions.sessions.Sessions`. The server
+    determines the owner and the protocol.
+    """
+
+    remote: Remote
+
+    async def run(self, session_id: str, execution: Execution, run: RunHandle) -> Result:
+        return await self.remote.run_session_request(SessionRequest(session_id), execution, run)
+
+    async def variables(self, session_id: str, owner: str, protocol: str) -> list[Variable]:
+        from hutch.kernel.sessions.sessions import Variable
+
+        return msgspec.convert(await self._manage(SessionRequest(session_id, "variables")), list[Variable])
+
+    async def rollback(self, session_id: str, owner: str, turn: int) -> None:
+        await self._manage(SessionRequest(session_id, "rollback", turn=turn))
+
+    async def fork(self, session_id: str, owner: str, copy_id: str) -> None:
+        await self._manage(SessionRequest(session_id, "fork", copy=copy_id))
+
+    async def get(self, session_id: str, owner: str) -> SessionInfo:
+        from hutch.kernel.sessions.sessions import SessionInfo
+
+        return msgspec.convert(await self._manage(SessionRequest(session_id, "info")), SessionInfo)
+
+    async def list(self) -> list[SessionInfo]:
+        from hutch.kernel.sessions.sessions import SessionInfo
+
+        return msgspec.convert(await self._manage(SessionRequest(action="list")), list[SessionInfo])
+
+    async def store_now(self, session_id: str, owner: str) -> None:
+        await self._manage(SessionRequest(session_id, "store"))
+
+    async def delete(self, session_id: str, owner: str) -> None:
+        await self._manage(SessionRequest(session_id, "delete"))
+
+    async def _manage(self, request: SessionRequest) -> Any:
+        execution = Execution(code="", profile=profile_for("quickjs"), limits=_DEFAULT_LIMITS)
+        result = await self.remote.run_session_request(request, execution, RunHandle())
+        return result.raise_for_error().result
 
 
 def _limit(name: str, value: float | None) -> float:

@@ -231,6 +231,19 @@ class SessionError(HutchError):
     session_invalid, session_limit or turn_not_found.
     """
 
+    CODES = frozenset(
+        {
+            "session_not_found",
+            "session_exists",
+            "session_in_use",
+            "session_expired",
+            "session_incompatible",
+            "session_invalid",
+            "session_limit",
+            "turn_not_found",
+        }
+    )
+
     def __init__(self, code: str, message: str, *, remedy: str | None = None) -> None:
         super().__init__(message, remedy=remedy)
         self.code = code

@@ -5,16 +5,28 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Protocol, Self, Unpack
 
 from hutch.errors import QuotaExceeded
 from hutch.kernel.execution import Execution
-from hutch.kernel.sessions.sessions import SessionInfo, Sessions, Variable, new_session_id
+from hutch.kernel.sessions.sessions import SessionInfo, Variable, new_session_id
 from hutch.session.log_relay import relay_logs
 from hutch.session.run import Result, RunHandle, refused_result
 
 if TYPE_CHECKING:
     from hutch.api import TurnOptions
+
+
+class Sessions(Protocol):
+    """Stateful sessions of this process, or of a server."""
+
+    async def run(self, session_id: str, execution: Execution, run: RunHandle) -> Result: ...
+    async def variables(self, session_id: str, owner: str, protocol: str) -> list[Variable]: ...
+    async def rollback(self, session_id: str, owner: str, turn: int) -> None: ...
+    async def fork(self, session_id: str, owner: str, copy_id: str) -> None: ...
+    async def get(self, session_id: str, owner: str) -> SessionInfo: ...
+    async def store_now(self, session_id: str, owner: str) -> None: ...
+    async def delete(self, session_id: str, owner: str) -> None: ...
 
 
 class Session:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from tests.support.processes import TIMEOUT_SECONDS
@@ -15,6 +15,12 @@ from websockets.asyncio.client import ClientConnection, connect
 class ExecboxClient:
     def __init__(self, socket: ClientConnection) -> None:
         self.socket = socket
+
+    @property
+    def response_headers(self) -> Mapping[str, str]:
+        """Headers of the response to the upgrade request."""
+        assert self.socket.response is not None
+        return self.socket.response.headers
 
     async def send(self, *messages: dict[str, Any] | str | bytes) -> None:
         for message in messages:

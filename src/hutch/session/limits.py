@@ -8,7 +8,7 @@ from functools import lru_cache
 import msgspec
 from msgspec import UNSET
 
-from hutch.session.messages import Options
+from hutch.session.messages import Options, SessionRequest
 
 # Maximum number of tools that the message of a timeout names.
 MAX_NAMED_TOOLS = 3
@@ -30,6 +30,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Engine to use, for runners that have several engines."""
     check: bool = False
     """True if a remote server has to type-check the code first."""
+    session: SessionRequest | None = None
+    """What a remote server has to do with a stateful session."""
 
 
 # Most executions have the default limits.
@@ -47,6 +49,7 @@ def options_json(limits: Limits, is_observed: bool, send_run_id: bool) -> bytes:
         send_run_id=send_run_id or UNSET,
         send_call_lines=is_observed or UNSET,
         check=limits.check or UNSET,
+        session=limits.session or UNSET,
     )
     return msgspec.json.encode(options)
 

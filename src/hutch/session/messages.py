@@ -47,8 +47,23 @@ MEMORY_PART_BYTES = 128 * 1024
 TOO_DEEP = "a message is nested too deeply"
 
 
+class SessionRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Makes an `execute` a turn of a stateful session, or another action on one. An extension of Hutch, for
+    connections that have negotiated it.
+    """
+
+    id: str = ""
+    """Empty for `list`."""
+    action: Literal["run", "fork", "rollback", "variables", "info", "store", "delete", "list"] = "run"
+    """The code runs only with `run`."""
+    copy: str = ""
+    """Id of the fork."""
+    turn: int = 0
+    """Turn to go back to."""
+
+
 class Options(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Limits that the runner enforces. The last seven fields are extensions of Hutch. Other runners ignore
+    """Limits that the runner enforces. The last eight fields are extensions of Hutch. Other runners ignore
     them.
     """
 
@@ -68,6 +83,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """True to type-check the code before it runs."""
     traceparent: str | UnsetType = UNSET
     """W3C trace context of the caller."""
+    session: Any | UnsetType = UNSET
+    """A `SessionRequest` if the peer has negotiated sessions. Otherwise ignored, whatever its type."""
 
 
 class WireError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -23,6 +23,7 @@ from hutch.errors import (
     InvalidExecution,
     ProtocolError,
     QuotaExceeded,
+    SessionError,
     ToolError,
     wire_code,
 )
@@ -358,6 +359,9 @@ def _check_tools(message: Execute) -> None:
 def _execution_error(error: HutchError) -> ExecutionError:
     code = "validation_error" if error.code in ("invalid_tool", "invalid_request") else error.code
     retry_after = error.retry_after if isinstance(error, Busy) else None
-    # A used up quota and a busy server have the same code. The name distinguishes them.
+    # A used up quota and a busy server have the same code, and so have all errors of sessions. The name
+    # distinguishes them.
     name = "QuotaExceeded" if isinstance(error, QuotaExceeded) else None
+    if isinstance(error, SessionError):
+        name = error.code
     return ExecutionError(wire_code(code), str(error), name, retry_after=retry_after)

@@ -37,6 +37,22 @@ async def test_transcript_of_the_specification(server: ServeProcess) -> None:
         assert done == {"type": "done", "id": "exec-1", "ok": True, "logs": [], "result": {"ok": True}}
 
 
+async def test_plain_client_sees_no_sessions(server: ServeProcess) -> None:
+    """Sessions are an extension that a client negotiates. Without that, their option is any unknown field."""
+    async with connect_execbox(server.execbox) as client:
+        assert "Hutch-Extensions" not in client.response_headers
+        for id, session in (("a", {"id": "plain"}), ("b", 7)):
+            await client.send(execute(id, "var x = (globalThis.x ?? 0) + 1; x", session=session))
+            assert (await client.done(id))["result"] == 1
+    async with connect_execbox(server.execbox, Hutch_Extensions="sessions") as client:
+        assert client.response_headers["Hutch-Extensions"] == "sessions"
+        await client.send(execute("c", "", session={"action": "list"}))
+        assert (await client.end("c"))["result"] == []
+        for session in (7, {"id": "../x"}, {"id": "a", "action": "burn"}):
+            await client.send(execute("d", "1", session=session))
+            assert (await client.end("d"))["error"]["code"] == "validation_error"
+
+
 async def test_several_executions_run_at_once_over_one_connection(server: ServeProcess) -> None:
     async with connect_execbox(server.execbox) as client:
         calls = {}

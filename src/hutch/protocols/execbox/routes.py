@@ -18,10 +18,11 @@ from hutch.kernel.durable.suspended_runs import SuspendedRuns
 from hutch.kernel.kernel import Kernel
 from hutch.kernel.sessions.sessions import Sessions
 from hutch.protocols.execbox import http_sessions
+from hutch.protocols.execbox.channel_sessions import ChannelSessions
 from hutch.protocols.execbox.http_run import PATH as RUN_PATH
 from hutch.protocols.execbox.http_run import PROTOCOL, ProvideTools, RunHandler
 from hutch.protocols.execbox.serve import serve
-from hutch.session.channels.websocket import WebSocketChannel
+from hutch.session.channels.websocket import EXTENSIONS_HEADER, SESSIONS_EXTENSION, WebSocketChannel
 from hutch.session.runner import PendingBytes
 
 PATH = "/execbox"
@@ -45,10 +46,18 @@ def routes(
         if isinstance(caller, Refusal):
             await socket.send_denial_response(error_response(*caller))
             return
-        await socket.accept()
+        has_sessions = socket.headers.get(EXTENSIONS_HEADER) == SESSIONS_EXTENSION
+        answer = [(EXTENSIONS_HEADER.encode(), SESSIONS_EXTENSION.encode())] if has_sessions else []
+        await socket.accept(headers=answer)
         channel = _channel(socket)
         serving = serve(
-            channel, kernel, owner=caller.owner, multiplexed=True, pending=pending, admit=access.admit
+            channel,
+            kernel,
+            owner=caller.owner,
+            multiplexed=True,
+            pending=pending,
+            admit=access.admit,
+            sessions=ChannelSessions(sessions) if has_sessions else None,
         )
         async with access.track_connection(serving, channel):
             while (message := await socket.receive())["type"] != "websocket.disconnect":

@@ -9,6 +9,7 @@ from msgspec import UNSET
 from hutch.errors import InvalidExecution
 from hutch.kernel.execution import Execution
 from hutch.kernel.kernel import Kernel
+from hutch.protocols.execbox.channel_sessions import ChannelSessions
 from hutch.sandbox.runner.profile import profile_for
 from hutch.session.channels.stream import Channel
 from hutch.session.run import Result
@@ -32,11 +33,13 @@ def serve(
     multiplexed: bool,
     pending: PendingBytes,
     admit: Callable[[], None] = lambda: None,
+    sessions: ChannelSessions | None = None,
 ) -> ChannelServer:
     """Serves a channel until it closes.
 
     `engine` is the default engine. `pending` counts the bytes of the executions of all clients. `admit`
-    raises HutchError if no execution may start.
+    raises HutchError if no execution may start. `sessions`: stateful sessions, if the client has negotiated
+    them.
     """
 
     async def run(request: ExecutionRequest) -> Result:
@@ -56,6 +59,8 @@ def serve(
             owner=owner,
             protocol="execbox",
         )
+        if sessions is not None and options.session is not UNSET:
+            return await sessions.run(options.session, execution, request.run)
         return await kernel.run(execution, request.run)
 
     return ChannelServer(

@@ -11,6 +11,13 @@ from hutch.session.channels.stream import CloseHandler, LineHandler, ignore
 HIGH_WATER_BYTES = 1024 * 1024
 
 
+EXTENSIONS_HEADER = "Hutch-Extensions"
+"""Header of the upgrade request with the extensions that the client wants, and of the response with those
+that it gets. Without it, both sides see plain Execbox.
+"""
+SESSIONS_EXTENSION = "sessions"
+
+
 class WebSocketChannel:
     """Channel over a WebSocket of any library. The owner passes incoming messages to `feed`, or handles them
     itself until `is_ended`.
