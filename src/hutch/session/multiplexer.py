@@ -81,6 +81,8 @@ class Multiplexer:
         self.close_reason: str | None = None
         self.dropped = 0
         self.on_late_done: Callable[[str], None] = lambda _: None
+        self.relay: Callable[[bytes], None] | None = None
+        """Gets the lines instead of the sessions, if these are on another machine."""
         self._channel = channel
         channel.on_line = self._on_line
         channel.on_close = self.mark_lost
@@ -144,6 +146,10 @@ class Multiplexer:
     def _send_result(self, may_poll: Callable[[], bool], line: bytes) -> None:
         (self._send_now if may_poll() else self._peer.send)(line)
 
+    def send(self, lines: bytes) -> None:
+        """Sends lines of a session on another machine."""
+        self._channel.send(lines)
+
     def forget(self, session: Session) -> None:
         self.sessions.pop(session.id, None)
         if session.may_send_more:
@@ -164,6 +170,9 @@ class Multiplexer:
 
     def _on_line(self, line: bytes) -> None:
         self._peer.lines_received += 1
+        if self.relay is not None:
+            self.relay(line)
+            return
         try:
             message = decode_from_runner(line)
         except ProtocolError as error:

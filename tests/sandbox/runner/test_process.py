@@ -25,7 +25,8 @@ from hutch.sandbox.jail import cgroup
 from hutch.sandbox.jail.jail import Mount
 from hutch.sandbox.jail.memory_meter import process_tree
 from hutch.sandbox.runner.launcher import Launcher
-from hutch.sandbox.runner.process import IMPORTED, MAX_OUTPUT_BYTES, WARM_UP, StartupListener
+from hutch.sandbox.runner.output_logs import MAX_OUTPUT_BYTES
+from hutch.sandbox.runner.process import IMPORTED, WARM_UP, StartupListener
 from hutch.sandbox.runner.profile import Profile, profile_for
 from hutch.session.channels.stream import StreamChannel
 from hutch.session.limits import Limits

@@ -12,27 +12,24 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import IO, Any, Literal, Protocol
 
-import msgspec
-
 from hutch.errors import SandboxUnavailable
 from hutch.sandbox.jail.cgroup import Cgroup
 from hutch.sandbox.jail.jail import Command, memory_file
 from hutch.sandbox.jail.memory_meter import MemoryMeter, MemoryWatch, process_tree
 from hutch.sandbox.runner.base import Runner
+from hutch.sandbox.runner.output_logs import MAX_OUTPUT_BYTES, with_output
 from hutch.sandbox.runner.pipes import OutputPipe, WakeupFile
 from hutch.sandbox.runner.priority import set_background
+from hutch.sandbox.runner.process_exit import ProcessExit
 from hutch.sandbox.runner.profile import Profile
 from hutch.session.channels.low_latency import LowLatencyChannel
 from hutch.session.channels.stream import StreamChannel
 from hutch.session.host import Session
-from hutch.session.limits import clip_logs
-from hutch.session.messages import WireError
 from hutch.session.multiplexer import Multiplexer
 from hutch.session.peer import BACKSTOP_SECONDS, GUEST_CODES, RUNNER_CODES, START_TIMEOUT_SECONDS
 from hutch.session.run import Result
 
 READY_SECONDS = 20.0
-MAX_OUTPUT_BYTES = 64 * 1024
 # Message of a runner whose preload has finished. An unused runner is killed if it does not send this message
 # within IMPORT_SECONDS.
 IMPORTED = b'{"type":"imported"}'
@@ -41,16 +38,11 @@ IMPORT_SECONDS = 30.0
 # Sent to a new, unused runner, which then runs its slow first-time code before the first execution.
 WARM_UP = b'{"type":"warm_up"}\n'
 WARM_UP_SECONDS = 0.005
-# If a signal killed its child, bubblewrap exits with 128 plus the signal number.
-SIGNAL_EXIT_BASE = 128
 # A runner that has got an execution counts as lost if it sends nothing for this time. Its process may have
 # been stopped, or another guest in it may be blocking it with a long native call.
 MAX_SILENCE_SECONDS = 5.0
 # Time for a guest program to exit after it closed its channel.
 EXIT_SECONDS = 1.0
-# Character that starts a line of the guest's console output. The rest of the line is JSON: the text, or null
-# if output was dropped.
-CONSOLE_MARK = "\x1e"
 # Memory of the Deno process itself, which is added to the guest's memory limit.
 PROCESS_OVERHEAD_BYTES = 32 * 1024 * 1024
 
@@ -240,13 +232,13 @@ class RunnerProcess(Runner):
     def _import_finished(self) -> None:
         self.has_imported = True
         if self.in_flight == 0:
-            self._freeze()
+            self.freeze()
 
     def _kill_if_not_imported(self) -> None:
         if not self.has_imported and self.in_flight == 0:
             self.kill()
 
-    def _freeze(self) -> None:
+    def freeze(self) -> None:
         """Stops the guest's processes, so that a package uses no CPU between executions."""
         outer, *inner = process_tree(self.pid)
         # The first two processes are bubblewrap's.
@@ -294,29 +286,17 @@ class RunnerProcess(Runner):
             self._watch = self._meter.watch(self.pid, allowed, self._memory_exceeded)
 
     def execution_ended(self, result: Result, session: Session) -> Result:
-        """Adds output that the guest wrote directly to stdout or stderr to the logs, within the limits.
-
-        The runner also copies console output to stdout. This copy provides the logs of a guest that was
-        killed.
-        """
+        """Adds output that the guest wrote directly to stdout or stderr to the logs, within the limits."""
         self.idle_since = self._loop.time()
         if not self.profile.engine_spec.own_process:
             return result
         self._drain()
         if self.profile.engine_spec.streams_output:
             return result
-        truncated = result.logs_truncated or len(self._output) >= MAX_OUTPUT_BYTES
-        logs = list(result.logs)
-        for line in self.output().removesuffix("\n").split("\n") if self._output else ():
-            direct, console = _split_console_line(line)
-            logs += direct
-            truncated |= console is None
-            if console and not result.logs:
-                logs += console
-        logs, clipped = clip_logs(logs, session.limits)
+        result = with_output(result, self._output, session.limits)
         if not self.is_used_up(result):
-            self._freeze()
-        return msgspec.structs.replace(result, logs=logs, logs_truncated=truncated or clipped)
+            self.freeze()
+        return result
 
     def is_used_up(self, result: Result | None) -> bool:
         if not self.profile.engine_spec.own_process:
@@ -367,6 +347,18 @@ class RunnerProcess(Runner):
                 return self._group.memory_used()
         return self._watch.used_bytes if self._watch is not None else 0
 
+    @property
+    def exit(self) -> ProcessExit:
+        """How the process ended. Available once it has."""
+        return ProcessExit("its process ended", self._process.returncode, self._out_of_memory)
+
+    def take_output(self) -> bytes:
+        """Returns the output on stdout and stderr since the last call, if it is not streamed."""
+        self._drain()
+        output = bytes(self._output)
+        self._output.clear()
+        return output
+
     def output(self) -> str:
         """Returns the beginning of the output of the process on stdout and stderr."""
         return self._output.decode(errors="replace")
@@ -387,8 +379,7 @@ class RunnerProcess(Runner):
             return
         if self.profile.engine_spec.own_process:
             # The process had no other guests, so a retry would fail the same way.
-            for session in list(self.multiplexer.sessions.values()):
-                self._end_session(session, reason)
+            self._end_sessions(reason, self._process.returncode)
         elif self._out_of_memory:
             reason = "its process ran out of memory"
         self.multiplexer.mark_lost(reason)
@@ -398,50 +389,17 @@ class RunnerProcess(Runner):
         """Returns True if a single-use process has closed its channel and is about to exit."""
         if not self.profile.engine_spec.own_process or self._out_of_memory:
             return False
-        return self._process.returncode is None and bool(self.multiplexer.sessions)
+        is_used = bool(self.multiplexer.sessions) or self.multiplexer.relay is not None
+        return self._process.returncode is None and is_used
 
     def _exit_timed_out(self) -> None:
-        for session in list(self.multiplexer.sessions.values()):
-            self._fail_session(session, "it closed its connection but did not exit", None)
+        self._end_sessions("it closed its connection but did not exit", None)
         self.kill()
 
-    def _end_session(self, session: Session, reason: str) -> None:
-        code = self._process.returncode
-        was_killed = _signal_of(code) is not None and not self._has_begun(session)
-        if (
-            self.profile.engine_spec.streams_output
-            and code is not None
-            and code >= 0
-            and not was_killed
-            and not self._out_of_memory
-        ):
-            session.succeed({"exit": code})
-        else:
-            self._fail_session(session, reason, code)
-
-    def _fail_session(self, session: Session, reason: str, exit_code: int | None) -> None:
-        error = self._guest_error(session, reason, exit_code)
-        # If no guest code has run, the guest did not end the process, so a retry is safe and useful.
-        session.lost = error.code == "internal_error" and not self._has_begun(session)
-        session.fail(error)
-
-    def _has_begun(self, session: Session) -> bool:
-        """Returns True if code of the guest may have run. Importing a package runs its code."""
-        return session.started or (self.profile.has_preload and not self.has_imported)
-
-    def _guest_error(self, session: Session, reason: str, exit_code: int | None) -> WireError:
-        if not self._out_of_memory:
-            signal_number = _signal_of(exit_code)
-            if exit_code is not None and signal_number is None:
-                message = f"The code ended its own process with exit code {exit_code}. Return a value instead"
-                return WireError(code="runtime_error", message=message)
-            # The guest may have caused the signal, or the kernel or an administrator sent it.
-            if signal_number is not None:
-                reason = f"its process was ended by signal {signal_number}"
-            return WireError(code="internal_error", message=f"The runner was lost: {reason}")
-        mebibytes = session.limits.memory_limit_bytes / 2**20
-        message = f"Execution exceeded its memory limit of {mebibytes:g} MiB"
-        return WireError(code="memory_limit", message=message)
+    def _end_sessions(self, reason: str, code: int | None) -> None:
+        end = ProcessExit(reason, code, self._out_of_memory)
+        for session in list(self.multiplexer.sessions.values()):
+            end.end(session, self.profile, has_imported=self.has_imported)
 
     # --- end ---
 
@@ -518,32 +476,7 @@ class RunnerProcess(Runner):
 def _noop() -> None: ...
 
 
-def _signal_of(exit_code: int | None) -> int | None:
-    """Returns the signal that ended a process, from its status or from bubblewrap's exit code, or None."""
-    if (
-        exit_code is None
-        or 0 <= exit_code <= SIGNAL_EXIT_BASE
-        or exit_code > SIGNAL_EXIT_BASE + signal.NSIG - 1
-    ):
-        return None
-    return -exit_code if exit_code < 0 else exit_code - SIGNAL_EXIT_BASE
-
-
 def _open_stdin(profile: Profile, wakeup_file: WakeupFile | None) -> int:
     if wakeup_file is not None:
         return wakeup_file.open_for_process()
     return memory_file(profile.stdin_payload) if profile.stdin_payload else subprocess.DEVNULL
-
-
-def _split_console_line(line: str) -> tuple[list[str], list[str] | None]:
-    """Splits a line into output that the guest wrote directly, which may precede a console line without a
-    line break, and console output. The console output is None if some of it was dropped.
-    """
-    direct, mark, encoded = line.rpartition(CONSOLE_MARK)
-    if not mark:
-        return [line], []
-    try:
-        console = msgspec.json.decode(encoded, type=str | None)
-    except ValueError:
-        return [line] if direct else [], []
-    return [direct] if direct else [], None if console is None else [console]
