@@ -10,15 +10,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from hutch.errors import HutchError, StoreError
 from hutch.kernel.fair_use import QuotaStore
-from hutch.kernel.records import RunRecord, RunRecorder, record_fields
+from hutch.kernel.records import RunRecord, RunRecorder, stored_record
 from hutch.settings import Settings
 
 if TYPE_CHECKING:
     from hutch.egress.client.client import FetchClient
+    from hutch.kernel.durable.running_runs import RunningRuns
     from hutch.kernel.kernel import Kernel
     from hutch.protocols.abilities.execute import AbilityExecutor
     from hutch.session.run import TextRedactor
@@ -36,21 +35,6 @@ _PRUNE_SECONDS = 3_600.0
 _DAY_SECONDS = 86_400.0
 MAX_NAMES = 10_000
 KEEP_USAGE_DAYS = 31
-MAX_TARGETS = 50
-"""Maximum number of tools, and of hosts, that are stored for each run, so that lists can be filtered by them.
-"""
-# Fields of a run record that have their own column. All other fields are stored in `details`.
-_RUN_COLUMNS = (
-    "run_id",
-    "owner",
-    "protocol",
-    "engine",
-    "label",
-    "created_at",
-    "duration_ms",
-    "outcome",
-    "parent_run_id",
-)
 
 
 class Storage:
@@ -73,6 +57,7 @@ class Storage:
         self._http_client: FetchClient | None = None
         self._abilities: AbilityExecutor | None = None
         self._pruning: asyncio.Task[None] | None = None
+        self._running_runs: RunningRuns | None = None
         self._problem: str | None = None
         self._checked_until = 0.0
         self.owner_names: dict[str, str] = {}
@@ -165,26 +150,7 @@ class Storage:
 
     def _queue_run(self, record: RunRecord, redactor: TextRedactor | None) -> None:
         assert self._store is not None
-        from hutch.store.models import NewRun, RunRow
-
-        fields = record_fields(record)
-        columns = {name: fields.pop(name, None) for name in _RUN_COLUMNS}
-        row = RunRow(
-            **columns,
-            details=msgspec.json.encode(fields).decode(),
-            recorded=record.recorded,
-            error_message=record.error_message,
-        )
-        tools = dict.fromkeys(f"{call.provider}.{call.tool}" for call in record.calls)
-        hosts = dict.fromkeys(request["host"] for request in record.requests)
-        run = NewRun(
-            row,
-            record.content,
-            tuple(tools)[:MAX_TARGETS],
-            tuple(hosts)[:MAX_TARGETS],
-            None if redactor is None else redactor.long_text,
-        )
-        self._store.write_behind.add_run(run)
+        self._store.write_behind.add_run(stored_record(record, redactor))
 
     async def close(self) -> None:
         """Writes the queued run records and closes the store. Must be called after all runs have ended."""
@@ -197,6 +163,8 @@ class Storage:
                 stack.push_async_callback(self._store.close)
             if self._http_client is not None:
                 stack.push_async_callback(self._http_client.close)
+            if self._running_runs is not None:
+                stack.push_async_callback(self._running_runs.close)
             if self._pruning is not None:
                 self._pruning.cancel()
                 await asyncio.gather(self._pruning, return_exceptions=True)
@@ -211,6 +179,9 @@ class Storage:
             if not self._closed:
                 self._recorder.sink = self._queue_run
                 self._kernel.fair_use.store = QuotaStore(self._store.quotas, self._store.rate_limits)
+                from hutch.kernel.durable.running_runs import RunningRuns
+
+                self._running_runs = RunningRuns(self._kernel.active, self._store)
         return self._store
 
     async def _open_vault(self) -> Vault:

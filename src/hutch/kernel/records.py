@@ -22,11 +22,27 @@ from hutch.text import cut, format_rfc3339
 if TYPE_CHECKING:
     from hutch.kernel.metrics import RunCounters
     from hutch.kernel.spans import RunTracing
+    from hutch.store.models import NewRun
 
 logger = logging.getLogger("hutch.runs")
 
 _DEFAULT_LIMITS = msgspec.to_builtins(Limits())
 MAX_LABEL_CHARS = 200
+MAX_TARGETS = 50
+"""Maximum number of tools, and of hosts, that are stored for each run, so that lists can be filtered by them.
+"""
+# Fields of a run record that have their own column. All other fields are stored in `details`.
+_RUN_COLUMNS = (
+    "run_id",
+    "owner",
+    "protocol",
+    "engine",
+    "label",
+    "created_at",
+    "duration_ms",
+    "outcome",
+    "parent_run_id",
+)
 # Names of the limits, by the error code of a run that reaches the limit.
 _LIMITS_BY_CODE = {
     "timeout": "timeout_ms",
@@ -272,6 +288,29 @@ def record_fields(record: RunRecord) -> dict[str, Any]:
     defaults = {**_DEFAULT_LIMITS, "engine": fields["limits"]["engine"]}
     fields["limits"] = {name: value for name, value in fields["limits"].items() if value != defaults[name]}
     return fields
+
+
+def stored_record(record: RunRecord, redactor: TextRedactor | None = None) -> NewRun:
+    """Returns a record as the store takes it. `redactor` is for its content."""
+    from hutch.store.models import NewRun, RunRow
+
+    fields = record_fields(record)
+    columns = {name: fields.pop(name, None) for name in _RUN_COLUMNS}
+    row = RunRow(
+        **columns,
+        details=msgspec.json.encode(fields).decode(),
+        recorded=record.recorded,
+        error_message=record.error_message,
+    )
+    tools = dict.fromkeys(f"{call.provider}.{call.tool}" for call in record.calls)
+    hosts = dict.fromkeys(request["host"] for request in record.requests)
+    return NewRun(
+        row,
+        record.content,
+        tuple(tools)[:MAX_TARGETS],
+        tuple(hosts)[:MAX_TARGETS],
+        None if redactor is None else redactor.long_text,
+    )
 
 
 def _rounded(milliseconds: float) -> str:

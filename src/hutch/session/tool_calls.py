@@ -288,6 +288,21 @@ class ToolCalls:
         held = {call_id for call_id, _ in self._recent_replies or []}
         return running + [call for call_id, (call, _) in self._finished.items() if call_id in held]
 
+    def running(self) -> list[CallRecord]:
+        """Returns records of the calls whose tools run, as they are if the process dies now."""
+        return [
+            CallRecord.of(
+                call.provider_name,
+                self._providers[call.provider_name].tools[call.safe_tool_name].name,
+                False,
+                monotonic() - began,
+                start_ms=round((began - self.started_at) * 1000, 3),
+                line=_line_of(call),
+                code="interrupted",
+            )
+            for _, call, began in self._tasks.values()
+        ]
+
     def begin_journal(self, journal: Callable[[str, Answer], Awaitable[None]]) -> dict[str, Answer]:
         """Passes the results of all running tools to `journal` before the guest gets them, from now on.
         Returns the results that came since the run was suspended.

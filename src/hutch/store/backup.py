@@ -53,8 +53,8 @@ TABLES = (
     "sessions",
     "session_parts",
 )
-# Not in a backup: the schema's own history, and counters of the last minutes.
-OMITTED_TABLES = ("migrations", "rate_limits")
+# Not in a backup: the schema's own history, counters of the last minutes, and runs in progress.
+OMITTED_TABLES = ("migrations", "rate_limits", "running_runs")
 _BATCH_ROWS = 500
 
 

@@ -11,6 +11,7 @@ from hutch.store.tables.abilities import AbilityTable
 from hutch.store.tables.ability_shares import AbilityShareTable
 from hutch.store.tables.credentials import CredentialTable
 from hutch.store.tables.durable.checkpoints import CheckpointTable
+from hutch.store.tables.durable.running_runs import RunningRunTable
 from hutch.store.tables.durable.sessions import SessionTable
 from hutch.store.tables.flows import FlowTable
 from hutch.store.tables.groups import GroupTable
@@ -63,6 +64,7 @@ class Store:
         self.flows = FlowTable(database, encryption)
         self.journal = JournalTable(database, encryption)
         self.checkpoints = CheckpointTable(database, encryption)
+        self.running_runs = RunningRunTable(database)
         self.sessions = SessionTable(database, encryption)
         self.quotas = QuotaTable(database, self.write_behind)
         self.rate_limits = RateLimiter(database if shares_rate_limits else None)

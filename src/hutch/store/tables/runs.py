@@ -28,7 +28,11 @@ _INSERT_RUN = f"""
     INSERT INTO runs ({RUN_COLUMNS}, bytes) VALUES ({", ".join(f":{name}" for name in _FIELDS)}, :bytes)
     ON CONFLICT (run_id) DO UPDATE SET
         {", ".join(f"{name} = excluded.{name}" for name in (*_FIELDS[1:], "bytes"))}
-    WHERE runs.outcome = 'suspended'
+    WHERE runs.outcome IN ('suspended', 'interrupted')
+"""
+_INSERT_MISSING = f"""
+    INSERT INTO runs ({RUN_COLUMNS}, bytes) VALUES ({", ".join(f":{name}" for name in _FIELDS)}, :bytes)
+    ON CONFLICT (run_id) DO NOTHING
 """
 _INSERT_CONTENT = """
     INSERT INTO run_contents (run_id, content) VALUES (:run_id, :content)
@@ -64,8 +68,8 @@ class RunTable:
         await self.add_new([NewRun(row) for row in rows])
 
     async def add_new(self, runs: Sequence[NewRun]) -> None:
-        """Inserts records in one transaction. A record of a run that was suspended is replaced, other
-        existing records stay unchanged.
+        """Inserts records in one transaction. A record of a run that was suspended is replaced, and so is
+        one of a run that was thought to be interrupted. Other existing records stay unchanged.
 
         Characters that cannot be stored are replaced, so that one bad record does not block the batch.
         Messages and contents that cannot be encrypted, because the master key is missing, are left out.
@@ -199,6 +203,14 @@ class RunTable:
         """
         (changed,) = await self._database.write(SqlStatement(sql, {**values, "limit": MAX_DELETED}))
         return changed.row_count
+
+
+def insert_if_missing(runs: Sequence[NewRun]) -> tuple[SqlBatch, SqlBatch]:
+    """Returns the statements that insert records without contents, for runs that have no record yet."""
+    return (
+        SqlBatch(_INSERT_MISSING, [_columns(run) for run in runs]),
+        SqlBatch(_INSERT_TARGET, [target for run in runs for target in _targets(run)]),
+    )
 
 
 def _columns(run: NewRun) -> dict[str, Any]:
