@@ -84,11 +84,12 @@ class PostgresDatabase:
         async with self._connection() as connection:
             try:
                 async with connection.transaction():
-                    # Compiling a search takes longer than running it, because it reads few rows of a long
-                    # table.
+                    # Compiling a search, or starting a process for a part of it, takes longer than running
+                    # it, because it reads few rows of a long table.
                     milliseconds = int(max_seconds * 1000)
                     await connection.execute(
-                        f"SET LOCAL statement_timeout = {milliseconds}; SET LOCAL jit = off".encode()
+                        f"SET LOCAL statement_timeout = {milliseconds}; SET LOCAL jit = off;"
+                        " SET LOCAL max_parallel_workers_per_gather = 0".encode()
                     )
                     return await (await connection.execute(to_psycopg(sql), values)).fetchall()
             except psycopg.errors.QueryCanceled:

@@ -198,8 +198,12 @@ class RunSearch:
         """
         source, index, _ = _plan(query)
         column = _SORT_COLUMNS[query.sort]
+        table = "r"
+        if _target(query):
+            # The table of tools and hosts has both columns, so its runs need not be read.
+            source, table = "run_targets AS t", "t"
         sql = f"""
-            SELECT r.{column}, r.run_id FROM {source} WHERE {index.sql}
+            SELECT {table}.{column}, {table}.run_id FROM {source} WHERE {index.sql}
             ORDER BY {_order(query)} LIMIT 1 OFFSET :skipped
         """
         rows = await self._database.search(
