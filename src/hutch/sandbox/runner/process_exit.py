@@ -31,7 +31,7 @@ class ProcessExit(msgspec.Struct, frozen=True):
         return -code if code < 0 else code - SIGNAL_EXIT_BASE
 
     def end(self, session: Session, profile: Profile, *, has_imported: bool) -> None:
-        """Ends the session of a single-use process. `has_imported`: the preload of the profile has finished."""
+        """Ends the session of a single-use process. `has_imported`: the profile's preload has finished."""
         # Importing a package runs its code.
         has_begun = session.started or (profile.has_preload and not has_imported)
         was_killed = self.signal is not None and not has_begun
