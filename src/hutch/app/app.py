@@ -340,7 +340,7 @@ class App:
         from hutch.http import health, responses
         from hutch.http.cors import Cors
         from hutch.http.endpoint import public_json_route
-        from hutch.http.run_ids import RunIdHeaders, note_run
+        from hutch.http.run_headers import RunIdHeaders, note_run
         from hutch.protocols.abilities import routes as abilities
         from hutch.protocols.execbox import routes as execbox
         from hutch.protocols.mcp.http import McpEndpoint
@@ -407,7 +407,7 @@ class App:
     def _traced(self, web: ASGIApp) -> ASGIApp:
         if self.tracer is None:
             return web
-        from hutch.http.trace_headers import TraceHeaders
+        from hutch.http.run_headers import TraceHeaders
 
         return TraceHeaders(web)
 

@@ -1,11 +1,14 @@
-"""Adds the header `X-Run-Id` to responses: the ids of the runs that a request started."""
+"""Headers about runs: `X-Run-Id` in responses, and `traceparent` in requests."""
 
 from __future__ import annotations
 
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from hutch.telemetry.trace_context import parse_context, use_context
 
 if TYPE_CHECKING:
     from hutch.kernel.execution import Execution
@@ -25,7 +28,10 @@ def note_run(execution: Execution, run: RunHandle) -> None:
 
 
 class RunIdHeaders:
-    """ASGI middleware. A response that starts before its runs, such as an event stream, has no header."""
+    """ASGI middleware that adds `X-Run-Id`, the ids of the runs that a request started, to its response.
+
+    A response that starts before its runs, such as an event stream, has no header.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -50,3 +56,17 @@ class RunIdHeaders:
             await self._app(scope, receive, send_with_ids)
         finally:
             _ids.reset(token)
+
+
+class TraceHeaders:
+    """ASGI middleware. The runs of a request, or of a WebSocket, belong to the trace of its headers."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        with use_context(parse_context(Headers(scope=scope).get)):
+            await self._app(scope, receive, send)
