@@ -159,6 +159,11 @@ def test_only_the_composition_root_and_the_command_line_know_the_app() -> None:
     assert {module.split(".")[0] for module in users} <= {"api", "app", "cli"}
 
 
+def test_no_folder_has_more_than_15_modules() -> None:
+    sizes = {folder: len([*folder.glob("*.py")]) - 1 for folder in {p.parent for p in PACKAGE.rglob("*.py")}}
+    assert {str(folder): size for folder, size in sizes.items() if size > 15} == {}
+
+
 def test_each_module_can_be_imported_first() -> None:
     """No module needs, while it is imported, one that imports it: the order of imports does not matter."""
     known = {module.removesuffix(".__init__"): path for module, path in modules()}

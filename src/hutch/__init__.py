@@ -22,8 +22,8 @@ if TYPE_CHECKING:
         ToolError,
     )
     from hutch.kernel.sessions.sessions import SessionInfo, Variable
+    from hutch.session.events.live_run import Run
     from hutch.session.files.model import File
-    from hutch.session.live_run import Run
     from hutch.session.run import (
         CallRecord,
         PendingCall,
@@ -101,7 +101,7 @@ _MODULES = {
     "hutch.kernel.sessions.sessions": ("SessionInfo", "Variable"),
     "hutch.session.tools.functions": ("tool",),
     "hutch.session.files.model": ("File",),
-    "hutch.session.live_run": ("Run",),
+    "hutch.session.events.live_run": ("Run",),
     "hutch.session.run": (
         "CallRecord",
         "PendingCall",

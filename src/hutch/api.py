@@ -20,9 +20,9 @@ from hutch.kernel.kernel import Kernel
 from hutch.kernel.records import RunRecorder
 from hutch.sandbox.pool.pool import Pool
 from hutch.sandbox.runner.profile import EXTERNAL, profile_for
+from hutch.session.events.live_run import Run
+from hutch.session.events.log_relay import relay_logs
 from hutch.session.inputs import encode_inputs
-from hutch.session.live_run import Run
-from hutch.session.log_relay import relay_logs
 from hutch.session.run import Result, RunHandle, refused_result
 from hutch.session.suspension import Answer, answer_of, answers_of
 from hutch.session.tools.provider import Provider

@@ -19,12 +19,12 @@ from hutch.kernel.execution import Execution
 from hutch.kernel.kernel import check_limit
 from hutch.sandbox.runner.profile import profile_for
 from hutch.session.channels.websocket import EXTENSIONS_HEADER, SESSIONS_EXTENSION, WebSocketChannel
+from hutch.session.events.live_run import Run
+from hutch.session.events.log_relay import relay_logs
 from hutch.session.host import Session
 from hutch.session.inputs import encode_inputs
 from hutch.session.json_value import encode_value
 from hutch.session.limits import Limits
-from hutch.session.live_run import Run
-from hutch.session.log_relay import relay_logs
 from hutch.session.messages import SessionRequest
 from hutch.session.multiplexer import Multiplexer
 from hutch.session.run import Result, RunHandle, RunQueued, new_run_id, refused_result

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, Self, Unpack
 from hutch.errors import QuotaExceeded
 from hutch.kernel.execution import Execution
 from hutch.kernel.sessions.sessions import SessionInfo, Variable, new_session_id
-from hutch.session.log_relay import relay_logs
+from hutch.session.events.log_relay import relay_logs
 from hutch.session.run import Result, RunHandle, refused_result
 
 if TYPE_CHECKING:

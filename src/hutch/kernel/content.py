@@ -9,9 +9,9 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from hutch.kernel.caller import caller_key
+from hutch.session.events.timeline import MAX_LOG_LINE_CHARS, Cut, RecordedCall, RecordedLog, cut_json
 from hutch.session.json_value import decode_value, encode_value, well_formed
 from hutch.session.run import Result, RunHandle
-from hutch.session.timeline import MAX_LOG_LINE_CHARS, Cut, RecordedCall, RecordedLog, cut_json
 from hutch.settings.model import RecordLevel
 from hutch.text import cut
 

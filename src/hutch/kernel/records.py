@@ -13,9 +13,9 @@ import msgspec
 from hutch import logs
 from hutch.kernel.content import RecordLevels, error_text, run_content
 from hutch.kernel.execution import Execution
+from hutch.session.events.timeline import RunTimeline
 from hutch.session.limits import Limits
 from hutch.session.run import CallRecord, Result, RunHandle, TextRedactor, Wait
-from hutch.session.timeline import RunTimeline
 from hutch.settings.model import RecordLevel
 from hutch.text import cut, format_rfc3339
 

@@ -17,8 +17,8 @@ from hutch.session.json_value import decode_value
 from hutch.text import cut, format_rfc3339
 
 if TYPE_CHECKING:
+    from hutch.session.events.timeline import RunTimeline
     from hutch.session.host import Session
-    from hutch.session.timeline import RunTimeline
     from hutch.session.tool_calls import ToolCalls
     from hutch.telemetry.trace_context import TraceContext
 

@@ -9,7 +9,7 @@ import pytest
 
 import hutch
 from hutch.session import live_run
-from hutch.session.live_run import Run
+from hutch.session.events.live_run import Run
 from hutch.session.run import Result, RunHandle
 
 TIMEOUT_SECONDS = 60
