@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import hutch
-from hutch.session import live_run
+from hutch.session.events import live_run
 from hutch.session.events.live_run import Run
 from hutch.session.run import Result, RunHandle
 
