@@ -149,6 +149,9 @@ class McpConnection:
         self._tools_changed = asyncio.Event()
         self._reason: ServerUnreachable | None = None
         self._never_sent = False
+        self._output_ended = False
+        self._posts_expected = 0
+        """Number of POSTs over SSE that the server has not answered yet."""
         self._session: ClientSession | None = None
         self._dispatcher: JSONRPCDispatcher | None = None
         self._direct: DirectCalls | None = None
@@ -159,8 +162,9 @@ class McpConnection:
 
     @property
     def is_alive(self) -> bool:
-        input_closed = self._direct is not None and self._direct.is_closed
-        return self._session is not None and not self._closing.is_set() and not input_closed
+        if self._session is None or self._closing.is_set() or self._output_ended:
+            return False
+        return self._direct is None or not self._direct.is_closed
 
     @property
     def reason(self) -> ServerUnreachable:
@@ -251,16 +255,26 @@ class McpConnection:
         if not (self._process is not None and error_messages.is_consequence(error)):
             self._end(error_messages.unreachable_error(self.config, error))
 
-    def _on_refused(self, status: int, status_line: str) -> None:
-        self._never_sent |= self.calls == 1
-        self._end(error_messages.refusal_error(self.config, status, status_line))
+    def _on_post_answered(self, status: int, status_line: str) -> None:
+        """Handles the answer to a POST over SSE. The result of the call comes in the event stream."""
+        self._posts_expected = max(0, self._posts_expected - 1)
+        if status >= 400:
+            self._never_sent |= self.calls == 1
+            self._end(error_messages.refusal_error(self.config, status, status_line))
+        elif self._output_ended and self._posts_expected == 0:
+            self._shut_down()
 
     def _on_output_end(self, reason: str | None) -> None:
         """Handles EOF on the server's output. Without a reason, shuts down and finds the reason afterwards,
         for example from the exit code.
         """
+        self._output_ended = True
         if reason is not None:
             self._end(ServerUnreachable(reason))
+        elif self._ready.done() and self._posts_expected > 0:
+            # The answer to the POST says whether the server has received the call. A server that was
+            # restarted refuses it, and then the call can be repeated.
+            self._loop.call_later(CLOSE_SECONDS, self._shut_down)
         elif self._ready.done():
             self._shut_down()
 
@@ -294,7 +308,7 @@ class McpConnection:
                 max_message_bytes=self._max_message_bytes,
                 connect_seconds=self._connect_seconds,
                 results=results,
-                on_refused=self._on_refused,
+                on_post_answered=self._on_post_answered,
             )
             read, write = await stack.enter_async_context(transport)
         self._stream = WatchedStream(read, FloodMeter(self._limits), results, self._on_output_end)
@@ -443,6 +457,8 @@ class McpConnection:
         on_progress: ProgressCallback | None,
         retry: InputAnswers | None = None,
     ) -> CallToolResult | InputRequiredResult:
+        if self._protocol == "sse":
+            self._posts_expected += 1
         if tool.reads_resources:
             return await self._read_resource(session, arguments["uri"], retry)
         return await self._result(session, tool.name, arguments, on_progress, retry)

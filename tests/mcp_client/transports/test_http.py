@@ -267,6 +267,20 @@ async def test_restarted_server_is_reconnected_at_the_next_call(
 
 
 @pytest.mark.parametrize("protocol", ["http", "sse"])
+async def test_call_sent_before_the_restart_is_noticed_is_repeated(
+    start: StartServers, served: AsgiServer, protocol: str
+) -> None:
+    make, path = (app, "mcp") if protocol == "http" else (sse_app, "sse")
+    served.start(make(Everything()))
+    servers = await start(http_server("web", f"{served.url}/{path}", protocol=protocol))
+    assert await servers.call("web", "echo", {"value": "1"}) == "1"
+    # The event loop does not run meanwhile, so the client sends its call before it sees that the stream ended.
+    served.stop()
+    served.start(make(Everything()))
+    assert await servers.call("web", "echo", {"value": "2"}) == "2"
+
+
+@pytest.mark.parametrize("protocol", ["http", "sse"])
 async def test_stopped_server_is_reported_and_reconnected_when_it_returns(
     start: StartServers, served: AsgiServer, protocol: str
 ) -> None:

@@ -45,14 +45,14 @@ async def connect(
     max_message_bytes: int,
     connect_seconds: float,
     results: LongResults,
-    on_refused: Callable[[int, str], None],
+    on_post_answered: Callable[[int, str], None],
 ) -> AsyncIterator[Any]:
     """Connects and yields the SDK's pair of streams. `results` restores the results of the messages in them.
-    `on_refused` is called with the status code and the status line if the server refuses a POST over SSE.
+    `on_post_answered` is called with the status code and the status line of the answer to a POST over SSE.
     """
     own_auth = auth
-    on_refused_post = on_refused if protocol == "sse" else None
-    inspect = partial(_inspect_response, config, max_message_bytes, results, on_refused_post)
+    on_sse_post = on_post_answered if protocol == "sse" else None
+    inspect = partial(_inspect_response, config, max_message_bytes, results, on_sse_post)
 
     def client(headers: object = None, timeout: object = None, auth: object = None) -> httpx2.AsyncClient:
         return httpx2.AsyncClient(
@@ -90,7 +90,7 @@ async def _inspect_response(
     config: HttpConfig,
     max_message_bytes: int,
     results: LongResults,
-    on_refused: Callable[[int, str], None] | None,
+    on_sse_post: Callable[[int, str], None] | None,
     response: httpx2.Response,
 ) -> None:
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
@@ -98,10 +98,10 @@ async def _inspect_response(
         response.stream = _FailingStream(response.stream, f"the response is compressed ({encoding})")
     elif oauth_requests.is_marked(response.request):
         response.stream = BodyStream(response.stream, oauth_requests.MAX_RESPONSE_BYTES, None)
+    elif on_sse_post is not None and response.request.method == "POST":
+        on_sse_post(response.status_code, status_line(response))
     elif response.status_code >= 400 and response.request.method == "POST":
-        if on_refused is not None:
-            on_refused(response.status_code, status_line(response))
-        elif response.request.url == httpx2.URL(config.url):
+        if response.request.url == httpx2.URL(config.url):
             await _replace_error_body(response)
     elif response.headers.get("content-type", "").lower().startswith("text/event-stream"):
         response.stream = EventStream(response.stream, max_message_bytes, results)
