@@ -181,14 +181,14 @@ class RunRecorder:
 
     def begin(self, execution: Execution, run: RunHandle) -> None:
         """Collects the events of a run, for its record and for clients that follow it. With the level
-        `errors`, they are forgotten at the end, apart from the last log lines of a failed run.
+        `errors`, they are forgotten at the end, apart from the last log lines of a failed run; with
+        `metadata`, all of them are.
         """
         if self.sink is None or execution.is_internal:
             return
         level = self._levels.of(execution.protocol, run.record_level)
-        if level != "metadata":
-            run.timeline = RunTimeline(run.clock, self._levels.max_bytes // 2, keeps_values=level == "full")
-            run.listeners.append(run.timeline)
+        run.timeline = RunTimeline(run.clock, self._levels.max_bytes // 2, keeps_values=level == "full")
+        run.listeners.append(run.timeline)
 
     def __call__(self, execution: Execution, run: RunHandle, result: Result) -> None:
         if self._counters is not None and not execution.is_group:

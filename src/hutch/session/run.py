@@ -369,7 +369,7 @@ class RunHandle(msgspec.Struct, eq=False):
     record_level: str | None = None
     """Level with which the run is recorded. None for the level of the settings."""
     timeline: RunTimeline | None = None
-    """Collects log lines and tool calls, unless only metadata is recorded."""
+    """Collects log lines and tool calls, if runs are recorded."""
     redactor: TextRedactor | None = None
     """Replaces the run's secrets in text that is recorded."""
     trace: TraceContext | None = None

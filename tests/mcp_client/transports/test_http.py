@@ -274,7 +274,7 @@ async def test_call_sent_before_the_restart_is_noticed_is_repeated(
     served.start(make(Everything()))
     servers = await start(http_server("web", f"{served.url}/{path}", protocol=protocol))
     assert await servers.call("web", "echo", {"value": "1"}) == "1"
-    # The event loop does not run meanwhile, so the client sends its call before it sees that the stream ended.
+    # The event loop does not run meanwhile, so the client sends its call before it sees the stream's end.
     served.stop()
     served.start(make(Everything()))
     assert await servers.call("web", "echo", {"value": "2"}) == "2"

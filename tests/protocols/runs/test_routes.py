@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.http.execbox_client import ExecboxClient, connect_execbox
 from tests.support.flows import flow, node
 from tests.support.messages import execute, tool_result
 from tests.support.openapi import OpenApiChecker
-from tests.support.processes import TIMEOUT_SECONDS, ServeProcess, hutch, running_server
+from tests.support.processes import TIMEOUT_SECONDS, ServeProcess, hutch, running_server, wait_until
 
 OPERATOR = "operator-key-operator-key"
 CODE = "console.log('begin');\nconst x = await tools.add({a: 1});\nreturn x + n"
@@ -120,6 +121,32 @@ async def test_events_of_a_run_are_sent_live_and_again_from_the_record(
     assert [line[7:] for line in rest.splitlines() if line.startswith("event: ")] == ["end"]
     last = json.loads(again.rpartition("data: ")[2])
     assert (last["type"], last["status"], last["outcome"]) == ("end", "completed", "ok")
+
+
+@pytest.mark.parametrize("level", ["metadata", "errors"])
+async def test_logs_are_followed_live_also_if_they_are_not_recorded(
+    server: ServeProcess, operator: httpx2.AsyncClient, level: str
+) -> None:
+    code = "console.log('early'); setInterval(() => console.log('tick'), 20); await new Promise(() => {})"
+    body = {"code": code, "record": level, "label": f"logs with {level}", "limits": {"timeout_ms": 60_000}}
+    running = asyncio.create_task(operator.post("/run", json=body))
+    headers = dict(operator.headers)
+    listed = partial(httpx2.get, f"{server.url}/runs", params={"label": body["label"]}, headers=headers)
+    await asyncio.to_thread(wait_until, lambda: listed().json()["runs"])
+    run_id = (await newest(operator, label=f"logs with {level}"))["run_id"]
+    lines = []
+    async with operator.stream("GET", f"/runs/{run_id}/events") as response:
+        async for line in response.aiter_lines():
+            if line.startswith('data: {"type":"log"'):
+                lines.append(json.loads(line[6:])["line"])
+                if lines[-1] == "tick":
+                    await operator.post(f"/runs/{run_id}/cancel")
+    await running
+    assert lines[:2] == ["early", "tick"]
+    stored = (await operator.get(f"/runs/{run_id}")).json()
+    assert stored["outcome"] == "cancelled"
+    assert ("logs" in stored) == (level == "errors")
+    assert "early" not in (await operator.get(f"/runs/{run_id}/events")).text or level == "errors"
 
 
 async def test_cancel_stops_a_run_and_its_outcome_says_so(

@@ -116,6 +116,8 @@ async def test_run_that_only_waits_is_parked_and_resumed_by_the_approval(
     await harness.start_run(flow([node("w", "wait", seconds=0)]), "other")
     assert (await harness.ended("other")).status == "completed"
     await asyncio.to_thread(wait_until, lambda: not runtime_pids(os.getpid()))
+    # The end of the runtime is not the end of the steps that wait.
+    assert await harness.store.journal.waiting_steps(["r"]) == {"r": ["a", "b"]}
     with pytest.raises(NotWaiting):
         await harness.supervisor.approve(await harness.head(), "e", ApprovalDecision(True))
     await harness.supervisor.approve(await harness.head(), "b", ApprovalDecision(True, by="Bo"))

@@ -84,6 +84,7 @@ class RuntimeRun:
         self._events = RunEventBuffer(context.quota.use_bytes)
         self._flow_run: FlowRun | None = None
         self._is_cancelled = False
+        self._is_stopping = False
         self._summary: RunSummary | None = None
         self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -119,7 +120,10 @@ class RuntimeRun:
         return was_waiting
 
     async def stop(self) -> None:
-        """Cancels the run and waits until its steps have stopped."""
+        """Stops the run and waits until its steps have stopped. Their ends are not stored, because they have
+        not failed: another runtime continues them.
+        """
+        self._is_stopping = True
         self._task.cancel()
         await asyncio.wait((self._task,))
 
@@ -227,7 +231,7 @@ class RuntimeRun:
         event = self._events.add(type, **fields)
         if event is None:
             return
-        if self._journal is not None:
+        if self._journal is not None and not self._is_stopping:
             self._journal.add_event(self.context.run_id, event)
         if logger.isEnabledFor(logging.INFO):
             logger.info("%s", type, extra={"fields": {"run_id": self.context.run_id, **event}})
