@@ -98,6 +98,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     requests: list[dict[str, Any]] = []
     """Outgoing requests: hosts and sizes, never contents."""
     waits: list[Wait] = []
+    turn: int | None = None
+    """Number of the turn, if the run was one of a stateful session."""
     recorded: RecordLevel = "metadata"
     error_message: str | None = None
     content: str | None = None
@@ -137,6 +139,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             calls_left_out=run.call_count - len(run.calls),
             requests=[_request(request, run) for request in run.requests],
             waits=run.waits,
+            turn=None if execution.turn is None else execution.turn.number,
         )
 
 

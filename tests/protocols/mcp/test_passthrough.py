@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 from mcp import Client, MCPError
 from mcp.types import ToolListChangedNotification
+from tests.mcp_client.conftest import config
 from tests.protocols.mcp.harness import ERAS, RESOURCE_READER, TOOLS, McpHarness, listening, text_of
 from tests.protocols.toolscript.fakes import FakeTool, failing, returning, whole_result
+from tests.support.forked import forked_script
+from tests.support.mcp_servers import trace_echo
 from tests.support.processes import TIMEOUT_SECONDS
 
 from hutch.app.app import App
+from hutch.mcp_client.config import ServerConfig, StdioConfig
+from hutch.mcp_client.servers import McpServers
 from hutch.mcp_client.tools import McpToolResult
 from hutch.protocols.mcp.passthrough import MAX_TOOL_NAME
 from hutch.protocols.mcp.results import MAX_CHARS
@@ -284,3 +291,22 @@ async def _wait_until_notified(harness: McpHarness, changed: ToolChangeListener)
 
 async def test_fixed_tools_announce_no_list_changed_capability(client: Client) -> None:
     assert not client.server_capabilities.tools.list_changed
+
+
+async def test_trace_of_a_client_is_not_passed_on_without_tracing(app: App) -> None:
+    harness = McpHarness(app)
+    transport = StdioConfig(command=sys.executable, args=tuple(forked_script(Path(trace_echo.__file__))))
+    servers = McpServers(config(ServerConfig(name="echo", transport=transport)), app.settings)
+    harness.use_servers(servers)
+    mcp_server = HutchMcpServer(harness, pass_through=True)
+    meta: Any = {"traceparent": f"00-{'1' * 32}-{'2' * 16}-01", "tracestate": "vendor=1"}
+    code = {"code": "return await tools.echo.trace({})", "language": "javascript"}
+    try:
+        for era in ERAS:
+            async with Client(mcp_server.server, mode=era) as client:
+                for name, arguments in (("echo__trace", {}), ("run_code", code)):
+                    seen = text_of(await client.call_tool(name, arguments, meta=meta))
+                    assert '"meta": null' in seen or '"meta":null' in seen, (era, name, seen)
+    finally:
+        mcp_server.close()
+        await servers.close()

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from starlette.types import ASGIApp
 
 import hutch
 from hutch.app.app import App
@@ -37,8 +38,8 @@ TOOLS = [Provider.of(later, ask, approve)]
 
 
 class Server:
-    def __init__(self, kernel: Kernel, runs: SuspendedRuns, client: httpx2.AsyncClient) -> None:
-        self.kernel, self.runs, self.client = kernel, runs, client
+    def __init__(self, kernel: Kernel, runs: SuspendedRuns, client: httpx2.AsyncClient, web: ASGIApp) -> None:
+        self.kernel, self.runs, self.client, self.web = kernel, runs, client, web
 
     async def suspended(self, code: str, protocol: str = "execbox") -> tuple[str, hutch.PendingCall]:
         """Runs code until it waits for one call. Returns the id of the run, and the call."""
@@ -70,7 +71,7 @@ async def server(anyio_backend: object, tmp_path_factory: pytest.TempPathFactory
         runs.provide_tools, runs.continued_protocols = tools, frozenset({"execbox"})
         transport = httpx2.ASGITransport(web, raise_app_exceptions=False)
         async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-            yield Server(app.kernel, runs, client)
+            yield Server(app.kernel, runs, client, web)
     finally:
         await app.close()
 
@@ -135,3 +136,12 @@ async def test_guesses_of_tokens_are_limited(server: Server) -> None:
     statuses = [(await server.post(f"/calls/{n}", {"result": 1}))[0] for n in range(CALLS_PER_MINUTE + 1)]
     assert statuses[-1] == 429
     assert set(statuses) == {404, 429}
+
+
+async def test_addresses_of_one_ipv6_network_share_the_limit_on_guesses(server: Server) -> None:
+    statuses = []
+    for number in range(CALLS_PER_MINUTE + 1):
+        transport = httpx2.ASGITransport(server.web, client=(f"2001:db8::{number:x}", 1))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            statuses.append((await client.post(f"/calls/{number}", json={"result": 1})).status_code)
+    assert statuses == [404] * CALLS_PER_MINUTE + [429]

@@ -160,7 +160,11 @@ async def test_cancel_stops_a_run_and_its_outcome_says_so(
     await execbox.end("c")
     ended = (await operator.get(f"/runs/{entry['run_id']}")).json()
     assert (ended["status"], ended["outcome"]) == ("failed", "cancelled")
-    assert (await operator.post(f"/runs/{entry['run_id']}/cancel")).status_code == 200
+    again = await operator.post(f"/runs/{entry['run_id']}/cancel")
+    assert (again.status_code, again.json()["error"]["message"]) == (
+        409,
+        f"Run {entry['run_id']!r} has ended",
+    )
 
 
 async def test_replay_answers_calls_from_the_record_and_names_the_call_that_differs(
@@ -182,6 +186,20 @@ async def test_replay_answers_calls_from_the_record_and_names_the_call_that_diff
     assert (refused.status_code, "client" in refused.json()["error"]["message"]) == (409, True)
     wrong = await operator.post(path, json={"mode": "other"})
     assert wrong.status_code == 400
+
+
+async def test_turn_of_a_session_is_not_replayed_without_its_variables(operator: httpx2.AsyncClient) -> None:
+    await operator.post("/sessions", json={"id": "turns"})
+    turns = [
+        (await operator.post("/sessions/turns/run", json={"code": code})).json()["run_id"]
+        for code in ("let x = 41", "typeof x")
+    ]
+    detail = (await operator.get(f"/runs/{turns[1]}")).json()
+    assert (detail["output"], detail["turn"], detail["replay"]["recorded"]) == ("number", 2, False)
+    for mode in ("same", "recorded"):
+        refused = await operator.post(f"/runs/{turns[1]}/replay?wait=true", json={"mode": mode})
+        assert refused.status_code == 409, refused.text
+        assert "a turn of a session" in refused.json()["error"]["message"]
 
 
 async def test_failed_run_has_message_code_and_last_log_lines_with_the_default_level(

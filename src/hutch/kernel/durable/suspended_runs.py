@@ -357,12 +357,15 @@ class SuspendedRuns:
 
     async def result(self, run_id: str, owner: str) -> Result | None:
         """Returns the result of a run that was suspended; None if it has not ended. Raises ResumeError."""
-        store = await self._open_store()
-        row = await store.checkpoints.get(run_id)
+        await self.check_owner(run_id, owner)
+        text = await (await self._open_store()).checkpoints.result(run_id)
+        return None if text is None else decode_result(text, run_id)
+
+    async def check_owner(self, run_id: str, owner: str) -> None:
+        """Raises ResumeError if this owner has no such run that is or was suspended."""
+        row = await (await self._open_store()).checkpoints.get(run_id)
         if row is None or row.owner != owner:
             raise not_found(run_id)
-        text = await store.checkpoints.result(run_id)
-        return None if text is None else decode_result(text, run_id)
 
     async def _refusal(self, store: Store, run_id: str, owner: str) -> ResumeError:
         row = await store.checkpoints.get(run_id)

@@ -276,8 +276,10 @@ class HutchMcpServer:
     async def _wait_for_run(
         self, run: ClientRun, run_id: str, *, structured: bool
     ) -> CallToolResult | InputRequiredResult:
+        owner = self._caller(run.client).owner
+        # Only then: the registered client is asked for the approvals that the run needs.
+        await self._suspended.check_owner(run_id, owner)
         with self._runs.registered(run_id, run):
-            owner = self._caller(run.client).owner
             outcome = await self._suspended.proceed(run, run_id, owner, structured=structured)
         return continued_result(outcome, structured=structured) if isinstance(outcome, Result) else outcome
 
@@ -466,6 +468,9 @@ class _SdkServer(Server[Any]):
             on_subscriptions_listen=None if changes is None else changes.streams,
         )
         self._tools_change = changes is not None
+        # The only middleware of the SDK is that of OpenTelemetry. It would make the client's trace context
+        # the current one, also if Hutch exports no traces, and the SDK would pass it on to MCP servers.
+        self.middleware.clear()
         self.middleware.append(InitializeMiddleware(mcp))
         self.middleware.append(RequestStateMiddleware(mcp.state_codec, mcp.owner_of, mcp.state_seconds))
         if changes is not None:

@@ -118,9 +118,9 @@ def _result() -> Json:
 
 
 def _cancel() -> Json:
-    status: Json = {"enum": ["cancelled", "cancelling", "ended"]}
+    status: Json = {"enum": ["cancelled", "cancelling"]}
     schema = object_of({"ok": {"const": True}, "run_id": TEXT, "status": status})
-    return _operation("Cancels a run. Does nothing after its end", schema, ("NOT_FOUND",), parameters=[_ID])
+    return _operation("Cancels a run", schema, ("NOT_FOUND", "CONFLICT"), parameters=[_ID])
 
 
 def _replay() -> Json:
@@ -204,7 +204,7 @@ def _schemas() -> Json:
                 "logs_truncated": FLAG,
                 "replay": object_of({"same": FLAG, "recorded": FLAG, "reason": _TEXT_OR_NULL}),
             },
-            {"code": _ANY, "inputs": _ANY, "output": _ANY, "logs": array_of("RunLog")},
+            {"code": _ANY, "inputs": _ANY, "output": _ANY, "logs": array_of("RunLog"), "turn": COUNT},
         ),
         "WholeFlowRun": object_of(
             {

@@ -60,6 +60,8 @@ def _obstacle(row: RunRow, content: Mapping[str, Any], mode: str) -> str | None:
         is_flow = row.protocol == "rep" and row.engine == "hutch"
         kind = "a flow" if is_flow else f"{row.protocol} ({row.engine})"
         return f"Only runs of code can be replayed, and this is a run of {kind}."
+    if msgspec.json.decode(row.details).get("turn") is not None:
+        return "This run was a turn of a session, and the variables that the session had are not recorded."
     if row.recorded != "full" or not isinstance(content.get("code"), str):
         return (
             f"This run was recorded with `record = {row.recorded!r}`, so its contents are missing."

@@ -81,6 +81,7 @@ def ended_detail(row: RunRow, details: Mapping[str, Any], content: Mapping[str, 
         "request_count": entry["requests"],
         "waits": _waits(entry, details),
         **kept,
+        **({"turn": details["turn"]} if "turn" in details else {}),
         "logs_truncated": details.get("logs_truncated", False),
     }
 

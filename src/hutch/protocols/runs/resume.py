@@ -17,6 +17,7 @@ from hutch.http.lifecycle import cancel_on_disconnect
 from hutch.http.rate_limit import CallRateLimit
 from hutch.http.requests import JsonBodyReader, query_flag
 from hutch.http.run_results import result_json
+from hutch.http.server.connections import parse_address
 from hutch.kernel.durable.suspended_runs import SuspendedRuns
 from hutch.protocols.runs.responses import JsonBody, error_response
 from hutch.session.suspension import Answer, answer_of, answers_of
@@ -25,8 +26,8 @@ from hutch.settings import Settings
 logger = logging.getLogger("hutch.runs.api")
 
 CALLS_PER_MINUTE = 120
-"""Maximum number of requests with tokens from one address. A token needs no API key, so that guesses have to
-be slow.
+"""Maximum number of requests with tokens from one address, or from one IPv6 network of 64 bits. A token needs
+no API key, so that guesses have to be slow.
 """
 MAX_TOKEN_CHARS = 1_024
 
@@ -53,7 +54,7 @@ class ResumeHandlers:
             if (refusal := self._access.check(request, public=True)) is not None:
                 raise refusal.error()
             with self._access.track_request():
-                self._rate.check("" if request.client is None else request.client.host)
+                self._rate.check("" if request.client is None else parse_address(request.client.host).group)
                 return await self._resolve(request)
         except Exception as error:
             return error_response(resume_error(error) or to_api_error(error, logger))

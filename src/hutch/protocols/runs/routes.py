@@ -162,22 +162,25 @@ class RunHandlers:
 
     async def cancel(self, context: RequestContext) -> Response:
         found = await self._find(context)
-        status = "cancelling"
+        status: str | None = "cancelling"
         if found.flow is not None:
             await self._flows.cancel(found.flow)
         elif found.active is not None:
             found.active[1].stop()
         elif found.row is not None:
             status = await self._cancel_stored(found.row)
+        if status is None:
+            raise ApiError("conflict", f"Run {context.path_param('id')!r} has ended")
         return JsonBody({"ok": True, "run_id": context.path_param("id"), "status": status})
 
-    async def _cancel_stored(self, row: RunRow) -> str:
+    async def _cancel_stored(self, row: RunRow) -> str | None:
+        """Returns None if the run has ended."""
         runs = self._suspended_runs
         if row.outcome == SUSPENDED and await runs.cancel(row.run_id, row.owner):
             return "cancelled"
         if row.outcome == SUSPENDED and await runs.request_cancel(row.run_id, row.owner):
             return "cancelling"
-        return "ended"
+        return None
 
     async def result(self, context: RequestContext) -> Response:
         """Returns the stored result of a run that was suspended, for clients that did not wait for it."""

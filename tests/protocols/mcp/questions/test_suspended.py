@@ -24,6 +24,7 @@ from tests.support.processes import TIMEOUT_SECONDS
 from hutch.app.app import App
 from hutch.http.auth import AccessControl
 from hutch.protocols.mcp.http import McpEndpoint
+from hutch.protocols.mcp.run_code import ClientRun, CodeRunner
 from hutch.protocols.mcp.server import HutchMcpServer
 from hutch.protocols.toolscript.gateway.approvals import ApprovalAnswer
 from hutch.settings import Settings, load_settings
@@ -217,6 +218,33 @@ async def test_state_belongs_to_its_caller_and_its_arguments(server: DurableServ
         assert server.made == ["list_issues"]
         # Nothing was decided by all these, so the right answer still counts.
         assert "1 and 7" in text_of(await call(client, **answers(asked)))
+
+
+async def test_foreign_run_is_not_assigned_to_the_client_that_names_it(
+    server: DurableServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client of a run is asked for its approvals, and sees their arguments."""
+    assigned: list[str | None] = []
+    register = CodeRunner.registered
+
+    def noting(runs: CodeRunner, run_id: str, run: ClientRun) -> Any:
+        assigned.append(run.owner)
+        return register(runs, run_id, run)
+
+    monkeypatch.setattr(CodeRunner, "registered", noting)
+    async with server.client(elicitation_callback=person(ALLOW)) as client:
+        asked = await ask(client)
+        run_id = server.app.gateway.approvals.pending()[0].run
+        assert assigned
+        assert "other" not in assigned
+        other = HutchMcpServer(server.app, owner="other")
+        async with Client(other.server, mode=MODERN, elicitation_callback=person(ALLOW)) as stranger:
+            for name in (run_id, "unknown"):
+                told = await stranger.call_tool("continue_run", {"run_id": name})
+                assert f"There is no suspended run {name}" in text_of(told)
+        other.close()
+        assert "other" not in assigned
+        await call(client, **answers(asked, DENY))
 
 
 async def test_expired_run_is_told(server: DurableServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,6 +176,13 @@ class SuspendedRunCalls:
             with contextlib.suppress(asyncio.CancelledError, ResumeError):
                 await ending
 
+    async def check_owner(self, run_id: str, owner: str) -> None:
+        """Raises ResumeError if this owner has no such suspended run."""
+        try:
+            await self._runs.check_owner(run_id, owner)
+        except ResumeError as error:
+            raise await self._explained(error, run_id, owner) from None
+
     async def _result(self, run_id: str, owner: str) -> Result | None:
         try:
             return await self._runs.result(run_id, owner)
