@@ -10,6 +10,7 @@ from msgspec import UNSET, Raw, UnsetType
 
 from hutch.kernel.caller import caller_key
 from hutch.session.events.timeline import MAX_LOG_LINE_CHARS, Cut, RecordedCall, RecordedLog, cut_json
+from hutch.session.files.model import File
 from hutch.session.json_value import decode_value, encode_value, well_formed
 from hutch.session.run import Result, RunHandle
 from hutch.settings.model import RecordLevel
@@ -58,6 +59,16 @@ class RecordedError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     stack: str | None = None
 
 
+class RecordedFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A file that the guest wrote."""
+
+    name: str
+    mime_type: str
+    size: int
+    data: bytes | None = None
+    """None if the file was too long to be recorded."""
+
+
 class RunContent(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Content of a record. A value that would make the record too long is replaced by its size."""
 
@@ -73,6 +84,9 @@ class RunContent(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Number of calls whose contents did not fit."""
     providers: dict[str, list[str]] = {}
     """Names of the tools that the run was given, by namespace. A replay needs them."""
+    server_tools: bool = False
+    """True if these are the tools of the server, so that a replay can call them again."""
+    files: list[RecordedFile] = []
 
 
 def error_text(run: RunHandle, result: Result) -> str | None:
@@ -105,6 +119,8 @@ def run_content(
         content.inputs = budget.bounded(inputs)
         content.output = budget.bounded(result.result_json)
         content.providers = {provider.name: [*provider.tools] for provider in execution.providers}
+        content.server_tools = execution.is_durable
+        content.files = [_file(file, run, budget) for file in result.files]
         timeline = run.timeline
         if timeline is not None:
             content.calls = [*timeline.calls.values()]
@@ -116,6 +132,13 @@ def run_content(
             log for log in logs[0 if level == "full" else -LAST_LOG_LINES :] if budget.take(len(log.line))
         ]
     return _encode(content)
+
+
+def _file(file: File, run: RunHandle, budget: _Budget) -> RecordedFile:
+    # Secrets in files cannot be redacted, because the text of the record has the files in Base64.
+    is_kept = run.redactor is None and budget.take(file.size * 4 // 3)
+    data = file.data if is_kept else None
+    return RecordedFile(name=file.name, mime_type=file.mime_type, size=file.size, data=data)
 
 
 def _logs(run: RunHandle, result: Result) -> list[RecordedLog]:

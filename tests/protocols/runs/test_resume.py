@@ -99,6 +99,10 @@ async def test_run_is_resumed_with_results(server: Server) -> None:
     assert waiting["counts"]["suspended"] == len(waiting["runs"])
     assert waiting["counts"]["failed"] == len((await server.client.get("/runs?status=failed")).json()["runs"])
     call_id = call.call_id
+    detail = (await server.client.get(f"/runs/{run_id}")).json()
+    names = {"call_id": call_id, "provider": "tools", "tool": "ask"}
+    assert detail["pending_calls"] == [{**names, "is_question": False, "has_answer": False}]
+    assert "waits" in detail["replay"]["reason"]
     path = f"/runs/{run_id}/resume"
     status, body = await server.post(path)
     assert (status, body["error"]["reason"]) == (404, "unknown_call"), body

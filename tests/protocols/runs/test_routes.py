@@ -123,6 +123,21 @@ async def test_events_of_a_run_are_sent_live_and_again_from_the_record(
     assert (last["type"], last["status"], last["outcome"]) == ("end", "completed", "ok")
 
 
+async def test_files_of_a_run_are_recorded_and_returned(operator: httpx2.AsyncClient) -> None:
+    long = "await files.write('long.txt', 'x'.repeat(90_000));"
+    code = f"await files.write('a.csv', 'x,y'); {long} display({{b: 1}})"
+    run_id = (await operator.post("/run", json={"code": code})).json()["run_id"]
+    response = await operator.get(f"/runs/{run_id}")
+    OpenApiChecker((await operator.get("/openapi.json")).json()).check_response("GET", "/runs/{id}", response)
+    files = {file["name"]: (file["size"], file["recorded"]) for file in response.json()["files"]}
+    # Half of `max_record_bytes` is for code, values and files.
+    assert files == {"a.csv": (3, True), "long.txt": (90_000, False), "display-1.json": (7, True)}
+    assert (await operator.get(f"/runs/{run_id}/files/a.csv")).content == b"x,y"
+    assert (await operator.get(f"/runs/{run_id}/files/long.txt")).status_code == 404
+    less = (await operator.post("/run", json={"code": code, "record": "errors"})).json()["run_id"]
+    assert "files" not in (await operator.get(f"/runs/{less}")).json()
+
+
 @pytest.mark.parametrize("level", ["metadata", "errors"])
 async def test_logs_are_followed_live_also_if_they_are_not_recorded(
     server: ServeProcess, operator: httpx2.AsyncClient, level: str

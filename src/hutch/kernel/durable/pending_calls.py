@@ -69,6 +69,11 @@ class PendingCalls:
                 f"The call {call_id} already has a result. Resume the run without one for this call.",
             )
 
+    async def of_run(self, run_id: str) -> list[StoredCall]:
+        """Returns the calls that a suspended run waits for."""
+        store = await self._open_store()
+        return await store.checkpoints.calls(run_id)
+
     async def find(self, token: str) -> tuple[CheckpointRow, str]:
         """Returns the run and the id of the call with a token. Raises ResumeError."""
         store = await self._open_store()

@@ -44,6 +44,7 @@ def describe() -> ApiPart:
         "/runs/{id}": {"get": _show()},
         "/runs/{id}/events": {"get": _events()},
         "/runs/{id}/result": {"get": _result()},
+        "/runs/{id}/files/{name}": {"get": _file()},
         "/runs/{id}/cancel": {"post": _cancel()},
         "/runs/{id}/replay": {"post": _replay()},
         "/runs/{id}/resume": {"post": _resume()},
@@ -115,6 +116,17 @@ def _events() -> Json:
 def _result() -> Json:
     summary = "Returns the result of a run of `POST /run` that was suspended and has ended"
     return _operation(summary, ref("RunResult"), ("NOT_FOUND", "CONFLICT"), parameters=[_ID])
+
+
+def _file() -> Json:
+    operation = _operation(
+        "Returns a file that the run wrote, if it was recorded",
+        TEXT,
+        ("NOT_FOUND",),
+        parameters=[_ID, path_param("name", TEXT)],
+    )
+    operation["responses"]["200"]["content"] = {"application/octet-stream": {"schema": TEXT}}
+    return operation
 
 
 def _cancel() -> Json:
@@ -204,7 +216,15 @@ def _schemas() -> Json:
                 "logs_truncated": FLAG,
                 "replay": object_of({"same": FLAG, "recorded": FLAG, "reason": _TEXT_OR_NULL}),
             },
-            {"code": _ANY, "inputs": _ANY, "output": _ANY, "logs": array_of("RunLog"), "turn": COUNT},
+            {
+                "code": _ANY,
+                "inputs": _ANY,
+                "output": _ANY,
+                "logs": array_of("RunLog"),
+                "turn": COUNT,
+                "files": array_of("RunFile"),
+                "pending_calls": {**array_of("PendingCall"), "description": "Only of a suspended run"},
+            },
         ),
         "WholeFlowRun": object_of(
             {
@@ -243,6 +263,16 @@ def _schemas() -> Json:
                 "duration_ms": {"type": "number"},
             },
             {"subject": TEXT},
+        ),
+        "RunFile": object_of({"name": TEXT, "mime_type": TEXT, "size": COUNT, "recorded": FLAG}),
+        "PendingCall": object_of(
+            {
+                "call_id": TEXT,
+                "provider": _TEXT_OR_NULL,
+                "tool": _TEXT_OR_NULL,
+                "is_question": {**FLAG, "description": "True if the call waits for an approval"},
+                "has_answer": FLAG,
+            }
         ),
         "RunLog": object_of({"line": TEXT, "at_ms": _NUMBER_OR_NULL}),
         "Resume": object_of(

@@ -23,7 +23,7 @@ from hutch.text import cut
 Mode = Literal["same", "recorded"]
 CODE_ENGINES = ("quickjs", "deno")
 GATEWAY_PROTOCOL = "mcp"
-"""Protocol whose tools come from the gateway, so that they can be called again."""
+"""Protocol whose tools always come from the gateway."""
 GATEWAY_SCOPE = "toolscript"
 """Scope that users need for the tools of the gateway."""
 DIVERGED = "replay_diverged"
@@ -56,6 +56,8 @@ def replay_modes(row: RunRow, content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _obstacle(row: RunRow, content: Mapping[str, Any], mode: str) -> str | None:
+    if row.outcome == "suspended":
+        return "This run has not ended: it waits for a result. Continue or cancel it."
     if row.engine not in CODE_ENGINES or (content and not content.get("is_code")):
         is_flow = row.protocol == "rep" and row.engine == "hutch"
         kind = "a flow" if is_flow else f"{row.protocol} ({row.engine})"
@@ -73,9 +75,14 @@ def _obstacle(row: RunRow, content: Mapping[str, Any], mode: str) -> str | None:
         calls = content.get("calls", [])
         if content.get("calls_left_out") or any(_is_cut(call) for call in calls):
             return "Some tool calls were too long to be recorded. See the setting max_record_bytes."
-    elif content.get("providers") and row.protocol != GATEWAY_PROTOCOL:
+    elif content.get("providers") and not uses_server_tools(row, content):
         return 'The tools of this run belong to its client. Use the mode "recorded".'
     return None
+
+
+def uses_server_tools(row: RunRow, content: Mapping[str, Any]) -> bool:
+    """Returns True if the tools of the run are those of the server, so that they can be called again."""
+    return row.protocol == GATEWAY_PROTOCOL or bool(content.get("server_tools"))
 
 
 def _is_cut(call: Mapping[str, Any]) -> bool:

@@ -68,6 +68,8 @@ def ended_detail(row: RunRow, details: Mapping[str, Any], content: Mapping[str, 
     error = None if row.outcome == "ok" else content.get("error")
     calls = content.get("calls") or details.get("calls", [])
     kept = {name: content[name] for name in ("code", "inputs", "output", "logs") if name in content}
+    if "files" in content:
+        kept["files"] = [_file(file) for file in content["files"]]
     return {
         **entry,
         "code_hash": details.get("code_hash"),
@@ -105,6 +107,12 @@ def call_label(call: Mapping[str, Any]) -> str:
         return str(call["tool"])
     text = shown[0] if len(shown[0]) <= 30 else f"{shown[0][:29]}…"
     return f"{call['tool']} {'#' if text.isdecimal() else ''}{text}"
+
+
+def _file(file: Mapping[str, Any]) -> dict[str, Any]:
+    """Describes a file. Its content is at `/runs/{id}/files/{name}`."""
+    described = {name: file[name] for name in ("name", "mime_type", "size")}
+    return {**described, "recorded": file.get("data") is not None}
 
 
 def _request(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,14 +26,15 @@ from hutch.kernel.durable.suspended_runs import SUSPENDED, SuspendedRuns
 from hutch.kernel.kernel import Kernel
 from hutch.protocols.runs.catalog import FlowState, FoundRun, RunCatalog, Visibility
 from hutch.protocols.runs.events import MAX_FOLLOWERS, LiveEvents, TooManyFollowers, encoded_events
+from hutch.protocols.runs.files import file_response
 from hutch.protocols.runs.filters import parse_list_query
 from hutch.protocols.runs.replay import (
-    GATEWAY_PROTOCOL,
     GATEWAY_SCOPE,
     NotReplayable,
     Replay,
     ReplayRequest,
     replay_modes,
+    uses_server_tools,
 )
 from hutch.protocols.runs.responses import JsonBody, error_response
 from hutch.protocols.runs.resume import ResumeHandlers, resume_error
@@ -82,6 +83,7 @@ def routes(
         route("/runs/{id}", GET=handlers.show),
         route("/runs/{id}/events", GET=handlers.events),
         route("/runs/{id}/result", GET=handlers.result),
+        route("/runs/{id}/files/{name}", GET=handlers.file),
         route("/runs/{id}/cancel", POST=handlers.cancel),
         route("/runs/{id}/replay", POST=handlers.replay),
         route("/runs/{id}/resume", POST=handlers.resume),
@@ -137,6 +139,9 @@ class RunHandlers:
         detail = await self._catalog.detail(found)
         if found.row is not None:
             modes = replay_modes(found.row, await self._catalog.content(found.row))
+            if found.row.outcome == SUSPENDED:
+                pending = await self._suspended_runs.calls.of_run(found.row.run_id)
+                detail["pending_calls"] = msgspec.to_builtins(pending)
         else:
             modes = {"same": False, "recorded": False, "reason": "This run has not ended yet."}
         return {**detail, "replay": modes}
@@ -197,6 +202,12 @@ class RunHandlers:
             raise ApiError("conflict", f"Run {run_id!r} has not ended yet")
         return Response(await result_json(result), media_type="application/json")
 
+    async def file(self, context: RequestContext) -> Response:
+        """Returns a recorded file of a run."""
+        found = await self._find(context)
+        content = {} if found.row is None else await self._catalog.content(found.row)
+        return file_response(content.get("files", ()), context.path_param("name"))
+
     async def resume(self, context: RequestContext) -> ASGIApp:
         found = await self._find(context)
         if found.flow is not None:
@@ -222,13 +233,14 @@ class RunHandlers:
             reason = "it is a flow run" if found.flow is not None else "it has not ended yet"
             raise NotReplayable(f"Run {context.path_param('id')!r} cannot be replayed: {reason}.")
         self._check_scope(context, found.row.protocol)
-        needs_tools = request.mode == "same" and found.row.protocol == GATEWAY_PROTOCOL
+        content = await self._catalog.content(found.row)
+        needs_tools = request.mode == "same" and uses_server_tools(found.row, content)
         if needs_tools and not context.caller.may(GATEWAY_SCOPE):
             raise ApiError("forbidden", f"This key is not for {GATEWAY_SCOPE}; {key_advice(GATEWAY_SCOPE)}")
         replay = Replay(
             self._kernel,
             found.row,
-            await self._catalog.content(found.row),
+            content,
             request,
             owner=context.owner,
             tools=await self._gateway_tools() if needs_tools else [],
