@@ -18,7 +18,9 @@ SHORT = "let n = 0; const end = Date.now() + 10; while (Date.now() < end) n++; r
 LONG = SHORT.replace("10", "3_000")
 """Busy for 3 seconds."""
 PAUSE_SECONDS = {"quickjs": 0.2, "deno": 2.0}
-"""Time between two executions of the newcomer. All others take a turn meanwhile: it stays below its share."""
+"""Time between two executions of the newcomer. All other owners take a turn meanwhile, so the newcomer stays
+below its share.
+"""
 SETTLE_SECONDS = {"quickjs": 1.0, "deno": 4.0}
 """Time until all owners have processes and executions run, or until no process starts any more."""
 PER_TURN = 5

@@ -19,7 +19,7 @@ class Row:
     measured: str
     baseline: str = "-"
     ratio: float | None = None
-    """Measured value divided by the baseline's, so that 0.5 is half of the time or half of the rate."""
+    """Measured value divided by the baseline's: 0.5 is half of the time or half of the rate."""
     target: str = "-"
     met: bool | None = None
     """None if there is no target."""

@@ -248,13 +248,13 @@ class Hutch:
 
         `inputs` are variables of the guest. `files` are files that the guest can read with
         `await files.read(name)`; those that it writes are in `Result.files`. `on_log` is called with each log
-        line as it comes, and may be async; if it raises, the execution is stopped, and `run` raises the
+        line when it arrives, and may be async; if it raises, the execution is stopped, and `run` raises the
         exception. `engine` defaults to `quickjs`. With an external `runner`, the runner chooses the default.
         `mcp` is a configuration of MCP servers, a file or a dict, whose tools the guest calls as
         `tools.<server>.<tool>`. With `check`, the code is TypeScript that is checked against the declarations
         of all tools before it runs.
 
-        A refusal because of a quota is a Result with the code `rate_limited`, too. Raises HutchError if the
+        If a quota is exceeded, the Result has the error code `rate_limited`. Raises HutchError if the
         execution could not be started: Busy, InvalidExecution, InvalidTool, SandboxUnavailable. Cancelling
         the call stops the guest and its tools.
         """
@@ -332,7 +332,7 @@ class Hutch:
         tools: Tools = None,
         owner: str = "default",
     ) -> Run:
-        """Continues a suspended run, also in another process than before.
+        """Continues a suspended run. It may have been suspended by another process.
 
         `run` is the id of a run, if both processes use the same store, or the bytes of `Run.checkpoint`, if
         both have the same master key.
@@ -344,9 +344,9 @@ class Hutch:
         result = await run.result()
         ```
 
-        `results` has the results of pending calls by their ids, `errors` the messages of those that failed.
-        Each can be given only once. `tools` are those that the run may call from now on. Raises ResumeError,
-        InvalidTool and InvalidExecution.
+        `results` maps the ids of pending calls to their results, `errors` maps the ids of failed calls to
+        error messages. A call can be answered only once. `tools` are the tools that the run may call from now
+        on. Raises ResumeError, InvalidTool and InvalidExecution.
         """
         suspended_runs = await self._opened()
         answers = answers_of(results, errors)
@@ -474,7 +474,7 @@ class Hutch:
         the error, and the log lines, each at most `max_chars` long. `options` are those of `run`.
 
         The function is async. With `sync` it blocks instead, for frameworks without an event loop; it then
-        runs code in a sandbox of its own with the same settings. Raises InvalidTool.
+        runs code in a separate sandbox with the same settings. Raises InvalidTool.
         """
         from hutch.agent_tool import async_tool, sync_tool
 

@@ -314,8 +314,8 @@ class Remote:
 
 @dataclass
 class _RemoteSessions:
-    """The sessions of a server, with the methods of `hutch.kernel.sessions.sessions.Sessions`. The server
-    determines the owner and the protocol.
+    """The sessions of a server, with the same methods as `hutch.kernel.sessions.sessions.Sessions`. The
+    server determines the owner and the protocol.
     """
 
     remote: Remote

@@ -203,8 +203,8 @@ class Suspend(ToolError):
         token: str | None = None,
         question: str | None = None,
     ) -> None:
-        """`message` says what is waited for. `token`: text with which `Hutch.resolve` finds the call.
-        `question`: JSON text that describes the call to a person who has to approve it.
+        """`message` says what the run waits for. `token` is a text with which `Hutch.resolve` finds the call.
+        `question` is JSON text that describes the call to a person who has to approve it.
         """
         super().__init__(message)
         self.token = token
@@ -265,8 +265,8 @@ class ConfigError(HutchError):
         self._about = message
 
     def without_position(self, name: str) -> ConfigError:
-        """Returns the same error for a configuration that was not read from a file, but passed as the
-        argument `name`.
+        """Returns the same error for a configuration that was passed as the argument `name` and not read from
+        a file.
         """
         return ConfigError(name, None, self.key, self._about, remedy=self.remedy)
 

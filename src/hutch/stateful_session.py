@@ -1,4 +1,4 @@
-"""A stateful session as programs use it."""
+"""Public API of a stateful session."""
 
 from __future__ import annotations
 
@@ -89,15 +89,14 @@ class Session:
         return await (await self._sessions()).variables(self.id, self.owner, "python")
 
     async def rollback(self, turn: int) -> None:
-        """Goes back to the state after a turn, and forgets all later turns. 0 is the empty session.
+        """Restores the state after a turn and discards all later turns. Turn 0 is the empty session.
 
-        The states of the last turns are kept, as many as the setting `max_session_history` says. Raises
-        SessionError.
+        The setting `max_session_history` limits how many turns back this can go. Raises SessionError.
         """
         await (await self._sessions()).rollback(self.id, self.owner, turn)
 
     async def fork(self, session_id: str | None = None) -> Session:
-        """Copies the session to a new one, which is independent. Raises SessionError."""
+        """Copies the session to a new, independent session. Raises SessionError."""
         copy_id = new_session_id() if session_id is None else session_id
         await (await self._sessions()).fork(self.id, self.owner, copy_id)
         return Session(copy_id, self.owner, self._sessions, self._execution)

@@ -34,7 +34,7 @@ byte at a time. garbage: 200 with HTML. redirects: in a loop. These apply to doc
 """
 
 AUTHORITY = certificates().authority
-"""A made-up company's certificate authority, which signed the certificate of `tls`."""
+"""Certificate authority of an invented company, which signed the certificate of `tls`."""
 
 MODULE = "export const tool = { description: 'made up', execute: async (params) => params };\n"
 

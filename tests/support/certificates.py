@@ -26,7 +26,7 @@ class Certificates(NamedTuple):
     authority: Path
     server: Path
     bad: dict[str, Path]
-    """Certificates that must not be trusted, by what is wrong with them."""
+    """Certificates that must not be trusted, by their fault."""
 
 
 @cache

@@ -99,7 +99,7 @@ class ScriptEnvironment:
         self.app = app
         self.requests: list[RecordedRequest] = []
         self.modules: list[RecordedRequest] = []
-        """All requests for the module, also those of processes prewarmed for a script."""
+        """All requests for the module, including those of prewarmed processes."""
         self._changed = asyncio.Condition()
         self.script_gateway = RecordingGateway(app, self._record)
 

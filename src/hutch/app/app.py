@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("hutch")
 
 SUSPENDED_RUNS_SECONDS = 10.0
-"""Interval at which the server looks for questions, results and ends of runs of other servers."""
+"""Interval at which the server checks for questions, results and ends of runs of other servers."""
 
 
 class App:
@@ -73,9 +73,7 @@ class App:
         project_servers: Callable[[], ConfigText | None] = lambda: None,
         tracer: Tracer | None = None,
     ) -> None:
-        """`tracer` exports the traces of runs. The app does not close it, except for a tracer that `create`
-        has opened.
-        """
+        """`tracer` exports the traces of runs. The app closes only a tracer that `create` has opened."""
         self.settings = settings
         self._project_servers = project_servers
         self.verdict = verdict
@@ -219,7 +217,7 @@ class App:
         return gateway
 
     def store_approvals(self) -> None:
-        """Lets runs of `POST /run` and of MCP's `run_code` be suspended while they wait for an approval."""
+        """Allows `POST /run` and MCP's `run_code` to suspend runs that wait for an approval."""
         from hutch.protocols.execbox import http_run
         from hutch.protocols.mcp import http as mcp
         from hutch.protocols.toolscript.gateway.stored_approvals import StoredApprovals
@@ -241,8 +239,9 @@ class App:
         runs.continued_protocols = durable
 
     async def continue_suspended_runs(self) -> None:
-        """Asks for the approvals of stored runs again, continues the runs that have got a result, and ends
-        those that cannot be continued; now and every few seconds, because other servers may use the store.
+        """Asks for the approvals of stored runs again, continues runs whose calls have a result, and ends
+        runs that cannot be continued. Repeats this every few seconds, because other servers may use the
+        store.
         """
         await self._continue_suspended_runs()
         self._ending = asyncio.create_task(self._keep_continuing_runs())
@@ -452,8 +451,8 @@ class App:
         return tool_providers(await self.gateway.catalog(), self.gateway)
 
     async def drain(self, seconds: float) -> None:
-        """Waits for running flows, approved calls and runs that continue in the background. Flows that do not
-        finish are resumed at the next start, and so are runs of code that wait for tools or timers.
+        """Waits for running flows, approved calls and runs that continue in the background. The next start
+        resumes flows that do not finish, and runs of code that wait for tools or timers.
         """
         if self.storage.stores_runs:
             self.kernel.store_waiting_runs()

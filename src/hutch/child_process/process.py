@@ -25,8 +25,8 @@ class ChildProcess:
     parent.
 
     The program is a child of a reaper process. The reaper ends the program and its descendants when the
-    parent ends for any reason. Without `reaped` there is no reaper. Then the program itself has to exit when
-    its stdin ends, and has to end all processes that it started.
+    parent ends for any reason. Without `reaped`, there is no reaper, and the program itself has to exit when
+    its stdin ends and to end all processes that it started.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class ChildProcess:
         return 128 - code if code is not None and code < 0 else code
 
     def terminate(self, *, at_once: bool) -> None:
-        """Ends the process. Call it after the input was closed. Without `at_once`, the process gets a moment
-        to exit by itself.
+        """Ends the process. Call it after closing the input. Without `at_once`, the process gets a moment to
+        exit by itself.
         """
         if self._control is None:
             if at_once:

@@ -87,7 +87,7 @@ def _missing_credentials(
 ) -> Iterator[str]:
     """Yields instructions for the credentials that the user still has to add before the ability can run.
 
-    `produced` are the credentials that logins obtain, with the ids of the logins.
+    `produced` maps the credentials that logins obtain to the ids of the logins.
     """
     required = required_keys(definition)
     for key in resolve_credentials(required, [Secret(row, "") for row in credentials]).missing:
@@ -104,7 +104,7 @@ def _missing_credentials(
 async def _produced_keys(
     store: Store, owner_id: str, definitions: Sequence[AbilityDefinition]
 ) -> dict[str, str]:
-    """Returns the credentials that the logins among the dependencies obtain, with the ids of the logins."""
+    """Maps the credentials that the dependencies obtain by logging in to the ids of these logins."""
     produced: dict[str, str] = {}
     for ability_id in dict.fromkeys(
         each for definition in definitions for each in definition.dependency_order
@@ -199,7 +199,7 @@ def show_ability(user: str, ability_id: str, *, as_json: bool) -> int:
             [
                 (name, _format_value(value))
                 for name, value in ability.items()
-                # Names in camel case repeat other fields, for the public client.
+                # Names in camel case duplicate other fields for the public client.
                 if name.islower() and value not in (None, [], {}, "")
             ]
         )

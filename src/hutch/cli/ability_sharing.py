@@ -13,7 +13,7 @@ from hutch.store.store import Store
 
 
 def share_ability(owner: str, ability_id: str, users: Sequence[str], groups: Sequence[str]) -> int:
-    """Shares an ability with these users and groups, if any. Then prints with whom it is shared."""
+    """Shares an ability with these users and groups. Prints all users and groups that can run it."""
 
     async def share(store: Store) -> list[AbilityShare]:
         ability = await find_own_ability(store, owner, ability_id)
@@ -28,7 +28,9 @@ def share_ability(owner: str, ability_id: str, users: Sequence[str], groups: Seq
 
 
 def unshare_ability(owner: str, ability_id: str, users: Sequence[str], groups: Sequence[str]) -> int:
-    """Stops sharing an ability with these users and groups. Prints with whom it is still shared."""
+    """Stops sharing an ability with these users and groups. Prints the users and groups that still can run
+    it.
+    """
 
     async def unshare(store: Store) -> tuple[int, list[AbilityShare]]:
         ability = await find_own_ability(store, owner, ability_id)

@@ -29,7 +29,7 @@ def doctor(*, json: bool) -> int:
 
 
 def _trace_findings() -> list[DoctorFinding]:
-    """Tells whether the traces that the environment asks for can be exported."""
+    """Reports whether the traces that the environment asks for can be exported."""
     from hutch.telemetry.tracer import configuration_problem, is_configured
 
     if not is_configured(os.environ):
@@ -41,7 +41,7 @@ def _trace_findings() -> list[DoctorFinding]:
 
 
 def _project_findings(settings: Settings) -> list[DoctorFinding]:
-    """Tells for each configuration file of the current directory whether it is trusted."""
+    """Reports for each configuration file of the current directory whether it is trusted."""
     findings = []
     for path in files_in_current_folder(settings):
         try:

@@ -36,7 +36,7 @@ MAX_SEARCHES = 20
 
 
 class RunSource(Protocol):
-    """Where runs are read: a server, or this machine's store."""
+    """Source of run records: a server, or this machine's store."""
 
     async def list(self, parameters: Sequence[tuple[str, str]]) -> dict[str, Any]: ...
 
@@ -195,7 +195,7 @@ def _row(run: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _waits_for(run: Mapping[str, Any]) -> str:
-    """Says which steps of a flow run wait for an approval."""
+    """Lists the steps of a flow run that wait for an approval."""
     steps = run.get("waiting_for")
     return f"for approval of {', '.join(steps)}" if steps and run.get("state") == "waiting" else ""
 
@@ -239,8 +239,8 @@ def show_run(run_id: str, url: str | None, key_env: str, *, as_json: bool) -> in
 
 
 async def _find_run(source: RunSource, run_id: str) -> dict[str, Any]:
-    """Returns the run with this id, or the only one whose id begins with it, because logs show ids cut off.
-    Raises InvalidInput.
+    """Returns the run with this id, or the only run whose id begins with it, because logs shorten ids. Raises
+    InvalidInput.
     """
     begin = run_id.rstrip("….")
     try:

@@ -1,4 +1,4 @@
-"""Checks, and the exceptions that stand for their outcomes."""
+"""Checks, and exceptions for their outcomes."""
 
 from __future__ import annotations
 

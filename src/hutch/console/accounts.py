@@ -33,7 +33,7 @@ class AccountStorage(Protocol):
 def routes(
     storage: AccountStorage, protocol: HttpProtocol, bodies: JsonBodyReader, fair_use: FairUse
 ) -> list[BaseRoute]:
-    """`protocol` must give access to the operator alone."""
+    """`protocol` must allow access only to the operator."""
     handlers = AccountHandlers(storage, bodies, fair_use)
     return [
         protocol.route("/console/users", GET=handlers.users, POST=handlers.add_user),

@@ -36,7 +36,7 @@ class ToolCatalogServices:
 
 
 def routes(services: ToolCatalogServices, protocol: HttpProtocol, bodies: JsonBodyReader) -> list[BaseRoute]:
-    """`protocol` must give access to the operator alone."""
+    """`protocol` must allow access only to the operator."""
     handlers = ToolCatalogHandlers(services, bodies)
     return [
         protocol.route("/console/packages", GET=handlers.packages, POST=handlers.install),

@@ -101,7 +101,7 @@ async def prepare_redactor(secrets: tuple[str, ...]) -> Redactor:
 
 @cache
 def _thread() -> ThreadPoolExecutor:
-    # Only one thread: several that compute would keep the event loop from running.
+    # A single thread, because several computing threads would keep the event loop from running.
     return ThreadPoolExecutor(1, "hutch redaction")
 
 
@@ -132,7 +132,7 @@ class Redactor:
         return bool(self._search)
 
     def prepare(self) -> None:
-        """Creates now what the first redaction would create."""
+        """Creates in advance everything that the first redaction needs."""
         if self._search:
             _ = self._search.automaton
 
@@ -327,7 +327,7 @@ def _pieces(part: str) -> Iterator[str]:
 
 
 def _parts(secret: str) -> Iterator[str]:
-    """Yields a secret, and those parts of it that are secrets in themselves."""
+    """Yields a secret, and the parts of it that are secrets themselves."""
     secret = secret.strip()
     match = _SCHEME.fullmatch(secret)
     core = match[1] if match is not None and len(match[1]) >= MIN_SECRET else secret

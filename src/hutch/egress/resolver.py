@@ -64,7 +64,7 @@ async def connect_to_first(addresses: list[Address], host: str, port: int) -> so
 
 async def resolve(policy: EgressPolicy, host: str, port: int | None) -> list[Address]:
     """Returns the permitted addresses of a host in the order in which to try them. With the port None,
-    returns those that are permitted with any port. Raises EgressRefused and HostUnreachable.
+    returns the addresses that are permitted with any port. Raises EgressRefused and HostUnreachable.
     """
     try:
         parsed = parse_host(host)
@@ -202,8 +202,8 @@ async def _connect_to(address: Address, port: int) -> socket.socket:
 
 
 def _reason(error: BaseException) -> str:
-    # Event loops replace the text of an OSError, so the text is derived from the number. A gaierror has error
-    # numbers of its own and keeps its text.
+    # Event loops replace the text of an OSError, so the text is derived from the number. A gaierror has other
+    # error numbers and keeps its text.
     number = error.errno if isinstance(error, OSError) and not isinstance(error, socket.gaierror) else None
     text = os.strerror(number) if number else getattr(error, "strerror", None) or str(error)
     return text[:1].lower() + text[1:]

@@ -117,8 +117,8 @@ class AccessControl:
     def check_origin(
         self, connection: HTTPConnection, *, keyed: bool = False, allow_any_origin: bool = False
     ) -> Refusal | None:
-        """Returns the refusal of a request that is for another server or from a page of another site, or
-        None. For the options see `check`.
+        """Returns the refusal of a request that is meant for another server or comes from a page of another
+        site, or None. For the options see `check`.
         """
         host = ", ".join(connection.headers.getlist("host"))
         if not self._host_allowed(host, keyed=keyed):

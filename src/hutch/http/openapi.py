@@ -79,7 +79,7 @@ class ApiPart(NamedTuple):
     paths: Json
     schemas: Json
     access: Access = "key"
-    """Key that an operation requires if it has no `security` of its own."""
+    """Access that operations without their own `security` require."""
 
 
 Access = Literal["key", "user_key", "operator_key"]

@@ -145,11 +145,11 @@ async def _decode(body: bytes, max_values: int) -> Any:
 
 
 def _has_all_keys(value: Any, body: bytes) -> bool:
-    """Returns False if the body may have a key twice. Compares the number of colons in the body with that in
-    the encoded value, which lacks the colons of dropped keys.
+    """Returns False if the body may have a key twice. Compares the number of colons in the body and in the
+    encoded value, because dropped keys leave fewer colons.
     """
     if b"\\u003a" in body or b"\\u003A" in body:
-        # The encoded value has a plain colon for each escaped one, so the counts would differ.
+        # An escaped colon becomes a plain one when it is encoded, so the counts would differ.
         return False
     try:
         return body.count(b":") == msgspec.json.encode(value).count(b":")

@@ -59,7 +59,7 @@ class RunIdHeaders:
 
 
 class TraceHeaders:
-    """ASGI middleware. The runs of a request, or of a WebSocket, belong to the trace of its headers."""
+    """ASGI middleware that adds the runs of a request or a WebSocket to the trace in its headers."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

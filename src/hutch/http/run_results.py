@@ -38,7 +38,7 @@ async def result_json(result: Result) -> bytes:
 
 
 def _pending_call(call: PendingCall) -> dict[str, Any]:
-    """Returns what a client may know about a pending call. Its token is not part of it."""
+    """Returns the public fields of a pending call. Its token is secret."""
     return {
         "call_id": call.call_id,
         "provider": call.provider,

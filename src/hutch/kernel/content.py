@@ -23,7 +23,7 @@ MAX_RECORD_BYTES = 256 * 1024
 MAX_LISTED_MESSAGE_CHARS = 500
 """Maximum length of the error message in lists of runs. The content has the whole message."""
 LAST_LOG_LINES = 50
-"""Number of log lines, counted from the last, that are recorded of a failed run with the level `errors`."""
+"""Number of the last log lines that are recorded of a failed run at the level `errors`."""
 
 
 class RecordLevels:
@@ -43,7 +43,7 @@ class RecordLevels:
 
     def of(self, protocol: str, requested: str | None = None, *, key: str | None = None) -> RecordLevel:
         """Returns the level of a run. `requested` is the level that its handle asks for, if any. `key` is the
-        id of the API key of the run; None for the key of the current task.
+        id of the run's API key. With None, the key of the current task is used.
         """
         if requested is None and self._by_key and (key := key or caller_key.get()) is not None:
             requested = self._by_key.get(key)
@@ -79,7 +79,7 @@ class RunContent(msgspec.Struct, kw_only=True, omit_defaults=True):
     logs: list[RecordedLog] | UnsetType = UNSET
     calls: list[RecordedCall] | UnsetType = UNSET
     is_code: bool = False
-    """True if `code` and `inputs` are all that is needed to run it again, apart from its tools."""
+    """True if the run can be repeated from `code` and `inputs`, apart from its tools."""
     calls_left_out: int = 0
     """Number of calls whose contents did not fit."""
     providers: dict[str, list[str]] = {}

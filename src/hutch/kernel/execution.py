@@ -56,15 +56,15 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     parent_run_id: str | None = msgspec.field(default_factory=parent_run.get)
     """Run that this one belongs to, such as a flow run."""
     is_group: bool = False
-    """True for the record of a batch, which has no guest of its own and is not counted in metrics."""
+    """True for the record of a batch, which has no guest and is not counted in metrics."""
     checkpoint_after_ms: float = 0.0
     """Time after which the run is stored while it waits for running tools; 0 for never."""
     is_durable: bool = False
     """True if every server with the same store has the tools of the run, so that another one can continue it.
     """
     asks_client: bool = False
-    """True if the client of the run is asked for approvals while the run waits in memory. Otherwise the run
-    is suspended, if its protocol can continue it later.
+    """True if approvals are asked of the run's client while the run waits in memory. Otherwise the run is
+    suspended, if its protocol can continue it later.
     """
     saved: SavedSession | None = None
     """Suspended session that the execution continues; None to start the code."""

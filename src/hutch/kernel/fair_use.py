@@ -35,7 +35,7 @@ MINUTE_SECONDS = 60
 REFRESH_SECONDS = 5.0
 """Time after which quotas and usage are read again, because another process may have changed them."""
 MAX_ACCOUNTS = 10_000
-"""Maximum number of owners and keys in memory. Those that have not been used for longest are dropped."""
+"""Maximum number of owners and keys in memory. The least recently used ones are dropped."""
 
 
 class QuotaStore(NamedTuple):
@@ -77,7 +77,7 @@ class FairUse:
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`set_weight` tells the queue for runners how many turns an owner gets."""
+        """`set_weight` sets how many turns an owner gets in the queue for runners."""
         self.defaults = Quota(
             max_concurrent_executions=settings.max_concurrent_executions,
             max_executions_per_minute=settings.max_executions_per_minute,
@@ -125,7 +125,7 @@ class FairUse:
         now = time.monotonic()
         for account in accounts:
             if account.day != day:
-                # Start at 0 also if the clock was set back. The usage of the earlier day is read from the
+                # Start at 0 even if the clock was set back. The usage of the earlier day is read from the
                 # store again.
                 account.day, account.executions, account.cpu_seconds = day, 0, 0.0
                 account.read_at = -math.inf

@@ -66,7 +66,7 @@ class Kernel:
         state when the run continues.
         """
         self.on_stored_end: Callable[[RunHandle, Result | None], Awaitable[bool]] | None = None
-        """Ends a stored run that this process holds; None instead of the result if it could not go on.
+        """Ends a stored run that this process holds. The result is None if the run could not continue.
         Returns False if another process can continue the run.
         """
         self._is_draining = False
@@ -79,7 +79,7 @@ class Kernel:
         self._max_polling = min(settings.quickjs_processes, cores())
         self._default_limits = self._limits({}, clamp=True)
         self.no_files = InputFiles([], FileLimits(settings.max_files, settings.max_file_bytes))
-        """No input files, for an execution that can only write files."""
+        """Files of an execution without input files, which can only write files."""
         self.precompiler = Precompiler(pool, record, owners_share=settings.owners_share)
 
     def limits(self, requested: dict[str, Any], *, clamp: bool = False) -> Limits:
@@ -239,7 +239,7 @@ class Kernel:
             if not can_continue or (run.must_suspend and session.saved is not None):
                 assert session.result is not None
                 return session.result
-            # Other tools have returned since the guest was suspended, so it can continue at once.
+            # Other tools have returned since the guest was suspended, so it can continue immediately.
             assert session.saved is not None
             try:
                 saved = session.saved if load is None else await load(session.saved)
@@ -257,8 +257,8 @@ class Kernel:
         return result
 
     async def _checkpoint(self, execution: Execution, run: RunHandle) -> LoadSaved | None:
-        """Stores a run that waits for running tools, if its caller wants that. Returns a function that loads
-        the state again; None if the state is in memory.
+        """Stores a run that waits for running tools, if its caller asks for it. Returns a function that loads
+        the state again, or None if the state is still in memory.
         """
         if not self._max_wait_seconds(execution) or self.on_checkpoint is None or run.must_suspend:
             return None
@@ -270,7 +270,7 @@ class Kernel:
             await asyncio.wait([saving])
             raise
         except HutchError as error:
-            # The run goes on without a checkpoint.
+            # The run continues without a checkpoint.
             logger.warning("the run %s could not be stored while it waits: %s", run.id, error)
             return None
         if run.session is not None and run.session.saved is not None:
@@ -334,8 +334,8 @@ class Kernel:
                 self._leases -= 1
 
     def store_waiting_runs(self) -> None:
-        """Stores the durable runs each time that they wait, from now on, because the process will end. They
-        go on here as long as it lives.
+        """From now on, stores durable runs each time that they wait, because the process will end. They
+        continue here as long as the process lives.
         """
         self._is_draining = True
         for execution, run in list(self.active.values()):
@@ -358,8 +358,8 @@ class Kernel:
         return self.settings.max_checkpoint_bytes if can_suspend else 0
 
     def begin_group(self, execution: Execution, run: RunHandle) -> None:
-        """Begins a batch: a run that consists of other runs, whose `parent_run_id` is its id. If runs are
-        traced, it gets a span, to which the spans of the other runs should belong.
+        """Begins a batch: a run that consists of other runs, which have its id as `parent_run_id`. If runs
+        are traced, the batch gets a span, which becomes the parent of the other runs' spans.
         """
         for observe in self.on_begin:
             observe(execution, run)

@@ -32,7 +32,7 @@ class RunCounters:
         self.seconds: dict[tuple[str, str], Histogram] = {}
         """Durations by protocol and engine."""
         self.refusals: Counter[str] = Counter()
-        """Executions that were refused because of a limit of their owner or key, by its name."""
+        """Executions that were refused because of a limit of their owner or key, by the name of the limit."""
 
     def count(self, execution: Execution, run: RunHandle, result: Result) -> None:
         protocol, engine = execution.protocol, execution.profile.engine

@@ -294,7 +294,7 @@ def record_fields(record: RunRecord) -> dict[str, Any]:
 
 
 def stored_record(record: RunRecord, redactor: TextRedactor | None = None) -> NewRun:
-    """Returns a record as the store takes it. `redactor` is for its content."""
+    """Converts a record to the format of the store. `redactor` redacts its content."""
     from hutch.store.models import NewRun, RunRow
 
     fields = record_fields(record)

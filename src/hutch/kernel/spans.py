@@ -45,7 +45,7 @@ class RunTracing:
 
 def run_spans(record: RunRecord, run: RunHandle, trace: TraceContext) -> Iterator[Span]:
     """Yields the span of a run, and the spans of its queue time, installation, waits, tool calls and
-    requests. They never have contents: only names, sizes, codes and, if it is recorded, the error message.
+    requests. They contain only names, sizes, codes and, if it is recorded, the error message.
     """
     created, clock = run.started_at, run.clock
     ended = created + (clock.ended or 0.0)
@@ -71,7 +71,7 @@ def run_spans(record: RunRecord, run: RunHandle, trace: TraceContext) -> Iterato
 
 
 def group_spans(record: RunRecord, run: RunHandle, trace: TraceContext) -> Iterator[Span]:
-    """Yields the span of a batch. The spans of its calls are those of other runs."""
+    """Yields the span of a batch. Its calls are runs with their own spans."""
     ended = run.started_at + (run.clock.ended or 0.0)
     span = _run_span(record, run, trace, run.started_at, ended)
     yield msgspec.structs.replace(span, name=GROUP_NAME)

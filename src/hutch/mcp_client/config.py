@@ -32,8 +32,8 @@ class StdioConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def starts_hutch(program: StdioConfig) -> bool:
-    """Returns True if the program is `hutch mcp`, also if it is started by another one, as in
-    `uvx hutch mcp` or `python -m hutch mcp`.
+    """Returns True if the program is `hutch mcp`, or starts it, as in `uvx hutch mcp` or
+    `python -m hutch mcp`.
     """
     words = (program.command, *program.args)
     names = (PurePath(word).name.partition("@")[0] for word in words)

@@ -119,7 +119,7 @@ class ConfigFile:
         self._unset: list[str] = []
 
     def entries(self) -> dict[str, Any]:
-        """Returns the servers as they are written, without variables replaced."""
+        """Returns the servers as written in the file, before variables are replaced."""
         root = self._object(self._parse(), ())
         self._warn_of_unknown_keys(root, (SERVERS_KEY, "$schema"), ())
         return self._object(root.get(SERVERS_KEY, {}), (SERVERS_KEY,))
@@ -346,7 +346,7 @@ class ConfigFile:
 
 
 def variables_in(value: Any) -> list[str]:
-    """Returns the names of the variables that the strings in a JSON value ask for, in their order."""
+    """Returns the names of all variables in the strings of a JSON value, in order."""
     if isinstance(value, str):
         return [match[1] for match in _VARIABLE.finditer(value)]
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()

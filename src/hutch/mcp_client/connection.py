@@ -73,7 +73,8 @@ ProgressCallback: TypeAlias = Callable[[float, float | None, str | None], Awaita
 """Callback for the progress of a call. Receives the progress, the total if it is known, and a message."""
 
 AskForInput: TypeAlias = Callable[[InputRequests], Awaitable[InputResponses]]
-"""Gets answers to the questions that a tool asks the user. Raises UpstreamError if no one can be asked."""
+"""Gets answers to the questions that a tool asks the user. Raises UpstreamError if the user cannot be asked.
+"""
 
 MAX_INPUT_ROUNDS = 10
 """Maximum number of times that one call may ask for input."""
@@ -94,8 +95,8 @@ class InputAnswers(NamedTuple):
 
 
 class _Session(ClientSession):
-    """Session that says that tools may ask the user, if the server uses protocol 2026-07-28 or later. Older
-    servers ask without saying for which call.
+    """SDK session that announces elicitation only to servers with protocol 2026-07-28 or later. Older servers
+    do not say which call a question belongs to.
     """
 
     def _build_capabilities(self, version: str) -> ClientCapabilities:
@@ -250,13 +251,13 @@ class McpConnection:
         self._end(ServerUnreachable(message))
 
     def _on_error(self, error: BaseException) -> None:
-        # Only with a single call in progress is it known which call failed.
+        # The failed call is known only if it is the only call in progress.
         self._never_sent |= self.calls == 1 and error_messages.never_sent(error)
         if not (self._process is not None and error_messages.is_consequence(error)):
             self._end(error_messages.unreachable_error(self.config, error))
 
     def _on_post_answered(self, status: int, status_line: str) -> None:
-        """Handles the answer to a POST over SSE. The result of the call comes in the event stream."""
+        """Handles the answer to a POST over SSE. The result of the call arrives in the event stream."""
         self._posts_expected = max(0, self._posts_expected - 1)
         if status >= 400:
             self._never_sent |= self.calls == 1
@@ -272,15 +273,15 @@ class McpConnection:
         if reason is not None:
             self._end(ServerUnreachable(reason))
         elif self._ready.done() and self._posts_expected > 0:
-            # The answer to the POST says whether the server has received the call. A server that was
-            # restarted refuses it, and then the call can be repeated.
+            # The answer to the POST tells whether the server has received the call. A restarted server
+            # refuses the call, and the call can then be repeated.
             self._loop.call_later(CLOSE_SECONDS, self._shut_down)
         elif self._ready.done():
             self._shut_down()
 
     def _on_input_closed(self, reason: str | None) -> None:
-        """Called when the server has closed its input. If there is no reason, the server is probably exiting,
-        so waits a moment for its last messages and its exit code.
+        """Called when the server has closed its input. Without a reason, the server is probably exiting, so
+        this method waits a moment for its last messages and its exit code.
         """
         if reason is not None:
             self._end(ServerUnreachable(reason))

@@ -6,7 +6,7 @@ import msgspec
 
 
 class TransportFault(msgspec.Struct, frozen=True):
-    """Marks an error response that our own transport created."""
+    """Marks an error response that Hutch's transport created."""
 
     kind: str
 

@@ -15,7 +15,7 @@ from hutch.session.schema.type_hints import validator
 NAME = "shop"
 
 _PRICES = {"lamp": 20, "desk": 150, "chair": 85}
-# Long enough for the bars of a timeline to be seen.
+# Long enough to make the bars of a timeline visible.
 _CALL_SECONDS = 0.03
 
 
@@ -61,7 +61,7 @@ _TOOLS = {
 
 
 class ExampleServers:
-    """Has the interface of `McpServers`, with the example server as the only one."""
+    """The example server, with the interface of `McpServers`."""
 
     def __init__(self) -> None:
         self.on_change: list[Callable[[], None]] = []

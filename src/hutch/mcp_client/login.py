@@ -72,7 +72,7 @@ async def login(
             _check_pkce(auth)
             await check_url(transport.url, url)
             url = _with_scope(url, transport.oauth.scope)
-            # Use the last `state`, because the server's own URL may have a parameter of this name, too.
+            # Use the last `state`, because the server's own URL may also have a parameter with this name.
             callback.expect(parse_qs(urlsplit(url).query)["state"][-1])
             show(url)
             if open_browser is not None:

@@ -137,9 +137,9 @@ def _add_tool(config: ServerConfig, tool: Tool, tools: dict[str, McpTool], warni
 
 def add_resource_reader(config: ServerConfig, tools: dict[str, McpTool]) -> None:
     """Adds a tool that reads the server's resources. Filters, approval rules, types and records apply to it
-    as to the server's own tools, so resources need no rules of their own.
+    as to the server's own tools, so resources need no separate rules.
 
-    A tool of the server with the same name is kept instead.
+    If the server has a tool with the same name, adds nothing.
     """
     if RESOURCE_READER not in tools and config.includes(RESOURCE_READER):
         tools[RESOURCE_READER] = McpTool(

@@ -84,7 +84,7 @@ class McpToolResult(NamedTuple):
 
 def content_problem(result: Mapping[str, Any]) -> str | None:
     """Returns why the content blocks of a result are not valid, or None. Called before the SDK validates a
-    result, because it would describe every problem of every block: for 400,000 blocks this takes a minute.
+    result, because the SDK describes every problem of every block, which takes a minute for 400,000 blocks.
     """
     content = result.get("content", [])
     if not isinstance(content, list):

@@ -52,7 +52,7 @@ class LockFile(msgspec.Struct, frozen=True):
 
 
 class DependencyLock(msgspec.Struct, frozen=True):
-    """Lock file of the dependencies of a package that is not published, without registry addresses."""
+    """Lock file of the dependencies of an unpublished package, without registry addresses."""
 
     packages: tuple[LockedPackage, ...]
     text: bytes

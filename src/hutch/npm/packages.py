@@ -293,9 +293,9 @@ class PackageManager:
     async def open_local(
         self, path: Path, shown: str, progress: Progress, *, refresh: bool = False
     ) -> AsyncIterator[LocalPackage]:
-        """Copies a package that is not published and installs its dependencies. The package is removed when
-        the context ends; its dependencies are kept for the next time. With `refresh`, the registry is asked
-        to resolve the ranges of the dependencies again.
+        """Copies an unpublished package and installs its dependencies. The package is removed when the
+        context ends; its dependencies are kept for the next time. With `refresh`, the registry is asked to
+        resolve the ranges of the dependencies again.
 
         `shown` names the package in errors. Raises InvalidPackage and PackageNotFound.
         """

@@ -1,4 +1,4 @@
-"""Tells whether the process that holds something in a shared store is still alive."""
+"""Finds out whether the process that holds a lease in a shared store is still alive."""
 
 from __future__ import annotations
 

@@ -56,8 +56,8 @@ TIMED_OUT = WireError(code="timeout", message="Execution timed out")
 class Session:
     """Host side of one execution."""
 
-    # Attributes that most sessions never set have their first value here. An object with more than 30
-    # attributes of its own is slower to make and to use (CPython's limit for shared keys).
+    # Default values of attributes that most sessions never set. An object with more than 30 instance
+    # attributes is slower to create and to use (CPython's limit for shared keys).
     result: Result | None = None
     lost = False
     """True if the runner was lost, apparently not because of this execution."""
@@ -74,7 +74,7 @@ class Session:
     _pauses, _paused_seconds, _paused_since = 0, 0.0, 0.0
     _cancelling = _deferred = False
     _has_ended = False
-    """True if the session has a result, or decodes a large one. Nothing else can end it then."""
+    """True if the session has a result, or is decoding a large one. After that, nothing else can end it."""
     _decoding: asyncio.Task[None] | None = None
     _timeout = TIMED_OUT
     _files: FileCalls | None = None
@@ -107,18 +107,18 @@ class Session:
         max_wait_seconds: float = 0.0,
         files: InputFiles | None = None,
     ) -> None:
-        """`send_result`: sends tool results, if there is a faster way than `peer.send`.
+        """`send_result`: sends tool results faster than `peer.send`, if the channel supports that.
 
         `inputs`: JSON text of the object whose properties become variables of the guest. `listeners`: receive
-        log lines and tool calls as they come. With none, the runner sends log lines only at the end. `trace`:
-        span of the run, which is the parent of the spans of its tool calls. If the peer is trusted, the span
-        in which the peer is called.
+        log lines and tool calls as they occur. Without listeners, the runner sends log lines only at the end.
+        `trace`: span of the run, which is the parent of the spans of its tool calls; for a trusted peer, the
+        span in which the peer is called.
 
         `saved`: suspended session to continue. `answers`: results of its pending calls. `max_saved_bytes`:
         maximum size of the memory of an execution that is suspended; 0 if the runner cannot suspend it.
         `turn`: the execution is a turn of a stateful session. `before_call`: see `ToolCalls`. `open_calls`:
-        calls of the session that is continued, if tools still run. `max_wait_seconds`: time after which an
-        execution that waits for tools is suspended, while the tools go on; 0 for never. `files`: input
+        calls of the continued session, if tools are still running. `max_wait_seconds`: time after which an
+        execution that waits for tools is suspended while the tools continue; 0 for never. `files`: input
         files, if the guest has `files` and `display`; a continued session has the files that it had before.
         """
         self.id = id
@@ -209,14 +209,14 @@ class Session:
         return self._turn_state if self.result is not None and self.result.ok else None
 
     async def send_memory(self) -> None:
-        """Sends the memory of the execution to continue, or of the turn before, if there is one. Other tasks
-        run between its parts. Must be called before `begin`.
+        """Sends the memory of the execution to continue, or of the previous turn, if there is one. Other
+        tasks run between its parts. Must be called before `begin`.
         """
         state = self._resumed if self._turn is None else self._turn.state
         if state is None:
             return
         if len(state.memory) <= MEMORY_PART_BYTES:
-            # `begin` sends it with `execute` in one write, so that the runner wakes up once.
+            # `begin` sends it together with `execute` in one write, so that the runner wakes up only once.
             self._memory_line = b"".join(memory_lines(self.id, state.memory))
             return
         for line in memory_lines(self.id, state.memory):
@@ -267,7 +267,8 @@ class Session:
                 if call.call_id in self._tool_calls.pending:
                     self._tool_calls.repeat(call)
         if self._resumed is not None and self._tool_calls.pending and not self._tool_calls.is_running:
-            # The guest may only wait for the other calls. Then nothing else would suspend it again.
+            # The guest may only be waiting for the other calls. In that case, nothing else would suspend it
+            # again.
             self._suspend()
 
     @property
@@ -320,7 +321,7 @@ class Session:
             listener(event)
 
     def _log(self, message: Log) -> bool:
-        """Passes log lines on, up to the limits of the logs."""
+        """Passes on log lines, up to the limits of the logs."""
         if not self._is_observed:
             return False
         for line in message.lines:
@@ -393,8 +394,8 @@ class Session:
         return True
 
     async def wait_for_replies(self, must_wait_for_all: Callable[[], bool]) -> bool:
-        """Waits until the suspended execution can continue: until one of the tools that still run has ended,
-        or a timer of the guest is due. `must_wait_for_all` returns True if all tools have to end first.
+        """Waits until the suspended execution can continue, because a running tool has ended or a timer of
+        the guest is due. `must_wait_for_all` returns True if all tools have to end first.
 
         Returns False if the execution cannot continue, because no tools ran or it has ended. If it was
         cancelled or its time is up, `saved` is None afterwards, and `result` has the timeout.
@@ -418,7 +419,7 @@ class Session:
             error = self._timeout if self._cancelling else self._timeout_error()
             self.end_suspended(error)
             return False
-        # The memory may have been dropped meanwhile, because it was stored.
+        # The memory may have been freed meanwhile, because it was stored.
         self.saved = msgspec.structs.replace(
             self.saved or saved,
             pending=list(calls.pending.values()),
@@ -475,12 +476,12 @@ class Session:
             self._settle(WireError(code="internal_error", message=f"The runner was lost: {reason}"))
 
     def fail(self, error: WireError) -> None:
-        """Ends the session with an error that the host itself detected, such as the memory limit."""
+        """Ends the session with an error that the host has detected itself, such as the memory limit."""
         if not self._has_ended:
             self._settle(self._timeout if self._cancelling else error)
 
     def succeed(self, result: Any) -> None:
-        """Ends the session with a result that the host itself detected, such as a program's exit code."""
+        """Ends the session with a result that the host has detected itself, such as a program's exit code."""
         if not self._has_ended:
             if self._cancelling:
                 self._settle(self._timeout)
@@ -567,7 +568,7 @@ class Session:
             self._timer.cancel()
         if self.saved is None:
             self._tool_calls.end()
-            # A reference to the run, which refers to this session; see `ToolCalls.end`.
+            # Drop the reference to the run, which refers to this session; see `ToolCalls.end`.
             self._on_started = None
         self._has_ended = True
         self.result = Result(
@@ -589,7 +590,7 @@ class Session:
         return round((monotonic() - self._sent_at + self._elapsed_before) * 1000, 3)
 
     def _run_ms(self) -> float:
-        """Returns the part of the time limit that is used up."""
+        """Returns how much of the time limit is used up."""
         started = self._sent_at if self._started_at is None else self._started_at
         seconds = monotonic() - started + self._elapsed_before - self._total_paused_seconds()
         return round(seconds * 1000, 3)

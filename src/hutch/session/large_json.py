@@ -146,9 +146,9 @@ def _encode_items(items: list[Any]) -> Iterator[bytes]:
 
 
 def _decode_pieces(text: bytes, max_values: int) -> Generator[None, None, Any]:
-    """Splits the text at commas into pieces. Each piece becomes a JSON text of its own: the brackets of the
-    arrays and objects that are open at its start are put before it, and those that are open at its end are
-    closed after it. The decoded values of each piece are added to the values of the pieces before it.
+    """Splits the text at commas into pieces, and makes each piece a complete JSON text: puts the brackets of
+    the arrays and objects that are open at its start before it, and closes those that are open at its end.
+    Adds the decoded values of each piece to the values of the pieces before it.
     """
     tree = _Tree()
     piece = _Piece()
@@ -200,11 +200,11 @@ def _decode_string(text: bytes, start: int, end: int) -> Generator[None, None, s
 
 
 def _string_cut(text: bytes, start: int, cut: int) -> int:
-    """Returns the last position up to `cut` that splits neither a character nor its escapes. `start` is such
-    a position.
+    """Returns the last position up to `cut` that is neither inside a character nor inside an escape. `start`
+    is such a position.
     """
     for _ in range(3):
-        # Bytes of a character in UTF-8 after its first one.
+        # Skip the continuation bytes of a UTF-8 character.
         cut -= text[cut] & 0xC0 == 0x80
     escape = text.rfind(b"\\", cut - 5, cut)
     if escape >= 0 and _starts_escape(text, start, escape):
@@ -237,7 +237,7 @@ def _last_comma(pieces: list[bytes], is_inside: int) -> tuple[int, int] | None:
 
 
 class _Piece:
-    """Structure of a part of the text."""
+    """Structure of one piece of the text."""
 
     def __init__(self, stack: bytes | bytearray = b"") -> None:
         self.before = bytes(stack)
@@ -270,7 +270,7 @@ class _Piece:
 
 
 class _Tree:
-    """The value as far as it was decoded."""
+    """The part of the value that is decoded so far."""
 
     def __init__(self) -> None:
         self.root: Any = None

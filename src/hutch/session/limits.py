@@ -1,4 +1,4 @@
-"""Limits of an execution, and how they are sent, applied to logs and explained."""
+"""Limits of an execution: their encoding, truncation of logs, and messages about timeouts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     check: bool = False
     """True if a remote server has to type-check the code first."""
     session: SessionRequest | None = None
-    """What a remote server has to do with a stateful session."""
+    """Action of a remote server on a stateful session."""
 
 
 # Most executions have the default limits.
@@ -65,7 +65,7 @@ def timeout_message(text: str, milliseconds: float, tools: Iterable[str]) -> str
 
 
 def clip_logs(lines: list[str], limits: Limits) -> tuple[list[str], bool]:
-    """Truncates logs to the limits. Returns the lines, and whether anything was left out."""
+    """Truncates logs to the limits. Returns the lines, and True if any part was left out."""
     if len(lines) <= limits.max_log_lines and sum(map(len, lines)) <= limits.max_log_chars:
         return lines, False
     clipped_lines: list[str] = []

@@ -33,10 +33,11 @@ MAX_SIMPLE_BYTES = 256 * 1024
 # Maximum number of values in a field other than the payload. Valid messages have fewer.
 MAX_FIELD_VALUES = 100_000
 MAX_PROVIDER_VALUES = 40_000
-# Maximum number of escapes in a field whose lone surrogates are replaced. Each takes half a microsecond.
+# Maximum number of escapes in a field whose lone surrogates are replaced. Each escape takes half a
+# microsecond.
 MAX_REPLACED_SURROGATES = 20_000
-# Maximum size of a field other than the payload. The largest such field of a runner's message is usually the
-# logs, that of a client's the code. Decoding a MiB of escapes takes 11 ms.
+# Maximum size of a field other than the payload. The largest such field is usually the logs in a message of a
+# runner, and the code in a message of a client. Decoding a MiB of escapes takes 11 ms.
 MAX_FIELD_BYTES = 4 * 1024 * 1024
 MAX_ERROR_BYTES = 256 * 1024
 MAX_ERROR_CHARS = 200
@@ -53,9 +54,9 @@ class SessionRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     """
 
     id: str = ""
-    """Empty for `list`."""
+    """Empty for the action `list`."""
     action: Literal["run", "fork", "rollback", "variables", "info", "store", "delete", "list"] = "run"
-    """The code runs only with `run`."""
+    """Only `run` runs the code."""
     copy: str = ""
     """Id of the fork."""
     turn: int = 0
@@ -74,11 +75,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     max_result_bytes: float | UnsetType = UNSET
     engine: str | UnsetType = UNSET
     stream_logs: bool | UnsetType = UNSET
-    """True to get each log line in a `log` message, too, while the execution runs."""
+    """True to receive each log line in a `log` message while the execution runs."""
     send_run_id: bool | UnsetType = UNSET
-    """True to get the id of the run in `started`."""
+    """True to receive the id of the run in `started`."""
     send_call_lines: bool | UnsetType = UNSET
-    """True to get the source line of each call in `tool_call`."""
+    """True to receive the source line of each call in `tool_call`."""
     check: bool | UnsetType = UNSET
     """True to type-check the code before it runs."""
     traceparent: str | UnsetType = UNSET
@@ -104,7 +105,7 @@ class WireError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @classmethod
     def of(cls, error: ExecutionError) -> WireError:
-        """Returns the error as it is sent, with one of the codes of Execbox."""
+        """Returns the error in the form that is sent, with one of the codes of Execbox."""
         return cls(
             code=wire_code(error.code),
             message=error.message,
@@ -147,7 +148,7 @@ class Execute(msgspec.Struct, frozen=True, kw_only=True, tag="execute", tag_fiel
 
 
 class Job(msgspec.Struct, frozen=True):
-    """Tells the runner what to do with the code of an execution; see `guest/quickjs/prelude/web`.
+    """Instruction for the runner how to use the code of an execution; see `guest/quickjs/prelude/web`.
 
     With `prepare`, a quickjs runner returns the program compiled from the code. With `program`, a deno runner
     runs such a program instead of the code.
@@ -208,7 +209,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True, tag="tool_call", tag_f
     line: int | UnsetType = UNSET
     """Line of the source. An extension of Hutch, sent only if `options.sendCallLines` is true."""
     stream: bool | UnsetType = UNSET
-    """True to get the items of the result one by one. An extension of Hutch, sent only for tools whose
+    """True to receive the items of the result one by one. An extension of Hutch, sent only for tools whose
     manifest has `streams`.
     """
 
@@ -244,14 +245,14 @@ class Memory(msgspec.Struct, frozen=True, tag="memory", tag_field="type"):
 
 class SuspendedState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """State of a suspended execution besides its memory. Only the runner needs to understand it. The host
-    stores it and sends it back, with less time left for the timers.
+    stores it and sends it back with the remaining time of the timers.
     """
 
     memory: dict[str, int]
     calls: list[tuple[str, int, int, int]]
-    """For each open call its id, its number, the size of its input, and how many items it has got."""
+    """Id, number, input size and number of received items of each open call."""
     timers: list[tuple[int, float, float]]
-    """For each timer its id, the milliseconds that are left, and the interval or 0."""
+    """Id, remaining milliseconds, and interval or 0, of each timer."""
     logs: list[str]
     logs_truncated: bool
     error_codes: list[str]
@@ -264,11 +265,11 @@ class Suspended(msgspec.Struct, frozen=True, kw_only=True, tag="suspended", tag_
     id: str
     state: SuspendedState | UnsetType = UNSET
     too_large: int | UnsetType = UNSET
-    """Size of the memory if it exceeds the limit. The execution was not suspended then."""
+    """Size of the memory if it exceeds the limit, because of which the execution was not suspended."""
 
 
 class RefusedExecute(ProtocolError):
-    """An `execute` is too large to be decoded. The sender gets an answer, unlike for an invalid message."""
+    """An `execute` is too large to be decoded. Unlike for an invalid message, the sender gets an answer."""
 
     def __init__(self, id: str, message: str) -> None:
         super().__init__(message)
@@ -298,9 +299,9 @@ def execute_line(
     state: SuspendedState | None = None,
     turn: bytes | None = None,
 ) -> bytes:
-    """Encodes `execute`. `options` and `manifests` are JSON text already, because most executions have the
-    same ones. `inputs` and `turn` are JSON text, too. With `state`, the execution continues where it was
-    suspended. Its memory must have been sent before; see `memory_lines`.
+    """Encodes `execute`. `options`, `manifests`, `inputs` and `turn` are already JSON text; most executions
+    have the same options and manifests. With `state`, the execution continues where it was suspended, and its
+    memory must have been sent before; see `memory_lines`.
     """
     return (
         b'{"type":"execute","id":'
@@ -328,7 +329,7 @@ def suspend_line(id: str, max_bytes: int) -> bytes:
 
 
 def extend_line(id: str, ms: int) -> bytes:
-    """Encodes a move of the time limit, which the runner enforces, too."""
+    """Encodes an extension of the time limit, which the runner enforces as well."""
     return b'{"type":"extend","id":' + _encoder.encode(id) + b',"ms":%d}\n' % ms
 
 
@@ -372,8 +373,7 @@ def decode_from_runner(line: bytes) -> RunnerMessage:
 def decode_from_host(line: bytes) -> HostMessage:
     """Decodes a message of a host. Raises ProtocolError if the line is not a valid message.
 
-    The result or item of a tool is bounded JSON without line breaks. Another one becomes an error of its
-    call.
+    The result or item of a tool must be bounded JSON without line breaks. Otherwise its call fails.
     """
     message = _complete(_decode(_from_host, line))
     payload = _tool_payload(message)

@@ -82,7 +82,7 @@ class Multiplexer:
         self.dropped = 0
         self.on_late_done: Callable[[str], None] = lambda _: None
         self.relay: Callable[[bytes], None] | None = None
-        """Gets the lines instead of the sessions, if these are on another machine."""
+        """Receives the lines instead of the sessions, if the sessions are on another machine."""
         self._channel = channel
         channel.on_line = self._on_line
         channel.on_close = self.mark_lost
@@ -147,7 +147,7 @@ class Multiplexer:
         (self._send_now if may_poll() else self._peer.send)(line)
 
     def send(self, lines: bytes) -> None:
-        """Sends lines of a session on another machine."""
+        """Sends lines to the runner for a session on another machine."""
         self._channel.send(lines)
 
     def forget(self, session: Session) -> None:
@@ -208,8 +208,7 @@ class Multiplexer:
     def _session_of(self, message: RunnerMessage) -> Session | None:
         if message.id is not UNSET:
             return self.sessions.get(message.id)
-        # A `tool_call` of plain Execbox has no id of an execution, because a plain channel has only one
-        # execution.
+        # A `tool_call` of plain Execbox does not name its execution, because a plain channel has only one.
         return next(iter(self.sessions.values())) if len(self.sessions) == 1 else None
 
 

@@ -44,7 +44,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     calls: Sequence[CallRecord] = ()
     """The first tool calls, in the order in which they ended; at most MAX_RECORDED_CALLS."""
     pending_calls: Sequence[PendingCall] = ()
-    """Tool calls that the run waits for if it was suspended: the error's code is `suspended` then."""
+    """Tool calls that a suspended run waits for. Its error has the code `suspended`."""
     warnings: Sequence[str] = ()
     """Problems that did not stop the run, such as an MCP server that could not be reached."""
     files: Sequence[File] = ()
@@ -131,7 +131,7 @@ class PendingCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Wait(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Time that a run spent waiting."""
+    """A period in which a run waited."""
 
     kind: Literal["queue", "install", "start", "approval"]
     start_ms: float
@@ -269,8 +269,8 @@ def _decode(json: Raw | UnsetType) -> Any:
 
 
 def event_json(event: RunEvent, run_id: str, *, values: bool) -> bytes:
-    """Encodes an event for another process. Inputs and outputs of tool calls are left out without `values`.
-    The result of the run is always left out.
+    """Encodes an event for another process. Without `values`, omits the inputs and outputs of tool calls.
+    Always omits the result of the run.
     """
     fields: dict[str, Any] = {"type": event.__struct_config__.tag, "run_id": run_id}
     encoded_names = zip(event.__struct_fields__, event.__struct_encode_fields__, strict=True)
@@ -342,8 +342,8 @@ class RunHandle(msgspec.Struct, eq=False):
     on_output: OnOutput | None = None
     """Receives the output of a guest program while it runs."""
     listeners: list[Listener] = []
-    """Receive the events of the run. Log lines come while the guest runs only if there is a listener when it
-    starts; otherwise they come at the end.
+    """Receive the events of the run. A listener that is added before the guest starts gets log lines while
+    the guest runs; otherwise log lines arrive at the end.
     """
     call_log: CallLog | None = None
     """Log of tool calls that bypass the session, filled during the run."""
@@ -375,14 +375,15 @@ class RunHandle(msgspec.Struct, eq=False):
     trace: TraceContext | None = None
     """Context of the run's span. None if the run is not traced."""
     generation: int = 0
-    """How often the run was suspended before it was continued with this handle."""
+    """Number of suspensions of the run before it was continued with this handle."""
     before_call: Callable[[], Awaitable[None]] | None = None
     """Awaited before each tool call. If it raises a HutchError, the call fails."""
     is_stored: bool = False
     """True if this process holds the run in the store: it was resumed, or stored while it waited for tools.
     """
     must_suspend: bool = False
-    """True if the run has to be suspended when it next waits, and not to be continued here; see `suspend`."""
+    """True if the run has to be suspended when it next waits, and must not be continued here; see `suspend`.
+    """
     on_suspend_refused: Callable[[str], None] | None = None
     """Called with the reason if the run cannot be suspended, although `suspend` was called."""
 
@@ -415,7 +416,7 @@ class RunHandle(msgspec.Struct, eq=False):
 
     def stop(self) -> bool:
         """Stops the guest. The run still gets a result with its logs, and its outcome is `cancelled`. Returns
-        False if no guest runs yet; then the run ends when it gets a runner.
+        False if no guest is running yet. In that case the run ends when it gets a runner.
         """
         self.is_cancelled = True
         if self.session is None:
@@ -424,8 +425,8 @@ class RunHandle(msgspec.Struct, eq=False):
         return True
 
     def suspend(self) -> None:
-        """Suspends the run when it next waits for tools or timers. It is not continued in this process, also
-        if the results of all its calls are there.
+        """Suspends the run when it next waits for tools or timers. It is not continued in this process, even
+        if all its calls have results.
         """
         self.must_suspend = True
         if self.session is not None:

@@ -109,8 +109,8 @@ class ChannelServer:
         owner: str,
         continues_traces: bool = False,
     ) -> None:
-        """`continues_traces` makes the peer's spans the parents of its executions. Without a tracer, they
-        would only be passed on to other programs.
+        """With `continues_traces`, the spans of the peer become the parents of its executions. Without a
+        tracer, these spans would only be passed on to other programs.
         """
         self.dropped = 0
         self._pending = pending
@@ -334,7 +334,7 @@ class _OpenCall:
         self._context = context
 
     def add_item(self, message: ToolItem) -> None:
-        """Passes an item on to the guest. Fails the call if there are too many bytes."""
+        """Passes on an item to the guest. Fails the call if there are too many bytes."""
         if self.answer.done():
             return
         try:
@@ -359,7 +359,7 @@ def _check_tools(message: Execute) -> None:
 def _execution_error(error: HutchError) -> ExecutionError:
     code = "validation_error" if error.code in ("invalid_tool", "invalid_request") else error.code
     retry_after = error.retry_after if isinstance(error, Busy) else None
-    # A used up quota and a busy server have the same code, and so have all errors of sessions. The name
+    # An exceeded quota and a busy server have the same code, and so do all errors of sessions. The name
     # distinguishes them.
     name = "QuotaExceeded" if isinstance(error, QuotaExceeded) else None
     if isinstance(error, SessionError):

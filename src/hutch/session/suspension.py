@@ -58,7 +58,7 @@ def _by_call_id(values: object, field: str) -> list[tuple[str, Any]]:
 
 
 class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
-    """State of an execution that waits for the results of pending calls only."""
+    """State of an execution that only waits for the results of pending calls."""
 
     memory: bytes
     """Difference of the VM's memory to its image."""
@@ -82,7 +82,7 @@ class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
     """None if the guest has no files."""
 
     def state_after(self, seconds: float) -> SuspendedState:
-        """Returns the state after a wait: that much less time is left for the guest's timers."""
+        """Returns the state after a wait, with less time left for the guest's timers."""
         passed = max(0.0, seconds) * 1000
         timers = [(id, max(0.0, left - passed), interval) for id, left, interval in self.state.timers]
         return msgspec.structs.replace(self.state, timers=timers)
@@ -97,7 +97,7 @@ class MemoryCollector:
         self._size = 0
 
     def add(self, part: bytes) -> bool:
-        """Adds a part. Returns False if the parts are too large; a runner of Hutch sends no such parts."""
+        """Adds a part. Returns False if the parts are too large, which a runner of Hutch never sends."""
         self._size += len(part)
         if self._size > self.max_bytes:
             return False

@@ -71,11 +71,11 @@ class ToolCalls:
         files: FileCalls | None = None,
     ) -> None:
         """`writable`: waits while the channel's buffer is full. `on_abuse`: called with the reason if the
-        runner sends too many invalid calls. `trace`: span of the run. `on_all_pending`: called when the
-        results of all open calls come later; None if the run cannot be suspended. `before_call`: awaited
-        before each call; a ToolError that it raises fails the call. `on_long_wait`: called when tools run and
-        the guest has neither called one nor got a reply for `max_wait_seconds`; 0 for never. `files`: answers
-        the calls of the guest's `files`; None if it has none.
+        runner sends too many invalid calls. `trace`: span of the run. `on_all_pending`: called when all open
+        calls are pending; None if the run cannot be suspended. `before_call`: awaited before each call; a
+        ToolError that it raises fails the call. `on_long_wait`: called when tools are running and the guest
+        has neither made a call nor received a reply for `max_wait_seconds`; 0 for never. `files`: answers
+        calls of the guest's `files`; None if the guest has no `files`.
         """
         self.run_id = run_id
         self.deadline = 0.0
@@ -87,22 +87,22 @@ class ToolCalls:
         self.records: list[CallRecord] = []
         """Records of ended calls, at most MAX_RECORDED_CALLS."""
         self.errors: set[tuple[str, str]] = set()
-        """Codes and messages of the errors that the guest got, at most MAX_REMEMBERED_ERRORS."""
+        """Codes and messages of the errors that the guest has received, at most MAX_REMEMBERED_ERRORS."""
         self.pending: dict[str, PendingCall] = {}
-        """Open calls whose results come later, by id."""
+        """Open calls whose results will arrive later, by id."""
         self._on_all_pending = on_all_pending
         self._before_call = before_call
         self._files = files
         self._recent_replies: list[tuple[str, bytes]] | None = None
         """Replies since the runner was asked to suspend the run, with the ids of their calls. The runner may
-        have suspended the run before it got them.
+        have suspended the run before it received them.
         """
         self._finished: dict[str, tuple[PendingCall, Answer | None]] = {}
         """Calls that ended since the runner was asked to suspend the run. None for a streamed result."""
         self._is_suspended = False
         self._journal: Callable[[str, Answer], Awaitable[None]] | None = None
         self._journaled: set[str] = set()
-        """Ids of the calls whose results are stored before the guest gets them."""
+        """Ids of calls whose results are stored before the guest receives them."""
         self._on_long_wait, self._max_wait_seconds = on_long_wait, max_wait_seconds
         self._active_at = 0.0
         self._wait_timer: asyncio.TimerHandle | None = None
@@ -190,9 +190,10 @@ class ToolCalls:
 
     async def _answer_file_call(self, call: ToolCall, files: FileCalls) -> None:
         try:
-            # A write must not wait: the run may end with the next message.
+            # A write must not wait, because the run may end with the next message.
             if self._writable is not None and call.safe_tool_name == "read":
-                # One at a time: otherwise all that wait would send their pieces as soon as one can be sent.
+                # Read one file at a time. Otherwise all waiting reads would send their data as soon as one of
+                # them can.
                 async with files.reading:
                     await self._writable()
                     self._reply_to_file_call(call, files)
@@ -222,7 +223,7 @@ class ToolCalls:
         self.errors = set(saved.errors)
         self.pending = {call.call_id: call for call in (*saved.pending, *saved.in_flight)}
         self._open_bytes = sum(len(call.input_json) for call in self.pending.values())
-        # The runner's state, unlike `pending`, also has calls that were answered while it was suspended.
+        # Unlike `pending`, the runner's state also contains calls that were answered while it was suspended.
         self._ids = {call_id for call_id, _, _, _ in saved.state.calls}
 
     def attach(
@@ -237,7 +238,7 @@ class ToolCalls:
         files: FileCalls | None,
         max_wait_seconds: float,
     ) -> None:
-        """Continues in another session of the same run, although tools still run. See `__init__`."""
+        """Continues in another session of the same run while tools are still running. See `__init__`."""
         self._send, self._writable, self._on_abuse, self._files = send, writable, on_abuse, files
         self._on_all_pending, self._before_call, self._on_long_wait = (
             on_all_pending,
@@ -248,7 +249,7 @@ class ToolCalls:
         self._is_suspended = False
 
     def send_held(self) -> None:
-        """Sends the replies that the guest has not got to the runner in which it continues."""
+        """Sends the replies that the guest has not received to the runner in which it continues."""
         held, self._recent_replies = self._recent_replies or [], None
         self._finished = {}
         for _, line in held:
@@ -257,7 +258,7 @@ class ToolCalls:
             self._watch_wait()
 
     def repeat(self, call: PendingCall) -> None:
-        """Makes a call again that another process was making when it died."""
+        """Repeats a call that another process was making when it died."""
         provider = self._providers.get(call.provider)
         if provider is None or call.tool not in provider.tools:
             reason = f"The process died while it called {call.tool}, and the tool is not available now"
@@ -275,21 +276,21 @@ class ToolCalls:
         self._start(message, provider, is_repeated=True)
 
     def expect_suspension(self) -> None:
-        """Remembers replies from now on, because the runner was asked to suspend the run."""
+        """Stores replies from now on, because the runner was asked to suspend the run."""
         self._recent_replies, self._finished = [], {}
 
     def forget_replies(self) -> None:
-        """Forgets the replies, because the run was not suspended."""
+        """Drops the stored replies, because the run was not suspended."""
         self._recent_replies, self._finished = None, {}
 
     def in_flight(self) -> list[PendingCall]:
-        """Returns the calls of a suspended run whose tools run, or ended after it was suspended."""
+        """Returns the calls of a suspended run whose tools still run, or ended after the suspension."""
         running = [self._pending_call(call, began) for _, call, began in self._tasks.values()]
         held = {call_id for call_id, _ in self._recent_replies or []}
         return running + [call for call_id, (call, _) in self._finished.items() if call_id in held]
 
     def running(self) -> list[CallRecord]:
-        """Returns records of the calls whose tools run, as they are if the process dies now."""
+        """Returns records of the calls whose tools are running, to be used if the process dies."""
         return [
             CallRecord.of(
                 call.provider_name,
@@ -304,11 +305,11 @@ class ToolCalls:
         ]
 
     def begin_journal(self, journal: Callable[[str, Answer], Awaitable[None]]) -> dict[str, Answer]:
-        """Passes the results of all running tools to `journal` before the guest gets them, from now on.
-        Returns the results that came since the run was suspended.
+        """From now on, passes the results of all running tools to `journal` before the guest gets them.
+        Returns the results that arrived since the run was suspended.
         """
         self._journal = journal
-        # The results of streams are not stored: the guest has got a part of their items.
+        # The results of streams are not stored, because the guest has already received some of their items.
         self._journaled = {
             call_id for call_id, (_, call, _) in self._tasks.items() if call.stream is not True
         }
@@ -317,8 +318,8 @@ class ToolCalls:
         return {call_id: answer for call_id, answer in finished.items() if answer is not None}
 
     def hold(self, open_calls: Mapping[str, int]) -> None:
-        """Collects replies from now on, because the run is suspended. `open_calls`: calls to which it has got
-        no result, with the number of items that it has got.
+        """Holds back replies from now on, because the run is suspended. `open_calls`: calls whose results it
+        has not received, with the number of items that it has received.
         """
         received = dict(open_calls)
         missing: list[tuple[str, bytes]] = []
@@ -335,13 +336,13 @@ class ToolCalls:
         return bool(self._tasks)
 
     async def wait_for_running(self, seconds: float) -> None:
-        """Waits until one of the tools that still run has ended, at most for a time."""
+        """Waits until one of the running tools has ended, or until the timeout."""
         tasks = [task for task, _, _ in self._tasks.values()]
         await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 
     @property
     def held_lines(self) -> list[bytes]:
-        """Replies that the suspended run has not got."""
+        """Replies that the suspended run has not received."""
         return [line for _, line in self._recent_replies or []]
 
     def answer(self, call_id: str, answer: Answer) -> None:
@@ -399,7 +400,7 @@ class ToolCalls:
         )
 
     def _pending_call(self, call: ToolCall, began: float) -> PendingCall:
-        """Describes a call whose tool runs."""
+        """Describes a call whose tool is running."""
         tool = self._providers[call.provider_name].tools[call.safe_tool_name]
         return PendingCall(
             call_id=call.call_id,
@@ -427,8 +428,8 @@ class ToolCalls:
         """Like `cancel`, at the end of the run. The listeners get no further events."""
         self._has_ended = True
         self.cancel()
-        # The session cannot be lost or suspended any more. Without references to it, it is freed as soon as
-        # its run is, and not only by the garbage collector, which took an eighth of the host's CPU time.
+        # The session cannot be lost or suspended any more. Drop the references to it, so that it is freed
+        # together with its run and not by the garbage collector, which took an eighth of the host's CPU time.
         self._on_abuse, self._on_long_wait = _ignore, None
         if self._on_all_pending is not None:
             self._on_all_pending = _ignore
@@ -488,7 +489,7 @@ class ToolCalls:
             self._reply_error(call.call_id, "tool_error", f"Tool {call.safe_tool_name} was cancelled")
             raise
         finally:
-            # Done here and not in a callback of the task, which would cost another iteration of the event
+            # Done here and not in a callback of the task, which would take another iteration of the event
             # loop for every call.
             self._tasks.pop(call.call_id, None)
             if not is_pending:
@@ -526,7 +527,7 @@ class ToolCalls:
                 )
 
     async def _note_end(self, call: ToolCall, began: float, answer: Answer) -> None:
-        """Stores the result of a call if the store has the call."""
+        """Stores the result of a call if the call is in the store."""
         if call.call_id in self._journaled and self._journal is not None:
             self._journaled.discard(call.call_id)
             await self._journal(call.call_id, answer)
@@ -584,8 +585,8 @@ class ToolCalls:
             listener(event)
 
     def report_progress(self, call_id: str, value: Callable[[], bytes]) -> None:
-        """Passes the JSON text of a value to the listeners. It is not computed if there are none. May be
-        called in another thread.
+        """Passes the JSON text of a value to the listeners. Without listeners, the text is not computed. May
+        be called in another thread.
         """
         if not self._listeners or self._has_ended:
             return

@@ -1,4 +1,4 @@
-"""Turns of stateful sessions: executions that start with the memory that the turn before them has left."""
+"""Turns of stateful sessions: executions that start with the memory of the previous turn."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     """Counts the turns of the session, beginning with 1."""
     state: TurnState | None
-    """State after the turn before. None for the first turn."""
+    """State after the previous turn. None for the first turn."""
     form: Literal["run", "variables"] = "run"
     """With `variables`, the result is a list of the session's variables, and no code runs."""
     max_bytes: int
@@ -31,6 +31,6 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def turn_json(turn: Turn) -> bytes:
-    """Encodes a turn for `execute`. Its memory is sent before."""
+    """Encodes a turn for `execute`. Its memory is sent first."""
     fields = {"number": turn.number, "form": turn.form, "maxBytes": turn.max_bytes}
     return msgspec.json.encode(fields if turn.state is None else {**fields, "vm": turn.state.vm})

@@ -116,7 +116,7 @@ def _project_overrides(
     in_file: Mapping[str, _Sourced],
 ) -> dict[str, _Sourced]:
     """Returns the project's settings, except those that a flag or a variable sets. `values` are the settings
-    from all other sources, including `in_file`, which the project overrides.
+    from all other sources, including `in_file`, which has lower precedence than the project.
     """
     text = project(_expand(*values.get("home", (HOME, "home"))))
     if text is None:

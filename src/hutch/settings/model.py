@@ -73,20 +73,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_code_bytes: Positive = 4 * MIB
     max_result_bytes: Positive = 8 * MIB
     max_files: Positive = 100
-    """Maximum number of the input files of a run, and of its output files."""
+    """Maximum number of input files of a run, and of output files."""
     max_file_bytes: Positive = 32 * MIB
-    """Maximum size of all input files of a run together, and of all its output files."""
+    """Maximum size of all input files of a run together, and of all output files."""
     max_line_bytes: Positive = 16 * MIB
     max_pending_bytes: Positive = 64 * MIB
     """Maximum size of the `execute` messages of one Execbox client that wait or run, together."""
     max_checkpoint_bytes: Positive = 64 * MIB
-    """Maximum size of a suspended execution: how much of its memory differs from that of a new one."""
+    """Maximum size of a suspended execution: the part of its memory that differs from that of a new one."""
     checkpoint_after_ms: Count = 0
     """Milliseconds after which an execution that waits for tools is stored and frees its VM, while the tools
-    go on. It then survives the end of the process. 0 for never.
+    continue. It then survives the end of the process. 0 for never.
     """
     max_suspended_bytes_per_owner: Positive = 1024 * MIB
-    """Maximum size of the suspended runs of one owner in the store, with the results of those that ended."""
+    """Maximum size of the suspended runs of one owner in the store, and of the results of ended ones."""
     checkpoint_days: Positive = 30
     """Days after which a suspended run can no longer be continued."""
     max_sessions_per_owner: Positive = 1_000
@@ -94,11 +94,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_session_bytes_per_owner: Positive = 1024 * MIB
     """Maximum size of the stateful sessions of one owner in the store."""
     max_session_history: Positive = 20
-    """Maximum number of turns of a stateful session to whose states it can go back."""
+    """Maximum number of turns that a stateful session can be rolled back."""
     session_days: Positive = 30
-    """Days after its last turn at which a stateful session expires."""
+    """Days after the last turn of a stateful session at which it expires."""
     session_idle_ms: Positive = 1_000
-    """Milliseconds after a turn at which the state of its session is stored and its memory freed."""
+    """Milliseconds after a turn until the state of its session is stored and its memory is freed."""
     max_calls: Positive = 100_000
     max_outstanding_calls: Positive = 256
     cancel_grace_ms: Positive = 25
@@ -159,7 +159,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     requires this.
     """
     tpmjs_validate: bool = False
-    """Refuses parameters that do not match the schema of a TPMJS tool, also if the request does not ask for
+    """Refuses parameters that do not match the schema of a TPMJS tool, even if the request does not ask for
     it.
     """
     tool_timeout_ms: Positive = 120_000
@@ -256,7 +256,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     example_tools: bool = False
     """Offers the tools of an example shop if no MCP server is configured, for a first trial."""
     mcp_pass_through: bool = False
-    """Offers every tool of the MCP servers directly in `/mcp`, too."""
+    """Also offers every tool of the MCP servers directly in `/mcp`."""
     max_mcp_sessions: Positive = 1_000
     """Maximum open sessions of all users' MCP clients together. The operator has a separate limit of the same
     size.

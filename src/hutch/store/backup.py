@@ -1,7 +1,7 @@
 """Backups: all rows of a database in one compressed file, independent of the backend.
 
 The file is gzip of JSON lines: a header, then for each table its name with its columns, then its rows, and at
-the end the number of rows of each table. So a file that was cut is detected, and a backup of SQLite can be
+the end the number of rows of each table. So a truncated file is detected, and a backup of SQLite can be
 restored into PostgreSQL.
 """
 

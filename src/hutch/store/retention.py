@@ -1,4 +1,4 @@
-"""The time that decides which records are old enough to be deleted."""
+"""Clock that decides which records are old enough to be deleted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ logger = logging.getLogger("hutch.store")
 
 META_KEY = "retention_clock"
 MAX_STEP = timedelta(days=1)
-"""A reading further ahead of the last trusted one than this is trusted only after `CONFIRMED_AFTER`."""
+"""A reading that is ahead of the last trusted one by more than this is trusted only after `CONFIRMED_AFTER`.
+"""
 CONFIRMED_AFTER = timedelta(days=1)
 MAX_GAP = timedelta(days=8)
 """Maximum time between two readings that confirm each other, so that a server that runs once a week also
@@ -33,13 +34,13 @@ class _State(msgspec.Struct, frozen=True):
 
 
 class RetentionClock:
-    """System clock that does not follow a jump far ahead at once.
+    """System clock that follows a jump far ahead only after a day.
 
-    A wrong clock would make all records old, and what is deleted cannot be restored. So after a jump ahead,
-    this clock stands still until the system clock has gone on from there for a day. It follows a clock that
-    is set back at once, because an earlier time deletes less. Its state is in the database, so that restarts
-    do not reset it, and so that a server with a wrong clock does not delete what others with the right time
-    keep.
+    A wrong clock would make all records look old, and deleted records cannot be restored. So after a jump
+    ahead, this clock stands still until the system clock has run for a day from there. It follows a clock
+    that is set back immediately, because an earlier time deletes less. Its state is in the database, so that
+    restarts do not reset it, and so that a server with a wrong clock does not delete records that other
+    servers keep.
     """
 
     def __init__(self, meta: MetaTable, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:

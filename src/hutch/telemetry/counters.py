@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 
 MAX_OWNERS = 50
-"""Maximum number of owners with metrics of their own. The others are counted together."""
+"""Maximum number of owners with separate metrics. The others are counted together."""
 MAX_CANDIDATES = 1_000
 OTHER_OWNERS = "other"
 
@@ -24,7 +24,7 @@ class Histogram:
         self.sum += seconds
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """Returns for each bound the number of values up to it, as in a Prometheus histogram."""
+        """Returns the number of values up to each bound, as in a Prometheus histogram."""
         total, pairs = 0, []
         for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
             total += count
@@ -82,7 +82,7 @@ class OwnerCounters:
             self._recent[owner] += 1
 
     def rank(self) -> None:
-        """Chooses again which owners are shown: those with the most runs since the last call. Called before
+        """Selects again the owners to show: those with the most runs since the last call. Called before
         metrics are read.
         """
         if len(self._recent) > self._max_owners:

@@ -24,7 +24,7 @@ class BoundedSession(requests.Session):
 
     def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
         response = super().send(request, **{**options, "stream": True})
-        # One byte more, so that the connection of a response of this size is used again.
+        # Read one byte more, so that the connection is reused after a response of exactly this size.
         body = response.raw.read(MAX_RESPONSE_BYTES + 1, decode_content=False)
         if len(body) > MAX_RESPONSE_BYTES:
             response.close()
@@ -33,5 +33,5 @@ class BoundedSession(requests.Session):
 
 
 def bounded_session() -> BoundedSession | None:
-    """Returns None if the operator has chosen another session."""
+    """Returns the session, or None if the operator has chosen another one."""
     return None if any(os.environ.get(name) for name in _OTHER_SESSION) else BoundedSession()

@@ -38,7 +38,7 @@ class TraceContext(msgspec.Struct, frozen=True):
 
     @property
     def headers(self) -> dict[str, str]:
-        """HTTP headers, and fields of MCP's `_meta`, that pass the context on."""
+        """HTTP headers, or fields of MCP's `_meta`, that pass on the context."""
         state = {TRACESTATE: self.state} if self.state else {}
         return {TRACEPARENT: self.traceparent, **state}
 
@@ -48,7 +48,7 @@ class TraceContext(msgspec.Struct, frozen=True):
 
 
 current: ContextVar[TraceContext | None] = ContextVar("hutch_trace_context", default=None)
-"""Span to which new spans, and outgoing requests, of the current task belong."""
+"""Parent span of new spans and outgoing requests of the current task."""
 
 
 @contextmanager

@@ -78,7 +78,9 @@ async def open_tracer() -> Tracer | None:
 
 
 def configuration_problem(environ: Mapping[str, str]) -> str | None:
-    """Returns why the traces that the environment asks for cannot be exported, and what to do; or None."""
+    """Returns the reason why traces that the environment asks for cannot be exported, and the remedy, or
+    None.
+    """
     for name in _PROTOCOLS:
         if protocol := environ.get(name):
             if protocol != _PROTOCOL:
@@ -103,7 +105,7 @@ def _open() -> Tracer | None:
 
 
 class Tracer:
-    """Decides which traces are sampled, and exports spans in a thread of its own. Export never blocks the
+    """Decides which traces are sampled, and exports spans in a separate thread. Export never blocks the
     caller: spans are dropped while the queue is full.
     """
 
@@ -197,7 +199,7 @@ class Tracer:
 
 
 def _text(text: str, max_chars: int) -> str:
-    # A span with a lone surrogate cannot be encoded, and with it all spans of its batch would be lost.
+    # A lone surrogate in one span would make the encoding of its whole batch fail.
     return cut(text, max_chars).encode(errors="replace").decode()
 
 

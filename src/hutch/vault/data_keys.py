@@ -1,4 +1,4 @@
-"""Data keys, which encrypt the credentials. Each user has their own, encrypted with the master key.
+"""Data keys, which encrypt the credentials. Each user has separate data keys, encrypted with the master key.
 
 Flows and their runs have data keys of the same format, which belong to no user.
 

@@ -13,7 +13,7 @@ from tests.contract.tpmjs.harness import ToolServer, body
 # One package for each way in which packages are built or fail: an installation takes 2 s of CPU time.
 CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "cases.json").read_text())
 """Calls with the expected `output`, or `code`, `code_1_1` and a part of the error message (`says`). `varies`
-names random values, of which only the type is compared.
+names random values, for which only the type is compared.
 """
 
 

@@ -30,7 +30,7 @@ from hutch.text import cut
 MAX_HAR_BYTES = 64 * 1024 * 1024
 MAX_ENTRIES = 20_000
 _OPTION = "--har"
-# Segments of a path that are ids, and so differ from one call to the next.
+# Path segments that are ids, which differ from one call to the next.
 _ID = re.compile(r"[0-9]+|[0-9a-f]{16,}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.I)
 # Headers that describe the browser and the page, not the request to the API. The URL in `Referer` may
 # contain secrets.

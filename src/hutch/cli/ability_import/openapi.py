@@ -31,7 +31,7 @@ from hutch.protocols.abilities.params import schema_error
 from hutch.text import cut, did_you_mean
 
 MAX_OPERATIONS = 20_000
-"""Maximum number of operations that are read to find the requested ones."""
+"""Maximum number of operations to search for the requested ones."""
 _OPTION = "--openapi"
 _METHODS = ("get", "put", "post", "delete", "patch", "head", "options")
 _MAX_PARAMETERS = 100
@@ -53,7 +53,7 @@ class _Operation(msgspec.Struct, frozen=True):
     method: str
     path: str
     item: dict[str, Any]
-    """The path item, which has parameters and servers of all its operations."""
+    """The path item, which contains the parameters and servers of all its operations."""
     operation: dict[str, Any]
 
     @property

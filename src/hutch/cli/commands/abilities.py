@@ -117,7 +117,7 @@ Example:
 @user_option
 @json_option
 def list_abilities(user: str, json: bool) -> int:
-    """List the abilities that a user can run: own and shared ones."""
+    """List the abilities that a user can run, including shared ones."""
     from hutch.cli.abilities import list_abilities
 
     return list_abilities(user, as_json=json)
@@ -226,7 +226,7 @@ Example:
 @click.argument("old", metavar="OLD", type=int)
 @click.argument("new", metavar="[NEW]", type=int, required=False)
 def compare_versions(user: str, id: str, old: int, new: int | None) -> int:
-    """Compare two versions of an own ability; by default, an old one with the newest.
+    """Compare two versions of a user's own ability; by default, an old one with the newest.
 
     Prints the fields that differ. The code is not shown, only how many of its lines differ.
     """
@@ -246,7 +246,7 @@ Example:
 @click.argument("id", metavar="ID")
 @click.argument("version", metavar="VERSION", type=int)
 def restore_version(user: str, id: str, version: int) -> int:
-    """Store an old version of an own ability again, as the newest version."""
+    """Store an old version of a user's own ability again, as the newest version."""
     from hutch.cli.abilities import restore_version
 
     return restore_version(user, id, version)
@@ -273,10 +273,10 @@ Examples:
 @_with_user
 @_with_group
 def share_ability(user: str, id: str, users: tuple[str, ...], groups: tuple[str, ...]) -> int:
-    """Share an own ability with users and groups, who run it with their own credentials.
+    """Share a user's own ability with other users and groups, who run it with their own credentials.
 
-    Then prints with whom the ability is shared. Without --with and --with-group, only prints this. `hutch
-    ability add --shared` shares an ability with everyone instead.
+    Prints the users and groups that can run it. Without --with and --with-group, changes nothing.
+    `hutch ability add --shared` shares an ability with everyone instead.
     """
     from hutch.cli.ability_sharing import share_ability
 
@@ -295,7 +295,10 @@ Example:
 @_with_user
 @_with_group
 def unshare_ability(user: str, id: str, users: tuple[str, ...], groups: tuple[str, ...]) -> int:
-    """Stop sharing an own ability with users and groups. Prints with whom it is still shared."""
+    """Stop sharing a user's own ability.
+
+    Prints the users and groups that still can run it.
+    """
     from hutch.cli.ability_sharing import unshare_ability
 
     if not users and not groups:

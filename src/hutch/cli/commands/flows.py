@@ -236,7 +236,7 @@ Example:
 @timeout_option
 @click.option("--json", is_flag=True, help="Print result and events as one JSON object on one line.")
 def retry(run_id: str, from_step: str, timeout: float, json: bool) -> int:
-    """Begin a run again from a step, also a completed run.
+    """Run a flow run again from one of its steps. The run may be completed.
 
     Runs the step and all steps after it again, with the recorded outputs of the other finished steps. Prints
     which steps run again and which outputs are kept. Exit codes are those of `flow run`.

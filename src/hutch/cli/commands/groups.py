@@ -30,7 +30,7 @@ Example:
 @click.argument("group", metavar="GROUP")
 @click.argument("users", metavar="[USER]...", nargs=-1)
 def add_group(group: str, users: tuple[str, ...]) -> int:
-    """Add users to a group, and create it if there is none. Prints its members."""
+    """Add users to a group. Creates the group if it does not exist. Prints its members."""
     from hutch.cli.vault.groups import add_group
 
     return add_group(group, users)

@@ -61,9 +61,9 @@ def tool(
 
     PACKAGE is a package of the registry, the folder of a package that is not published (./my-tool), or its
     archive (./my-tool-1.0.0.tgz). NAME is the name of the tool's export; without it, the command lists the
-    tools of the package. Installs what is missing first. Prints logs, and parameters that do not
-    match the tool's schema, to stderr and the tool's output to stdout as JSON. Exits with 1 if the tool
-    failed, with 2 if the arguments or package.json are invalid.
+    tools of the package. Installs missing packages first. Prints the tool's output to stdout as JSON. Logs,
+    and parameters that do not match the tool's schema, go to stderr. Exits with 1 if the tool failed, with 2
+    if the arguments or package.json are invalid.
     """
     if name is None:
         from hutch.cli.npm.packages import list_tools

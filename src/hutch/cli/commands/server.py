@@ -72,7 +72,7 @@ def console(url: str | None, browser: bool) -> int:
     """Print a link to the web console of a running server.
 
     URL is the server's address, by default the one in the settings. If the server needs a key, the link signs
-    one browser in with yours.
+    one browser in with your key.
     """
     from hutch.cli.console import open_console
 

@@ -213,7 +213,7 @@ Examples:
 @quota_options
 @json_option
 def key_quota(key: str, clear: bool, json: bool, **limits: int | None) -> int:
-    """Show or change the limits of an API key, which take precedence over its user's. KEY is its id."""
+    """Show or change the limits of an API key, which override the limits of its user. KEY is its id."""
     from hutch.cli.vault.accounts import key_quota
 
     return key_quota(key, limits, clear=clear, json=json)

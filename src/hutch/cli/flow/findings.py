@@ -33,10 +33,9 @@ class Finding(NamedTuple):
 
 
 def check_kinds(nodes: Iterable[FlowNode], folder: Path) -> Iterator[Finding]:
-    """Yields reasons for which the built-in runtime would reject the flow of these steps or a step would
-    fail.
+    """Yields reasons why the built-in runtime would reject a flow with these steps, or why a step would fail.
 
-    `folder` is the base folder of the files that steps name.
+    File names in steps are relative to `folder`.
     """
     # Allow shell.run here, because each run decides whether it is allowed.
     registry = Registry.load({"TRACE_MIND_ALLOW_SHELL": "1"})
@@ -103,7 +102,7 @@ def _check_file(path: str, name: object, folder: Path) -> Iterator[Finding]:
 
 
 def literal_references(nodes: Iterable[FlowNode]) -> Iterator[Problem]:
-    """Yields a problem for each text that contains a reference which will not be replaced by its value."""
+    """Yields a problem for each text with a reference that will not be replaced by its value."""
     for node in nodes:
         for place, text in interpolated_texts(node.kind, node.with_, (*node.json_path, "with")):
             if not node.is_item and (item := misplaced_item(text)) is not None:

@@ -122,9 +122,7 @@ def _options(arguments: FlowRunArguments) -> RunOptions:
 
 
 def _load_given_flow(arguments: FlowRunArguments) -> tuple[Flow, Path, dict[str, Any]]:
-    """Returns the flow, the folder to which its file names are relative, and the subflows that its steps
-    run.
-    """
+    """Returns the flow, the base folder of its file names, and its subflows."""
     try:
         if arguments.file is not None and arguments.manifest is None and arguments.name is None:
             return load_flow(arguments.file), arguments.file.parent, {}

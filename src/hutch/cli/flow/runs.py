@@ -93,7 +93,7 @@ def _run_row(run: FlowRunHead, waiting_for: list[str], names: dict[str, str]) ->
 
 
 def list_flows(user: str | None, *, as_json: bool) -> int:
-    """Lists the flows that servers with this store have, by name."""
+    """Lists by name the flows that are stored for servers."""
 
     async def load(store: Store) -> list[FlowHead]:
         owners = sorted(OPERATOR_OWNERS) if user is None else [(await find_user(store, user)).id]
@@ -227,7 +227,7 @@ def resume(run_id: str, timeout: float, *, as_json: bool) -> int:
 
 
 def retry(run_id: str, from_step: str, timeout: float, *, as_json: bool) -> int:
-    """Begins a run again from a step. Returns an exit code like `hutch flow run`."""
+    """Runs a flow run again from one of its steps. Returns an exit code like `hutch flow run`."""
     from hutch.protocols.rep.server.run_retry import RetryPlan, RunInProgress, restart_run
     from hutch.protocols.rep.server.supervisor import restore_run
 

@@ -108,8 +108,8 @@ class ProgressLine:
 
 
 class GuestOutput:
-    """Passes the output of a guest on as it arrives: byte for byte, but on a terminal with control characters
-    escaped, because they could overwrite the question of an approval.
+    """Passes on the output of a guest as it arrives. On a terminal, control characters are escaped, because
+    they could overwrite the question of an approval.
     """
 
     def __init__(self, stream: Literal["stdout", "stderr"]) -> None:

@@ -19,7 +19,7 @@ class PrintableFormatter(logging.Formatter):
 
 
 class SettingWarningsOnce(logging.Filter):
-    """Drops warnings about settings that were printed before: a command may load the settings repeatedly."""
+    """Drops repeated warnings about settings: a command may load the settings several times."""
 
     def __init__(self) -> None:
         super().__init__()

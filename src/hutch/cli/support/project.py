@@ -64,7 +64,7 @@ def project_servers(settings: Settings, folder: Path | None) -> Callable[[], Con
 
 def files_in_current_folder(settings: Settings) -> list[Path]:
     """Returns hutch.toml and .toolscript.json in the current directory if they exist. Leaves out files that
-    are in use anyway: the user's own configuration, and files that `mcp_config` names.
+    are used in any case: the user's own configuration, and files that `mcp_config` names.
     """
     folder = current_folder()
     if folder is None:

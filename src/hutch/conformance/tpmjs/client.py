@@ -179,7 +179,7 @@ def _describe_error(error: httpx2.HTTPError | httpx2.InvalidURL) -> str:
 
 
 def _cause(error: BaseException) -> str:
-    """Returns the message of the operating system, which the library hides."""
+    """Returns the operating system's error message, which the library hides."""
     current: BaseException | None = error
     message = str(error)
     while current is not None:

@@ -51,7 +51,7 @@ def merge_fields(
 
 def without_fields(url: Url, fields: Sequence[InjectedField]) -> Url:
     """Removes the query fields that were added to a request from the URL that the server redirects to. Many
-    servers repeat the query there, also if the target is another host.
+    servers repeat the query in this URL, even if it leads to another host.
     """
     path, mark, query = url.target.partition("?")
     added = {form for field in fields if field.place == "query" for form in _pair_forms(field)}
@@ -96,8 +96,8 @@ def _media_type(headers: Headers) -> str:
 
 
 def _has_pair(text: str, name: str) -> bool:
-    """Returns True if a query or form has a field of this name. Does not parse it, because that takes long
-    for many fields.
+    """Returns True if a query or form has a field with this name. Does not parse it, because parsing many
+    fields takes long.
     """
     names = "|".join(map(re.escape, (name, quote(name, safe=""), quote_plus(name))))
     return re.search(rf"(?:\A|&)(?:{names})(?:=|&|\Z)", text) is not None

@@ -51,7 +51,8 @@ def merge_headers(
 ) -> MergedHeaders:
     """Merges headers by name, ignoring case. A header of the guest replaces an injected one, except for the
     default Content-Type that `fetch` itself adds to texts. A later injected header replaces an earlier one.
-    Values of a header that the guest sets repeatedly are joined, and so are all cookies. Raises FetchError.
+    If the guest sets a header several times, its values are joined. All cookies are joined too. Raises
+    FetchError.
     """
     chosen: dict[str, tuple[str, str, tuple[str, ...]]] = {}
     cookies: list[str] = []

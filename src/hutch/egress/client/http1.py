@@ -106,9 +106,10 @@ class HttpExchange:
         self._wake()
 
     def end(self, *, is_regular: bool = False) -> None:
-        """Ends the exchange, because its connection has ended. `is_regular`: the server closed the connection
-        in the regular way, so that no data is missing. Over TLS, that requires a closure alert (RFC 9112,
-        section 9.8).
+        """Ends the exchange, because its connection has ended.
+
+        `is_regular`: the server closed the connection properly, so no data is missing. Over TLS, this
+        requires a closure alert (RFC 9112, section 9.8).
         """
         if self.is_complete or self.error is not None:
             return

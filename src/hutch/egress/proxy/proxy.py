@@ -1,8 +1,8 @@
 """HTTP proxy that enforces the egress policy. A jail can reach the network only through it.
 
 It supports tunnels (CONNECT) and http:// requests, one per connection. It buffers only data in transit: while
-one side cannot be written to, the other side is not read. It also answers the DNS queries of the jail. The
-header X-Hutch-Egress of its own errors contains the code that Node has for them.
+one side cannot be written to, the other side is not read. It also answers the DNS queries of the jail. Its
+own error responses have the header X-Hutch-Egress, which contains Node's code for the error.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ HEAD_SECONDS = 20.0
 
 class ClientAddress(NamedTuple):
     group: str
-    """The IPv4 address, or the IPv6 network of 64 bits, because one client can have all addresses of it."""
+    """The IPv4 address, or the IPv6 network of 64 bits, because one client can have all addresses in it."""
     is_loopback: bool
 
 
@@ -43,10 +43,10 @@ class ConnectionSlot:
         self._limits = limits
         self.address = address
         self.close = close
-        """Closes the connection at once."""
+        """Closes the connection immediately."""
 
     def set_waiting(self, waiting: bool) -> None:
-        """Tells whether the server waits for the client: for a request, for its body, or for the client to
+        """Records whether the server waits for the client: for a request, for its body, or for the client to
         read the response.
         """
         self._limits.set_waiting(self, waiting)
@@ -65,7 +65,7 @@ class ConnectionLimits:
         self._max_remote = max_connections - min(LOOPBACK_RESERVE, max_connections // 4)
         self._open: set[ConnectionSlot] = set()
         self._by_address: Counter[str] = Counter()
-        # The connection that has been waiting for the longest time comes first.
+        # The longest-waiting connection comes first.
         self._waiting: OrderedDict[ConnectionSlot, None] = OrderedDict()
         self._lingering = 0
         self._logged_at = -LOG_SECONDS

@@ -1,1 +1,1 @@
-"""Suspended runs: their checkpoints, the results that they wait for, and how they continue."""
+"""Suspended runs: checkpoints, pending calls and their results, and resuming."""

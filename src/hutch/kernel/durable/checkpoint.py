@@ -19,7 +19,7 @@ LARGE_BYTES = 256 * 1024
 """Size above which memory is compressed in a thread."""
 COMPRESSION_LEVEL = 1
 """Higher levels make large checkpoints a few percent smaller and take ten times as long."""
-# Files of the guest bundle that determine what a VM's memory means.
+# Files of the guest bundle that determine the meaning of a VM's memory.
 _BUNDLE_FILES = ("quickjs.wasm", "image.bin", "image.json")
 
 
@@ -57,7 +57,7 @@ def _zstd() -> Any:
 
 
 def encode(checkpoint: Checkpoint, max_bytes: int) -> bytes:
-    """Encodes a checkpoint. Raises ResumeError if it could not be decoded again."""
+    """Encodes a checkpoint. Raises ResumeError if it is too large or has lone surrogates."""
     try:
         data = msgspec.msgpack.encode(checkpoint)
     except UnicodeEncodeError:
@@ -82,7 +82,7 @@ def compress(data: bytes) -> bytes:
 
 
 def decompress(data: bytes, max_bytes: int) -> bytes:
-    """Returns what was compressed. Raises ResumeError if that is invalid or has more than `max_bytes`."""
+    """Decompresses data. Raises ResumeError if the data is invalid or longer than `max_bytes`."""
     zstd = _zstd()
     try:
         decompressor = zstd.ZstdDecompressor()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MAX_QUESTIONS_PER_OWNER = 200
 """Maximum number of calls of one owner that wait for approvals in the store."""
-# Size of a checkpoint without the memory: the code, the pending calls and the recorded calls.
+# Maximum size of a checkpoint without the memory: the code, the pending calls and the recorded calls.
 OVERHEAD_BYTES = 64 * 1024 * 1024
 
 
@@ -41,8 +41,8 @@ class CheckpointStorage:
         *,
         keeps_hold: bool = False,
     ) -> bool:
-        """Stores a checkpoint. With `keeps_hold`, `holder` continues the run. Returns False if the store has
-        the run already, and `holder` does not continue it. Raises ResumeError.
+        """Stores a checkpoint. With `keeps_hold`, `holder` continues the run. Returns False if the store
+        already has the run and `holder` does not hold it. Raises ResumeError.
         """
         maximum = self._settings.max_suspended_bytes_per_owner
         stored_bytes = await store.checkpoints.stored_bytes(checkpoint.owner, checkpoint.run_id)
@@ -76,7 +76,9 @@ class CheckpointStorage:
             raise ResumeError("token_in_use", "Another pending call has the same token.") from None
 
     async def _check_questions(self, store: Store, checkpoint: Checkpoint) -> None:
-        """Raises ResumeError if too many calls of an owner wait for approvals, which persons have to see."""
+        """Raises ResumeError if too many calls of an owner wait for approvals. A person has to read each of
+        them.
+        """
         count = sum(call.question is not None for call in checkpoint.session.pending)
         if count:
             count += await store.checkpoints.count_questions(checkpoint.owner, checkpoint.run_id)

@@ -22,7 +22,7 @@ HOLD_SECONDS = 30.0
 """Time for which a process holds the runs that it continues. It extends the time while it lives."""
 EXTEND_SECONDS = 10.0
 POLL_SECONDS = 2.0
-"""Interval at which a process looks for changes that other processes have made."""
+"""Interval at which a process checks for changes by other processes."""
 
 
 class Holds:
@@ -46,8 +46,8 @@ class Holds:
         self._keep_extending()
 
     def before_first_call(self, store: Store, run_id: str) -> Callable[[], Awaitable[None]]:
-        """Returns a function to await before each tool call of a run. The first one is recorded: if this
-        process dies after it, the run cannot be continued.
+        """Returns a function to await before each tool call of a run. It records the first call: if this
+        process dies later, the run cannot be continued.
         """
         return _Once(lambda: self._mark_called(store, run_id))
 
@@ -88,7 +88,7 @@ class Holds:
 
 
 class _Once:
-    """Awaits an action the first time that it is called."""
+    """Awaits an action on the first call, and does nothing on later calls."""
 
     def __init__(self, action: Callable[[], Awaitable[None]]) -> None:
         self._action: Callable[[], Awaitable[None]] | None = action

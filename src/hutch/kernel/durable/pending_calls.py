@@ -1,4 +1,4 @@
-"""Results of the calls that suspended runs wait for, and decisions about those that need an approval."""
+"""Results of pending calls of suspended runs, and decisions about calls that need an approval."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class PendingCalls:
     async def find(self, token: str) -> tuple[CheckpointRow, str]:
         """Returns the run and the id of the call with a token. Raises ResumeError."""
         store = await self._open_store()
-        # The lookup compares digests, so that its duration says nothing about other tokens.
+        # The lookup compares digests, so that its duration reveals nothing about other tokens.
         found = await store.checkpoints.find_call(token_digest(token))
         if found is None:
             raise ResumeError("unknown_call", "There is no pending call with this token.")
@@ -99,15 +99,15 @@ class PendingCalls:
         return row.run_id
 
     async def questions(self, run_id: str | None = None) -> list[Question]:
-        """Returns the calls of all suspended runs, or of one, that wait for an approval or for the result of
-        an approved call.
+        """Returns the calls that wait for an approval, or for the result of an approved call. Without a run,
+        returns those of all suspended runs.
         """
         store = await self._open_store()
         return await store.checkpoints.questions(run_id)
 
     async def decide(self, run_id: str, call_id: str, decision: str, decided_by: str | None) -> bool:
-        """Stores a decision, which this process carries out. Returns False if there is one already, or the
-        call does not wait any more. The caller has to call `answer`, or `abandon` if that is not possible.
+        """Stores a decision, which this process carries out. Returns False if the call already has a decision
+        or no longer waits. The caller has to call `answer`, or `abandon` if that is not possible.
         """
         store = await self._open_store()
         is_first = await store.checkpoints.decide(

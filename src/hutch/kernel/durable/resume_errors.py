@@ -1,4 +1,4 @@
-"""Reasons for which a suspended run is not continued."""
+"""Errors for suspended runs that cannot be continued."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stores which runs are in progress, so that those of a killed process get a record as `interrupted`.
+"""Stores which runs are in progress, so that runs of a killed process are recorded as `interrupted`.
 
 A run is stored only when it has taken about a second, in the background. Short runs cost nothing.
 """
@@ -32,10 +32,10 @@ REASON = "the process of the run died"
 MIN_SECONDS = 1.0
 """Time after which a run in progress is stored."""
 LOOK_SECONDS = 0.5
-"""Interval at which a process looks for such runs."""
+"""Interval at which a process checks for such runs."""
 PAUSE_FACTOR = 20
-"""The pause between two looks is at least this many times the duration of a look, so that many runs with many
-calls do not load the process or the store.
+"""The pause between two checks is at least this many times the duration of a check, so that many runs with
+many calls do not load the process or the store.
 """
 
 
@@ -43,12 +43,12 @@ class RunningRuns:
     """Runs in progress of this process, and the runs of processes that have died."""
 
     def __init__(self, active: Mapping[str, tuple[Execution, RunHandle]], store: Store) -> None:
-        """`active` are the runs in progress by id, which change meanwhile."""
+        """`active` maps ids to the runs in progress. It changes as runs begin and end."""
         self._active = active
         self._table = store.running_runs
         self._flush_records = store.write_behind.flush
         self._stored: dict[str, tuple[int, int]] = {}
-        """Stored runs by id, with the numbers of calls that the stored records have: begun and ended."""
+        """Stored runs by id, with the numbers of begun and ended calls in their stored records."""
         self._renewed_at = 0.0
         self._task = asyncio.get_running_loop().create_task(self._keep_current())
 
@@ -63,7 +63,7 @@ class RunningRuns:
             await asyncio.sleep(max(LOOK_SECONDS, PAUSE_FACTOR * (time.monotonic() - began)))
 
     async def _renew(self) -> None:
-        """Reports that this process is alive, and records the runs of dead processes; now and then."""
+        """Reports periodically that this process is alive, and records the runs of dead processes."""
         if time.monotonic() - self._renewed_at < RENEW_SECONDS:
             return
         self._renewed_at = time.monotonic()
@@ -88,14 +88,15 @@ class RunningRuns:
             await self._table.put(this_holder(), changed)
             self._stored |= stored
         if ended := [run_id for run_id in self._stored if run_id not in self._active]:
-            # If the process dies before the records of these runs are written, they count as interrupted.
+            # Write the records of these runs first. If the process dies before that, the runs count as
+            # interrupted.
             await self._flush_records()
             await self._table.remove(this_holder(), ended)
             for run_id in ended:
                 del self._stored[run_id]
 
     async def close(self) -> None:
-        """Removes the runs of this process. They have ended."""
+        """Removes the runs of this process, which have ended."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         if self._stored:
@@ -107,7 +108,7 @@ class RunningRuns:
 
 
 def interrupted_record(execution: Execution, run: RunHandle) -> NewRun:
-    """Returns the record that a run in progress gets if its process dies now."""
+    """Returns the record of a run in progress, to be used if its process dies."""
     record = RunRecord.of(execution, run, Result(ok=False, error=ExecutionError(OUTCOME, REASON)))
     running = [] if run.session is None else run.session.tool_calls.running()
     calls = [*run.calls, *running][:MAX_RECORDED_CALLS]

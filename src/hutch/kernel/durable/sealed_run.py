@@ -14,19 +14,19 @@ from hutch.vault import crypto
 
 MAGIC = b"hutch-run-1:"
 _CONTEXT = "sealed run"
-# Base64, the header and the authentication add less than this.
+# Upper bound for the overhead of Base64, the header and the authentication tag.
 _MAX_EXPANSION = 1.4
 _MAX_HEADER_BYTES = 64 * 1024
 
 
 class SealedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of a sealed run. The row says whether the run may be continued, before its state is decoded."""
+    """Content of a sealed run. The row tells whether the run may be continued, without decoding its state."""
 
     row: CheckpointRow
     state: bytes
     """Encoded `Checkpoint`."""
     answers: dict[str, str]
-    """Results that the run had got and not used, as JSON text of an `Answer`, by call id."""
+    """Unused results of pending calls, by call id, as JSON text of an `Answer`."""
 
 
 async def seal(run: SealedRun, home: Path) -> bytes:

@@ -1,4 +1,4 @@
-"""Results of runs that were suspended, as the store keeps them."""
+"""Encoding of the stored results of runs that were suspended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class StoredResult(msgspec.Struct, frozen=True, omit_defaults=True):
     duration_ms: float
     calls: list[CallRecord]
     error: WireError | None = None
-    """With the code of Hutch, not the one that is sent to other implementations."""
+    """Error with Hutch's code, not the code that is sent to other implementations."""
     result: msgspec.Raw = msgspec.Raw(b"null")
     files: list[File] = []
 

@@ -1,4 +1,4 @@
-"""Stores suspended runs, collects the results that they wait for, and continues them."""
+"""Stores suspended runs, collects the results of their pending calls, and continues them."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ class SuspendedRuns:
         self._is_draining = False
         self._continuing = asyncio.Semaphore(MAX_CONTINUING)
         self._listeners: dict[str, list[Listener]] = {}
-        """Listeners of runs that were suspended in this process and have a caller that waits for the end."""
+        """Listeners of runs that were suspended in this process and whose caller waits for the end."""
         self._ends: dict[str, list[asyncio.Future[Result]]] = {}
         """Waiters for the ends of runs."""
         self._background: set[asyncio.Task[None]] = set()
         self.provide_tools: Callable[[], Awaitable[Sequence[Provider]]] | None = None
-        """Returns the tools of runs that continue without a caller. None if only a caller has them."""
+        """Returns the tools for runs that continue without a caller. None if only callers have tools."""
         self.continued_protocols: frozenset[str] = frozenset()
-        """Protocols of the runs that `provide_tools` has the tools of."""
+        """Protocols whose runs can continue with the tools of `provide_tools`."""
         self.on_saved: list[Callable[[Checkpoint], None]] = []
         """Called with each run that was stored."""
         self.on_cancelled: list[Callable[[str], None]] = []
@@ -97,8 +97,8 @@ class SuspendedRuns:
         return checkpoint
 
     async def save_waiting(self, execution: Execution, run: RunHandle) -> LoadSaved:
-        """Stores a run that waits for running tools. This process holds it and continues it: the results of
-        the tools are stored before the guest gets them. Returns a function that loads the state. Raises
+        """Stores a run that waits for running tools. This process continues to hold it. The results of the
+        tools are stored before the guest gets them. Returns a function that loads the state. Raises
         HutchError.
         """
         session = run.session
@@ -131,9 +131,11 @@ class SuspendedRuns:
         return load
 
     async def end_stored(self, run: RunHandle, result: Result | None) -> bool:
-        """Stores the result of a run that this process holds. With None, or if the process shuts down before
-        the run has ended, the run becomes suspended again, so that another process can continue it; a run
-        that has called a tool since it was stored will count as interrupted. Returns False in these cases.
+        """Stores the result of a run that this process holds.
+
+        If `result` is None, or if the process shuts down before the run has ended, the run becomes suspended
+        again, so that another process can continue it, and this method returns False. If the run has called a
+        tool since it was stored, it counts as interrupted.
         """
         if result is not None and result.error is not None and result.error.code == SUSPENDED:
             return False
@@ -230,7 +232,9 @@ class SuspendedRuns:
             raise
 
     def continue_in_background(self, run_id: str, owner: str) -> None:
-        """Continues a run that has got a result, with the tools of this server, if it has such tools."""
+        """Continues a run in the background after one of its calls got a result, if this server has the run's
+        tools.
+        """
         if self.provide_tools is None or self._is_draining:
             return
         task = asyncio.get_running_loop().create_task(self._continue(run_id, owner, self.provide_tools))
@@ -238,13 +242,15 @@ class SuspendedRuns:
         task.add_done_callback(self._background.discard)
 
     async def continue_answered_run(self, run_id: str) -> None:
-        """Continues a run that has got a result, if this server has its tools."""
+        """Continues a run after one of its calls got a result, if this server has the run's tools."""
         row = await (await self._open_store()).checkpoints.get(run_id)
         if row is not None and row.protocol in self.continued_protocols:
             self.continue_in_background(run_id, row.owner)
 
     async def recover(self, run_id: str) -> None:
-        """Continues a run that has got a result, or ends it, if its server has died. Raises HutchError."""
+        """Takes over a run whose server has died. Ends it if it cannot be continued. Otherwise continues it
+        if a call has got a result. Raises HutchError.
+        """
         await self.end_interrupted()
         if await self._has_answers(run_id):
             await self.continue_answered_run(run_id)
@@ -285,7 +291,7 @@ class SuspendedRuns:
                 async with self._continuing:
                     execution, run = await self.resume(run_id, owner, await provide_tools())
                     result = await self.run(execution, run)
-                # A result that came while the run continued could not be delivered to it.
+                # A result that arrived while the run continued could not be delivered to it.
                 is_suspended = result.error is not None and result.error.code == SUSPENDED
                 has_answers = is_suspended and await self._has_answers(run_id)
         except ResumeError as error:
@@ -299,14 +305,14 @@ class SuspendedRuns:
         return any(answer is not None for answer in answers.values())
 
     async def drain(self, seconds: float) -> None:
-        """Continues no further runs in the background, and waits for those that are being continued."""
+        """Stops continuing runs in the background, and waits for those that are in progress."""
         self._is_draining = True
         if self._background:
             await asyncio.wait(self._background, timeout=seconds)
 
     async def continue_answered(self) -> None:
-        """Continues all runs that have got a result or wait for no result that comes later: after a restart,
-        after the death of another server, or because they were not continued when the result came.
+        """Continues all runs that can go on: after a restart, after the death of another server, or if an
+        earlier attempt failed.
         """
         if self.provide_tools is None:
             return
@@ -319,8 +325,8 @@ class SuspendedRuns:
     async def wait(
         self, run_id: str, owner: str, listeners: list[Listener], give_up: Callable[[], bool]
     ) -> Result | None:
-        """Waits for the end of a suspended run, in this process or in another one. Returns None if `give_up`
-        returns True before. Cancelling this call does not affect the run.
+        """Waits for the end of a suspended run, in this process or in another one. Returns None as soon as
+        `give_up` returns True. Cancelling this call does not affect the run.
 
         `listeners` get the events of the run if it continues in this process.
         """
@@ -398,8 +404,8 @@ class SuspendedRuns:
         return await seal(sealed, self._settings.home_path)
 
     async def unseal(self, data: bytes, owner: str) -> str:
-        """Adds a sealed run to the store, unless the store has it. Returns its id. Raises ResumeError and
-        VaultError.
+        """Adds a sealed run to the store unless the store already has it. Returns its id. Raises ResumeError
+        and VaultError.
         """
         sealed = await unseal(data, self._settings.home_path, self._checkpoints.max_bytes)
         row, run_id = sealed.row, sealed.row.run_id
@@ -421,7 +427,7 @@ class SuspendedRuns:
             raise ResumeError(
                 "checkpoint_superseded", f"The run {run_id} has continued since this checkpoint was taken."
             )
-        # Does not change results that the store has.
+        # Keeps results that the store already has.
         await store.checkpoints.answer(run_id, sealed.answers)
         return run_id
 
@@ -433,7 +439,7 @@ class SuspendedRuns:
         row = await store.checkpoints.get(run_id)
         error = cancelled()
         end = Result(ok=False, error=ExecutionError(error.code, str(error)), run_id=run_id)
-        # The row stays, so that a sealed copy of the run cannot be continued either.
+        # Keep the row, so that no sealed copy of the run can be continued.
         if row is None or row.owner != owner or not await self._end(store, run_id, None, end):
             return False
         # The record of a run that was just suspended may still be in the queue.
@@ -445,8 +451,8 @@ class SuspendedRuns:
         return True
 
     async def request_cancel(self, run_id: str, owner: str) -> bool:
-        """Stops a run that another process continues, within a few seconds. The run makes no further calls
-        after those that it has begun. Returns False if no process continues it.
+        """Stops a run that another process continues, within a few seconds. The run finishes the calls that
+        it has begun and makes no others. Returns False if no process continues it.
         """
         return await (await self._open_store()).checkpoints.request_cancel(run_id, owner)
 
@@ -462,8 +468,8 @@ class SuspendedRuns:
                 waiter.set_result(result)
 
     async def end_interrupted(self) -> int:
-        """Ends the runs that cannot be continued: those that have expired, and those whose process died after
-        they had called a tool. Returns their number.
+        """Ends runs that cannot be continued, because they have expired or because their process died after a
+        tool call. Returns their number.
         """
         store = await self._open_store()
         count = 0

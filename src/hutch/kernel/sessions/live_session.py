@@ -1,4 +1,4 @@
-"""A stateful session that this process holds: its current state, and what is not stored yet."""
+"""A stateful session that this process holds: its current state, and the turns that are not stored yet."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ _OVERHEAD_BYTES = 1024
 
 
 class LiveSession:
-    """States are immutable, so that they can be stored while the next turn runs, and shared by forks."""
+    """State of one session. States of turns are immutable, so they can be stored while the next turn runs,
+    and shared by forks.
+    """
 
     def __init__(self, row: SessionRow, state: TurnState | None, stored: dict[int, int]) -> None:
-        """`stored`: turns whose states are in the store, with their sizes."""
+        """`stored` maps the turns whose states are in the store to their sizes."""
         self.row = row
         self.turn = row.turn
         self.state = state
         """State after the last turn. None before the first one."""
         self.held_until = 0.0
-        """Monotonic time until which no other process takes the session."""
+        """Monotonic time until which no other process can take the session."""
         self.is_changed = False
         """True if the store has an older state."""
         self._stored = stored
@@ -48,12 +50,12 @@ class LiveSession:
             size -= len(self._unsaved.pop(turn).memory)
 
     def start_with(self, state: TurnState, turn: int) -> None:
-        """Makes a copy of another session's state the only one."""
+        """Replaces all states by a copy of another session's state."""
         self.turn, self.state, self._unsaved, self._stored = turn, state, {turn: state}, {}
         self.is_changed = True
 
     def go_back(self, turn: int, state: TurnState | None) -> None:
-        """Forgets all later turns. `state` is the one after `turn`."""
+        """Discards all later turns. `state` is the state after `turn`."""
         self.turn, self.state = turn, state
         self._unsaved = {number: kept for number, kept in self._unsaved.items() if number <= turn}
         self._stored = {number: size for number, size in self._stored.items() if number <= turn}
@@ -73,7 +75,7 @@ class LiveSession:
 
     def begin_save(self, max_turns: int) -> dict[int, TurnState]:
         """Returns the states to store. They count as stored from now on, so that changes during the write are
-        not lost; `fail_save` undoes that.
+        not lost. `fail_save` reverts this.
         """
         self.is_changed = False
         oldest = self.turn - max_turns
@@ -84,7 +86,7 @@ class LiveSession:
         return states
 
     def drop_oldest(self, sizes: dict[int, int], max_bytes: int) -> list[int]:
-        """Notes the sizes of stored states. Returns the turns to keep: the last ones that have at most
+        """Records the sizes of stored states. Returns the turns to keep: the latest ones that fit into
         `max_bytes` together, and at least one.
         """
         self._stored |= {turn: size for turn, size in sizes.items() if turn in self._stored}

@@ -46,7 +46,7 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     turn: int
-    """Number of turns that have changed it."""
+    """Number of turns that have changed the session."""
     created_at: str
     used_at: str
     expires_at: str
@@ -61,7 +61,7 @@ class Variable(msgspec.Struct, frozen=True, kw_only=True):
     type: str
     """Result of `typeof`, or the class of an object: `Array`, `Map`, `Date`, …"""
     bytes: int
-    """Approximate size in memory, with everything that the value refers to."""
+    """Approximate size in memory, including everything that the value refers to."""
 
 
 class _Slot:
@@ -91,7 +91,7 @@ class Sessions:
         # Encoding a state takes several times its memory, so a burst of forks must not be stored at once.
         self._writing = asyncio.Semaphore(1)
         self._full_owners: set[str] = set()
-        """Owners whose stored sessions exceeded the limit when one of them was stored last."""
+        """Owners whose stored sessions exceeded the limit at the last check."""
 
     # --- turns ---
 
@@ -119,8 +119,8 @@ class Sessions:
             return result
 
     async def variables(self, session_id: str, owner: str, protocol: str) -> list[Variable]:
-        """Lists the variables of a session. This counts as a run of `protocol`, because values of the guest
-        can run code meanwhile. Raises HutchError and ExecutionError.
+        """Lists the variables of a session. This counts as a run of `protocol`, because reading the variables
+        can run code of the guest. Raises HutchError and ExecutionError.
         """
         async with self._use(owner, session_id) as (_, live):
             if live.state is None:
@@ -139,12 +139,12 @@ class Sessions:
         try:
             return msgspec.convert(result.result, list[Variable])
         except msgspec.ValidationError:
-            # The guest has changed the built-ins that the list is made with.
+            # The guest has changed the built-ins that are needed to list its variables.
             raise SessionError("session_invalid", "The variables of the session cannot be listed.") from None
 
     async def rollback(self, session_id: str, owner: str, turn: int) -> None:
-        """Makes the state after `turn` the current one, and forgets all later turns. 0 is the empty session.
-        Raises SessionError.
+        """Restores the state after `turn` and discards all later turns. Turn 0 is the empty session. Raises
+        SessionError.
         """
         async with self._use(owner, session_id) as (slot, live), slot.save_lock:
             state = None if turn == 0 else live.find(turn)
@@ -275,7 +275,8 @@ class Sessions:
     ) -> LiveSession:
         """Reserves a session in the store and loads its state. Waits if another process holds it.
 
-        `known`: the session as this process has it. It is used if no other process has changed it meanwhile.
+        `known` is this process's copy of the session. It is used if no other process has changed the session
+        meanwhile.
         """
         store, give_up_at = await self._open_store(), time.monotonic() + WAIT_SECONDS
         while True:
@@ -322,7 +323,7 @@ class Sessions:
         return None
 
     async def _check_bytes(self, store: Store, owner: str) -> None:
-        """Raises SessionError if the sessions of an owner, also those not stored yet, are too large."""
+        """Raises SessionError if an owner's sessions, including unsaved ones, are too large."""
         maximum = self._settings.max_session_bytes_per_owner
         unsaved = sum(
             len(slot.live.state.memory)
@@ -367,7 +368,9 @@ class Sessions:
     # --- storing ---
 
     async def _keep(self, owner: str, session_id: str, slot: _Slot) -> None:
-        """Stores a session after its turns, keeps it reserved while one runs, and releases it when idle."""
+        """Stores a session after its turns, keeps it reserved while a turn runs, and releases it when it is
+        idle.
+        """
         while slot.live is not None:
             await asyncio.sleep(self._settings.session_idle_ms / 1000)
             try:
@@ -380,8 +383,8 @@ class Sessions:
                 logger.warning("the session %s could not be stored: %s", session_id, error)
 
     async def _save(self, slot: _Slot, *, release: bool) -> None:
-        """Stores what has changed. With `release`, other processes can use the session afterwards.
-        Raises HutchError. Cancelling this call does not stop the write, whose outcome must be known.
+        """Stores the changes of a session. With `release`, other processes can use the session afterwards.
+        Raises HutchError. Cancelling this call does not stop the write, because its outcome must be known.
         """
         saving = asyncio.get_running_loop().create_task(self._save_now(slot, release=release))
         self._saving.add(saving)

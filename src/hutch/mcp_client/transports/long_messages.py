@@ -1,5 +1,7 @@
-"""Decodes long messages of HTTP servers in pieces. The SDK, which decodes a message at once, gets a short one
-with a reference in place of the result: 8 MB of quotes would stall the event loop for 40 to 80 ms.
+"""Decodes long messages of HTTP servers in pieces.
+
+The SDK decodes a whole message in one step: 8 MB of quotes would stall the event loop for 40 to 80 ms. So the
+SDK gets a short message with a reference in place of the result.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ TOO_LARGE = "the response is larger than"
 # Message of the SDK for an oversized event.
 SSE_TOO_LARGE = "Server-sent event exceeded"
 MAX_SDK_VALUES = 50_000
-"""Maximum number of values in a message that the SDK validates, which it does at once: 100,000 take 60 ms."""
+"""Maximum number of values in a message that the SDK validates. It validates a message in one step: 100,000
+values take 60 ms.
+"""
 MAX_EVENT_LINES = 10_000
 MAX_REFERENCES = 16
 _REFERENCE = "hutch/reference"
@@ -50,16 +54,16 @@ def response_id(line: bytes) -> int | str | None:
 
 
 class LongResults:
-    """Results of long messages of one connection, from their decoding to the moment when `restore` puts them
-    into the message that the SDK has read.
+    """Decoded results of the long messages of one connection. `restore` puts each result into the message
+    that the SDK has read.
     """
 
     def __init__(self) -> None:
         self._results: dict[str, dict[str, Any]] = {}
 
     async def shorten(self, text: bytes) -> bytes:
-        """Returns the JSON text of a message that the SDK can decode at once. A message that is too large or
-        malformed becomes the error of its request. Raises StreamError if it has no readable id.
+        """Returns a short JSON text of a message for the SDK. A message that is too large or malformed
+        becomes the error of its request. Raises StreamError if it has no readable id.
         """
         if len(text) <= LARGE_TEXT_BYTES:
             if find_excess(text, MAX_DEPTH, MAX_SDK_VALUES) is not None:
@@ -79,7 +83,7 @@ class LongResults:
         return encode_decoded_value(self._shorten(message))
 
     def _shorten(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Keeps what the SDK needs to answer or refuse the message. It must not be long itself."""
+        """Keeps the parts that the SDK needs to answer or refuse the message. They must be short too."""
         short: dict[str, Any] = {
             name: value
             for name in ("jsonrpc", "id", "method")
@@ -87,9 +91,10 @@ class LongResults:
         }
         result, error = message.get("result"), message.get("error")
         if isinstance(result, dict):
-            # It cannot be guessed, so a server cannot name the result of another request.
+            # The reference cannot be guessed, so a server cannot name the result of another request.
             reference = os.urandom(16).hex()
-            # The SDK passes on each message at once, so the oldest results are of messages that it refused.
+            # The SDK passes on each message immediately, so the oldest results belong to messages that it
+            # refused.
             while len(self._results) >= MAX_REFERENCES:
                 del self._results[next(iter(self._results))]
             self._results[reference] = result
@@ -101,7 +106,7 @@ class LongResults:
         return short
 
     def restore(self, result: dict[str, Any]) -> dict[str, Any]:
-        """Returns the result of a message that was shortened. Returns another result unchanged."""
+        """Returns the result of a shortened message. Returns any other result unchanged."""
         reference = result.get(_REFERENCE)
         return self._results.pop(reference, result) if isinstance(reference, str) else result
 
@@ -110,7 +115,7 @@ class BodyStream(httpx2.AsyncByteStream):
     """Body of a response that is one message."""
 
     def __init__(self, stream: Any, max_message_bytes: int, results: LongResults | None) -> None:
-        """Without `results`, the message is only limited in size."""
+        """Without `results`, only the size of the message is limited."""
         self._stream = stream
         self._max_message_bytes = max_message_bytes
         self._results = results
@@ -128,7 +133,7 @@ class BodyStream(httpx2.AsyncByteStream):
 
 
 class EventStream(httpx2.AsyncByteStream):
-    """Body of a response that consists of server-sent events, each of which has a message."""
+    """Body of a response that consists of server-sent events with one message each."""
 
     def __init__(self, stream: Any, max_message_bytes: int, results: LongResults) -> None:
         self._stream = stream
@@ -175,8 +180,8 @@ class EventStream(httpx2.AsyncByteStream):
 
 
 def _events_end(text: bytearray, searched: int) -> int:
-    """Returns the end of the complete events in a short text, or of the first event in a long one. Returns 0
-    if none is complete.
+    """Returns the end offset of the complete events in a short text, or of the first event in a long text.
+    Returns 0 if no event is complete.
     """
     if len(text) <= LARGE_TEXT_BYTES:
         return max(

@@ -31,11 +31,11 @@ def is_marked(request: httpx2.Request) -> bool:
 async def check_url(server_url: str, url: str) -> None:
     """Raises ServerUnreachable if an MCP server may not direct a login to this URL.
 
-    A server on the internet may name only https URLs, on the internet or on its own host: it must not make
-    Hutch send requests to this machine or its network. Its own host is safe although it controls the
-    addresses of that name: another server at such an address has no certificate for the name, so that https
-    fails. A server on this machine or its network may also name other servers there. The metadata services of
-    clouds are always refused.
+    A server on the internet may name only https URLs on the internet or on its own host, because it must not
+    make Hutch send requests to this machine or its network. Its own host is safe, although it controls the
+    addresses of that name: another server at such an address has no certificate for the name, so https fails.
+    A server on this machine or its network may also name other servers there. The metadata services of clouds
+    are always refused.
     """
     server, target = httpx2.URL(server_url), httpx2.URL(url)
     kinds = await _special_kinds(target.host)

@@ -25,14 +25,14 @@ class OversizedLine(msgspec.Struct, frozen=True):
     head: bytes
     tail: bytes
     limit: str = ""
-    """Limit that the line exceeds, if not that of its length."""
+    """Limit that the line exceeds, if it is not the maximum length."""
 
 
 class LineReader(asyncio.Protocol):
     """Reading end of a pipe. A line for which the `accept` callback returns True is not queued.
 
-    `hutch.streams.lines` is not used here, because the start, the end and the length of an oversized line
-    are needed.
+    This class does not use `hutch.streams.lines`, because it needs the start, the end and the length of an
+    oversized line.
     """
 
     def __init__(self, max_message_bytes: int, accept: Callable[[bytes], bool] = lambda _: False) -> None:

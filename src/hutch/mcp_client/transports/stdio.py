@@ -86,8 +86,8 @@ async def connect(
 
 
 async def _has_many_values(line: bytes) -> bool:
-    """Returns True if a line is too much for the SDK, which decodes it at once. Lets other tasks run
-    meanwhile.
+    """Returns True if a line has too many values for the SDK, which decodes it in one step. Lets other tasks
+    run meanwhile.
     """
     if len(line) <= MAX_SDK_VALUES:
         return False
@@ -117,7 +117,7 @@ class _PipeStream:
 
 
 class StdioReader(_PipeStream):
-    """Stream of messages from a server, as the SDK's sessions read it."""
+    """Stream of messages from a server, with the interface that the SDK's sessions read."""
 
     def __init__(self, lines: LineReader, max_message_bytes: int, direct: DirectCalls) -> None:
         self._lines = lines
@@ -126,7 +126,7 @@ class StdioReader(_PipeStream):
 
     @property
     def end_reason(self) -> str | None:
-        """Reason for which the client ended the stream. None if the server ended it."""
+        """Reason why the client ended the stream. None if the server ended it."""
         return "it writes an endless line" if self._lines.is_endless else None
 
     def __aiter__(self) -> StdioReader:

@@ -120,8 +120,8 @@ class Installer:
         """Downloads the packages that were resolved in the same staging folder, checks them and makes them
         read-only.
 
-        Packages that are already unpacked are not downloaded again. Raises PackageNotFound. That includes the
-        case that the registry's answers have changed since `resolve`.
+        Packages that are already unpacked are not downloaded again. Raises PackageNotFound, also if the
+        registry's answers have changed since `resolve`.
         """
         await staging.run_in_thread(_link_unpacked, staging.downloads, lock.packages, unpacked)
         installed = await self._install(staging, spec, report)

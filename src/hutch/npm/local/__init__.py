@@ -1,1 +1,1 @@
-"""Packages that are not published: folders, and archives that `npm pack` makes."""
+"""Unpublished packages: folders, and archives made by `npm pack`."""

@@ -1,4 +1,4 @@
-"""Assembles the tree of a package that is not published, from its files and its dependencies."""
+"""Assembles the tree of an unpublished package from its files and its dependencies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LocalPackage(msgspec.Struct, frozen=True):
 
 
 def dependencies_key(dependencies: Mapping[str, str]) -> str:
-    """Returns the name of the tree with these dependencies, which many packages may share."""
+    """Returns the name of the tree for these dependencies. Packages with equal dependencies share it."""
     listed = msgspec.json.encode(dependencies, order="deterministic")
     content = f"{LAYOUT} {platform.system()} {platform.machine()}\n".encode() + listed
     return LOCAL_PREFIX + hashlib.sha256(content).hexdigest()[:40]

@@ -1,4 +1,4 @@
-"""Reads package.json of a package that is not published, and says what is missing."""
+"""Reads package.json of an unpublished package, and reports missing fields."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LocalManifest(msgspec.Struct, frozen=True):
 
 
 def read_manifest(folder: Path, shown: str) -> LocalManifest:
-    """Reads package.json in `folder`, which is shown to the user as `shown`. Raises InvalidPackage."""
+    """Reads package.json in `folder`. Messages call the folder `shown`. Raises InvalidPackage."""
     document = _read_document(folder, shown)
 
     def invalid(why: str) -> InvalidPackage:
@@ -176,7 +176,7 @@ def _target(exported: object) -> str | None:
 
 
 def _existing(folder: Path, path: str, *, exact: bool) -> str | None:
-    """Returns the file that a path means. `main` may lack its extension or name a folder."""
+    """Returns the file that a path refers to. `main` may lack its extension or name a folder."""
     endings = ("",) if exact else ("", ".js", ".json", ".cjs", "/index.js", "/index.cjs")
     return next((f"{path}{ending}" for ending in endings if (folder / f"{path}{ending}").is_file()), None)
 

@@ -1,4 +1,4 @@
-"""Copies the files of a package that is not published from its folder or archive."""
+"""Copies the files of an unpublished package from its folder or archive."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TAR_BLOCK = 512
 
 
 def is_local_argument(text: str) -> bool:
-    """Returns True if a command-line argument is a path, by npm's rules, and not the name of a package."""
+    """Returns True if npm would treat a command-line argument as a path and not as the name of a package."""
     return (
         text.startswith(("./", "../", "/", "~/", _SCHEME))
         or text in (".", "..", "~")

@@ -296,8 +296,8 @@ class AbilityExecutor:
         fetch_tools: FetchTools,
         builder: AbilityResponseBuilder,
     ) -> ResponseContent | None:
-        """Returns the error response, or None if the ability succeeded. The caller may transform the body
-        then.
+        """Returns the error response, or None if the ability succeeded. After a success, the caller may
+        transform the body.
         """
         response = outcome.response
         status = credentials.last_status
@@ -401,7 +401,7 @@ class AbilityExecutor:
 
 
 def _key_text(key: HeaderKey) -> str:
-    """Returns a header key in a form that can be compared."""
+    """Returns a header key in a normalized form for comparisons."""
     return f"{key.host}::{key.name.lower()}"
 
 

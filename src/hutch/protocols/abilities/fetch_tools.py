@@ -25,8 +25,8 @@ from hutch.session.tools.tool import Tool, ToolContext
 
 INLINE_BYTES = 256 * 1024
 PART_BYTES = 256 * 1024
-# Limit for the first parts of bodies that are kept on the host, in total for all responses of a run. They are
-# kept because the wrapper may return an unread response.
+# Limit for the first parts of bodies that the host keeps, in total for all responses of a run. The host keeps
+# them because the wrapper may return an unread response.
 MAX_KEPT_BYTES = 4 * 1024 * 1024
 # Content types of streams, which are delivered as they arrive, without waiting for a first part.
 _STREAM_TYPES = ("text/event-stream", "application/x-ndjson", "application/stream+json")

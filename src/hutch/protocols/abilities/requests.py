@@ -87,7 +87,7 @@ def parse_credential(body: dict[str, Any]) -> CredentialBody:
 
 
 class ShareBody(NamedTuple):
-    """Names of the users and groups with whom an ability is to be shared."""
+    """Names of the users and groups to share an ability with."""
 
     users: list[str]
     groups: list[str]

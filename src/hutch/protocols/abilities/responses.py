@@ -81,8 +81,8 @@ def success(status: int = 200, /, **fields: Any) -> Response:
 
 
 def ability_json(row: Ability, user_id: str, owner: str | None = None) -> dict[str, Any]:
-    """Converts an ability to JSON, without the code and the values of static headers. `owner` is the name of
-    the other user who shares the ability with this user, if any.
+    """Converts an ability to JSON, without the code and the values of static headers. If another user shares
+    the ability with this user, `owner` is the name of that user.
     """
     definition = decode_definition(row.document)
     fields = {

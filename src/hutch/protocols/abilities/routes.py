@@ -222,7 +222,7 @@ class AbilityHandlers:
         return await self._share_list(await self._own_ability(context))
 
     async def share(self, context: RequestContext) -> Response:
-        """Shares an own ability with users, and with groups that the user belongs to."""
+        """Shares the user's own ability with users, and with groups that the user belongs to."""
         body = requests.parse_share(await self._body.read_object(context.request))
         ability = await self._own_ability(context)
         store = await self._services.store()

@@ -27,8 +27,8 @@ WRAPPER_NOT_FOUND = "Wrapper function not found in wrapper code"
 # here it is always empty.
 _OPTIONS: dict[str, Any] = {"dynamicHeaders": {}}
 # Messages of the parser, of QuickJS and of Hutch that quote a text, which may be a literal in the wrapper's
-# code. Each is the pattern before the text, the opening quote, and the pattern after the text. Other messages
-# contain names of variables at most.
+# code. Each entry has the pattern before the text, the opening quote, and the pattern after the text. Other
+# messages contain at most the names of variables.
 _QUOTING_MESSAGES = (
     ("Invalid regular expression: ", "/", "/[a-z]*: "),
     ("Duplicate export ", "'", "'"),
@@ -173,8 +173,8 @@ def _failure_of(
 
 
 def hide_literals(message: str, wrapper_code: str) -> str:
-    """Removes texts that an error message quotes from the wrapper's code. Messages that the author wrote
-    stay as they are.
+    """Removes texts from an error message that quote the wrapper's code. Messages that the author wrote stay
+    unchanged.
 
     The message is also searched for messages that it contains, because wrappers add text to errors that they
     catch.
@@ -182,8 +182,8 @@ def hide_literals(message: str, wrapper_code: str) -> str:
     for opening, closing in _QUOTED:
         if (opened := opening.search(message)) is None:
             continue
-        # From the first opening to the last closing. One pattern for both would take quadratic time: 1.4 s
-        # for a message of 8,000 quotes.
+        # Search from the first opening quote to the last closing quote. One pattern for both would take
+        # quadratic time: 1.4 s for a message of 8,000 quotes.
         ends = [match.start() for match in closing.finditer(message, opened.end())]
         if ends and not _is_known_name(message[opened.end() : ends[-1]], wrapper_code):
             message = f"{message[: opened.end()]}…{message[ends[-1] :]}"

@@ -19,7 +19,7 @@ class ChannelSessions:
         self._sessions = sessions
 
     async def run(self, requested: Any, execution: Execution, run: RunHandle) -> Result:
-        """Runs a turn, or another action, whose value is then the result. Raises HutchError."""
+        """Runs a turn or another action. The value of the action becomes the result. Raises HutchError."""
         try:
             request = msgspec.convert(requested, SessionRequest)
         except msgspec.ValidationError as error:

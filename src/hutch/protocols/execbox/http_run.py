@@ -1,4 +1,4 @@
-"""`POST /run`: runs code over plain HTTP, with its events as server-sent events on request."""
+"""`POST /run`: runs code over plain HTTP. On request, sends its events as server-sent events."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from hutch.settings.model import RecordLevel
 from hutch.text import cut, did_you_mean
 
 PROTOCOL = "execbox"
-# Scope that users need, in every protocol, for the tools of the operator's MCP servers.
+# Scope that users need in every protocol to call tools of the operator's MCP servers.
 SERVERS_SCOPE = "toolscript"
 PATH = "/run"
 RUN_ID_HEADER = "X-Run-Id"
@@ -121,7 +121,9 @@ class RunHandler:
         return Response(await result_json(result), headers=headers, media_type="application/json")
 
     def _record_level(self, requested: RecordLevel | None) -> RecordLevel | None:
-        """Returns None for the operator's level. If that is `metadata`, no request can raise it."""
+        """Returns the level that a request asks for, or None for the operator's level. Requests cannot raise
+        the level `metadata`.
+        """
         return None if self._levels.of(PROTOCOL) == "metadata" else requested
 
     async def _execute(self, context: RequestContext, body: RunBody, run: RunHandle, execute: Run) -> Result:
@@ -248,7 +250,7 @@ def _invalid_request(problems: list[Problem]) -> ApiError:
 
 
 def _file_limits(settings: Settings) -> FileLimits:
-    """Returns limits with which the output files in Base64 are not larger than a request body."""
+    """Reduces the limits so that the output files, encoded as Base64, are not larger than a request body."""
     max_bytes = settings.max_body_bytes * 3 // 4
     if max_bytes < settings.max_file_bytes:
         return FileLimits(settings.max_files, max_bytes, "max_body_bytes")

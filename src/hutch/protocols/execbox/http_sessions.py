@@ -1,4 +1,4 @@
-"""`/sessions`: stateful sessions over HTTP. Their turns have the bodies and responses of `POST /run`."""
+"""`/sessions`: stateful sessions over HTTP. Turns have the same bodies and responses as `POST /run`."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class SessionHandlers:
         if body.check:
             message = "check: expected false for a session, whose variables the compiler does not know"
             raise ApiError("invalid_request", message)
-        # The response must have a status before a stream of events begins.
+        # Check the session first, because an event stream cannot change its status later.
         await self._sessions.get(session, context.owner)
         return await self._runs.respond(context, body, partial(self._sessions.run, session, create=False))
 

@@ -111,7 +111,7 @@ class McpEndpoint:
                 self._request_ended.set()
 
     async def _read_message(self, request: Request) -> bytes:
-        """Raises ApiError if the SDK would take long for the message."""
+        """Reads the message. Raises ApiError if the SDK would need long to decode it."""
         body = await self._body.read_bytes(request)
         excess = find_excess(body, MAX_DEPTH, MAX_MESSAGE_VALUES)
         if excess == "values":

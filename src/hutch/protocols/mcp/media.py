@@ -27,8 +27,8 @@ MAX_FILE_BYTES = 4 * 1024 * 1024
 """Maximum size of all files in one result. Models accept images of up to about 5 MB."""
 # Images that models accept. Others, such as SVG, are resources.
 _IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
-# Limits of the search for content blocks. Blocks that are nested deeper, or come after more values, stay in
-# the result.
+# Limits of the search for content blocks. Blocks beyond the maximum depth or the maximum number of values
+# stay in the result.
 _MAX_DEPTH = 5
 _MAX_VALUES = 2_000
 _KINDS = ("image", "audio", "resource")

@@ -1,6 +1,4 @@
-"""Notifies clients of the progress of a request (every step, and a heartbeat in between), and of changes of
-the tools.
-"""
+"""Notifies clients of the progress of a request (each step, and a heartbeat), and of changes of the tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passes the tools of all MCP servers through, with their names, descriptions, results and resources."""
+"""Offers the tools of all MCP servers to clients, with their names, descriptions, results and resources."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hutch.protocols.mcp.results import MAX_CHARS, clip, json_text, replace_surr
 from hutch.protocols.toolscript.gateway.catalog import Catalog, CatalogEntry
 from hutch.session.json_value import NotJsonSafe, encode_value, well_formed
 
-# Limits that clients and models have for tool names.
+# Maximum length of tool names in clients and models.
 MAX_TOOL_NAME = 64
 INVALID_NAME_CHARS = re.compile(r"[^A-Za-z0-9_-]+")
 _BLOCK_LIST: TypeAdapter[list[ContentBlock]] = TypeAdapter(list[ContentBlock])
@@ -51,8 +51,8 @@ def describe_tool(name: str, entry: CatalogEntry) -> Tool:
 
 
 def wrap_result(entry: CatalogEntry, result: McpToolResult) -> CallToolResult:
-    """Converts the result of a tool back to an MCP result. Only texts are cut: the structured content must
-    match the tool's schema, so it stays complete.
+    """Converts the result of a tool back to an MCP result. Only texts are shortened. Structured content stays
+    complete, because it must match the tool's schema.
     """
     content = [_pass_block(entry.server, block) for block in _blocks(result.content)]
     structured = result.structured

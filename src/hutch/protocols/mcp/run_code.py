@@ -83,12 +83,13 @@ class ClientRun:
         self.name: str | None = None
         """Name of the client's user, for the records of decisions."""
         self.questions: Questions | None = None
-        """Questions that the client gets when its request returns. None if it cannot be asked like this."""
+        """Questions that the client gets when its request returns. None if the client does not support this.
+        """
         self.calls = CompletedCalls()
         self._on_call = on_call
 
     def continue_with(self, request: ClientRun) -> None:
-        """Replaces the client's request, which has returned, by its next one."""
+        """Replaces the client's request, which has returned, by the client's next request."""
         self.client = request.client
         self._on_call = request._on_call
         request.calls = self.calls
@@ -99,7 +100,7 @@ class ClientRun:
 
 
 class SuspendedRun(NamedTuple):
-    """A run that waits for approvals and is stored."""
+    """A stored run that waits for approvals."""
 
     run_id: str
 
@@ -258,8 +259,8 @@ def _invalid_script(error: InvalidScript) -> RunFailure:
 
 
 def _with_servers(error: InvalidScript, servers: Iterable[str], namespaces: Sequence[str]) -> InvalidScript:
-    """Adds to problems about a server that is missing in `tools` that it is one of `servers`, which are not
-    connected, or which servers there are.
+    """Explains problems about a server that is missing in `tools`: either it is one of `servers`, which are
+    not connected, or the message lists the available servers.
     """
     by_word = {_letters(name): name for name in servers}
 

@@ -89,7 +89,7 @@ async def describe_tools(gateway: Gateway, arguments: DescribeTools) -> CallTool
 
 
 def _unknown_names(items: Sequence[str], catalog: Catalog) -> str:
-    """Returns a message for names of which none is known, with similar names."""
+    """Builds the message for names that are all unknown, with similar names."""
     tools = [f"{entry.namespace}.{entry.member}" for entry in catalog]
     lines = []
     for item in items[:_MAX_UNKNOWN_NAMES]:

@@ -71,7 +71,8 @@ T = TypeVar("T")
 
 # Time that `initialize` waits for MCP servers that are still connecting.
 INITIALIZE_SECONDS = 10.0
-# The same for `server/discover`. Clients made with the SDK wait 10 s, and then use an older protocol.
+# Like INITIALIZE_SECONDS, for `server/discover`. Clients made with the SDK wait 10 s and then use an older
+# protocol.
 DISCOVER_SECONDS = 6.0
 # Scope that a user's key needs to run code with the operator's MCP servers.
 SCRIPT_SCOPE = "toolscript"
@@ -285,7 +286,7 @@ class HutchMcpServer:
 
     @contextlib.asynccontextmanager
     async def _reported_run(self, context: Context) -> AsyncIterator[ClientRun]:
-        """Yields a run of the client, and sends its progress."""
+        """Yields a run of the client and sends progress notifications for it."""
         started = asyncio.get_running_loop().time()
         run = self._client_run(context, lambda call, count: progress.report(_step_message(call, count)))
 
@@ -342,7 +343,7 @@ class HutchMcpServer:
 
     @contextlib.contextmanager
     def _registered_call(self, run: ClientRun) -> Iterator[str]:
-        """Yields a run id for one call. The id leads to the client that can be asked for an approval."""
+        """Registers one call and yields its run id, by which the client is found if an approval is needed."""
         run_id = f"mcp:{os.urandom(8).hex()}"
         with self._runs.registered(run_id, run):
             try:
@@ -406,7 +407,7 @@ class HutchMcpServer:
 
     @property
     def state_seconds(self) -> float:
-        """Time for which a `requestState` is accepted. Runs are stored for less time, so the client of an
+        """Time for which a `requestState` is accepted. It is longer than runs are stored, so the client of an
         expired run gets an error that says so.
         """
         return 2 * self._hutch.settings.checkpoint_days * DAY_SECONDS

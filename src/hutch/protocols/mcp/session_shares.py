@@ -20,7 +20,7 @@ RETRY_SECONDS = 60
 
 class SessionShares:
     """Counts open sessions. All users together may have `max_sessions`, and each user `max_per_user`. The
-    operator may have another `max_sessions`, so that users cannot lock the operator out.
+    operator may have `max_sessions` more, so that users cannot lock out the operator.
     """
 
     def __init__(self, max_sessions: int, max_per_user: int) -> None:

@@ -123,6 +123,6 @@ def _server_lines(servers: Sequence[ServerInfo], catalog: Catalog | None) -> Ite
 
 
 def one_line(text: str) -> str:
-    """Shortens a server's own name or title to one line."""
+    """Shortens the name or title that a server gives itself to one line."""
     plain = " ".join(well_formed(text[: 4 * _MAX_TITLE]).split())
     return plain if len(plain) <= _MAX_TITLE else f"{plain[:_MAX_TITLE]}…"

@@ -1,4 +1,4 @@
-"""Lists and finds runs of all protocols: those in progress, and the records of those that have ended."""
+"""Lists and finds runs of all protocols: runs in progress, and records of ended runs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Visibility(msgspec.Struct, frozen=True):
 
 
 class OpenFlow:
-    """A flow run that has not ended, as lists show it."""
+    """List entry of a flow run that has not ended."""
 
     tools: Sequence[str] = ()
     hosts: Sequence[str] = ()
@@ -82,7 +82,7 @@ def flow_row(head: FlowRunHead) -> RunRow:
 
 
 class RunCatalog:
-    """Lists and finds runs. Runs in progress are those of this process."""
+    """Lists and finds runs. Knows only the runs in progress of this process."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class RunCatalog:
         sort = query.search.sort
         entries, slices = [], TimeSlices()
         for row in page.runs:
-            # The details of a run with many calls have 60 KB.
+            # The details of a run with many calls take 60 KB.
             await slices.pause()
             entry = ended_entry(row, msgspec.json.decode(row.details))
             key = (row.created_at if sort == "created" else row.duration_ms), row.run_id
@@ -214,7 +214,7 @@ class RunCatalog:
             return FoundRun(flow=head)
         row = await store.runs.get(run_id)
         if row is None or row.outcome == "suspended":
-            # The record of a run that has just ended, or that was continued, may still wait to be written.
+            # The record of a run that has just ended, or that was continued, may still be in the queue.
             with contextlib.suppress(StoreError):
                 await store.write_behind.flush()
             row = await store.runs.get(run_id)
@@ -223,7 +223,7 @@ class RunCatalog:
         return FoundRun(row=row)
 
     async def detail(self, found: FoundRun) -> dict[str, Any]:
-        """Returns an execution with everything that is recorded of it. Raises StoreError, VaultError."""
+        """Returns all recorded data of an execution. Raises StoreError, VaultError."""
         store = await self.store()
         if found.active is not None:
             detail = ActiveRun(*found.active).detail()

@@ -1,4 +1,4 @@
-"""Events of executions as server-sent events: past events from the record, further ones as they come."""
+"""Events of executions as server-sent events: past events from the record, then new events as they occur."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RETRY_HINT = b"retry: 1000\n\n"
 
 
 def past_events(detail: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns the events of a run up to now, in order, from its details. The last one is `end` if the run has
+    """Returns the past events of a run in order, from its details. The last event is `end` if the run has
     ended.
     """
     run_id = detail["run_id"]
@@ -81,7 +81,7 @@ async def encoded_events(follower: LiveEvents, access: AccessControl) -> AsyncIt
 
 
 class TooManyFollowers(Exception):
-    """MAX_FOLLOWERS clients follow the run already."""
+    """The run already has MAX_FOLLOWERS followers."""
 
 
 class LiveEvents(EventBuffer):
@@ -93,8 +93,8 @@ class LiveEvents(EventBuffer):
 
     def __init__(self, run: RunHandle | None, detail: Mapping[str, Any], after: int) -> None:
         """Prepares the events after number `after`. `run` is the handle if the run is in progress. In that
-        case, no `await` may come between the creation of `detail` and this, because events in between would
-        be lost. Raises TooManyFollowers.
+        case, the caller must not await anything between the creation of `detail` and this call, because
+        events in between would be lost. Raises TooManyFollowers.
         """
         super().__init__()
         if run is not None and sum(map(_is_follower, run.listeners)) >= MAX_FOLLOWERS:
@@ -110,7 +110,9 @@ class LiveEvents(EventBuffer):
             self.end()
 
     def past_chunks(self) -> Iterator[bytes]:
-        """Yields the encoded events from before this object was created. Later events are in the buffer."""
+        """Yields the encoded events that occurred before this object was created. Later events are in the
+        buffer.
+        """
         for start in range(self._after, len(self._past), MAX_CHUNK_EVENTS):
             chunk = self._past[start : start + MAX_CHUNK_EVENTS]
             yield b"".join(

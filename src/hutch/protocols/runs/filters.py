@@ -19,7 +19,7 @@ from hutch.text import cut, did_you_mean, format_rfc3339
 STATUSES = ("pending", "running", "completed", "failed", "suspended")
 PROTOCOLS = ("execbox", "tpmjs", "toolscript", "abilities", "rep", "mcp", "python", "cli")
 ENGINES = ("quickjs", "deno", "npm", "script", "hutch")
-"""Engines of executions, and of flow runs. Flow runs may have other engines, too."""
+"""Engines of executions, and of flow runs. Flow runs may also have other engines."""
 OPEN_STATUSES = frozenset({"pending", "running"})
 MAX_PAGE_SIZE = 1_000
 MAX_VALUES = 50
@@ -105,7 +105,9 @@ def _match(values: Mapping[str, Sequence[str]], name: str) -> Match:
 
 
 def _check_known(name: str, match: Match, known: Sequence[str], *, only_similar: bool = False) -> None:
-    """Raises InvalidInput for an unknown value. With `only_similar`, only if it looks like a known one."""
+    """Raises InvalidInput for an unknown value. With `only_similar`, raises it only if the value resembles a
+    known one.
+    """
     for value in (*match.any_of, *match.none_of):
         if value in known:
             continue
@@ -141,7 +143,7 @@ def parse_time(text: str, name: str) -> str:
         try:
             return now(plus_seconds=-seconds)
         except OverflowError:
-            return ""  # an earlier time than that of any run
+            return ""  # earlier than the time of any run
     try:
         # A plus sign in a URL that was not escaped is a space.
         moment = datetime.fromisoformat(text.strip().replace(" ", "+"))

@@ -91,7 +91,9 @@ def _is_cut(call: Mapping[str, Any]) -> bool:
 
 
 class ReplayRun(RunHandle):
-    """Handle of a replay. Its outcome is DIVERGED if the code made other tool calls than the recorded run."""
+    """Handle of a replay. Its outcome is DIVERGED if the code made different tool calls from the recorded
+    run.
+    """
 
     divergence: str | None = None
 
@@ -198,7 +200,9 @@ _MAX_SHOWN_ITEMS = (MAX_SHOWN_CHARS // 2, 20, 5)
 
 
 def _beginning(value: Any, depth: int = 0) -> Any:
-    """Returns the part of a value that is shown at most. Encoding all of an input takes up to 0.3 s."""
+    """Returns the first part of a value, which is all that is shown. Encoding a whole input takes up to 0.3
+    s.
+    """
     if depth == len(_MAX_SHOWN_ITEMS):
         return "…"
     if isinstance(value, str):

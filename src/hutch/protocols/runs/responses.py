@@ -62,9 +62,9 @@ def _short_error(row: RunRow, details: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ended_detail(row: RunRow, details: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
-    """Builds the details of a run that has ended. `content` is empty if nothing of it was recorded."""
+    """Builds the details of a run that has ended. `content` is empty if no content was recorded."""
     entry = ended_entry(row, details)
-    # The content may be that of an earlier record, from when the run was suspended.
+    # The content may come from an earlier record, which was written when the run was suspended.
     error = None if row.outcome == "ok" else content.get("error")
     calls = content.get("calls") or details.get("calls", [])
     kept = {name: content[name] for name in ("code", "inputs", "output", "logs") if name in content}
@@ -142,12 +142,12 @@ def _milliseconds(start: str | None, end: str | None) -> float:
 
 
 class ActiveRun:
-    """A run in progress, as lists show it."""
+    """List entry of a run in progress."""
 
     def __init__(self, execution: Execution, run: RunHandle) -> None:
         self.run = run
         self._execution = execution
-        # Without the hash, which lists do not show: it takes 1 to 3 ms for code of a megabyte.
+        # Omit the hash, which lists do not show: it takes 1 to 3 ms for a megabyte of code.
         record = RunRecord.of(execution, run, Result(ok=True), with_hash=False)
         self.tools = [f"{call.provider}.{call.tool}" for call in record.calls]
         self.hosts = [request["host"] for request in record.requests]

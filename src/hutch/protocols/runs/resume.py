@@ -26,8 +26,8 @@ from hutch.settings import Settings
 logger = logging.getLogger("hutch.runs.api")
 
 CALLS_PER_MINUTE = 120
-"""Maximum number of requests with tokens from one address, or from one IPv6 network of 64 bits. A token needs
-no API key, so that guesses have to be slow.
+"""Maximum number of requests with tokens per minute from one address, or from one IPv6 network of 64 bits. A
+token needs no API key, so guessing tokens has to be slow.
 """
 MAX_TOKEN_CHARS = 1_024
 
@@ -47,9 +47,7 @@ class ResumeHandlers:
         self._rate = CallRateLimit(CALLS_PER_MINUTE, noun="results of calls", limit_name="calls_per_minute")
 
     async def resolve(self, request: Request) -> Response:
-        """Delivers the result of a deferred call. The token in the path is the authority: the route has no
-        other authentication.
-        """
+        """Delivers the result of a deferred call. The token in the path is the only authentication."""
         try:
             if (refusal := self._access.check(request, public=True)) is not None:
                 raise refusal.error()
@@ -101,7 +99,7 @@ def _answer_of_body(body: dict[str, Any]) -> Answer:
 def resume_error(error: Exception) -> ApiError | None:
     if not isinstance(error, ResumeError):
         return None
-    # The caller has found the run, so `checkpoint_not_found` says that it was never suspended.
+    # The run exists, so `checkpoint_not_found` means that it was never suspended.
     return ApiError(
         "not_found" if error.code == "unknown_call" else "conflict", str(error), reason=error.code
     )

@@ -43,7 +43,7 @@ from hutch.store.models import FlowRunHead, RunRow
 from hutch.store.store import Store
 
 RUN_ID_HEADER = "X-Run-Id"
-# Protocols of runs on the command line and in Python. They have no scope, so all keys may see these runs.
+# Protocols of runs from the command line and from Python. They have no scope, so all keys may see these runs.
 _PROTOCOLS_OF_ALL_KEYS = ("cli", "python")
 
 logger = logging.getLogger("hutch.runs.api")
@@ -188,7 +188,7 @@ class RunHandlers:
         return None
 
     async def result(self, context: RequestContext) -> Response:
-        """Returns the stored result of a run that was suspended, for clients that did not wait for it."""
+        """Returns the stored result of a run that was suspended, for clients that disconnected."""
         found = await self._find(context)
         run_id = context.path_param("id")
         if found.row is None:

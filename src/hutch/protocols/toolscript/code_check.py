@@ -18,7 +18,7 @@ CODE_FILE = "code.ts"
 MAX_DECLARATION_CHARS = 4 * 1024 * 1024
 ERROR_NAME = "TypeCheckError"
 
-# Code in one Markdown fence is accepted, too. It keeps its line numbers.
+# Code in one Markdown fence is accepted as well. Its line numbers stay the same.
 _FENCED = re.compile(r"\A\s*```[^\n`]*\n(.*?)\n?```\s*\Z", re.S)
 _TOOLS = "tools"
 

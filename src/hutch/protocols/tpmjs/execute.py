@@ -60,7 +60,7 @@ _GUEST_FAILURES: dict[str, FailureCode] = {
     "invalid_params": "invalid_params",
 }
 _MAX_LOCATION_CHARS = 300
-# A package that is available in less time was installed already.
+# If a package is available in less time than this, it was already installed.
 MIN_INSTALL_SECONDS = 0.02
 
 
@@ -272,7 +272,9 @@ class ToolExecutor:
 
 
 async def _redactor(call: PackageToolCall) -> Redactor | None:
-    """Returns a redactor of the call's secrets, also in lower case, as in the name of a host."""
+    """Returns a redactor of the call's secrets. It also redacts them in lower case, as they occur in host
+    names.
+    """
     if not call.env:
         return None
     secrets = dict.fromkeys((*call.env.values(), *map(str.lower, call.env.values())))

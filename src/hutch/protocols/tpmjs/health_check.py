@@ -53,7 +53,9 @@ def listed_tools(package: Package) -> dict[str, dict[str, Any]]:
 
 
 def read_health_check(package: Package, name: str) -> tuple[HealthCheck | None, str | None]:
-    """Returns the health check of a tool, or an error message if it is invalid. Both are None without one."""
+    """Returns the health check of a tool, or an error message if it is invalid. Returns None for both if the
+    tool declares no check.
+    """
     declared = listed_tools(package).get(name, {}).get("healthCheck")
     if declared is None:
         return None, None

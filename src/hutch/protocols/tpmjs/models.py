@@ -61,7 +61,7 @@ class ToolOutcome(msgspec.Struct, frozen=True, kw_only=True):
     failure: ToolFailure | None = None
     resolved_version: str | None = None
     warnings: list[str] = []
-    """Problems of the parameters, which the tool got nevertheless."""
+    """Problems of the parameters, which were passed to the tool nevertheless."""
     logs: list[str] = []
     logs_truncated: bool = False
     run_id: str | None = None

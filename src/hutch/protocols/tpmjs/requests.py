@@ -19,7 +19,8 @@ from hutch.text import cut, is_storable_text
 MAX_BATCH = 32
 MAX_NAME_CHARS = 256
 MAX_ENV_NAMES = 1_000
-# All values together. Run records are searched for them, which takes memory and time for each character.
+# Limit for all values together. Run records are searched for these values, which takes memory and time for
+# each character.
 MAX_ENV_CHARS = 64 * 1024
 
 

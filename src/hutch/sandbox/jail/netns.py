@@ -109,7 +109,7 @@ class NetnsListener:
         self._end_helper(self._process)
 
     def _end_helper(self, process: subprocess.Popen[bytes] | None) -> None:
-        """Ends the helper, unless it has been replaced already."""
+        """Ends the helper, unless another one has already replaced it."""
         if process is None or process is not self._process:
             return
         assert self._control is not None

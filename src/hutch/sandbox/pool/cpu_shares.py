@@ -1,10 +1,11 @@
-"""Gives executions of owners that use little CPU time precedence over those of owners that use much.
+"""Prefers executions of owners that use little CPU time to those of owners that use much.
 
 The kernel divides the cores equally among all busy processes, one of which is the host. Beside many busy
 guests, a short execution therefore waits for all of them several times: until the host has read the request,
 until the guest has run, and until the host has read its result. On a machine with 2 cores and 16 busy owners,
-`1+1` took 20 times as long as on an idle one. So while more processes compute than there are cores, those of
-owners that use more than half as much as the average owner run in the background, with a lower priority.
+`1+1` took 20 times as long as on an idle one. Therefore, while more processes compute than there are cores,
+an owner that uses more than half as much CPU time as the average owner gets a lower priority: its processes
+run in the background.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from hutch.sandbox.runner.base import Runner
 from hutch.settings import cores
 
 TICK_SECONDS = 0.05
-# Part of the CPU time of earlier ticks that still counts: half of it after half a second.
+# Fraction of the CPU time of earlier ticks that still counts: half of it after half a second.
 DECAY = 0.5 ** (TICK_SECONDS / 0.5)
 # CPU time in a tick above which a process computes. It is low, because other programs may use the cores too.
 COMPUTING_SECONDS = 0.001
-# Parts of the average CPU time of owners above which an owner's processes are put into the background, and
-# below which they are brought back.
+# Fractions of the owners' average CPU time. Above the first, an owner's processes are put into the
+# background. Below the second, they are brought back.
 BACKGROUND_ABOVE, FOREGROUND_BELOW = 0.5, 0.25
-# An owner that uses less than this part of one core is never put into the background. Beside other busy
-# programs, the average of the owners may be low.
+# An owner that uses less than this fraction of one core is never put into the background, because other busy
+# programs may make the average of the owners low.
 MIN_BACKGROUND_PART = 0.03
 
 
@@ -37,7 +38,7 @@ class CpuShares:
         self._seen: dict[Runner, float] = {}
         """CPU seconds of each process at the last tick."""
         self._used: dict[str, float] = {}
-        """CPU seconds of each owner. Those of earlier ticks count less."""
+        """CPU seconds of each owner. Earlier ticks count less."""
         self._computing = 0
         """Number of processes that computed since the last tick."""
         self._background: set[str] = set()

@@ -1,4 +1,4 @@
-"""Runners of a pool, by what they do at present."""
+"""Runners of a pool, grouped by their current state."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RunnerInventory:
         return bool(self.warm.get(profile)) or self.starting[profile] > 0
 
     def add_warm(self, runner: Runner, *, first: bool = False) -> None:
-        """Adds an unused runner. With `first`, it is the next that is taken."""
+        """Adds an unused runner. With `first`, it is taken next."""
         ready = self.warm.setdefault(runner.profile, deque())
         if first:
             ready.appendleft(runner)

@@ -68,7 +68,7 @@ class Pool:
 
     @property
     def problem(self) -> str | None:
-        """Reason for which executions cannot start, or None."""
+        """Reason why executions cannot start, or None."""
         return "it is shutting down" if self._closed else next(iter(self.starter.errors.values()), None)
 
     # --- leasing ---
@@ -191,7 +191,7 @@ class Pool:
 
     @property
     def has_capacity(self) -> bool:
-        """True if another process could start and no execution waits for a process."""
+        """True if another process could start and no execution is waiting for a process."""
         return not self._waiters and self.runners.process_count() < self._settings.max_processes
 
     def keep_warm(self, profile: Profile, count: int) -> None:
@@ -345,7 +345,7 @@ class Pool:
         return self._take(waiter.profile, waiter.owner)
 
     def _may_skip(self, waiter: Waiter) -> bool:
-        """Returns True if a runner may be free for a later waiter although this waiter cannot have one, for
+        """Returns True if a runner may be free for a later waiter although none is free for this waiter, for
         example because its owner has used up its share.
         """
         profile, owner = waiter.profile, waiter.owner

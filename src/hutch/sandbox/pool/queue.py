@@ -145,8 +145,8 @@ class WaitQueue:
         return True
 
     def _next(self, profile: Profile) -> _Turn | None:
-        """Returns the entry with the lowest start tag. Before that, drops entries of empty queues and
-        corrects entries of owners that took a turn meanwhile.
+        """Returns the entry with the lowest start tag. First drops entries of empty queues and corrects
+        entries of owners that took a turn meanwhile.
         """
         heap = self._turns.get(profile, [])
         turns = self._shares.turns(profile)

@@ -39,7 +39,7 @@ class PoolShares:
         return "" if self._settings.owners_share else owner
 
     def holder(self, profile: Profile, owner: str) -> str:
-        """Returns the owner to whose share a process for this owner counts."""
+        """Returns the owner whose share a process for this owner counts against."""
         return owner if profile.engine_spec.own_process else self.owner_key(owner)
 
     def may_run(self, profile: Profile, owner: str) -> bool:
@@ -82,8 +82,8 @@ class PoolShares:
             runner.holder = None
 
     def explain_wait(self, profile: Profile, owner: str) -> ShareLimit | None:
-        """Returns the limit of this owner because of which an execution waits, or None if it waits for
-        another reason.
+        """Returns the limit of this owner that makes an execution wait, or None if it waits for another
+        reason.
         """
         if not self.may_run(profile, owner):
             assert self._shared_executions is not None

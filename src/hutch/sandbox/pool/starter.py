@@ -21,9 +21,9 @@ LaunchRunner = Callable[[Profile], Awaitable[Runner]]
 # itself.
 RECENT_USE_SECONDS = 0.1
 MAX_START_ATTEMPTS = 3
-# A start needs a core for most of its time. More starts at once would only delay each other, and the
-# executions that run meanwhile. With half as many, a busy machine with 2 cores ran 13.5 instead of 17.9 deno
-# executions per second; without a limit, 17.1.
+# A start needs a core for most of its time. More concurrent starts would only delay each other and the
+# running executions. With half as many, a busy machine with 2 cores ran 13.5 instead of 17.9 deno executions
+# per second; without a limit, 17.1.
 MAX_CONCURRENT_STARTS = 4 * cores()
 
 
@@ -41,12 +41,12 @@ class RunnerStarter:
         evict: Callable[[Runner], None],
     ) -> None:
         """`on_ready` gets each runner that has started. `on_failed` is called if a runner that should be kept
-        warm did not start. `evict` ends a runner to make room for another.
+        warm did not start. `evict` ends a runner to free capacity for another.
         """
         self.spares = SparePolicy(settings)
         self.warm_targets: dict[Profile, int] = {}
         self.errors: dict[Profile, str] = {}
-        """Reasons for which runners that should be kept warm did not start. Their start is tried again."""
+        """Reasons why runners that should be kept warm did not start. Their start is tried again."""
         self._settings = settings
         self._launch = launch
         self._runners = runners

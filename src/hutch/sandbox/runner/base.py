@@ -63,9 +63,7 @@ class Runner(ABC):
 
     @abstractmethod
     def execution_ended(self, result: Result, session: Session) -> Result:
-        """Called with the result of an execution. Returns the result, with the logs that the runner itself
-        has.
-        """
+        """Called with the result of an execution. Returns the result with the runner's own logs added."""
 
     @abstractmethod
     def is_used_up(self, result: Result | None) -> bool:
@@ -95,7 +93,7 @@ class Runner(ABC):
         self.is_in_background = in_background
 
     def take_cpu_seconds(self) -> float | None:
-        """Called when an execution ends. Returns its part of the CPU time of the process, or None if that is
+        """Called when an execution ends. Returns its share of the CPU time of the process, or None if that is
         unknown. Each second of CPU time is counted for only one execution.
         """
         return None

@@ -1,4 +1,4 @@
-"""Adds what a guest wrote directly to stdout or stderr to the logs of its result."""
+"""Adds direct output of a guest to stdout and stderr to the logs of its result."""
 
 from __future__ import annotations
 

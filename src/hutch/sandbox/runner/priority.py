@@ -14,8 +14,8 @@ _MAX_NICE = 19
 
 def set_background(pid: int, in_background: bool) -> bool:
     """Changes the priority of all processes in the process group of `pid`. Returns False if this is not
-    permitted. A priority can only be restored with the capability CAP_SYS_NICE, or with a limit that allows
-    it (`LimitNICE=0` in a unit of systemd).
+    permitted. Restoring a priority requires the capability CAP_SYS_NICE, or a limit that allows it
+    (`LimitNICE=0` in a systemd unit).
     """
     nice = os.getpriority(os.PRIO_PROCESS, 0)
     if in_background:
@@ -34,8 +34,8 @@ def set_background(pid: int, in_background: bool) -> bool:
 
 def _set_autogroup_nice(pid: int, nice: int) -> None:
     """Changes the priority of the process's session. Kernels that schedule sessions as groups ignore the nice
-    values of processes in different sessions, see sched(7). Only some processes are in such a group, and
-    others than the superuser may write only ten times per second, so failures are ignored.
+    values of processes in different sessions, see sched(7). Failures are ignored, because not all processes
+    are in such a group, and only the superuser may write more than ten times per second.
     """
     with suppress(OSError):
         handle = os.open(f"/proc/{pid}/autogroup", os.O_WRONLY)

@@ -38,8 +38,8 @@ IMPORT_SECONDS = 30.0
 # Sent to a new, unused runner, which then runs its slow first-time code before the first execution.
 WARM_UP = b'{"type":"warm_up"}\n'
 WARM_UP_SECONDS = 0.005
-# A runner that has got an execution counts as lost if it sends nothing for this time. Its process may have
-# been stopped, or another guest in it may be blocking it with a long native call.
+# A runner that has received an execution counts as lost if it sends nothing for this time. Its process may
+# have been stopped, or another guest in it may be blocking it with a long native call.
 MAX_SILENCE_SECONDS = 5.0
 # Time for a guest program to exit after it closed its channel.
 EXIT_SECONDS = 1.0
@@ -305,7 +305,7 @@ class RunnerProcess(Runner):
 
     def take_cpu_seconds(self) -> float | None:
         """Divides the CPU time that is not counted yet equally among the executions in flight. Returns the
-        part of the execution that ends now. The other parts are counted when the other executions end.
+        share of the execution that ends now. The other shares are counted when their executions end.
         """
         now = self.cpu_seconds()
         if now is None:
@@ -349,7 +349,7 @@ class RunnerProcess(Runner):
 
     @property
     def exit(self) -> ProcessExit:
-        """How the process ended. Available once it has."""
+        """Exit of the process. Available after the process has ended."""
         return ProcessExit("its process ended", self._process.returncode, self._out_of_memory)
 
     def take_output(self) -> bytes:
@@ -378,7 +378,7 @@ class RunnerProcess(Runner):
             self._loop.call_later(EXIT_SECONDS, self._exit_timed_out)
             return
         if self.profile.engine_spec.own_process:
-            # The process had no other guests, so a retry would fail the same way.
+            # The process had no other guests, so a retry would fail too.
             self._end_sessions(reason, self._process.returncode)
         elif self._out_of_memory:
             reason = "its process ran out of memory"

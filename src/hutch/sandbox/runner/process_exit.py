@@ -19,7 +19,7 @@ class ProcessExit(msgspec.Struct, frozen=True):
 
     reason: str
     code: int | None
-    """Exit code, negative for a signal; None if the process runs but has closed its channel."""
+    """Exit code, negative for a signal. None if the process is still running but has closed its channel."""
     out_of_memory: bool = False
 
     @property

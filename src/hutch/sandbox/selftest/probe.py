@@ -1,4 +1,4 @@
-"""Runs probe.js in a jail, with bait outside of the jail, and checks what the guest could reach."""
+"""Runs probe.js in a jail with bait outside of it, and checks which bait the guest could reach."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ def _restore_jail(
 
 
 def _cache_key(isolation: Isolation, deno: str, controller: CgroupController | None) -> str:
-    """Returns the key of a cached result. It has everything that the result depends on and that can be read
+    """Returns the key of a cached result. It contains everything that affects the result and can be read
     without starting a program.
     """
     parts = [

@@ -1,9 +1,9 @@
 """Channel over two file descriptors of any kind: pipes, sockets, terminals, files.
 
 The descriptors stay blocking, because they may be shared with other programs, such as stdin and stdout. The
-event loop reads from pipes and sockets when they are readable, and writes short lines to pipes that have room
-for them, because waking up a thread takes longer than that. Threads do everything else: files cannot be
-polled, and long lines may block.
+event loop reads from pipes and sockets when they are readable, and writes short lines to pipes that have
+space for them, because waking up a thread takes longer. Threads do everything else: files cannot be polled,
+and long lines may block.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class DescriptorChannel:
         self._is_pollable = _has_type(read, stat.S_ISFIFO, stat.S_ISSOCK)
         self._is_polled = False
         self._room: select.poll | None = None
-        """Tells whether the output, which is a pipe, has room for PIPE_BUF bytes."""
+        """Poll object that checks whether the output, which is a pipe, has space for PIPE_BUF bytes."""
         if _has_type(write, stat.S_ISFIFO):
             self._room = select.poll()
             self._room.register(write, select.POLLOUT)
@@ -94,7 +94,7 @@ class DescriptorChannel:
     # --- in the event loop ---
 
     def _write_short(self, line: bytes) -> bool:
-        """Returns False if the line is long, or if there is no room for it now."""
+        """Returns False if the line is long or does not fit into the pipe now."""
         if self._room is None or len(line) > select.PIPE_BUF or not self._room.poll(0):
             return False
         try:

@@ -1,1 +1,1 @@
-"""What a run does over time: its timeline, its events while it runs, and its log lines for a callback."""
+"""Timeline of a run, its events while it runs, and its log lines for a callback."""

@@ -1,4 +1,4 @@
-"""A started run: its events as they come, its result, and its cancellation."""
+"""A started run: its events as they occur, its result, and its cancellation."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ class Run:
         handle: RunHandle | None = None,
         seal: Callable[[str], Awaitable[bytes]] | None = None,
     ) -> None:
-        """`seal`: returns the suspended run with an id as bytes; None if such runs are not stored here."""
+        """`seal` returns a suspended run, given by its id, as bytes. It is None if suspended runs are not
+        stored here.
+        """
         self._seal = seal
         self._handle = handle or RunHandle()
         self._handle.listeners.append(self._add)
@@ -70,7 +72,7 @@ class Run:
 
     @property
     def pending_calls(self) -> Sequence[PendingCall]:
-        """Tool calls that the run waits for if it was suspended; otherwise none."""
+        """Tool calls that a suspended run waits for. Empty for other runs."""
         session = self._handle.session
         return () if session is None or session.saved is None else session.saved.pending
 
@@ -88,9 +90,9 @@ class Run:
     async def checkpoint(self) -> bytes:
         """Suspends the run when it next waits for tools or timers, and returns it as sealed bytes.
 
-        `Hutch.resume` continues the run from these bytes once, in any process with the same master key. The
-        tools that are running when the guest waits are awaited first; their results are part of the bytes.
-        The result of this run has the code `suspended` then. Cancelling this call does not affect the run.
+        `Hutch.resume` continues the run from these bytes once, in any process with the same master key. Tools
+        that are still running are awaited first, and their results become part of the bytes. The result of
+        this run then has the code `suspended`. Cancelling this call does not affect the run.
 
         Raises ResumeError if the run ended instead, or cannot be suspended.
         """
@@ -128,7 +130,7 @@ class Run:
             self._task.cancel()
 
     async def __aiter__(self) -> AsyncIterator[RunEvent]:
-        """Yields each event once, also if there are several readers, and ends with the run.
+        """Yields each event once, even if there are several readers, and ends with the run.
 
         Raises HutchError if the execution could not be started.
         """

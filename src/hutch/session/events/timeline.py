@@ -15,7 +15,7 @@ CALL_BYTES = 200
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """Stands for a value that was too long to be recorded."""
+    """Replaces a value that was too long to be recorded."""
 
     size: int = msgspec.field(name="$cut")
 

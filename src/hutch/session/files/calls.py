@@ -1,7 +1,7 @@
 """Answers the calls of a guest's `files` and `display`: reads input files and collects output files.
 
-The calls are tool calls of a provider whose name no other provider can have. The host neither records them
-nor counts them as calls of tools.
+The calls are tool calls of a provider with a reserved name. The host neither records them nor counts them as
+tool calls.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class FileCalls:
         return self._inputs.listing()
 
     def files(self) -> list[File]:
-        """Returns the complete output files, in the order in which they were begun."""
+        """Returns the complete output files, in the order of their first write."""
         return [
             File(output.name, output.mime_type, bytes(output.data))
             for output in self._outputs.values()

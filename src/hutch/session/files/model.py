@@ -55,7 +55,7 @@ class File(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str | None:
-        """Content of a text file; None if it is not text in UTF-8."""
+        """Content of a text file. None if the content is not UTF-8."""
         kind, _, subtype = self.mime_type.partition("/")
         if kind != "text" and not subtype.endswith(("json", "jsonl", "xml", "yaml", "javascript")):
             return None
@@ -79,7 +79,7 @@ class FileLimits(msgspec.Struct, frozen=True):
 
 
 class InputFiles(msgspec.Struct, frozen=True):
-    """Input files of a run, which may be none, and the limits of its output files."""
+    """Input files of a run, possibly none, and the limits of its output files."""
 
     files: list[File]
     limits: FileLimits
@@ -98,7 +98,7 @@ class InputFiles(msgspec.Struct, frozen=True):
 
 
 def input_files(files: object, limits: FileLimits) -> InputFiles:
-    """Checks files by name, whose contents are bytes or text. Raises InvalidExecution."""
+    """Checks files and their names. Contents are bytes or text. Raises InvalidExecution."""
     if not isinstance(files, Mapping):
         raise InvalidExecution("files", f"expected names with contents, got {type(files).__name__}")
     if len(files) > limits.max_files:
@@ -134,8 +134,8 @@ def _content(name: str, content: Any) -> bytes:
 
 
 def name_problem(name: object) -> str | None:
-    """Returns what is wrong with the name of a file, or None. A valid name stays in its folder when it is
-    saved.
+    """Returns the problem of a file name, or None. A file with a valid name cannot be saved outside of its
+    folder.
     """
     if not isinstance(name, str):
         return f"expected names that are text, got {cut(repr(name), 100)}"
@@ -158,7 +158,9 @@ def check_mime_type(text: str) -> str | None:
 
 
 def mime_type_of(name: str | None, data: bytes) -> str:
-    """Returns the type that belongs to the extension of the name. Without a name, images are recognised."""
+    """Returns the type that belongs to the extension of the name. Without a name, detects images by their
+    first bytes.
+    """
     guessed, compression = (None, None) if name is None else _types().guess_type(name, strict=False)
     if compression is not None:
         return _COMPRESSED_TYPES.get(compression, BINARY_TYPE)
@@ -180,7 +182,7 @@ def extension_of(mime_type: str) -> str:
 def _types() -> MimeTypes:
     from mimetypes import MimeTypes
 
-    # Without the files of the operating system, so that the types are the same everywhere.
+    # Omit the files of the operating system, so that the types are the same everywhere.
     types = MimeTypes(filenames=())
     for extension, kind in _MORE_TYPES.items():
         types.add_type(kind, extension)

@@ -1,4 +1,6 @@
-"""Base64 of files in requests and responses. Other tasks run while large files are converted."""
+"""Converts files in requests and responses from and to Base64. Other tasks run while large files are
+converted.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ import msgspec
 from hutch.errors import InvalidExecution
 from hutch.session.files.model import File
 
-# Multiples of 4 and 3, so that the pieces can be joined. Converting one takes about a millisecond.
+# Sizes that are multiples of 4 and 3, so that the pieces can be joined. Converting one piece takes about a
+# millisecond.
 _CHARS = 256 * 1024
 _BYTES = 192 * 1024
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from hutch.session.schema.walk import UNRESOLVED, SchemaRoot, as_dict, as_list, resolve
 
-# Maximum number of schemas and values to visit. Beyond that, missing properties stay missing.
+# Maximum number of schemas and values to process. Beyond that, missing properties stay missing.
 _MAX_STEPS = 20_000
 # Maximum number of references to follow for one value.
 _MAX_REFERENCES = 10

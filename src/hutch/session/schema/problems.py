@@ -100,7 +100,7 @@ def _errors(validator: Validator, value: Any, cost: int) -> Iterable[ValidationE
 
 def describe_mismatch(schema: dict[str, Any], value: Any, reason: str, *, formats: bool | None) -> str:
     """Describes the problems of a tool's input, at most MAX_INPUT_PROBLEMS. Returns `reason` if the schema
-    does not show them: the function may check more than its schema says.
+    does not explain them, because the function may check more than its schema.
     """
     try:
         problems = check_against_schema(schema, value, untrusted=True, formats=formats)

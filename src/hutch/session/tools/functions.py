@@ -90,9 +90,7 @@ def tool(
 
 
 def _without_deferred(hint: Any) -> Any:
-    """Returns the hint of the value that the guest gets: not the `Deferred`, but the value that comes
-    later.
-    """
+    """Returns the hint of the value that the guest gets: the type of the later value, not `Deferred`."""
     if hint is Deferred:
         return Any
     if typing.get_origin(hint) in (typing.Union, types.UnionType) and Deferred in typing.get_args(hint):

@@ -1,7 +1,7 @@
 """Providers: namespaces of tools for a guest.
 
-What creates tools from functions, and declarations from schemas, is imported when it is needed. Most
-executions need neither.
+The modules that create tools from functions, and declarations from schemas, are imported when they are
+needed, because most executions need neither.
 """
 
 from __future__ import annotations

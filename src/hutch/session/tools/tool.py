@@ -46,16 +46,16 @@ class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
     line: int | None = None
     """Line of the guest's source that makes the call. Known only if the run has listeners."""
     can_suspend: bool = False
-    """True if the run can be suspended until the result of the call comes; see `suspend`."""
+    """True if the run can be suspended until the result of the call is available; see `suspend`."""
     _reports: CallReports | None = None
 
     @property
     def idempotency_key(self) -> str:
-        """Text that is the same each time this call is made, also after the run was suspended."""
+        """Text that is the same each time this call is made, even after the run was suspended."""
         return f"{self.run_id}:{self.call_id}"
 
     async def suspend(self, message: str = "The result comes later", *, token: str | None = None) -> NoReturn:
-        """Ends the function: the result of the call comes later. Raises Suspend."""
+        """Ends the function because the result of the call will arrive later. Raises Suspend."""
         raise Suspend(message, token=token)
 
     def progress(self, value: Any) -> None:
@@ -73,7 +73,7 @@ class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
             raise ToolError(message, "serialization_error") from None
 
     def yield_item(self, json: bytes) -> None:
-        """Sends the JSON text of one item of a list that the call will return. Raises ToolError."""
+        """Sends the JSON text of one item of the list that the call returns. Raises ToolError."""
         if self._reports is not None:
             self._reports.item(json)
 
@@ -85,7 +85,7 @@ Call: TypeAlias = Callable[[Any, ToolContext], Awaitable[bytes]]
 
 
 class Deferred(msgspec.Struct, frozen=True):
-    """Returned by a tool whose result comes later, through `Hutch.resolve` with the same token."""
+    """Return value of a tool whose result arrives later, through `Hutch.resolve` with the same token."""
 
     token: str
     message: str = "The result comes later"

@@ -84,8 +84,8 @@ class PostgresDatabase:
         async with self._connection() as connection:
             try:
                 async with connection.transaction():
-                    # Compiling a search, or starting a process for a part of it, takes longer than running
-                    # it, because it reads few rows of a long table.
+                    # Turn off compilation and parallel processes, which take longer than a search: it reads
+                    # few rows of a long table.
                     milliseconds = int(max_seconds * 1000)
                     await connection.execute(
                         f"SET LOCAL statement_timeout = {milliseconds}; SET LOCAL jit = off;"

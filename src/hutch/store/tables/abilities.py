@@ -43,9 +43,9 @@ _NOT_UPDATED = ("ability_id", "owner_id", "version", "created_at")
 _SHARED_BY_OTHERS = """shared AND NOT EXISTS (
     SELECT 1 FROM abilities AS own WHERE own.owner_id = :user_id AND own.ability_id = abilities.ability_id
 )"""
-# Abilities that are shared with the user by name or through a group. An own ability with the same id takes
-# precedence, then one that is shared with everyone, then the one that was shared first. So no other user can
-# replace an ability that the user already runs.
+# Abilities that are shared with the user by name or through a group. The user's own ability with the same id
+# takes precedence, then an ability that is shared with everyone, then the one that was shared first. So no
+# other user can replace an ability that the user already runs.
 _GRANTED = f"""
     SELECT owner_id, ability_id FROM (
         SELECT owner_id, ability_id,
@@ -199,7 +199,7 @@ class AbilityTable:
         return changed.row_count == 1
 
     async def existing(self, ability_ids: Iterable[str], user_id: str) -> set[str]:
-        """Returns those of the ids that belong to an ability the user can run."""
+        """Returns the ids that belong to an ability the user can run."""
         ids = sorted(set(ability_ids))
         if not ids:
             return set()

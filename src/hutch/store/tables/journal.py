@@ -42,7 +42,7 @@ MAX_TAKEN_REQUESTS = 100
 
 RECORD_KIND = "record"
 """Kind of the records of finished steps, which have bounded copies of their inputs and outputs. The number of
-a record is that of the step's result plus 1, so that no index of its own has to be updated for it.
+a record is the number of the step's result plus 1, so that no separate index has to be updated for it.
 """
 
 
@@ -184,7 +184,7 @@ class JournalTable:
         return changed.row_count == 1
 
     async def release(self, run_id: str, holder: str) -> bool:
-        """Gives up an unfinished run, so that this start is not counted in `claims`. Returns False if another
+        """Releases an unfinished run without counting this start in `claims`. Returns False if another
         process holds the run.
         """
         sql = """

@@ -23,7 +23,7 @@ class QuotaTable:
         self._write_behind = write_behind
 
     async def get(self, subjects: Sequence[str]) -> dict[str, Quota]:
-        """Returns the quotas of those subjects that have one. Raises StoreError."""
+        """Returns the quotas of these subjects. Subjects without a quota are left out. Raises StoreError."""
         rows = await self._database.read(
             "SELECT subject, quota FROM quotas WHERE subject IN :subjects", subjects=[*subjects]
         )

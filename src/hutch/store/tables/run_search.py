@@ -97,7 +97,7 @@ class RunQuery(msgspec.Struct, frozen=True, kw_only=True):
 class RunPage(NamedTuple):
     runs: list[RunRow]
     next: SortKey | None
-    """Sort key for the next page; None if there is nothing more."""
+    """Sort key for the next page; None if this is the last page."""
     is_partial: bool
     """True if the search stopped at MAX_SCANNED rows before the page was full."""
 
@@ -259,8 +259,8 @@ def _order(query: RunQuery) -> str:
 
 
 def _target(query: RunQuery) -> tuple[str, str] | None:
-    """Returns the kind (tool or host) and the name by whose index the search walks the runs, or None for
-    another index.
+    """Returns the kind (tool or host) and the name whose index the search uses, or None if it uses another
+    index.
     """
     if query.sort == "created" and query.owner.single is None:
         for kind, match in (("tool", query.tool), ("host", query.host)):
@@ -295,8 +295,8 @@ def _choose_index(query: RunQuery, index: _Conditions) -> set[str]:
     """
     used: set[str] = set()
     if query.owner.single is not None:
-        # The search must not visit rows of other owners: the cursor contains the sort key of the last visited
-        # row, and would reveal it.
+        # The search must not read rows of other owners: the cursor contains the sort key of the last row that
+        # was read, and would reveal it.
         index.add("r.owner = :owner", owner=query.owner.single)
         used.add("owner")
     if query.sort == "duration":

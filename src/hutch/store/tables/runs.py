@@ -68,8 +68,8 @@ class RunTable:
         await self.add_new([NewRun(row) for row in rows])
 
     async def add_new(self, runs: Sequence[NewRun]) -> None:
-        """Inserts records in one transaction. A record of a run that was suspended is replaced, and so is
-        one of a run that was thought to be interrupted. Other existing records stay unchanged.
+        """Inserts records in one transaction. Replaces records of runs that were suspended or believed to be
+        interrupted. Other existing records stay unchanged.
 
         Characters that cannot be stored are replaced, so that one bad record does not block the batch.
         Messages and contents that cannot be encrypted, because the master key is missing, are left out.

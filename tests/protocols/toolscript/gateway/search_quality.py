@@ -20,7 +20,7 @@ from hutch.protocols.toolscript.gateway.search import SearchIndex
 class Query(msgspec.Struct, frozen=True):
     query: str
     expected: list[str]
-    """Tools of which any is a right answer."""
+    """Tools that are right answers. One of them is enough."""
     half: Literal["tuning", "kept"]
 
 

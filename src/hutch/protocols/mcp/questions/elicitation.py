@@ -56,7 +56,7 @@ FORM: dict[str, Any] = {
 
 
 class Elicitor:
-    """Asks the client of a run for approvals, and passes the questions of tools on to it.
+    """Asks the client of a run for approvals, and passes on the questions of tools to it.
 
     With `is_only_client`, only the client can answer, because there is no `/approvals` route.
     """
@@ -84,7 +84,7 @@ class Elicitor:
     async def answer_tool(
         self, server: str, tool: str, run_id: str | None, requests: InputRequests
     ) -> InputResponses:
-        """Passes questions of a tool on to the client of its run, and returns the answers. Raises
+        """Passes on questions of a tool to the client of its run, and returns the answers. Raises
         UpstreamError if the client cannot ask its user.
         """
         run = self._runs.find(run_id)
@@ -138,8 +138,8 @@ def _supports(client: ServerRequestContext[Any, Any], params: ElicitRequestParam
 
 
 def can_ask(client: ServerRequestContext[Any, Any]) -> bool:
-    """Returns True if the client's user can be asked while a call is in progress. This ended with protocol
-    2026-07-28.
+    """Returns True if the client's user can be asked while a call is in progress, which is possible before
+    protocol 2026-07-28.
     """
     return client.session.can_send_request and supports_forms(client)
 

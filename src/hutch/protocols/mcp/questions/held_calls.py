@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_QUESTIONS = 20
-"""Maximum number of questions that a client gets at once."""
+"""Maximum number of questions in one response to a client."""
 MAX_HELD_CALLS = 1_000
 MAX_HELD_CALLS_PER_OWNER = 100
 KEEP_SECONDS = 300.0
-"""Time for which the result of a call is kept that ended before its client came back."""
+"""Time for which the result of an ended call is kept until its client returns."""
 
 
 class HeldCallState(msgspec.Struct, frozen=True, tag="call", tag_field="kind"):
@@ -47,7 +47,7 @@ class Questions:
         """Set while there are open questions."""
 
     async def ask(self, request: InputRequest) -> InputResponse:
-        """Waits for the answer. If this is cancelled, the question is withdrawn."""
+        """Asks a question and waits for the answer. If cancelled, withdraws the question."""
         key = secrets.token_urlsafe(6)
         answered: asyncio.Future[InputResponse] = asyncio.get_running_loop().create_future()
         self._open[key] = request, answered
@@ -64,7 +64,7 @@ class Questions:
         return dict([*waiting.items()][:MAX_QUESTIONS])
 
     def answer(self, responses: Mapping[str, InputResponse]) -> None:
-        """Delivers answers. Those to questions that were withdrawn are ignored."""
+        """Delivers answers. Ignores answers to withdrawn questions."""
         for key, response in responses.items():
             _, answered = self._open.get(key, (None, None))
             if answered is not None and not answered.done():
@@ -91,14 +91,14 @@ class HeldCalls:
         return len(self._calls) < MAX_HELD_CALLS and of_owner < MAX_HELD_CALLS_PER_OWNER
 
     async def run(self, run: ClientRun, work: Coroutine[Any, Any, T]) -> T | InputRequiredResult:
-        """Runs `work` until it ends, or until it has asked `run.questions` something."""
+        """Runs `work` until it ends or has asked a question through `run.questions`."""
         if run.questions is None:
             # The client's user cannot be asked, or is asked while the request is in progress.
             return await work
         return await self._next(HeldCall(run, work))
 
     def find(self, state: HeldCallState) -> HeldCall[Any]:
-        """Raises HutchError if the call does not wait here any more."""
+        """Returns the call. Raises HutchError if it is no longer waiting."""
         call = self._calls.get(state.call_id)
         if call is None:
             raise HutchError(
@@ -130,7 +130,7 @@ class HeldCalls:
         return await call.task
 
     async def _wait(self, call: HeldCall[Any], questions: Questions) -> None:
-        """Waits until the call has ended or asks something. If this is cancelled, the call is, too."""
+        """Waits until the call has ended or asks a question. If this is cancelled, cancels the call too."""
         asked = asyncio.ensure_future(questions.asked.wait())
         try:
             await asyncio.wait((call.task, asked), return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""Seals the `requestState` of MCP 2026-07-28, which travels through the client.
+"""Seals the `requestState` of MCP 2026-07-28, which the client stores between two requests.
 
 The SDK binds each state to the method, the tool, its arguments, the owner and an expiry, and checks all of
 them when the client sends the state back. This module provides the keys.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hutch.store.store import Store
 
 _CONTEXT = "MCP requestState"
-# Texts that the keys of the store encrypt begin with this; see `hutch.vault.crypto`.
+# Prefix of texts that the keys of the store encrypt; see `hutch.vault.crypto`.
 _STORE_PREFIX = "hutch1."
 _INVALID = (
     "requestState: expected the value of the last `input_required` result, with the same tool, arguments and"
@@ -37,8 +37,8 @@ _INVALID = (
 
 
 class StateCodec:
-    """Seals with a key of this process, or, after `load`, with the keys of the store. All servers with this
-    store, and those after a restart, can read what the latter have sealed.
+    """Seals states with a key of this process or, after `load`, with the keys of the store. Every server with
+    the same store can open the latter, also after a restart.
     """
 
     def __init__(self, open_store: Callable[[], Awaitable[Store]]) -> None:
@@ -65,7 +65,7 @@ class StateCodec:
 
 
 class RequestStateMiddleware:
-    """Seals the states that handlers return, and opens those that clients send back."""
+    """Seals the states that handlers return, and opens the states that clients send back."""
 
     def __init__(
         self, codec: StateCodec, owner_of: Callable[[ServerRequestContext[Any, Any]], str], seconds: float

@@ -1,4 +1,4 @@
-"""Continues suspended runs of `run_code`, after asking the client's user for the approvals that they need."""
+"""Continues suspended runs of `run_code`, and asks the client's user for their approvals."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Context = ServerRequestContext[Any, Any]
 
 _MAX_SHOWN = 500
 RECOVER_POLLS = 5
-"""Number of polls after which it is checked again whether the server that continues a run has died."""
+"""Number of polls after which the server that continues a run is checked for being alive."""
 
 
 class SuspendedRunState(msgspec.Struct, frozen=True, tag="run", tag_field="kind"):
@@ -104,7 +104,7 @@ class SuspendedRunCalls:
     async def decide(
         self, state: SuspendedRunState, responses: Mapping[str, Any], caller: Caller
     ) -> CallToolResult | None:
-        """Delivers the answers of the client's user. Returns an error if none of them can be used."""
+        """Delivers the answers of the client's user. Returns an error if no answer can be used."""
         if state.expires_at < now_rfc3339():
             message = (
                 f"The run {state.run_id} waited for a decision until {state.expires_at} and has expired."
@@ -159,7 +159,7 @@ class SuspendedRunCalls:
                 if poll % RECOVER_POLLS == 0 and not ending.done():
                     await self._stored.recover(run_id)
                 if not ending.done():
-                    # Another server may suspend the run again, so look for questions at intervals, too.
+                    # Another server may suspend the run again, so check for questions periodically, too.
                     suspended = asyncio.ensure_future(saved.wait())
                     await asyncio.wait(
                         (ending, suspended), timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED
@@ -190,7 +190,7 @@ class SuspendedRunCalls:
             raise await self._explained(error, run_id, owner) from None
 
     async def _explained(self, error: ResumeError, run_id: str, owner: str) -> ResumeError:
-        """Adds how a run ended that was suspended and has no result, if its record is still there."""
+        """Adds to a missing result how the suspended run ended, if its record still exists."""
         record = await (await self._open_store()).runs.get(run_id)
         if record is None or record.owner != owner or record.outcome == SUSPENDED:
             return error

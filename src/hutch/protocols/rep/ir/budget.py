@@ -15,7 +15,7 @@ class ValidationBudget:
     """
 
     def __init__(self, seconds: float | None = None) -> None:
-        """None means no limit."""
+        """`seconds` is None for no limit."""
         self._seconds = seconds
         self._ends_at: float | None = None
         self._is_stopped = False

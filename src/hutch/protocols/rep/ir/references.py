@@ -49,8 +49,8 @@ CODE_PARAMETERS = {
     "ability.execute": ("transform",),
     "shell.run": ("command",),
 }
-"""Parameters without interpolation, by step kind. They are code: `${…}` has a meaning in it, and inserted
-values could change what it does.
+"""Parameters without interpolation, by step kind. They are code, in which `${…}` has another meaning and
+inserted values could change the program.
 """
 
 _HEAD = re.compile(r"\$(?P<word>input|step|\.inputs|\.vars)(?=[.\[]|$)")
@@ -253,7 +253,7 @@ def find_template_references(
 
 
 def literal_reference(text: str, *, interpolate: bool) -> str | None:
-    """Returns the part of a text that looks like a reference but is not replaced. None if there is none."""
+    """Returns the part of a text that looks like a reference but is not replaced, or None."""
     if _HEAD.match(text.strip().removeprefix("$")) or _HEAD.match(text.strip()):
         return None
     for match in _INSIDE.finditer(text):
@@ -263,8 +263,8 @@ def literal_reference(text: str, *, interpolate: bool) -> str | None:
 
 
 def misplaced_item(text: str) -> str | None:
-    """Returns a reference to the item of a `for_each`, which only its inner step may use. None if the text
-    has none. Call it with texts of other steps.
+    """Returns a reference to the item of a `for_each` in a step that may not use it, or None. Only the inner
+    step of the `for_each` may use it, so call this with texts of other steps.
     """
     match = _ITEM_INSIDE.search(text)
     return None if match is None else shorten(match[0])

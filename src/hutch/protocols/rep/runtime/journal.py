@@ -303,8 +303,8 @@ class RunJournal:
     async def _flush(self) -> None:
         """Waits until all added entries are durable. Raises HutchError."""
         while self._pending or self._write_task is not None:
-            # Repeat, because the current write may have started before the last entry was added. The shield
-            # is needed because other callers may wait for the same write.
+            # Repeat, because the current write may have started before the last entry was added. Use a
+            # shield, because other callers may wait for the same write.
             await asyncio.shield(self._start_writing())
 
     def _start_writing(self) -> asyncio.Task[None]:
@@ -372,7 +372,7 @@ _encoder = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 def to_json(value: Any) -> str:
-    """Encodes a value as ASCII JSON, which can store any text. Accepts any depth that steps can produce."""
+    """Encodes a value as ASCII JSON, which can contain any text. Accepts any depth that steps produce."""
     try:
         return _encoder.encode(value)
     except TypeError:

@@ -35,7 +35,7 @@ def flow_not_found(name: str) -> ApiError:
 
 
 class JsonText(str):
-    """Stored JSON, which is sent as it is: decoding megabytes of it would block the event loop."""
+    """Stored JSON that is sent unchanged: decoding megabytes of it would block the event loop."""
 
     __slots__ = ()
 

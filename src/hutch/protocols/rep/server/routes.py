@@ -282,7 +282,7 @@ class FlowHandlers:
         return json_response({"ok": True, "run_id": run.run_id}, 202)
 
     async def retry(self, context: RequestContext) -> Response:
-        """Begins a run again from a step, with the recorded outputs of the steps before."""
+        """Runs a flow run again from a step, with the recorded outputs of the steps before it."""
         from_step = requests.parse_retry(await self._body.read_object(context.request))
         run = await self._run_to_continue(context, "retry")
         flow = await self._flows.validation.run(
@@ -334,7 +334,7 @@ class FlowHandlers:
         if not await self._flows.is_asking(run, step_id):
             raise ApiError("conflict", f"Step {step_id[:200]!r} is not waiting for an approval")
         identity = context.caller.identity
-        # Users can only approve in their own name.
+        # Users can approve only under their own names.
         by = decision.by if identity is None else identity.user.name
         await self._flows.approve(run, step_id, ApprovalDecision(decision.approved, by, decision.reason))
         return json_response(

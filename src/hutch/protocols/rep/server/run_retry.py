@@ -1,4 +1,4 @@
-"""Begins a run again from one of its steps, with the recorded outputs of the steps before it."""
+"""Runs a flow run again from one of its steps, with the recorded outputs of the steps before it."""
 
 from __future__ import annotations
 

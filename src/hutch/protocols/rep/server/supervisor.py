@@ -170,7 +170,7 @@ class FlowSupervisor:
             self._supervise(run)
 
     async def retry(self, run: FlowRunHead, flow: Flow, from_step: str) -> RetryPlan:
-        """Begins a run again from a step. Raises InvalidInput and RunInProgress."""
+        """Runs a flow run again from a step. Raises InvalidInput and RunInProgress."""
         self._admit(run.owner)
         if run.run_id in self._parked:
             raise RunInProgress()
@@ -294,9 +294,9 @@ class FlowSupervisor:
                     lost = lost + 1 if steps == before else 1
                     await asyncio.sleep(RESTART_SECONDS * 2 ** (lost - 1))
         except VaultError as error:
-            # Let sweeps skip this run for a while, because they would fail in the same way. A user's request
-            # to resume the run is still tried. Drop pending decisions, because they would trigger an
-            # immediate retry. The steps ask again when the run can be decrypted.
+            # Let sweeps skip this run for a while, because they would fail too. A user's request to resume
+            # the run is still tried. Drop pending decisions, because they would trigger an immediate retry.
+            # The steps ask again when the run can be decrypted.
             self._unreadable[run_id] = monotonic() + UNREADABLE_SECONDS
             supervised.decisions.clear()
             logger.error("run %s cannot be resumed: %s", run_id, error)
@@ -304,7 +304,7 @@ class FlowSupervisor:
             # The next sweep tries again.
             logger.error("run %s cannot be resumed: %s", run_id, error)
         except Exception as error:
-            # End the run, because every sweep would fail in the same way.
+            # End the run, because every sweep would fail too.
             logger.exception("run %s cannot be resumed", run_id)
             await self._abort(run_id, rep_error(PANIC, "The server failed.", cause=type(error).__name__))
 

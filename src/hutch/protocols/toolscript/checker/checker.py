@@ -266,7 +266,9 @@ def _cache_key(script: Script, declarations: str | None, strict: bool) -> bytes:
 
 
 def _explain_language(script: Script, error: InvalidScript) -> InvalidScript:
-    """If the script is Python, replaces all problems by one that says so, because the others do not help."""
+    """If the script is Python, replaces all problems by one that says so, because the other problems do not
+    help.
+    """
     for problem in error.problems[:MAX_SHOWN]:
         if hint := python_hint(script.text, problem.message):
             message = f"{problem.message.rstrip('.')}; {hint}."

@@ -58,8 +58,8 @@ _CONTEXT_CHARS = 200
 # thousand problems and be a single long line.
 _CLASS = re.compile(rf"\bclass\s+({_NAME})")
 _DECLARED = re.compile(rf"\b(?:function\*?|class|const|let|var)\s+({_NAME})")
-# The variables in `let a = 1, b;`, up to the end of the statement or of the line. After a comma, the next
-# line belongs to it too.
+# The variables in `let a = 1, b;`, up to the end of the statement or of the line. If the line ends with a
+# comma, includes the next line.
 _DECLARATIONS = re.compile(r"\b(?:let|var)\s+((?:[^;\n]|(?<=,)\n)*)")
 _UNTYPED = re.compile(rf"(?:^|,|\b(?:let|var)\s)\s*({_NAME})\s*(?=[=;,]|$)")
 # An object that gets its properties later, as in `const args = {}; args.path = "x"`.

@@ -56,8 +56,8 @@ class PreparedScript:
 
     @property
     def shift(self) -> tuple[int, int, int] | None:
-        """Line, first column and offset of the moved text, used to correct stack traces. Columns move on one
-        line only.
+        """Line, first column and offset of the moved text, used to correct stack traces. Columns change on
+        only one line.
         """
         if not self.returns:
             return None

@@ -188,7 +188,9 @@ class Approvals:
                 raise CallDenied(server, tool, f"The call of {server}__{tool} was denied{reason}")
 
     def must_ask(self, server: str, tool: str, run: str) -> bool:
-        """Returns True if a person has to decide on a call, and has not decided on all calls of the tool."""
+        """Returns True if the policy requires a decision of a person, and no earlier decision covers all
+        calls of this tool in the run.
+        """
         return (run, server, tool) not in self._remembered and self.policy.rule(server, tool) == "ask"
 
     async def wait_for_decision(self, approval: Approval) -> ApprovalAnswer:
@@ -209,8 +211,8 @@ class Approvals:
             self._notify(outcome, approval)
 
     async def wait_for_input(self, server: str, tool: str, run: str | None, answer: Awaitable[T]) -> T:
-        """Waits for an answer of a person to a tool, as long as for a decision. Meanwhile, the time limit of
-        the run is paused. Raises UpstreamError if the person does not answer.
+        """Waits until a person answers a question of a tool, as long as for a decision. Meanwhile, the time
+        limit of the run is paused. Raises UpstreamError if the person does not answer.
         """
         wait = None if run is None else self._wait_of(run)
         with self._waiting(run, wait, f"{server}__{tool}"):

@@ -51,7 +51,9 @@ class GatewayEndpoints:
         return json_reply(body, 503 if draining else 200)
 
     def ready(self, *, draining: bool = False, has_names: bool = True) -> GatewayReply:
-        """`has_names` shows the names of the servers that are being connected, instead of their number."""
+        """With `has_names`, the response contains the names of the servers that are being connected instead
+        of their number.
+        """
         connecting = self.gateway.connecting()
         ready = not connecting and not draining
         body = {"ready": ready, "connecting": connecting if has_names else len(connecting)}

@@ -57,7 +57,7 @@ class ToolSource(Protocol):
 
 
 AskClient: TypeAlias = Callable[[str, str, str | None, Any], Awaitable[Any]]
-"""Asks the client of a run what a tool asks the user (see `hutch.mcp_client.connection.AskForInput`). Gets
+"""Passes on questions of a tool to the client of a run (see `hutch.mcp_client.connection.AskForInput`). Gets
 the server, the tool, the id of the run and the questions.
 """
 
@@ -108,9 +108,9 @@ class Gateway:
     def __init__(self, tools: ToolSource, approvals: Approvals | None = None) -> None:
         self.approvals = approvals or Approvals(ApprovalPolicy())
         self.stored_approvals: StoredApprovals | None = None
+        """Approvals of runs that can be suspended. None if all calls wait in this process."""
         self.on_input: AskClient | None = None
         """Answers questions of tools; see `AskClient`."""
-        """Approvals of runs that can be suspended. None if all calls wait in this process."""
         self.on_call: list[Callable[[CompletedCall], None]] = []
         """Callbacks for every finished call of a known tool."""
         self._open_calls: dict[object, tuple[str | None, str]] = {}

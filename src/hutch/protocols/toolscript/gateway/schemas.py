@@ -24,7 +24,7 @@ _STATUS_BY_KIND = {
     "unknown_tool": 404,
     "timeout": 504,
 }
-# Error kinds with codes of their own. Other kinds use the codes and the format that all protocols share.
+# Error kinds with their own codes. Other kinds use the codes and the format that all protocols share.
 _GATEWAY_ERRORS = {
     "invalid_request": ErrorKind(400, "invalid_request"),
     "too_large": ErrorKind(413, "invalid_request"),

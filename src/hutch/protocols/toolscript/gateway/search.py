@@ -30,7 +30,7 @@ MAX_CORRECTED_WORDS = 4
 MAX_CORRECTED_CHARS = 40
 MAX_CORRECTIONS = 3
 MAX_PREFIX_READINGS = 20
-# Number of (tool, word) pairs that a query may visit: 20,000 take about 5 ms. Only long queries in catalogs
+# Number of (tool, word) pairs that a query may examine: 20,000 take about 5 ms. Only long queries in catalogs
 # with thousands of tools reach it. The most common words are then ignored.
 MAX_VISITS = 20_000
 MAX_CANDIDATES = 200
@@ -62,7 +62,7 @@ _RELATIVE_STRENGTH = 0.5
 # From 0 to 1. With 0, the score of a tool is relative to a tool that matches all query words. With 1, it is
 # relative to the best tool.
 _RELATIVE_SCORE = 0.5
-# Share of the score that a tool loses if its name consists of other words than the query.
+# Share of the score that a tool loses if no word of its name is in the query.
 _NAME_COVERAGE_WEIGHT = 0.2
 # Weight of tools that change something, if the query does not ask for a change.
 _CHANGING_WEIGHT = 0.85
@@ -293,7 +293,7 @@ class SearchIndex:
         possible = 0.0
         known = 0
         visits = 0
-        # Rare words first, because they say most about the tool that is meant.
+        # Rare words first, because they distinguish tools best.
         for word in sorted(words, key=lambda word: word.visits):
             visits += word.visits
             if not word.matches or (visits > MAX_VISITS and known):

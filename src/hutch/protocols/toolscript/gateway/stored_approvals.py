@@ -1,4 +1,4 @@
-"""Approvals of suspended runs. They survive a restart of the server, because the store has them."""
+"""Approvals of suspended runs. They are in the store, so they survive a restart of the server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ INTERRUPTED = "The call was approved, but the server stopped while it was made: 
 
 
 class StoredQuestion(msgspec.Struct, frozen=True, kw_only=True):
-    """A question to a person: may this tool be called?"""
+    """Question to a person about a tool call."""
 
     id: str
     """Id of the approval, which is also the token of the call."""
@@ -54,7 +54,7 @@ class StoredQuestion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def suspend_until_approved(server: str, tool: str, arguments: dict[str, Any]) -> Suspend:
-    """Returns the error that suspends a run until a person has decided on its call."""
+    """Returns the error that suspends a run until a person has decided on one of its calls."""
     question = StoredQuestion(
         id=secrets.token_urlsafe(9), server=server, tool=tool, arguments=arguments, asked_at=now_rfc3339()
     )
@@ -79,9 +79,7 @@ class _AskedCall(msgspec.Struct):
 
 
 class StoredApprovals:
-    """Shows the questions of suspended runs as approvals, makes the calls that are approved, and continues
-    the runs.
-    """
+    """Shows the questions of suspended runs as approvals, makes approved calls, and continues the runs."""
 
     def __init__(
         self,
@@ -111,8 +109,8 @@ class StoredApprovals:
         return self._approvals.must_ask(server, tool, context.run_id)
 
     async def waiting(self, run_id: str, owner: str) -> list[WaitingCall]:
-        """Returns the calls of a run that wait for a decision, which this server can take from then on, also
-        if another server has suspended the run. Raises HutchError.
+        """Returns the calls of a run that wait for a decision. From then on this server accepts decisions on
+        them, even if another server has suspended the run. Raises HutchError.
         """
         found = []
         for stored in await self._runs.calls.questions(run_id):
@@ -124,12 +122,12 @@ class StoredApprovals:
             self._add(run_id, owner, call_id, stored.question)
             question = msgspec.json.decode(stored.question, type=StoredQuestion)
             found.append(WaitingCall(call_id, question, stored.run.expires_at))
-        # Let the tasks of new questions begin to wait for decisions.
+        # Let the tasks of new questions start to wait for decisions.
         await asyncio.sleep(0)
         return found
 
     def decide(self, call_id: str, answer: ApprovalAnswer) -> bool:
-        """Decides on a call that `waiting` has returned. Returns False if it does not wait any more."""
+        """Decides on a call that `waiting` has returned. Returns False if it is no longer waiting."""
         asked = self._asked.get(call_id)
         if asked is None or asked.is_decided or not self._approvals.decide(asked.approval_id, answer):
             return False
@@ -142,9 +140,9 @@ class StoredApprovals:
                 self._add(checkpoint.run_id, checkpoint.owner, call.call_id, call.question)
 
     async def synchronize(self) -> None:
-        """Asks the questions that this server does not know, after a restart or because another server has
-        suspended the run. Withdraws the questions on which another server has got a decision. Continues runs
-        whose server died. Raises HutchError.
+        """Asks questions that this server does not know yet, after a restart or because another server has
+        suspended the run. Withdraws questions that another server has answered. Continues runs whose server
+        died. Raises HutchError.
         """
         before = dict(self._asked)
         questions = {stored.call_id: stored for stored in await self._runs.calls.questions()}
@@ -156,7 +154,7 @@ class StoredApprovals:
         await self._runs.continue_answered()
 
     async def recover(self, run_id: str) -> None:
-        """Does for one run what `synchronize` does for all. Raises HutchError."""
+        """Does the same as `synchronize` for one run. Raises HutchError."""
         for stored in await self._runs.calls.questions(run_id):
             await self._take_over(stored)
         await self._runs.recover(run_id)
@@ -164,7 +162,7 @@ class StoredApprovals:
     async def _take_over(self, stored: Question) -> None:
         asked = self._asked.get(stored.call_id)
         if asked is not None and not asked.is_decided and stored.decision is not None:
-            # Another server has got a decision.
+            # Another server has received a decision.
             asked.task.cancel()
             await asyncio.gather(asked.task, return_exceptions=True)
         if stored.call_id in self._asked or stored.call_id in self._decided:
@@ -175,7 +173,7 @@ class StoredApprovals:
             await self._answer_interrupted(stored)
 
     async def _answer_interrupted(self, stored: Question) -> None:
-        """Fails a call that was decided when the server stopped. It is not known whether it was made."""
+        """Fails a call whose decision was not carried out completely when the server stopped."""
         denied = stored.decision == "deny"
         message = "The call was denied" if denied else INTERRUPTED
         answer = Answer(code="tool_error", message=message)

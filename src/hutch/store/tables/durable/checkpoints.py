@@ -35,7 +35,7 @@ _SAVE = f"""
     WHERE checkpoints.holder = :previous_holder
 """
 # A process that died holds its runs until `held_until`. If the run has called no tool since it was continued,
-# the stored state is still the last one, so that another process can continue it.
+# its stored state is still current, so another process can continue it.
 _TAKE = f"""
     UPDATE checkpoints SET state = 'running', holder = :holder, held_until = :held_until
     WHERE run_id = :run_id AND owner = :owner AND expires_at > :now
@@ -73,7 +73,7 @@ class NewPendingCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A pending call as it is stored. `provider` and `tool` are None if an earlier version stored it."""
+    """A stored pending call. `provider` and `tool` are None if an earlier version of Hutch stored it."""
 
     call_id: str
     provider: str | None
@@ -107,8 +107,7 @@ class CheckpointTable:
     ) -> bool:
         """Stores a suspended run. Returns False if another process continues the run meanwhile.
 
-        `previous_holder`: the process that continued the run before; None if it was suspended for the first
-        time.
+        `previous_holder` is the process that continued the run before. It is None for the first suspension.
         """
         encrypted = [
             await self._encryption.encrypt_bytes(part, *_part_context(row, number, len(parts)))
@@ -133,8 +132,8 @@ class CheckpointTable:
             SqlStatement(
                 f"DELETE FROM checkpoint_parts WHERE run_id = :run_id AND EXISTS ({is_saved})", guarded
             ),
-            # The rows of calls that still wait stay: while the run continued, they may have got a decision or
-            # a result.
+            # Keep the rows of calls that are still waiting: while the run continued, they may have got a
+            # decision or a result.
             SqlStatement(
                 "DELETE FROM pending_calls WHERE run_id = :run_id"
                 f" AND call_id NOT IN :call_ids AND EXISTS ({is_saved})",
@@ -154,7 +153,7 @@ class CheckpointTable:
                     " (run_id, call_id, provider, tool, token_digest, question, in_flight)"
                     " SELECT :run_id, :call_id, :provider, :tool, :digest, :question, :in_flight"
                     f" WHERE EXISTS ({is_saved})"
-                    # A tool that ran when the run was stored may have deferred its result since.
+                    # A tool that was running when the run was stored may have deferred its result since.
                     " ON CONFLICT (run_id, call_id) DO UPDATE SET in_flight = excluded.in_flight,"
                     " token_digest = COALESCE(pending_calls.token_digest, excluded.token_digest),"
                     " question = COALESCE(pending_calls.question, excluded.question)",
@@ -174,8 +173,8 @@ class CheckpointTable:
         return results[0].row_count == 1
 
     async def take(self, run_id: str, owner: str, holder: str, held_until: str) -> CheckpointRow | None:
-        """Marks a suspended run as running in the process `holder`. Returns None if there is no such run, or
-        it is not suspended.
+        """Marks a suspended run as running in the process `holder`. Returns None if the run does not exist or
+        is not suspended.
         """
         values = {"run_id": run_id, "owner": owner, "holder": holder, "held_until": held_until, "now": now()}
         (changed,) = await self._database.write(SqlStatement(_TAKE, values))
@@ -255,8 +254,8 @@ class CheckpointTable:
         return changed.row_count == 1
 
     async def answer(self, run_id: str, answers: Mapping[str, str]) -> list[str]:
-        """Stores the results of pending calls, in one transaction. Returns the ids of the calls that do not
-        exist or have a result, which is not changed.
+        """Stores the results of pending calls in one transaction. Returns the ids of the calls that do not
+        exist, or already have a result, which stays unchanged.
         """
         sql = """
             UPDATE pending_calls SET answer = :answer
@@ -295,7 +294,7 @@ class CheckpointTable:
         ]
 
     async def answers(self, run_id: str) -> dict[str, str | None]:
-        """Returns the results of the pending calls; None for those that are still missing."""
+        """Returns the results of the pending calls, with None for missing results."""
         sql = "SELECT call_id, answer FROM pending_calls WHERE run_id = :run_id"
         return {
             call_id: None
@@ -305,8 +304,8 @@ class CheckpointTable:
         }
 
     async def find_call(self, token_digest: str) -> tuple[CheckpointRow, str] | None:
-        """Returns the run and the id of the call with a token. A call that waits for an approval has a token,
-        too, which does not suffice for its result.
+        """Returns the run and the id of the call with a token. Ignores calls that wait for an approval: their
+        tokens do not allow a client to deliver a result.
         """
         columns = ", ".join(f"c.{name}" for name in _FIELDS)
         sql = f"""
@@ -317,8 +316,8 @@ class CheckpointTable:
         return (_row(rows[0][:-1]), rows[0][-1]) if rows else None
 
     async def questions(self, run_id: str | None = None) -> list[Question]:
-        """Returns the calls of all runs, or of one, that wait for an approval or were approved, and have no
-        result: the oldest of each owner first, so that no owner displaces the questions of others.
+        """Returns the calls without a result that wait for an approval or were approved, of all runs or of
+        one. The oldest calls of each owner come first, so that no owner displaces the questions of others.
         """
         columns = ", ".join(f"c.{name}" for name in _FIELDS)
         condition = "" if run_id is None else "AND p.run_id = :run_id"
@@ -342,7 +341,7 @@ class CheckpointTable:
         ]
 
     async def count_questions(self, owner: str, other_than: str) -> int:
-        """Returns the number of calls of an owner that wait for an approval, without those of one run."""
+        """Returns the number of calls of an owner that wait for an approval, excluding those of one run."""
         sql = """
             SELECT COUNT(*) FROM pending_calls p JOIN checkpoints c ON c.run_id = p.run_id
             WHERE c.owner = :owner AND c.run_id <> :run_id AND p.question IS NOT NULL AND p.answer IS NULL
@@ -352,8 +351,8 @@ class CheckpointTable:
     async def decide(
         self, run_id: str, call_id: str, decision: str, decided_by: str | None, holder: str, held_until: str
     ) -> bool:
-        """Stores a decision, which `holder` carries out. Returns False if the call has one, or does not wait
-        any more.
+        """Stores a decision, which `holder` carries out. Returns False if the call already has a decision or
+        is no longer waiting.
         """
         sql = """
             UPDATE pending_calls SET decision = :decision, decided_by = :decided_by, decided_at = :now,
@@ -368,9 +367,9 @@ class CheckpointTable:
     async def end(
         self, run_id: str, holder: str | None, result: str, expires_at: str, *, is_dead: bool = False
     ) -> bool:
-        """Stores the result of a run that `holder` has continued to its end or, with None, of a suspended
-        run, and deletes its state. With `is_dead`, only if the holder has not extended its hold. Returns
-        False if there is no such run.
+        """Stores the result of a run and deletes its state. `holder` is the process that has continued the
+        run to its end, or None for a suspended run. With `is_dead`, does so only if the holder has not
+        extended its hold. Returns False if there is no such run.
         """
         encrypted = await self._encryption.encrypt(result, *_result_context(run_id))
         condition = "state = 'suspended'" if holder is None else "holder = :holder"
@@ -403,13 +402,14 @@ class CheckpointTable:
         return await self._encryption.decrypt(rows[0][0], *_result_context(run_id)) if rows else None
 
     async def stored_bytes(self, owner: str, other_than: str) -> int:
-        """Returns the size of the suspended runs and results of an owner, without those of one run."""
+        """Returns the size of the suspended runs and results of an owner, excluding those of one run."""
         sql = "SELECT COALESCE(SUM(bytes), 0) FROM checkpoints WHERE owner = :owner AND run_id <> :run_id"
         return int((await self._database.scan(sql, owner=owner, run_id=other_than))[0][0])
 
     async def with_answers(self, bundle: str, protocols: Collection[str]) -> list[CheckpointRow]:
-        """Returns runs of a guest bundle and of protocols that have got a result or wait for no result that
-        comes later, and are suspended, or were continued by a process that died before they called a tool.
+        """Returns runs that can continue, because a call has got a result or they wait for no later result.
+        They are suspended, or were continued by a process that died before they called a tool. Only includes
+        runs of this guest bundle and these protocols.
         """
         columns = ", ".join(f"c.{name}" for name in _FIELDS)
         sql = f"""

@@ -1,4 +1,4 @@
-"""Table of runs in progress, with the records that they get if their process dies."""
+"""Table of runs in progress, with the records to store if their process dies."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class RunningRunTable:
         self._database = database
 
     async def put(self, holder: str, runs: Sequence[NewRun]) -> None:
-        """Adds or replaces runs that the process `holder` executes. `runs` are the records that they get if
-        it dies, without contents.
+        """Adds or replaces runs that the process `holder` executes. `runs` are the records to store if it
+        dies, without contents.
         """
         sql = """
             INSERT INTO running_runs (run_id, holder, seen_at, record)
@@ -56,14 +56,14 @@ class RunningRunTable:
         await self._database.write(SqlStatement(sql, {"holder": holder, "now": now()}))
 
     async def holders(self) -> dict[str, str]:
-        """Returns the processes that execute runs, with the last time at which each was alive."""
+        """Returns the processes that execute runs, and when each was last alive."""
         sql = "SELECT holder, max(seen_at) FROM running_runs GROUP BY holder"
         return dict(await self._database.scan(sql))
 
     async def interrupt(self, holder: str, seen_at: str) -> list[str]:
-        """Records the runs of a process that has died as interrupted, unless they have a record. Runs that
-        are stored as checkpoints are left alone, because another process may continue them. Returns the ids
-        of the runs.
+        """Records the runs of a dead process as interrupted, unless they already have a record. Skips runs
+        that are stored as checkpoints, because another process may continue them. Returns the ids of the
+        runs.
         """
         sql = f"""
             SELECT run_id, record FROM running_runs r

@@ -89,7 +89,7 @@ class SessionTable:
         return _row(rows[0]) if rows else None
 
     async def list(self, owner: str) -> builtins.list[SessionRow]:
-        """Lists the sessions of an owner that have not expired, the last used one first."""
+        """Lists the sessions of an owner that have not expired, the most recently used first."""
         sql = f"""
             SELECT {_COLUMNS} FROM sessions WHERE owner = :owner AND expires_at > :now
             ORDER BY used_at DESC, name LIMIT {MAX_LISTED}
@@ -101,8 +101,8 @@ class SessionTable:
         return int((await self._database.scan(sql, owner=owner))[0][0])
 
     async def state(self, row: SessionRow, turn: int) -> tuple[bytes, dict[int, int]]:
-        """Returns the state after a turn, which is empty if it is not stored, and the sizes of all stored
-        states by their turns. Raises VaultError.
+        """Returns the state after a turn, and the sizes of all stored states by their turns. The state is
+        empty if it is not stored. Raises VaultError.
         """
         sql = """
             SELECT turn, LENGTH(data), CASE WHEN turn = :turn THEN data END FROM session_parts
@@ -127,9 +127,9 @@ class SessionTable:
         holder: str,
         previous: str,
     ) -> bool:
-        """Stores the states after some turns, and deletes those of all turns but `kept`. `row` has the new
-        version, and the holder from now on. Returns False if another process has used the session since the
-        version `previous`.
+        """Stores the states after some turns, and deletes the states of all turns that are not in `kept`.
+        `row` contains the new version and the new holder. Returns False if another process has used the
+        session since the version `previous`.
         """
         fields = msgspec.structs.asdict(row)
         values = {**fields, "holder": holder, "next_holder": row.holder, "previous": previous}
@@ -174,7 +174,7 @@ class SessionTable:
         return changed.row_count == 1
 
     async def release(self, session_key: str, holder: str) -> None:
-        """Lets other processes use a session, whose state was not changed."""
+        """Releases a session whose state was not changed, so that other processes can use it."""
         sql = """
             UPDATE sessions SET holder = NULL, held_until = NULL
             WHERE session_key = :session_key AND holder = :holder
@@ -182,7 +182,7 @@ class SessionTable:
         await self._database.write(SqlStatement(sql, {"session_key": session_key, "holder": holder}))
 
     async def delete(self, owner: str, name: str, holder: str) -> bool:
-        """Deletes a session, also an expired one, unless another process holds it."""
+        """Deletes a session, even if it has expired, unless another process holds it."""
         sql = """
             DELETE FROM sessions WHERE owner = :owner AND name = :name
                 AND (holder IS NULL OR holder = :holder OR held_until < :now)

@@ -67,7 +67,7 @@ class FlowSource:
         return flow
 
     def readable_nodes(self) -> list[FlowNode]:
-        """Returns the steps of a flow for which `parse` raised InvalidFlow, as far as they can be read."""
+        """Returns the readable steps of a flow for which `parse` raised InvalidFlow."""
         return readable_nodes(self._readable_document)
 
     def _compiled(self, budget: ValidationBudget) -> tuple[object, list[Problem]]:

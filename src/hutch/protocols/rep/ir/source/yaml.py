@@ -77,9 +77,10 @@ def decode_yaml(text: str, check: Callable[[], None] = lambda: None) -> Any:
 
 
 def find_lines(text: str) -> dict[str, int]:
-    """Returns the line of each value of a YAML or JSON text, by its path. Empty if the text cannot be read.
+    """Maps the path of each value of a YAML or JSON text to its line. Returns an empty mapping if the text
+    cannot be read.
 
-    The line of a member is that of its key.
+    The line of a member is the line of its key.
     """
     # JSON may be indented with tabs, which YAML does not allow.
     loader = _YamlLoader(text.replace("\t", " "))
