@@ -1,5 +1,5 @@
 /**
- * Makes functions of the source of abilities: wrappers are modules, transforms are expressions.
+ * Makes functions from the source of abilities: wrappers are modules, transforms are expressions.
  *
  * A parser finds the exports, so that `export` in a string or a comment is not changed.
  */
@@ -77,11 +77,11 @@ function defaultExportEdits(
   exported.default = name;
   // Keep opening parentheses, which come before the start of the expression.
   const parentheses = text.slice(from, to).replace(EXPORT_DEFAULT, "");
-  // The former declaration is now an expression, which has to end before the next statement.
+  // The declaration has become an expression, which has to end before the next statement.
   return [{ from, to, text: `const ${name} =${parentheses}` }, { from: node.end, to: node.end, text: ";" }];
 }
 
-/** Returns only the line breaks, so that what follows stays on its line. */
+/** Returns only the line breaks, so that the following code stays on its line. */
 function lineBreaks(text: string, from: number, to: number): string {
   return text.slice(from, to).replace(/[^\n]+/g, "");
 }

@@ -37,7 +37,7 @@ export function dropPermissions(): void {
 /** Deno's advice in errors about permissions, which a guest cannot follow. */
 const FLAG_ADVICE = /, run again with the --allow-[a-z-]+ flag$/;
 
-/** Replaces the advice in all errors about permissions, also in those that a guest catches. */
+/** Replaces the advice in all errors about permissions, including errors that a guest catches. */
 export function replaceFlagAdvice(instead: string): void {
   const { NotCapable } = Deno.errors;
   const { apply } = Reflect, { replace } = String.prototype;

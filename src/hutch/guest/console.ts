@@ -1,4 +1,4 @@
-/** The methods of `console` on top of a function that prints a line; shared by the engines. */
+/** The methods of `console`, based on a function that prints a line. Shared by the engines. */
 
 import { toLog } from "./json.ts";
 

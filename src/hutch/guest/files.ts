@@ -1,9 +1,9 @@
 /**
  * `files` and `display` for guests: the input files of an execution, and the files that it returns.
  *
- * The bytes travel in tool calls that only Hutch's own host answers, in pieces and only when the guest asks for
- * them. Runs in the guest's realm, so it captures the built-ins that it needs before guest code can replace
- * them.
+ * The bytes are sent in tool calls that only Hutch's own host answers, in pieces and only when the guest asks
+ * for them. Runs in the guest's realm, so it captures the built-ins that it needs before guest code can
+ * replace them.
  */
 
 import { toJson } from "./json.ts";
@@ -21,7 +21,7 @@ const { then } = Promise.prototype;
 const Bytes = Uint8Array, Buffer = ArrayBuffer, Encoder = TextEncoder, Decoder = TextDecoder;
 const { encode } = Encoder.prototype, { decode } = Decoder.prototype;
 
-/** Bytes of a piece. In Base64, it must fit into the input of a tool call. */
+/** Size of a piece in bytes. Encoded in Base64, it must fit into the input of a tool call. */
 const PIECE_BYTES = 384 * 1024;
 
 export interface FileInfo {
@@ -32,7 +32,7 @@ export interface FileInfo {
 
 interface Host {
   emit: Emit;
-  /** Position of the tool that reads; the tool that writes follows. */
+  /** Position of the tool that reads files. The tool that writes files follows it. */
   firstTool: number;
   log: (line: string) => void;
   /** Maximum size of the input of a call. */
@@ -106,7 +106,7 @@ const files = {
 
 function display(value: unknown, type?: string): Promise<void> {
   const shown = tracked(show(value, type));
-  // Most guests do not wait for `display`, so that they would not notice its failure.
+  // Most guests do not await `display`, so they would not notice its failure.
   apply(then, shown, [undefined, (error: any) => host.log(`display: ${error?.message}`)]);
   return shown;
 }
@@ -159,7 +159,7 @@ function inputNamed(name: unknown): FileInfo {
   throw new TypeError(`files.read: expected the name of an input file, got ${stringify(name)}${known}`);
 }
 
-/** Returns the bytes as they are now. The caller may change its array while they are sent. */
+/** Returns a copy of the bytes, because the caller may change its array while they are sent. */
 function bytesOf(label: string, data: unknown): Uint8Array {
   if (typeof data === "string") return encoded(data);
   if (data instanceof Buffer) return apply(slice, new Bytes(data), []);

@@ -1,5 +1,5 @@
 /**
- * Makes one async function of guest source.
+ * Makes one async function from guest source.
  *
  * Accepts an expression, statements that end in one, a body with `return`, or one function; in JavaScript or
  * TypeScript, optionally inside a Markdown fence. Keeps line numbers.

@@ -1,4 +1,4 @@
-/** Stack traces as guests see them: without frames of the runner and of Deno. */
+/** Stack traces for guests, without frames of the runner and of Deno. */
 
 const { apply } = Reflect;
 const { defineProperty } = Object;

@@ -214,7 +214,7 @@ function defineGlobal(name: string, value: unknown): void {
   defineProperty(globalThis, name, { value, writable: true, configurable: true });
 }
 
-/** Forgets all calls, whose results do not come after the end of a session's turn. */
+/** Drops all calls at the end of a session's turn, because their results will not arrive. */
 export function dropCalls(): void {
   const ids = keys(pending);
   for (let i = 0; i < ids.length; i++) delete pending[ids[i] as unknown as number];

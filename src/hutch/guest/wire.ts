@@ -44,7 +44,10 @@ export interface Execute {
   turn?: Turn;
 }
 
-/** A turn starts with the memory that the one before it has left, and its `done` follows its own memory. */
+/**
+ * A turn starts with the memory of the previous turn. The runner sends the turn's own memory before its
+ * `done`.
+ */
 export interface Turn {
   number: number;
   /** With `variables`, the runner returns the session's variables instead of running the code. */
@@ -105,7 +108,10 @@ export interface WarmUp {
   type: "warm_up";
 }
 
-/** Extension: moves the time limit of an execution, which does not run while a call waits for an approval. */
+/**
+ * Extension: extends the time limit of an execution, because the limit is paused while a call waits for an
+ * approval.
+ */
 export interface Extend {
   type: "extend";
   id: string;
@@ -171,7 +177,10 @@ export function toolCallLine(
 /** The tools behind `files` and `display`. No provider can have this name, because it is not an identifier. */
 const FILE_TARGETS = ["read", "write"].map((tool) => `"providerName":"hutch:files","safeToolName":"${tool}"`);
 
-/** Returns the fields that name a tool in a call, for every tool in order; those for files, if any, are last. */
+/**
+ * Returns the fields that name a tool in a call, for every tool in order. The fields for files, if any, are
+ * last.
+ */
 export function callTargets(providers: Manifest[], files?: FileInfo[]): string[] {
   const targets = providers.flatMap(({ name, tools }) =>
     Object.keys(tools).map((tool) => {
@@ -314,7 +323,10 @@ export class Wire {
     for (const resolve of this.#drained.splice(0)) resolve();
   }
 
-  /** Receives messages until the host closes its end. Ignores invalid JSON: other executions must go on. */
+  /**
+   * Receives messages until the host closes its end. Ignores invalid JSON, because other executions must
+   * continue.
+   */
   async listen(receive: (message: HostMessage) => void): Promise<void> {
     const buffer = new Uint8Array(65536);
     const decoder = new TextDecoder();

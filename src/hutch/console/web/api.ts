@@ -1,4 +1,7 @@
-/** Requests to the server. A request of an expired session shows the sign-in form and keeps the page as it is. */
+/**
+ * Requests to the server. A request of an expired session shows the sign-in form and leaves the page
+ * unchanged.
+ */
 
 import { signal } from "@preact/signals";
 

@@ -110,7 +110,9 @@ function Reference({ api, groups, current }: { api: OpenApi; groups: Group[]; cu
   );
 }
 
-/** Returns the fragment of the address, and scrolls to a group that it names once the page is there. */
+/**
+ * Returns the fragment of the address. When the page is loaded, scrolls to the group that the fragment names.
+ */
 function useHash(): string {
   const read = () => decodeURIComponent(globalThis.location.hash.slice(1));
   const [hash, setHash] = useState(read);

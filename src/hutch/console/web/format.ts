@@ -47,7 +47,8 @@ export function formatTime(time: string | number): string {
     }`;
 }
 
-// Characters that change the direction of text or are invisible: guests could use them to forge what is shown.
+// Characters that change the direction of text or are invisible. Guests could use them to forge the displayed
+// text.
 const INVISIBLE =
   // deno-lint-ignore no-control-regex
   /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;

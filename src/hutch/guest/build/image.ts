@@ -23,7 +23,7 @@ export function buildImage(
     vm.boot();
     return vm;
   };
-  // Compiled in another VM: the source and what the compiler leaves behind would take three pages of the image,
+  // Compile in another VM: the source and the remains of the compiler would take three pages of the image,
   // and resetting a VM copies the whole image.
   const bytecode = boot().compile(prelude, "hutch:prelude.js");
   const vm = boot();

@@ -1,5 +1,5 @@
 /**
- * Records how deep the C stack has been in a global, so that a reset clears exactly what was used.
+ * Records the lowest stack pointer in a global, so that a reset clears exactly the used part of the C stack.
  *
  * A function of C lowers the stack pointer when it is entered or calls `alloca`, and raises it again at its
  * end. After every assignment that may lower it, the patched code updates the lowest value.

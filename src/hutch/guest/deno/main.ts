@@ -160,7 +160,7 @@ class Run {
     this.#finish(false, undefined, { ...error, message, ...at, stack: frames });
   }
 
-  /** Adds a hint about what the guest can use instead. */
+  /** Adds a hint about an alternative that the guest can use. */
   #withHint(message: string): string {
     if (apply(test, NO_IMPORT, [message])) {
       const plain = apply(replace, message, [NO_PERMISSIONS, ""]);

@@ -44,7 +44,7 @@ export function importError(error: unknown, { tree, package: name }: RunnerConfi
   return new ToolError("import_failed", message, nameOf(error), locationOf(error, name));
 }
 
-/** Shortens the paths of a message: those of the package's own files are relative to it. */
+/** Shortens the paths in a message. Paths of the package's own files become relative. */
 function withoutFolders(text: string, tree: string, name: string): string {
   for (const start of [url(`${tree}/`), `${tree}/`]) text = text.replaceAll(start, "");
   const installed = `node_modules/\\.deno/[^/\\s]+/node_modules/${RegExp.escape(name)}/`;
@@ -62,7 +62,7 @@ const NOT_INSTALLED = [
   /Could not resolve "([^"]+)", but found it in a package\.json\..*\n *at (\S+)/,
 ];
 
-/** Replaces Deno's message about a missing package by one that tells the author of the tool what to do. */
+/** Replaces Deno's message about a missing package by advice for the author of the tool. */
 function withAdvice(text: string): string {
   for (const pattern of NOT_INSTALLED) {
     text = text.replace(pattern, (_, imported: string, file: string) => {

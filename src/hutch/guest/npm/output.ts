@@ -1,4 +1,4 @@
-/** Encodes a tool's output as JSON. Errors name the path of the value that has no JSON. */
+/** Encodes a tool's output as JSON. Errors name the path of the value that cannot be encoded. */
 
 import { messageOf, ToolError } from "./errors.ts";
 import { exceeds, tooLarge } from "../json.ts";

@@ -10,7 +10,7 @@ const { isArray } = Array;
 /** The host lists at most 50 problems, and says if there are more. */
 const MAX_PROBLEMS = 51;
 const MAX_CHARS = 500;
-/** Maximum depth of functions that return functions that return a schema. */
+/** Maximum depth of nested functions that return a schema. */
 const MAX_LAZY = 8;
 
 /** Result of the tool's own validator, or the JSON Schema that the host has to check. */

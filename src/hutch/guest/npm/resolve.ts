@@ -45,7 +45,7 @@ interface Candidate {
 }
 
 /**
- * Returns the exports that the name can mean, the best match first. Ignores inherited properties such as
+ * Returns the exports that the name can refer to, the best match first. Ignores inherited properties such as
  * `toString`.
  */
 function candidates(pkg: Exports, name: string): Candidate[] {
@@ -72,7 +72,7 @@ function defaultExports(pkg: Exports): Candidate[] {
   return isTool(outer.value) ? [outer, ...inner] : [...inner, outer];
 }
 
-/** Returns the names that a default export gives itself. */
+/** Returns the values of the properties that name a default export. */
 function ownNames(exported: unknown): unknown[] {
   return ["name", "toolName", "id"].flatMap((name) => own(exported, name)).map(({ value }) => value);
 }

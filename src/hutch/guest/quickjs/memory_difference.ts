@@ -1,8 +1,9 @@
 /**
- * Difference of a VM's memory to its image: words of 4 bytes, as runs of [words to skip, length, XOR of each word].
+ * Difference between a VM's memory and its image: runs of 4-byte words as [words to skip, length, XOR of each
+ * word].
  *
- * Reference counts change words in nearly every page of the image, so the changed words are stored and not the
- * changed pages. XOR turns a small change of a word into a few bits, which compress well.
+ * Reference counts change words in nearly every page of the image, so the changed words are stored and not
+ * the changed pages. XOR turns a small change of a word into a few bits, which compress well.
  */
 
 /** A run continues over fewer equal words than this, because starting another run takes two words. */

@@ -22,7 +22,9 @@ export class Run {
   readonly calls = new Set<string>();
   /** Codes of errors that the host sent to the guest. The guest may fail with the same codes. */
   readonly hostErrorCodes: Set<string>;
-  /** Open calls of `files`. The host answers them at once, so the execution is not suspended before. */
+  /**
+   * Open calls of `files`. The host answers them immediately, so the execution is not suspended before that.
+   */
   readonly fileCalls = new Set<string>();
   targets?: string[];
   openBytes = 0;
@@ -31,12 +33,14 @@ export class Run {
   busy = false;
   over = false;
   cancelled = false;
-  /** Outcome of a turn that has returned. The turn is over when all jobs that it has started have run. */
+  /**
+   * Outcome of a turn whose function has returned. The turn ends when all jobs that it has started have run.
+   */
   returned?: { result?: string };
-  /** If the host asked to suspend the execution, the maximum size of its memory's difference; otherwise 0. */
+  /** Maximum size of the memory's difference if the host has asked to suspend the execution, otherwise 0. */
   suspendBelow = 0;
 
-  /** `state`: that of the suspended execution to continue. */
+  /** `state` is the state of the suspended execution to continue. */
   constructor(
     readonly id: string,
     readonly request: Execute,
@@ -55,7 +59,7 @@ export class Run {
 
   readonly isOverdue = (now: number): boolean => this.over || this.cancelled || now >= this.deadline;
 
-  /** Whether the guest waits for calls or timers, and everything else is done. */
+  /** True if the guest only waits for calls or timers. */
   get isWaiting(): boolean {
     const isIdle = !this.busy && !this.over && this.queue.length === 0;
     return isIdle && this.digests === 0 && this.fileCalls.size === 0 &&

@@ -54,7 +54,7 @@ const OUT_OF_MEMORY = /^(out of memory|string too long|Invalid error message)$/;
 /** Text of an error: name and message. */
 const ERROR_TEXT = /^(\w*Error): ([^]*)$/;
 
-/** Memory images that executions start from; `web` adds what wrappers of abilities need. */
+/** Memory images that executions start from. `web` also contains the globals for wrappers of abilities. */
 type Images = Record<keyof typeof PRELUDES, Image>;
 
 type Result = Pick<Outcome, "ok" | "result" | "error">;
@@ -63,7 +63,7 @@ interface Call {
   run: Run;
   number: number;
   size: number;
-  /** Number of items that the guest has got. */
+  /** Number of items that the guest has received. */
   items: number;
 }
 
@@ -78,7 +78,10 @@ export class Runner {
   readonly #vms: VmPool;
   /** Memory that the host has sent for an `execute` that follows. */
   readonly #received = new MemoryParts();
-  /** Makes the ids of calls differ from those of other runners, where a suspended execution may continue. */
+  /**
+   * Makes the ids of calls differ from those of other runners, because a suspended execution may continue in
+   * another runner.
+   */
   readonly #callPrefix = crypto.getRandomValues(new Uint8Array(6)).toHex();
   #callCount = 0;
   #alarmAt = Infinity;
@@ -148,7 +151,7 @@ export class Runner {
     const { id } = request;
     const startedAt = performance.now();
     this.#wire.send(startedLine(id));
-    // If the guest blocks the process, the host must know which execution it was.
+    // If the guest blocks the process, the host must know which execution caused it.
     this.#wire.flush();
     try {
       const program = programOf(request);
@@ -218,12 +221,12 @@ export class Runner {
     const run = this.#runs.get(id);
     if (!run) return;
     run.suspendBelow = maxBytes;
-    // The host counts the items that it sends from now on.
+    // From now on, the host counts the items that it sends.
     for (const call of run.calls) this.#calls.get(call)!.items = 0;
     if (!run.busy) this.#trySuspend(run);
   }
 
-  /** Sends the state of an execution to the host and ends it here, if it waits for calls or timers only. */
+  /** Sends the state of an execution to the host and ends it here, if it only waits for calls or timers. */
   #trySuspend(run: Run): void {
     const { id, vm, suspendBelow } = run;
     if (!run.isWaiting) return;
@@ -412,7 +415,7 @@ export class Runner {
     if (next < Infinity) this.#setAlarm(next);
   }
 
-  /** Ends an execution by timeout or `cancel`. A suspended guest is interrupted, which shows where it was. */
+  /** Ends an execution by timeout or `cancel`. Interrupts a suspended guest to find its position. */
   #stop(run: Run): void {
     run.cancelled = true;
     if (run.busy) run.vm.wake();
@@ -547,7 +550,7 @@ function programResult({ options }: Execute, program: Program): Result {
   return { ok: false, error: { code: "result_too_large", message } };
 }
 
-/** Returns the number of bytes in UTF-8; inexact if it is below `maxBytes` in any case. */
+/** Returns the number of bytes in UTF-8. The number is inexact if it is certainly below `maxBytes`. */
 function byteLength(text: string, maxBytes: number): number {
   return 3 * text.length <= maxBytes ? text.length : new TextEncoder().encode(text).length;
 }

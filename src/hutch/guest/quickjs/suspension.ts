@@ -3,13 +3,18 @@
 import { memoryLine, type MemoryPart, type Wire } from "../wire.ts";
 import { type SavedMemory } from "./vm.ts";
 
-/** Words of one message: large enough to be efficient, small enough that the host handles others in between. */
+/**
+ * Number of words in one message: large enough to be efficient, small enough that the host can handle other
+ * messages in between.
+ */
 const PART_WORDS = 32 * 1024;
 
 /** State of a VM besides its memory. */
 export type VmState = Omit<SavedMemory, "words">;
 
-/** Everything but the memory itself. The host stores it and sends it back unchanged, except for the timers. */
+/**
+ * State except for the memory itself. The host stores it and sends it back unchanged, except for the timers.
+ */
 export interface SuspendedState {
   memory: VmState;
   calls: [callId: string, number: number, inputBytes: number, items: number][];
@@ -27,7 +32,7 @@ export function sendMemory(wire: Wire, id: string, words: Uint32Array): void {
   }
 }
 
-/** Collects the memory of executions that continue, until their `execute` comes. */
+/** Collects the memory of executions to continue until their `execute` arrives. */
 export class MemoryParts {
   readonly #parts = new Map<string, Uint8Array[]>();
 

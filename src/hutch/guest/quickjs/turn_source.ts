@@ -1,9 +1,10 @@
 /**
- * Makes one async function of the source of a session's turn.
+ * Makes one async function from the source of a session's turn.
  *
- * Its top-level declarations become global variables, which later turns can use and declare again: declarations
- * become assignments in place, and functions are passed to the function's parameter before anything else runs.
- * So a `const` can be assigned again, as in Node's REPL. Declarations inside blocks stay local.
+ * Its top-level declarations become global variables, which later turns can use and declare again:
+ * declarations become assignments in place, and functions are passed to the function's parameter before
+ * anything else runs. So a `const` can be assigned again, as in Node's REPL. Declarations inside blocks stay
+ * local.
  */
 
 import type { Pattern, Statement, VariableDeclaration } from "acorn";
@@ -20,7 +21,7 @@ import {
 
 /** Name of the function's parameter: defines functions as global variables. */
 const DEFINE = "__hutch_define";
-/** Added to the name of a function declaration, so that its own name means the global variable. */
+/** Suffix for the name of a function declaration, so that the name itself refers to the global variable. */
 const SUFFIX = "$hutch";
 const CLOSE = "\n})";
 
@@ -77,7 +78,7 @@ function variableEdits({ kind, start, end, declarations }: VariableDeclaration, 
   return edits;
 }
 
-/** Only an identifier can be declared without a value. */
+/** Only an identifier can be declared without a value, so `id` is one. */
 function ifDefined(id: Pattern): string {
   const { name } = id as Extract<Pattern, { type: "Identifier" }>;
   return `typeof ${name}=="undefined"?void 0:${name}`;

@@ -65,7 +65,7 @@ interface Exports {
   wasm_free(address: number): void;
 }
 
-/** Functions for the prelude, by letter. Arguments and results are boxes. */
+/** Functions for the prelude, by letter. Arguments and results are boxes (addresses of JSValues). */
 export type HostFunctions = Record<string, (vm: Vm, args: number[]) => number>;
 
 /** Returns true if the guest's time is up. Called between slices and while the guest runs. */
@@ -225,7 +225,7 @@ export class Vm {
     seed[0] |= 1;
   }
 
-  /** Returns what differs from the image. No guest code may be running, because its stack is not included. */
+  /** Returns the difference to the image. No guest code may be running, because its stack is not included. */
   save(): SavedMemory {
     const e = this.#exports, { heap, stackPointer } = this.#image;
     const pages = e.hutch_pages.value as number;
@@ -248,7 +248,7 @@ export class Vm {
     e.hutch_faults.value = faults;
     const memory = new Uint32Array(e.memory.buffer, stackPointer, (pages * PAGE - stackPointer) / 4);
     if (!applyDifference(memory, words)) throw new VmError("the saved memory is invalid");
-    // Otherwise two copies of one execution would draw the same random numbers.
+    // Without a new seed, two copies of one execution would draw the same random numbers.
     this.#reseed();
   }
 
@@ -450,7 +450,7 @@ export class Vm {
 /** Memory of a VM that waits, as its difference to the image. */
 export interface SavedMemory {
   pages: number;
-  /** How often QuickJS ran out of memory. */
+  /** Number of times that QuickJS ran out of memory. */
   faults: number;
   words: Uint32Array;
 }

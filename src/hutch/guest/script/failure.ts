@@ -9,7 +9,7 @@ const MAX_CAUSES = 5;
 /** Position of a frame at the end of its line. */
 const POSITION = /^(\s*at .*?)(\d+):(\d+)(\)?)$/;
 
-/** The line of the script into which `by` characters were inserted before the column `from`. */
+/** Line of the script in which `by` characters were inserted before the column `from`. */
 export type Shift = readonly [line: number, from: number, by: number];
 
 export interface ScriptLocation {

@@ -40,7 +40,9 @@ interface Suspended {
   calls: any[];
 }
 
-/** Starts an execution, suspends it when it has made `callCount` calls, and returns what the host would store. */
+/**
+ * Starts an execution, suspends it after `callCount` calls, and returns the state that the host would store.
+ */
 async function suspend(code: string, callCount = 1, options: object = {}): Promise<Suspended> {
   const host = new Host(), message = executeMessage(code);
   host.runner.receive({ ...message, options: { ...message.options, ...options } });

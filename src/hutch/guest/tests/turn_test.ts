@@ -1,4 +1,4 @@
-/** Tests of a session's turns, which run in the memory that the turn before has left. */
+/** Tests of a session's turns, each of which runs in the memory of the previous turn. */
 
 import assert from "node:assert";
 import { provideTypeScript } from "../source.ts";
@@ -15,7 +15,7 @@ interface State {
 
 const NEW: State = { number: 0, memory: [] };
 
-/** Runs a turn in a new runner. Returns its `done` and, if it succeeded, the state that it left. */
+/** Runs a turn in a new runner. Returns its `done` and, if it succeeded, the new state. */
 async function run(state: State, code: string, extra: object = {}): Promise<[any, State]> {
   const { promise, resolve } = Promise.withResolvers<any>(), memory: any[] = [];
   const runner = createRunner((message) => {

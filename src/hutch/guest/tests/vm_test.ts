@@ -15,7 +15,7 @@ const functions: HostFunctions = Object.fromEntries(
 /** State of Math.random, which a reset chooses at random: 8 bytes of the context. */
 const SEED_AT = image.context + 280;
 const MEMORY_BYTES = 8 << 20;
-/** Value that most programs keep on their stack and in their heap, so that a remainder is recognisable. */
+/** Value that most programs keep on their stack and in their heap, so that leftovers are recognisable. */
 const SECRET = 0x5eedfaceb00c;
 
 function freshVm(): Vm {

@@ -3,7 +3,10 @@
 import { boundsOf, nameOf, type OpenApi, resolve, type Schema, typeOf } from "./document.ts";
 import { Text } from "./text.tsx";
 
-/** `sent`: the client sends the value, so required fields are marked. In a response, optional fields are. */
+/**
+ * `sent`: the client sends the value, so required fields are marked. In a response, optional fields are
+ * marked.
+ */
 export function SchemaView({ api, schema, sent = false }: { api: OpenApi; schema: Schema; sent?: boolean }) {
   const whole = resolve(api, schema);
   const variants = whole.oneOf ?? whole.anyOf;
@@ -67,7 +70,7 @@ export function Field({ api, name, schema, required, where, sent }: {
   );
 }
 
-/** The nested fields of a field: shown at once for an inline object, on request for a named schema. */
+/** The nested fields of a field. An inline object is shown immediately, a named schema on request. */
 function Inner({ api, schema, sent }: { api: OpenApi; schema: Schema; sent: boolean }) {
   const inner = schema.items ?? schema;
   const references = [inner, ...inner.oneOf ?? inner.anyOf ?? []].filter((each) => each.$ref);

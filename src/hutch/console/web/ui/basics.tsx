@@ -83,7 +83,7 @@ export function Button({ kind = "plain", small, children, ...rest }: Children & 
   );
 }
 
-/** Text that is shown instead of an empty list, and what the user can do. */
+/** Text that is shown instead of an empty list, with advice for the user. */
 export function Empty({ title, children }: Children & { title: string }) {
   return (
     <div class="empty">

@@ -77,7 +77,7 @@ export function Chart({ label, times, series, format, height = 150 }: {
         element,
       );
     };
-    // In a task of its own, because the first charts of a page together take longer than a tenth of a second.
+    // Use a separate task, because the first charts of a page together take longer than a tenth of a second.
     const timer = setTimeout(create);
     const resized = new ResizeObserver(() => plot.current?.setSize({ width: element.clientWidth, height }));
     resized.observe(element);

@@ -144,9 +144,7 @@ export function Layout({ children }: { children: ComponentChildren }) {
 
 const HEALTH_MS = 5_000;
 
-/**
- * Shows a notice while the database does not answer, because the newest runs are missing in all lists then.
- */
+/** Shows a notice while the database does not answer, because all lists then lack the newest runs. */
 function WaitingRecords() {
   const { data } = useData<{ records?: { status: string; waiting: number; dropped: number } }>(
     "/health",

@@ -10,8 +10,8 @@ export interface Loaded<T> {
 }
 
 /**
- * Requests `path`, again whenever it changes and every `everyMs` while the page is visible. Data of the former
- * request stays until the next one has arrived, so that nothing flickers.
+ * Requests `path` again whenever it changes, and every `everyMs` while the page is visible. Keeps the
+ * previous data until the next response arrives, so that nothing flickers.
  */
 export function useData<T = any>(path: string | undefined, everyMs = 0): Loaded<T> {
   const [state, setState] = useState<{ data?: T; error?: unknown }>({});

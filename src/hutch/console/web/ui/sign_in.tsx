@@ -1,4 +1,4 @@
-/** The form for signing in. It covers the page, so that nothing that was typed there is lost. */
+/** The form for signing in. It covers the page, so that typed text is not lost. */
 
 import { useState } from "preact/hooks";
 import { signIn } from "../api.ts";

@@ -84,7 +84,7 @@ export default function Approvals() {
   );
 }
 
-/** The calls of one run that wait, to be decided beside its output. */
+/** The waiting calls of one run, shown beside its output. */
 export function PendingApprovals({ run }: { run?: string }) {
   const shown = (pending.value ?? []).filter((approval) => run !== undefined && approval.run === run);
   return <>{shown.map((approval) => <ApprovalCard key={approval.id} approval={approval} />)}</>;

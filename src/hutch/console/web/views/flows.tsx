@@ -1,4 +1,4 @@
-/** Flows: the list, one flow with its graph, and a run of it, live. */
+/** Flows: the list, one flow with its graph, and one of its runs, live. */
 
 import { useEffect, useState } from "preact/hooks";
 import { get, post, stream } from "../api.ts";

@@ -1,4 +1,4 @@
-/** Playground: write code, run it, see logs, tool calls and the result as they come. */
+/** Playground: write code, run it, and see logs, tool calls and the result as they arrive. */
 
 import { useEffect, useState } from "preact/hooks";
 import { get } from "../api.ts";

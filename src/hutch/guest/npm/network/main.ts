@@ -1,7 +1,7 @@
 /**
  * Sends the package's TCP connections through the host's proxy; other protocols fail with a reason.
  *
- * This is not a security boundary: the jail has no other connection than the proxy.
+ * This is not a security boundary, because the proxy is the jail's only connection.
  */
 
 import { bodyError, connectionError, fetchError, refusedError, translateCause } from "./errors.ts";

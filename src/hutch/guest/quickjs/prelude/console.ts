@@ -10,7 +10,7 @@ const methods = consoleMethods((line) => isFull = log(line.toWellFormed()) === 0
 for (const [name, method] of Object.entries(methods)) setName(name, method);
 defineGlobal("console", methods);
 
-/** Forgets that the logs were full: each turn of a session has its own. */
+/** Resets the flag that the logs are full, because each turn of a session has its own logs. */
 export function resetConsole(): void {
   isFull = false;
 }

@@ -3,7 +3,7 @@
 import { setName } from "./define.ts";
 import { cleanStack } from "./host.ts";
 
-/** Bit of `flags`: whether to send the positions of calls. */
+/** Bit of `flags`: the positions of calls are sent. */
 export const SEND_POSITIONS = 1;
 
 const { defineProperty, getOwnPropertyDescriptor } = Object;
@@ -11,17 +11,19 @@ const { apply } = Reflect;
 const { slice } = String.prototype;
 const { captureStackTrace } = Error;
 const { get, set } = getOwnPropertyDescriptor(Error.prototype, "stack")!;
-/** A guest that formats stack traces itself can make them as long as it likes. */
+/** Stack traces are cut, because a guest that formats them itself can make them arbitrarily long. */
 const MAX_CHARS = 100_000;
 
 function clean(stack: unknown): unknown {
   return typeof stack === "string" && stack ? cleanStack(apply(slice, stack, [0, MAX_CHARS])) : stack;
 }
 
-/** Reads the stack of an error, whatever the guest has done to its class. */
+/** Reads the stack of an error, even if the guest has changed the error's class. */
 export const rawStack = get!;
 
-/** Returns the stack of an error as QuickJS has it. The runner only needs the line, which is the source's. */
+/**
+ * Returns QuickJS's own stack of an error. The runner only needs the line, which is the same in the source.
+ */
 export function uncleanStack(error: Error): string | undefined {
   const stack = apply(rawStack, error, []);
   return typeof stack === "string" ? stack : undefined;

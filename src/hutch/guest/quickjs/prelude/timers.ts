@@ -32,7 +32,7 @@ function clear(id: unknown): void {
   stopTimer(id);
 }
 
-/** Forgets all timers, which end with the turn of a session. */
+/** Drops all timers at the end of a session's turn. */
 export function dropTimers(): void {
   const ids = keys(timers);
   for (let i = 0; i < ids.length; i++) delete timers[ids[i] as unknown as number];

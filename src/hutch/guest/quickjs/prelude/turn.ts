@@ -1,4 +1,4 @@
-/** Turns of a session: each one runs in the memory that the turn before it has left. */
+/** Turns of a session. Each turn runs in the memory of the previous turn. */
 
 import { NotJsonSafe, toJson } from "../../json.ts";
 import {
@@ -67,14 +67,17 @@ export async function turn(
   }
 }
 
-/** Returns what sends the calls of a turn's tools. In later turns, it looks for a tool with the same name. */
+/**
+ * Returns a function that sends the calls of a turn's tools. In later turns, it looks for a tool with the
+ * same name.
+ */
 function emitter(providers: ProviderTools): Emit {
   const names: string[] = [], current = ++turns;
   positions = create(null);
   for (let i = 0; i < providers.length; i++) {
     const [provider, tools, streaming = []] = providers[i];
     for (let j = 0; j < tools.length; j++) {
-      // A function of a tool that streams expects items.
+      // A streaming tool's function expects items.
       const name = `${provider}.${tools[j]}${apply(includes, streaming, [tools[j]]) ? " (stream)" : ""}`;
       positions[name] = names.length;
       apply(push, names, [name]);

@@ -38,7 +38,7 @@ export function usedText({ executions, cpuSeconds }: Used): string {
   return `${executions} ${executions === 1 ? "execution" : "executions"}, ${seconds} CPU s`;
 }
 
-/** Leaves text that is not a number to the server, which says what it expects. */
+/** Passes text that is not a number to the server, which explains what it expects. */
 function numberOrText(text: string): number | string {
   const number = Number(text);
   return Number.isFinite(number) ? number : text;

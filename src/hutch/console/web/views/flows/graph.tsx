@@ -8,7 +8,7 @@ import type { FlowDocument, FlowNode, StepState } from "./model.ts";
 const NODE = { width: 168, height: 52 };
 const MAX_NODES = 300;
 const MAX_LABEL_CHARS = 22;
-/** A wide graph is drawn smaller to fit the page, but not so small that its texts cannot be read. */
+/** A wide graph is scaled down to fit the page, but its texts stay readable. */
 const MIN_SCALE = 0.75;
 
 export function FlowGraph({ document, steps, selected, onSelect }: {

@@ -88,7 +88,7 @@ function completeTools(tools: () => ToolName[]) {
 }
 
 /**
- * `code` is the text at the start. To replace it later, give the editor another `key`: if the editor followed
+ * `code` is the initial text. To replace it later, give the editor another `key`: if the editor followed
  * `code`, it would undo text that is typed while the page is drawn.
  */
 export function Editor({ code, onChange, onRun, tools, checks }: {

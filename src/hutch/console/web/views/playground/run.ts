@@ -33,7 +33,10 @@ export interface RunRequest {
   record?: "metadata" | "errors" | "full";
 }
 
-/** The run that the playground shows; undefined before the first one. It survives leaving the view. */
+/**
+ * The run that the playground shows, also after leaving and reopening the view. Undefined before the first
+ * run.
+ */
 export const progress = signal<RunProgress | undefined>(undefined);
 
 const MAX_LOGS = 2_000;

@@ -1,4 +1,4 @@
-/** The list of runs: live, filtered, and drawn only as far as it is visible. */
+/** The list of runs: live and filtered. Only the visible part is drawn. */
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { get, post, session } from "../../api.ts";
@@ -231,7 +231,7 @@ function waited(run: RunEntry): string {
   return total >= 1 ? formatDuration(total) : "";
 }
 
-/** Cancels or replays all selected runs, also those that are scrolled out of view. */
+/** Cancels or replays all selected runs, including those that are scrolled out of view. */
 function Bulk({ selected, clear }: { selected: ReadonlySet<string>; clear: () => void }) {
   const [message, setMessage] = useState("");
   const act = async (action: "cancel" | "replay", body: object) => {

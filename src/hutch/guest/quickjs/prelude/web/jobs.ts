@@ -67,7 +67,7 @@ function isResponse(value: any): boolean {
     typeof value.text === "function";
 }
 
-/** Returns false for values that JSON omits, and for instances of classes, which it mostly makes empty. */
+/** Returns false for values that JSON omits, and for instances of classes, most of which JSON makes empty. */
 function isPlainData(value: any): boolean {
   if (typeof value !== "object" || value === null) {
     return value === null || ["string", "number", "boolean"].includes(typeof value);

@@ -32,7 +32,10 @@ interface ResponseData {
   url: string;
   redirected: boolean;
   type: string;
-  /** Id of the response at the host, as long as no more of its body was read than came with the head. */
+  /**
+   * Id of the response on the host, as long as the guest has read only the part of the body that came with
+   * the head.
+   */
   heldId: () => number | null;
 }
 
