@@ -138,7 +138,7 @@ async def _timed(work: Awaitable[object]) -> float:
 
 
 async def _overhead(port: int, key: str, upstream_port: int, scale: Scale) -> list[Row]:
-    """Measures all three in turn, so that changes of the machine's load affect them equally."""
+    """Measures all three in turn, so that changes in the machine's load affect them equally."""
     url = f"http://127.0.0.1:{upstream_port}/users/bo"
     direct: list[float] = []
     plain: list[float] = []

@@ -85,7 +85,7 @@ async def _case(app: App, case: str, scale: Scale) -> list[Row]:
         immediate, suspended = await _milliseconds(app, now), await _milliseconds(app, later)
         saved = kept.pop()
         answers = {saved.pending[0].call_id: Answer(result_json=b"1")}
-        # The execution that it is compared with only computes, like the rest of a continued one.
+        # Compare with an execution that only computes, like the rest of a continued execution.
         resumed = await _milliseconds(app, msgspec.structs.replace(later, saved=saved, answers=answers))
         computed = await _milliseconds(app, msgspec.structs.replace(execution, code="1+1"))
         suspends.append(suspended - immediate)

@@ -1,5 +1,5 @@
-"""Tokens that a model reads: MCP tools in its context, each server listed by itself and all of them through
-Hutch, and the answers of Hutch's tools.
+"""Tokens that a model reads: the tools of MCP servers, listed directly and through Hutch, and the answers of
+Hutch's tools.
 
 Counts with the public o200k tokenizer. Models count differently, but the ratio is much the same.
 """
@@ -79,7 +79,7 @@ def _server_entry(arguments: list[str]) -> dict[str, Any]:
 
 
 async def _visible_text(command: str, arguments: list[str]) -> tuple[str, int]:
-    """Returns what a client puts into the context (instructions and tools), and the number of tools."""
+    """Returns the text of the context (instructions and tools), and the number of tools."""
     from mcp import ClientSession, StdioServerParameters
     from mcp.client.stdio import stdio_client
 

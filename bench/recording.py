@@ -1,7 +1,7 @@
 """Cost of run records: executions with records at the level `errors`, by turns with some without records.
 
-Every protocol records its runs in the same way, so the cost is the same for all, and its share is largest in
-the quickest one. That is measured here: executions of the kernel, without HTTP.
+The cost is the same for all protocols. Its share is largest for the fastest runs, so this benchmark runs
+executions of the kernel without HTTP.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ async def recording(scale: Scale) -> list[Row]:
         times: dict[tuple[str, str], list[float]] = {}
         for turn in range(scale.of(80, 24)):
             for case, code in CASES.items():
-                # Every other turn begins with the other one, because the first may find colder caches.
+                # Alternate the order, because the first one may find colder caches.
                 for name, app in list(apps.items())[:: -1 if turn % 2 else 1]:
                     measured = await _run(app, code, providers)
                     # The first turns warm up.

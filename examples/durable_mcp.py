@@ -1,5 +1,5 @@
 """Kills a server whose MCP tool `run_code` waits for an approval. A second server asks the client's user for
-it, and continues the code where it was.
+the approval and continues the code.
 """
 
 import asyncio

@@ -23,7 +23,7 @@ from hutch.settings import Settings
 from hutch.store.store import Store
 from hutch.vault.flow_keys import open_store
 
-# These choose the programs to test with and stay in the environment.
+# These variables choose the programs to test with, so they stay in the environment.
 BINARIES = ("HUTCH_DENO", "HUTCH_BWRAP")
 ALIASES = ("EXECUTOR_API_KEY", "PROXY_URL")
 
@@ -38,8 +38,8 @@ gc.disable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begins with the files of this folder: some take long, and the other processes would wait for them at
-    the end.
+    """Runs the files of this folder first: some take long, and the other processes would have to wait for
+    them at the end.
     """
     items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
 

@@ -1,4 +1,4 @@
-"""Imports go down only, between packages, inside of them, and between protocols."""
+"""Imports go down only, between packages, inside packages, and between protocols."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LAYERS: Sequence[set[str]] = (
     {"__init__", "__main__", "cli"},
 )
 
-# The same inside a package. Modules that are not listed may be imported by, and may import, all of it.
+# Layers inside a package. Modules that are not listed may be imported by, and may import, all of it.
 INNER_LAYERS: dict[str, Sequence[set[str]]] = {
     "egress": ({"addresses", "policy", "redaction", "resolver"}, {"client", "proxy"}),
     "sandbox": ({"deno_binary", "temp_dirs"}, {"jail"}, {"runner", "selftest"}, {"pool"}),
@@ -69,14 +69,18 @@ def modules(package: str = "") -> Iterator[tuple[str, Path]]:
 
 
 def runtime_imports(path: Path) -> frozenset[str]:
-    """Returns what a module imports from hutch, also lazily, but not only for type hints."""
+    """Returns the modules of hutch that a module imports, including lazy imports, but not imports for type
+    hints.
+    """
     first, lazy = all_imports(path)
     return first | lazy
 
 
 @functools.cache
 def all_imports(path: Path) -> tuple[frozenset[str], frozenset[str]]:
-    """Returns what a module imports from hutch when it is imported, and what its functions import lazily."""
+    """Returns the modules of hutch that a module imports when it is imported, and those that its functions
+    import lazily.
+    """
     first: set[str] = set()
     lazy: set[str] = set()
 
@@ -165,7 +169,7 @@ def test_no_folder_has_more_than_15_modules() -> None:
 
 
 def test_each_module_can_be_imported_first() -> None:
-    """No module needs, while it is imported, one that imports it: the order of imports does not matter."""
+    """No module needs a module that imports it during its import, so the order of imports does not matter."""
     known = {module.removesuffix(".__init__"): path for module, path in modules()}
 
     def needed(module: str, path: Path) -> set[str]:

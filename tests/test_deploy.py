@@ -13,7 +13,7 @@ import yaml
 from tests.support.metrics import exported_series
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
-# Added by Prometheus.
+# Labels that Prometheus adds.
 TARGET_LABELS = {"instance", "job", "le"}
 METRIC = re.compile(r"\b((?:hutch|process)_[a-z_]+|up)\b(?:\{([^}]*)\})?")
 MATCHER = re.compile(r"([a-z_]+)\s*(?:=~|!~|!=|=)")

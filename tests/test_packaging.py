@@ -210,7 +210,8 @@ def resolve(cache: Path, *requirements: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_framework_is_not_downgraded_beside_hutch(framework: str, wheel: Path, uv_cache: Path) -> None:
-    # With all extras there are the most requirements, so what installs beside them installs beside fewer.
+    # All extras together have the most requirements, so any framework that installs beside them also installs
+    # beside fewer.
     extra = "" if framework in WITH_MCP_1 else "[all]"
     together = resolve(uv_cache, f"hutch{extra} @ {wheel.as_uri()}", framework)
     assert together[framework] == resolve(uv_cache, framework)[framework]

@@ -92,7 +92,7 @@ SHOP = {
     "servers": [{"url": "https://api.shop.example"}],
     "paths": {"/orders": {"get": {"operationId": "listOrders", "responses": {"200": {"description": "OK"}}}}},
 }
-# Files that the text of a page tells the reader to have.
+# Files that a page tells the reader to create.
 FILES: dict[str, dict[str, str]] = {
     "README.md": {"report.ts": "const n: number = 2; return n"},
     "docs/abilities.md": {
@@ -107,9 +107,9 @@ FILES: dict[str, dict[str, str]] = {
         "my-tool/index.js": MY_TOOL,
     },
 }
-# Exit codes other than 0 that the page says, by the beginnings of commands.
+# Exit codes other than 0 that the page mentions, by the beginnings of commands.
 EXIT_CODES = {"hutch tool ./my-tool  ": 2}
-# Commands that create what a page expects to exist.
+# Commands that create data that a page expects.
 BEFORE = {"docs/how-to/rotate-keys.md": "hutch user add bo; hutch key add bo > old"}
 
 
@@ -329,7 +329,7 @@ def adapt(command: str, reader: Reader, folder: Path) -> str:
 
 
 def expected_output(page: str) -> list[str]:
-    """Returns patterns of the output that the page shows in lines after commands. `…` stands for any text."""
+    """Returns patterns for the output that the page shows after commands. `…` stands for any text."""
     found = []
     for snippet in snippets("sh"):
         if snippet.page == page and all(reason_not_to_run(command) is None for command in commands(snippet)):

@@ -1,4 +1,4 @@
-"""The naive way to run a tool: install its package and start a program for every call."""
+"""Baseline for tools: installs the package and starts a program for every call."""
 
 from __future__ import annotations
 

@@ -11,14 +11,14 @@ from tests.npm import registry
 
 @pytest.fixture(scope="module")
 def npm(environment: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[registry.Registry]:
-    """A registry that ignores how the tester's machine reaches npm."""
+    """A registry that does not depend on the tester's npm configuration."""
     with pytest.MonkeyPatch.context() as patch, registry.run_registry() as served:
         for name in [*os.environ]:
             if name.lower().startswith("npm_config_") or name.lower().endswith("_proxy") or "CERT" in name:
                 patch.delenv(name)
         patch.setenv("HOME", str(tmp_path_factory.mktemp("user")))
         patch.setenv("NPM_CONFIG_REGISTRY", served.url)
-        # The published packages have names of real ones: they must not be installed in the home of other
-        # tests.
+        # The published packages have names of real packages, so they must not be installed in the home of
+        # other tests.
         patch.setenv("HUTCH_HOME", str(tmp_path_factory.mktemp("made-up")))
         yield served

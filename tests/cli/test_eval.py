@@ -97,7 +97,7 @@ def test_code_that_looks_like_an_option_goes_after_two_dashes() -> None:
 
 
 def test_timeout_is_in_seconds() -> None:
-    # A busy machine may need longer than the default to say where the code was.
+    # A busy machine may need longer than the default to find the position of the code.
     grace = {"HUTCH_CANCEL_GRACE_MS": "5000"}
     done = hutch("eval", "--timeout", "0.2", "console.log('on'); for (;;);", env=grace)
     assert (done.returncode, done.stdout) == (1, "")

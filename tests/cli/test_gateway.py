@@ -66,7 +66,7 @@ def test_status_shows_every_server(env: str) -> None:
 
 
 def test_texts_of_servers_cannot_control_the_terminal(tmp_path: Path) -> None:
-    """The same for errors, whose text may come from a gateway, too."""
+    """Covers errors too, whose text may come from a gateway."""
     hostile = "\x1b]0;owned\x07 \u202etxt \x9b2J"
     shown = "\\u001b]0;owned\\u0007 \\u202etxt \\u009b2J"
     server = {"name": "a", "state": "failed", "tools": 0, "error": hostile}

@@ -1,4 +1,4 @@
-"""Tests of `hutch exec` as a process. What scripts can do is tested in contract/toolscript."""
+"""Tests of `hutch exec` as a process. The features of scripts are tested in contract/toolscript."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The console's page, signing in, and what each role may see."""
+"""The console's page, signing in, and the permissions of each role."""
 
 from __future__ import annotations
 

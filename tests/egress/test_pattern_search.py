@@ -9,7 +9,7 @@ from hutch.egress.pattern_search import MAX_SEARCHED_ANCHORS, PatternSearch
 
 
 def covered(patterns: Iterable[bytes], data: bytes) -> list[tuple[int, int]]:
-    """Simple and slow reference: finds every pattern at every position, and merges what overlaps."""
+    """Simple and slow reference: finds every pattern at every position, and merges overlapping ranges."""
     found = []
     for pattern in set(patterns):
         at = data.find(pattern)

@@ -9,7 +9,7 @@ REFUSED = "refused"
 
 
 def program(attempts: Mapping[str, str]) -> str:
-    """Returns code that makes each attempt and returns what it got or that it was refused."""
+    """Returns code that makes each attempt, and returns its value or its refusal."""
     functions = ",\n".join(
         f"{json.dumps(name)}: async () => {{ {code if 'return ' in code else f'return ({code})'} }}"
         for name, code in attempts.items()

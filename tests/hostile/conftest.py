@@ -68,8 +68,8 @@ async def tools(victim: ToolServer) -> AsyncIterator[ToolServer]:
 
 
 async def _run_honest_tool(victim: ToolServer) -> dict[str, Any]:
-    """Runs a tool that returns at once. On a busy machine, its process may take longer to start than tools
-    have time on this server; then it is run again.
+    """Runs a tool that returns immediately. On a busy machine, its process may start too slowly for this
+    server's time limit; then it is run again.
     """
     for _ in range(HONEST_ATTEMPTS - 1):
         answer = await victim.run(tool("return { sum: params.a + 1 }"), params={"a": 1})

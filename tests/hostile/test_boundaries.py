@@ -93,7 +93,7 @@ async def test_unclosed_code_fence_takes_no_time(run: Run) -> None:
 async def test_loop_over_slow_native_calls_is_stopped_without_harming_its_neighbour() -> None:
     async with hutch.Hutch(quickjs_processes=1) as h:
         slow = asyncio.create_task(
-            # Several calls, of some milliseconds each, must stay below the grace on a busy machine.
+            # Several calls of some milliseconds each must stay below the grace period on a busy machine.
             h.run('const b = "x".repeat(1e6); for (;;) b.indexOf("y")', timeout_ms=1_000)
         )
         neighbour = await h.run("await tools.echo(1)", tools=[echo], timeout_ms=20_000)

@@ -1,4 +1,4 @@
-"""No owner keeps the others from running, and no runner keeps its executions beyond their time."""
+"""No owner blocks other owners, and no runner extends the time limit of its executions."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_unused_runner_killed_just_before_its_execution_is_replaced() -> N
         pool = h._kernel.pool
         await eventually(lambda: pool.stats().warm.get("deno"))
         [spare] = next(ready for profile, ready in pool.runners.warm.items() if profile.engine == "deno")
-        # The host does not notice before it uses the runner, because the event loop does not run meanwhile.
+        # The host does not notice before it uses the runner, because the event loop is not running.
         os.kill(descendants(spare.pid)[-1], signal.SIGKILL)  # type: ignore[attr-defined]
         result = await h.run("return 2", engine="deno")
         assert result.result == 2, result

@@ -1,4 +1,4 @@
-"""Results of hostile MCP servers do not keep the host from answering others."""
+"""Results of hostile MCP servers do not block the host."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CASES = [
 
 @pytest.fixture
 async def sandbox() -> AsyncIterator[hutch.Hutch]:
-    """A Hutch for each test, because one accepts only 16 MCP configurations."""
+    """A separate Hutch for each test, because one accepts only 16 MCP configurations."""
     async with hutch.Hutch() as started:
         yield started
 

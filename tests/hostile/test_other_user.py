@@ -20,8 +20,8 @@ NOBODY = 65534
 ROOT = Path(__file__).parents[2]
 MIB = 1024 * 1024
 IS_ROOT = os.geteuid() == 0
-# The interpreter and the checkout may be in a folder that only root may enter. In a mount namespace of its
-# own, this script replaces each such folder by one that contains only them.
+# The interpreter and the checkout may be in a folder that only root may enter. In a separate mount namespace,
+# this script replaces each such folder by one that contains only them.
 EXPOSE = """
 set -e
 for path in $NEEDED; do

@@ -136,7 +136,7 @@ async def test_result_of_exactly_the_limit_is_accepted(
 @pytest.mark.parametrize("text", ["'\"'.repeat(4194302)", "'\\u0001'.repeat(1398100)"])
 @repeat_on_stall
 async def test_result_of_escapes_does_not_block_the_host(run: Run, text: str) -> None:
-    """Such a result takes up to 80 ms if its message is read at once."""
+    """If its message is read in one step, such a result takes up to 80 ms."""
     async with LoopStalls() as stalls:
         result = await run(text, memory_limit_bytes=300 * MIB, timeout_ms=60_000)
     assert result.error is None

@@ -1,4 +1,4 @@
-"""A hostile runner can lose its own session and nothing else."""
+"""A hostile runner can only lose its own session."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ LONG_LINES = {
 async def test_long_line_with_a_lone_surrogate_does_not_block_the_host(
     with_runner: WithRunner, payload: str, field: str
 ) -> None:
-    """Python's own JSON parser, which accepts lone surrogates, needs a fifth of a second for such a line."""
+    """Python's JSON parser, which accepts lone surrogates, needs a fifth of a second for such a line."""
     sandbox = with_runner(
         f"""
         payload = {payload}
@@ -484,7 +484,9 @@ async def test_missing_command_is_named(tmp_path: Path) -> None:
 
 @repeat_on_stall
 async def test_large_result_of_slow_numbers_does_not_block_the_host(with_runner: WithRunner) -> None:
-    """Decoded at once, these numbers take 10 us each. The runner ends before they are decoded."""
+    """If they were decoded in one step, these numbers would take 10 us each. The runner ends before they are
+    decoded.
+    """
     sandbox = with_runner(
         """
         send(type="started", id=id)

@@ -200,7 +200,7 @@ def upgrade(server: ServeProcess, *headers: str) -> str:
 
 
 def ask(server: ServeProcess, path: str, *headers: str) -> str:
-    """Sends exactly these headers, which no library would, and returns the response."""
+    """Sends exactly these headers, which no library would send, and returns the response."""
     address = urlsplit(server.url)
     with socket.create_connection((address.hostname, address.port), TIMEOUT_SECONDS) as connection:
         connection.sendall("\r\n".join([f"GET {path} HTTP/1.1", *headers, "", ""]).encode())

@@ -125,7 +125,7 @@ async def test_disconnect_closes_the_events() -> None:
 
 
 async def test_signal_does_not_end_a_stream_before_its_events_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """sse-starlette would end all streams of the process; here the server drains."""
+    """sse-starlette would end all streams of the process, but here the server drains."""
     monkeypatch.setattr(AppStatus, "should_exit", True)
     client, events = Client(), Events()
     getting = asyncio.create_task(client.get(event_stream(events.stream())))

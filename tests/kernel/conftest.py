@@ -1,4 +1,4 @@
-"""Two Hutches with the same store, as two servers have it. The module of the tests defines `settings`."""
+"""Two Hutches with the same store, like two servers. Each test module defines `settings`."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ print("all gone")
 
 
 def test_runners_of_a_sandbox_abandoned_with_its_loop_are_ended() -> None:
-    # Python warns of resources that were left open.
+    # Python warns about unclosed resources.
     command = [sys.executable, "-W", "ignore", "-c", ABANDONED]
     done = subprocess.run(command, capture_output=True, text=True, timeout=2 * TIMEOUT_SECONDS)
     assert done.stdout == "all gone\n", done.stderr

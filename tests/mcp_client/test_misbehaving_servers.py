@@ -149,7 +149,7 @@ async def test_error_that_the_sdk_accepts_is_matched(start: StartServers, how: s
 @pytest.mark.parametrize("how", ["text", "number", "cut", "last", "bytes", "true"])
 async def test_unusual_ids_do_not_end_the_connection(start: StartServers, how: str) -> None:
     servers = await start(stdio_server("StrangeIds"))
-    # With progress, so that the response is read after the line before it.
+    # Request progress, so that the response is read after the line before it.
     result = await servers.call("StrangeIds", "act", {"how": how}, on_progress=lambda *_: None)
     assert result == "acted"
     assert state(servers, "StrangeIds").state == "connected"
@@ -199,7 +199,8 @@ async def test_endless_line_ends_the_connection(start: StartServers) -> None:
 async def test_flood_ends_the_connection_and_other_servers_work_meanwhile(
     start: StartServers, mode: str
 ) -> None:
-    # Also a busy machine reads more than four times this rate; an unexpected response counts as a quarter.
+    # Even a busy machine reads more than four times this rate. An unexpected response counts as a quarter of
+    # a message.
     limits = replace(SHORT_LIMITS, flood_seconds=0.5, max_unsolicited_per_second=20)
     servers = await start(stdio_server(mode), stdio_server("Server"), limits=limits)
     flooded = asyncio.ensure_future(failure(servers, mode))

@@ -385,7 +385,7 @@ async def test_endless_response_of_an_authorization_server_is_cut(
     app.answers[path] = (status, HostileOAuth.ENDLESS)
     app.content_type = content_type
     await login_error(server)
-    # The client may also have sent as much as the buffers of the sockets hold.
+    # The client may additionally have sent as much as the buffers of the sockets hold.
     assert app.sent_bytes < 32 * 1024 * 1024
 
 

@@ -1,4 +1,4 @@
-"""Fixtures: a registry of made-up packages, and package managers that use it."""
+"""Fixtures: a registry of invented packages, and package managers that use it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def npm(plain_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[re
 
 @pytest.fixture
 async def new_packages(tmp_path: Path) -> AsyncIterator[NewPackages]:
-    """Makes package managers with a home of their own."""
+    """Creates package managers, each with its own home."""
     made: list[PackageManager] = []
 
     def make(**settings: Any) -> PackageManager:

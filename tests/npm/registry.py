@@ -1,4 +1,4 @@
-"""npm registry on loopback that serves made-up packages and simulates faults.
+"""npm registry on loopback that serves invented packages and simulates faults.
 
 with registry.run_registry() as npm:
     npm.publish("greet", files={"index.js": "export const hello = …"})

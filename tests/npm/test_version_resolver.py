@@ -1,4 +1,4 @@
-"""Resolution of ranges and tags: their versions, when the registry is asked, and what is used offline."""
+"""Resolution of ranges and tags: versions, requests to the registry, and offline use."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ async def test_depth_and_number_of_values_are_limited() -> None:
         await decode_large_value(b"[" + b"1," * 60_000 + b"1]", 50_000)
 
 
-# Decoded at once, each of these stalls the event loop for 0.05 to 2.5 s.
+# If it is decoded in one step, each of these texts stalls the event loop for 0.05 to 2.5 s.
 SLOW: dict[str, Callable[[], bytes]] = {
     "exponents": lambda: b"[" + b"1e300," * 250_000 + b"1]",
     "digits": lambda: b"[" + b"1.2345678901234567e-300," * 40_000 + b"1]",
@@ -177,7 +177,7 @@ async def test_slow_text_does_not_block_the_event_loop(name: str) -> None:
 
 @repeat_on_stall
 async def test_value_with_long_strings_is_encoded_in_pieces() -> None:
-    """Encoding it at once takes 40 to 90 ms."""
+    """Encoding it in one step takes 40 to 90 ms."""
     value = {"a": [1, {"b\ud800": '"\\' * 4_000_000}, "é" * 100_000 + "\ud800"], "c": [], "d": 10**20}
     async with LoopStalls() as stalls:
         text = await encode_large_value(value)

@@ -1,4 +1,4 @@
-"""Handle of a run: controls, and what its record contains."""
+"""Handle of a run: controls, and the contents of its record."""
 
 from __future__ import annotations
 

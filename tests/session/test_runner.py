@@ -105,7 +105,7 @@ class WaitingGuest:
     async def __call__(self, request: ExecutionRequest) -> Result:
         stopped = anyio.Event()
         request.run.report_started()
-        # Its only message is the cancel.
+        # The only message of this session is the cancel.
         request.run.session = Session("r", "", Limits(), [], Peer(send=lambda _: stopped.set()))
         self.running += 1
         self.started.set()
@@ -325,7 +325,7 @@ async def test_execution_that_cannot_start_gets_a_protocol_error_code(error: Exc
     assert (done["type"], done["ok"], done["durationMs"], done["logs"]) == ("done", False, 0, [])
     assert done["error"]["code"] == code
     assert "secret" not in done["error"]["message"]
-    # The client returns a result if the quota is used up, and raises Busy if there is no runner.
+    # The client returns a result for an exceeded quota, and raises Busy if there is no runner.
     assert done["error"].get("name") == ("QuotaExceeded" if isinstance(error, QuotaExceeded) else None)
 
 

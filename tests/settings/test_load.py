@@ -25,7 +25,7 @@ def test_defaults_match_the_protocol() -> None:
 
 
 def test_keyword_arguments_of_hutch_have_the_types_of_the_settings() -> None:
-    """If it fails, a setting was added or changed: change `SettingOverrides` in the same way."""
+    """If this fails, a setting was added or changed, and `SettingOverrides` needs the same change."""
     declared, expected = get_type_hints(SettingOverrides), get_type_hints(Settings)
     assert declared.keys() == expected.keys()
     wider = {
@@ -83,7 +83,7 @@ def test_project_cannot_weaken_the_settings() -> None:
 
 
 def test_paths_in_a_file_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Relative to the current directory, they could name files of the person who made that directory."""
+    """Relative to the current directory, they could name files of the owner of that directory."""
     monkeypatch.chdir("/")
     (tmp_path / "hutch.toml").write_text('home = "state"\nmcp_config = ["servers.json", "/etc/x", "~/y"]\n')
     settings = load_settings(environ={"HUTCH_HOME": ""}, file=tmp_path / "hutch.toml")

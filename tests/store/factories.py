@@ -40,7 +40,9 @@ def make_flow_run(owner: str = "ada", **more: Any) -> FlowRunRow:
 
 
 async def create_flow_key(store: Store) -> None:
-    """Creates the data key of flows first: it could not be created beside users with invalid data keys."""
+    """Creates the data key of flows first, because it cannot be created after users with invalid data keys
+    exist.
+    """
     await store.journal.step_counts("")
 
 

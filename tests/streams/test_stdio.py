@@ -1,4 +1,4 @@
-"""Tests of `hutch.streams.stdio`, in a process of their own: it changes file descriptors 0 and 1."""
+"""Tests of `hutch.streams.stdio`, in a separate process, because it changes file descriptors 0 and 1."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Databases for the tests: a real PostgreSQL server in a temporary folder, which ends with the test process,
 and SQLite files.
 
-A test that needs tables gets those of an earlier test, without rows: creating them takes 0.2 s of CPU time.
+Tests reuse the empty tables of earlier tests, because creating tables takes 0.2 s of CPU time.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class PostgresServer:
         return f"postgresql://{USER}@/postgres?host={self.folder}"
 
     def new_database(self) -> str:
-        """Returns the URL of a new schema, which is as good as an empty database and 100 times as fast to
+        """Returns the URL of a new schema, which serves as an empty database and is 100 times as fast to
         create.
         """
         name = f"test{next(self._numbers)}"
@@ -103,7 +103,7 @@ class PostgresServer:
         return psycopg.connect(url or self.url, autocommit=True)
 
     def start(self) -> None:
-        # fsync off: the data need not survive a crash of the machine, and it does survive a killed process.
+        # fsync is off, because the data must survive a killed process but not a crash of the machine.
         options = {"listen_addresses": "", "unix_socket_directories": str(self.folder), "fsync": "off"}
         command = [_program("postgres"), "-D", str(self.folder / "data")]
         command += [part for name, value in options.items() for part in ("-c", f"{name}={value}")]

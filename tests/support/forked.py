@@ -251,7 +251,7 @@ def _serve(requests: socket.socket, listener: socket.socket) -> dict[str, Any] |
 
 
 def _receive_request(client: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    """Returns a request and its file descriptors, or None if the client is gone."""
+    """Returns a request and its file descriptors, or None if the client has exited."""
     head, fds, _, _ = socket.recv_fds(client, _LENGTH.size, 4)
     return (json.loads(_read_exactly(client, _LENGTH.unpack(head)[0])) if head else None), fds
 
@@ -294,7 +294,7 @@ def _fork_runtimes(socket_name: str, env: dict[str, str]) -> None:
 
 
 def _set_up_child(request: dict[str, Any], fds: list[int]) -> None:
-    """Makes this process look like one that Python has just started for the request."""
+    """Makes this process look like a Python process that was just started for the request."""
     for number, fd in enumerate(fds):
         if number < 3:
             os.dup2(fd, number)

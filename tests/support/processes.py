@@ -1,4 +1,4 @@
-"""Starts real `hutch` processes, and checks what they leave behind."""
+"""Starts real `hutch` processes, and checks for leftovers."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Traces:
             os.close(fd)
 
     def remaining(self, seconds: float = 10.0) -> list[str]:
-        """Returns what still exists after at most `seconds`."""
+        """Returns the processes and files that still exist after at most `seconds`."""
         left = [str(pid) for pid, fd in self._open.items() if not select.select([fd], [], [], seconds)[0]]
         return left + [str(path) for path in temporary_files(self._pid)]
 
@@ -126,7 +126,7 @@ def arguments_of(pid: int) -> list[str]:
 
 
 def is_runner(pid: int, script: str) -> bool:
-    """Whether the process is a runner with this script, with or without a container."""
+    """Returns True if the process is a runner with this script, with or without a container."""
     return any(each.endswith(f"/{script}") for each in arguments_of(pid))
 
 

@@ -53,7 +53,7 @@ def main(pid: int, url: str) -> None:
 
 
 def _queued(pid: int) -> float:
-    # The event loop is in the main thread. Delays of this probe are no stalls either.
+    # The event loop is in the main thread. Delays of this probe are not stalls either.
     return queued_seconds(pid, pid) + queued_seconds(os.getpid(), os.getpid())
 
 

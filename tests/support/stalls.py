@@ -1,8 +1,8 @@
 """Measures how long an event loop does not answer.
 
-A busy machine delays every process now and then, so a stall counts only as far as the watched process used
-CPU time meanwhile, and without the time that its event loop was ready but waited for a processor.
-A delay that remains is noise if it does not come again: `repeat_on_stall` runs such a test again.
+A busy machine sometimes delays every process. So only the CPU time that the watched process used during a
+stall counts, without the time that its event loop was ready but waited for a processor. The rest is noise if
+it does not recur: `repeat_on_stall` repeats such a test.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class StallError(AssertionError):
 
 
 def repeat_on_stall(test: Callable[P, Awaitable[None]]) -> Callable[P, Awaitable[None]]:
-    """Fails a test only if every attempt stalls: a stall that our code causes comes again, noise does not."""
+    """Fails a test only if every attempt stalls: a stall that Hutch causes recurs, noise does not."""
 
     @functools.wraps(test)
     async def repeated(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -60,8 +60,8 @@ class LoopStalls:
         self._watcher: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> LoopStalls:
-        # As `hutch serve` does: a garbage collection of all objects of a test process takes long by itself.
-        # They stay frozen, because each later collection would take half a second otherwise.
+        # As `hutch serve` does, because a garbage collection of all objects of a test process takes long.
+        # They stay frozen, because each later collection would otherwise take half a second.
         gc.collect()
         gc.freeze()
         self._watcher = asyncio.create_task(self._watch())

@@ -1,4 +1,4 @@
-"""Parsing and passing on of the W3C trace context."""
+"""Parsing and propagation of the W3C trace context."""
 
 from __future__ import annotations
 

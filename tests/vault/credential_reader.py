@@ -27,7 +27,7 @@ async def main() -> None:
         print("ready", flush=True)
         count = 0
         while not stop.is_set():
-            # Uses the user as first read, which is as stale as possible.
+            # Use the user as first read, which is as stale as possible.
             found = {each.credential.key: each.value for each in await vault.secrets(user, [HOST])}
             expected = {f"key-{number}": f"value {number}" for number in range(20)} | {"written": str(count)}
             if count == 0:

@@ -1,4 +1,4 @@
-"""An API that repeats each request in its response, and users with a home of their own."""
+"""An API that repeats each request in its response, and users with a separate home."""
 
 from __future__ import annotations
 

@@ -345,7 +345,7 @@ def test_large_documents_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 class HostileSite(BaseHTTPRequestHandler):
-    """Site that sends a document in the way that the path says."""
+    """Site that sends a document with a fault that the path names."""
 
     requests: ClassVar[list[str]] = []
     ended = threading.Event()

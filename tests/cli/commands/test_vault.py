@@ -273,7 +273,7 @@ def test_removal_of_a_user_is_confirmed_at_a_terminal(command: Command, bo: str,
 
 
 def at_terminal(home: Path, question: bytes, answer: bytes, *arguments: str) -> tuple[bytes, int]:
-    """Runs a command at a pseudo-terminal. Returns everything it shows, and the exit code."""
+    """Runs a command at a pseudo-terminal. Returns its whole output, and the exit code."""
     our_end, their_end = pty.openpty()
     environ = {**os.environ, "HUTCH_HOME": str(home)}
     with subprocess.Popen(

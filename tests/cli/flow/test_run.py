@@ -125,7 +125,7 @@ def test_failed_step_is_exit_1() -> None:
     ],
 )
 def test_invalid_flow_is_exit_2_before_any_process_starts(broken: Any, message: str) -> None:
-    """If the runtime's program were started, it would leave a file."""
+    """If the runtime's program were started, it would create a file."""
     Path("trace.py").write_text("open('started', 'w')")
     done = run(broken, "--executor", "trace.py")
     assert (done.returncode, done.stdout) == (2, "")

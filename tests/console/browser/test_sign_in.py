@@ -1,4 +1,4 @@
-"""Signing in with a link or a key, and what happens when a session ends."""
+"""Signing in with a link or a key, and the end of a session."""
 
 from __future__ import annotations
 

@@ -97,7 +97,8 @@ def test_no_view_has_a_serious_problem_for_assistive_technology(
 
 
 def serious_problems(page: Page, options: dict[str, list[str]]) -> Iterator[str]:
-    # Only violations in full: the elements without problems are a large answer, and only their rules count.
+    # Request only violations in full. Elements without problems would make a large answer, and only their
+    # rules count.
     script = """async (options) => {
         const { passes, violations } = await axe.run({ ...options, resultTypes: ["violations"] });
         return { passes: passes.length, violations };

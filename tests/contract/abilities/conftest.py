@@ -13,8 +13,8 @@ from hutch.settings import Settings
 
 @pytest.fixture(scope="package")
 async def runners(anyio_backend: object, environment: None) -> AsyncIterator[hutch.Hutch]:
-    """Runners shared by all users, which is not the default: otherwise one would have to start for every
-    test.
+    """Runners that all users share, which is not the default. Otherwise a runner would have to start for
+    every test.
     """
     async with hutch.Hutch(owners_share=True) as started:
         yield started

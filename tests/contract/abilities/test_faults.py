@@ -87,7 +87,7 @@ async def test_wrong_wrapper_is_a_wrapper_error(harness: AbilityHarness, name: s
 
 
 async def test_too_large_result_is_refused(runners: hutch.Hutch, tmp_path: Path) -> None:
-    # On a busy machine, making such a body takes longer than the time that wrappers have in other tests.
+    # On a busy machine, creating such a body takes longer than the time limit of other tests.
     settings = Settings(home=str(tmp_path), ability_timeout_ms=60_000, transform_timeout_ms=60_000)
     async with ability_harness(runners, settings) as harness:
         wrapper = "export const wrapper = () => new Response('x'.repeat(9e6))"
@@ -340,7 +340,7 @@ async def test_transform_that_returns_undefined_gives_null(harness: AbilityHarne
 
 
 async def flood(requests: RecordedRequest, writer: asyncio.StreamWriter) -> None:
-    """Sends a gigabyte, or as much of it as is read."""
+    """Sends a gigabyte, or the part of it that is read."""
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1073741824\r\n\r\n")
     for _ in range(1024):
         writer.write(b"x" * 1024 * 1024)

@@ -1,4 +1,4 @@
-"""Execution Context: what a script gets from its environment."""
+"""Execution Context: the environment of a script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How executions end: exceptions, open handles, timeouts, disconnects and shutdown."""
+"""Ends of executions: exceptions, open handles, timeouts, disconnects and shutdown."""
 
 from __future__ import annotations
 

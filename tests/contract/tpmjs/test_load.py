@@ -1,4 +1,4 @@
-"""Many concurrent calls: which are served, which are refused, and what remains afterwards."""
+"""Many concurrent calls: served and refused calls, and leftovers."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.contract.tpmjs.harness import ToolServer, body
 
-# One package for each way in which packages are built or fail: an installation takes 2 s of CPU time.
+# Each package was built differently or fails differently: an installation takes 2 s of CPU time.
 CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "cases.json").read_text())
 """Calls with the expected `output`, or `code`, `code_1_1` and a part of the error message (`says`). `varies`
 names random values, for which only the type is compared.
@@ -51,7 +51,7 @@ def check_error(answer: dict[str, Any], case: dict[str, Any], protocol: str) -> 
 
 
 def normalized(output: Any, case: dict[str, Any]) -> Any:
-    """Replaces values that vary by their types."""
+    """Replaces values that vary by the names of their types."""
     return {**output, **{name: type(output[name]).__name__ for name in case.get("varies", ())}}
 
 

@@ -89,7 +89,7 @@ async def test_request_that_may_have_been_processed_is_not_repeated(
     await read_all(await session.send(make_request(server.url())))
     with pytest.raises(FetchError, match="closed the connection without an answer"):
         await session.send(make_request(server.url("/close")))
-    # Once over the idle connection, once over a new one.
+    # One request over the idle connection, one over a new connection.
     assert [received.target for received in server.requests] == ["/", "/close", "/", "/close", "/close"]
 
 

@@ -470,7 +470,7 @@ async def test_body_that_resembles_a_long_secret_does_not_block_the_event_loop(
 ) -> None:
     repeated = HOSTILE_BODIES[name]
     body = (repeated * (MIB // 4 // len(repeated) + 1))[: MIB // 4]
-    # Compressed, all of the body is available at once.
+    # The whole compressed body arrives in one piece.
     server.responses["/a"] = http_response("200 OK", "Content-Encoding: gzip", body=gzip.compress(body))
     async with LoopStalls() as stalls:
         await prepare_redactor((LONG_SECRET,))

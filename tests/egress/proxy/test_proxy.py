@@ -141,7 +141,7 @@ async def test_unread_data_is_not_buffered(proxy_and_port: tuple[EgressProxy, in
     ):
         writing = asyncio.ensure_future(flood(writer) if direction == "up" else silent())
         before = -1
-        # Wait until nothing moves any more. asyncio's reader at the end buffers some data too.
+        # Wait until no more data is transferred. asyncio's reader at the end buffers some data too.
         while written != before:
             before = written
             await asyncio.sleep(0.2)

@@ -1,4 +1,4 @@
-"""Abilities that try to steal a credential: by sending it elsewhere, or through what the service returns."""
+"""Abilities that try to steal a credential, by sending it elsewhere or through responses of the service."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KEYS = [f"{HOST}::Authorization"]
 
 
 def all_output(abilities: AbilityHarness, response: AbilityResponse) -> str:
-    """Returns everything that is visible of a run: response, command output, record."""
+    """Returns all visible output of a run: response, command output, record."""
     records = [
         json.dumps(msgspec.to_builtins(record_fields(each)), default=str) for each in abilities.records
     ]

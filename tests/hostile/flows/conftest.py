@@ -17,7 +17,7 @@ from hutch.settings import Settings
 async def server_and_operator(
     anyio_backend: object, environment: None, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[tuple[FlowServer, FlowClient]]:
-    """One server per test file. It logs at debug level, and checks that nothing flows contain is logged."""
+    """One server per test file. It logs at debug level. Its log must contain no content of flows."""
     env = {"HUTCH_API_KEY": OPERATOR, "HUTCH_LOG_LEVEL": "debug", "HUTCH_MAX_FLOWS": str(MAX_FLOWS)}
     home = str(tmp_path_factory.mktemp("server"))
     async with (

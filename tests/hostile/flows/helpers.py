@@ -20,7 +20,9 @@ def assert_error(answer: httpx2.Response, status: int, code: str) -> str:
 
 
 def flow_of_attempts(nodes: list[dict[str, Any]]) -> dict[str, Any]:
-    """A flow that tries all of these independently. Each is expected to fail, into the step `ID-why`."""
+    """A flow that makes all attempts independently. Each is expected to fail, and then leads to the step
+    `ID-why`.
+    """
     reasons = [node(f"{item['id']}-why", "dsl.emit", e=f"$step.{item['id']}.error") for item in nodes]
     edges = [edge(item["id"], f"{item['id']}-why", on="failure") for item in nodes]
     return flow([*nodes, *reasons], edges, name="attempts")

@@ -89,7 +89,7 @@ async def test_refusal_is_short_and_does_not_stall_the_server(
 
 
 def switches(count: int, cases: int) -> dict[str, Any]:
-    """Every case of every switch has an edge of its own."""
+    """Every case of every switch has its own edge."""
     nodes = [
         node(f"d{at}", "switch", key_from="$input.x", cases={f"c{case}": "end" for case in range(cases)})
         for at in range(count)

@@ -222,7 +222,7 @@ PRINTS = [
 
 
 def printing_tool(print_code: str) -> str:
-    """A tool that prints the fake messages in one way and continues for a while."""
+    """A tool that prints the fake messages with one of the functions, and then continues for a while."""
     wait = "await new Promise((r) => setTimeout(r, 50))"
     return tool(
         f"{FAKE_MESSAGES} for (const line of lines) {{ {print_code} }} {wait}; return 'honest'", BEFORE

@@ -42,7 +42,7 @@ def ticks(pid: int) -> int:
 
 
 def is_stopped(server: ToolServer, package: str) -> bool:
-    """Whether there is exactly one process of a package, and it is stopped."""
+    """True if there is exactly one process of a package, and it is stopped."""
     try:
         return [*map(state, spares(server, package))] == ["T"]
     except FileNotFoundError:

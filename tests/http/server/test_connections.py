@@ -1,4 +1,4 @@
-"""Limits on connections: which connection is closed for a new one."""
+"""Limits on connections: the choice of the connection that is closed for a new one."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ PAST = "2000-01-01T00:00:00.000Z"
 
 
 class DyingTable:
-    """Table of checkpoints of a process that dies before or after the first call of one method. After that,
-    the process changes nothing in the store any more.
+    """Table of checkpoints of a process that dies before or after the first call of one method. From then on,
+    the process changes nothing in the store.
     """
 
     def __init__(self, table: Any, method: str, when: str) -> None:

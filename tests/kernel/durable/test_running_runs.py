@@ -32,7 +32,7 @@ def test_run_of_a_killed_server_is_recorded_as_interrupted_with_its_calls(tmp_pa
         wait_until(stored)
         (run_id,) = stored()
         with running_server(**home) as second:
-            # The second server has looked for runs of dead servers when the run below has ended.
+            # When the run below has ended, the second server has already checked for runs of dead servers.
             assert httpx2.post(f"{second.url}/run", json={"code": "1"}).status_code == 200
             assert httpx2.get(f"{second.url}/runs/{run_id}").status_code == 404
             first.process.kill()

@@ -225,7 +225,7 @@ async def test_altered_checkpoint_is_refused(first: hutch.Hutch, tools: Tools, c
             value=value,
         )
     if column == "owner":
-        # Checkpoints of another owner cannot be moved: the owner is part of what is authenticated.
+        # Checkpoints of another owner cannot be used, because the owner is authenticated with the data.
         other, other_call = await suspend(first, tools, owner="ada")
         await update(first, "UPDATE checkpoints SET owner = 'default' WHERE run_id = :run_id", run_id=other)
         run_id, call_id = other, other_call
@@ -379,7 +379,7 @@ async def test_time_limit_ends_a_suspended_run_whose_tool_does_not_return(
 async def test_suspended_run_is_cancelled_while_a_tool_runs(first: hutch.Hutch, tools: Tools) -> None:
     run = await first.start(WAIT_AFTER_SUSPEND, tools=tools.all)
     await tools.waiting.wait()
-    # Now the guest waits only, so that the runner suspends it.
+    # Now the guest only waits, so the runner suspends it.
     await asyncio.sleep(0.2)
     run.cancel()
     error = (await run.result()).error

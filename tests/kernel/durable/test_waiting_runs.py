@@ -82,7 +82,7 @@ async def store_of(h: hutch.Hutch) -> Store:
 
 
 async def stored(run: hutch.Run) -> list[str]:
-    """Waits until the run was stored once more. Returns the ids of its pending calls."""
+    """Waits until the run is stored again. Returns the ids of its pending calls."""
     async for event in run:
         if isinstance(event, hutch.RunSuspended):
             return event.calls
@@ -90,7 +90,7 @@ async def stored(run: hutch.Run) -> list[str]:
 
 
 async def kill(h: hutch.Hutch, run_id: str | None) -> None:
-    """Lets other processes take the process that holds a run for dead."""
+    """Makes other processes believe that the process that holds a run is dead."""
     sql = "UPDATE checkpoints SET held_until = :past, holder = 'dead' WHERE run_id = :run_id"
     await (await store_of(h))._database.write(SqlStatement(sql, {"past": PAST, "run_id": run_id}))
 
@@ -111,7 +111,7 @@ async def test_run_is_stored_while_it_waits_and_continues_with_each_result(
     assert session.saved is not None
     assert session.saved.memory == b""
     tools.release("quick").set()
-    # The guest goes on with one result while the other tool runs, and is stored again.
+    # The guest continues with one result while the other tool runs, and is stored again.
     assert len(await stored(run)) == 1
     assert tools.calls == ["slow", "quick", "quicker"]
     tools.release("slow").set()
@@ -162,7 +162,7 @@ async def test_after_a_kill_only_idempotent_calls_are_made_again(
     assert caught.startswith("tool_error: The process died while it called tools.wait")
     assert tools.calls == ["before", "once", "again", "again"]
     assert len(tools.keys) == 1
-    # The process that was taken for dead does not go on with the run.
+    # The process that was believed to be dead does not continue the run.
     tools.release("once").set()
     error = (await run.result()).error
     assert error is not None

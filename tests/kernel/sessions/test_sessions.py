@@ -180,11 +180,11 @@ async def test_session_that_another_process_uses_is_refused_until_it_is_idle(
 async def test_stale_process_cannot_overwrite_a_newer_state(first: hutch.Hutch, second: hutch.Hutch) -> None:
     stale = await stored_session(first, "stale")
     await value(stale, "x = 2")
-    # As if the first process had not run for longer than it holds a session.
+    # Simulate that the first process was paused for longer than it holds a session.
     await change_store(first, "UPDATE sessions SET holder = NULL, held_until = NULL WHERE name = 'stale'")
     async with second.session("stale") as newer:
         await value(newer, "x = 3")
-    # The process notices it in the background, or here.
+    # The process notices this in the background, or here.
     with contextlib.suppress(hutch.SessionError):
         await stale.store()
     assert await value(stale, "x") == 3
@@ -271,7 +271,7 @@ async def test_sessions_of_an_owner_share_a_limit_of_bytes(tmp_path: Path) -> No
         code = "const bytes = crypto.getRandomValues(new Uint8Array(65_536)); bytes.length"
         session = await stored_session(h, "first", code)
         copy = await session.fork("copy")
-        # The copy is not stored yet, and counts with its uncompressed size.
+        # The copy is not stored yet, so its uncompressed size counts.
         assert await refusal(session.fork("another-copy")) == "session_limit"
         await copy.store()
         await change_store(h, "UPDATE sessions SET bytes = 280000 WHERE name = 'first'")

@@ -9,7 +9,7 @@ from pathlib import Path
 from hutch.npm.install.process import InstallLimits, installer_jail_prefix, run_installer
 
 LIMITS = InstallLimits(max_bytes=10_000_000, max_files=1_000)
-# The start of a process takes fewer turns of the event loop.
+# Maximum number of iterations of the event loop. Starting a process takes fewer.
 MAX_TURNS = 12
 
 

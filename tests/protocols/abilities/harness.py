@@ -186,7 +186,7 @@ def error_message(response: httpx2.Response, status: int, code: str) -> str:
 
 
 def same_response(one: httpx2.Response, other: httpx2.Response) -> bool:
-    """True if two responses differ in their timestamps at most."""
+    """Returns True if two responses are equal except for their timestamps."""
 
     def comparable(response: httpx2.Response) -> object:
         return response.status_code, {**response.json(), "executedAt": None}

@@ -1,4 +1,4 @@
-"""Users' API keys: what they give access to in each protocol."""
+"""Users' API keys: their access to each protocol."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ async def test_invalid_share_is_refused(
 
 
 async def test_login_of_another_user_does_not_run_by_itself(ann: UserClient, bo: UserClient) -> None:
-    """Otherwise a share could make the user's own ability run foreign code."""
+    """Otherwise a share could make the user's own ability run code of another user."""
     login = {
         "ability_id": "acme_login",
         "dynamic_header_keys": [],

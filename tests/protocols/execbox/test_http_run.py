@@ -96,7 +96,7 @@ async def test_request_chooses_what_is_recorded(client: httpx2.AsyncClient) -> N
 
 async def test_run_is_shown_by_the_beginning_of_its_id(client: httpx2.AsyncClient) -> None:
     run_id = (await client.post("/run", json={"code": "return 1"})).json()["run_id"]
-    # A list writes the records that wait.
+    # A request for a list writes queued records.
     await client.get("/runs")
     assert run_id in hutch("runs", "show", f"{run_id[:8]}…").stdout
     missing = hutch("runs", "show", "ffffffffffff")

@@ -38,7 +38,9 @@ async def test_transcript_of_the_specification(server: ServeProcess) -> None:
 
 
 async def test_plain_client_sees_no_sessions(server: ServeProcess) -> None:
-    """Sessions are an extension that a client negotiates. Without that, their option is any unknown field."""
+    """Sessions are an extension that a client negotiates. Without negotiation, their option is an unknown
+    field.
+    """
     async with connect_execbox(server.execbox) as client:
         assert "Hutch-Extensions" not in client.response_headers
         for id, session in (("a", {"id": "plain"}), ("b", 7)):
@@ -359,7 +361,7 @@ async def test_large_inputs_do_not_block_the_server(server: ServeProcess) -> Non
 
 
 async def test_bytes_of_waiting_executions_are_limited() -> None:
-    """A second connection of the same client has no further bytes."""
+    """A second connection of the same client shares the limit."""
     limits = {"HUTCH_MAX_PROCESSES": "1", "HUTCH_QUICKJS_VMS": "1", "HUTCH_MAX_PENDING_BYTES": "10000000"}
     with running_server(**limits) as server:
         async with connect_execbox(server.execbox) as one, connect_execbox(server.execbox) as other:

@@ -167,7 +167,7 @@ async def test_new_session_can_start_after_another_has_ended(app: App) -> None:
         httpx2.AsyncClient(timeout=TIMEOUT_SECONDS) as client,
     ):
         for _ in range(3):
-            # A request that opens no session takes no share.
+            # A request that opens no session does not count against the limit.
             assert (await client.post(url, content=b"{", headers={**ACCEPT, **ann})).status_code == 400
             assert (await client.get(url, headers={**ACCEPT, **ann})).status_code == 400
         opened = await hello(url, **ann)

@@ -348,7 +348,7 @@ async def test_server_that_is_not_connected_is_named(client: Client, language: s
         else "not connected: MCP server slack"
     )
     assert expected in answer
-    # A misspelt name is not that of a configured server.
+    # A misspelt name is not reported as a server that is not connected.
     other = text_of(await run(client, "return await tools.slak.post({})", "toolscript"))
     assert "not connected" not in other
     assert "tools has github, fileSystem." in other

@@ -1,4 +1,4 @@
-"""Runs go on while the disk is full, and their records are written when there is space again."""
+"""Runs continue while the disk is full, and their records are written when there is space again."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ async def test_token_delivers_one_result_and_the_run_continues(server: Server) -
     for body in ({}, {"result": 1, "error": "x"}, {"error": 1}, {"value": 1}):
         assert (await server.post("/calls/secret", body))[0] == 400
     assert (await server.post("/calls/other", {"result": 1}))[0] == 404
-    # Without a valid token, the body is not looked at.
+    # Without a valid token, the body is not read.
     assert (await server.post("/calls/other", {"value": 1}))[0] == 404
     assert (await server.post(f"/calls/{'x' * 2_000}", {"result": 1}))[0] == 404
     assert await server.post("/calls/secret", {"result": {"answer": 42}}) == (200, {"ok": True})

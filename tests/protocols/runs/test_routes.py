@@ -383,7 +383,7 @@ async def test_command_line_lists_shows_and_replays(
     await run(execbox, "cli", CODE, 6)
     run_id = (await newest(operator))["run_id"]
     await run(execbox, "bad", "throw new Error('the shop\\nis closed')")
-    # A list of the server writes the records that still wait.
+    # A request for a list writes queued records.
     assert (await newest(operator, status="failed"))["outcome"] == "runtime_error"
     env = {"HUTCH_HOME": str(home), "HUTCH_API_KEY": OPERATOR}
 

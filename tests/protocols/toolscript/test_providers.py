@@ -1,4 +1,4 @@
-"""Tools of MCP servers beside own tools, and type-checked code."""
+"""Tools of MCP servers together with the caller's own tools, and type-checked code."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ async def test_processes_of_a_package_used_again_open_the_cache(
         await wait_idle(harness)
         [folder] = finished_caches(harness)
         assert (folder / CODE).stat().st_size > 0
-        # The current spare may have been started before.
+        # The current spare may have started before the cache was filled.
         await execute_repeatedly(harness, "count")
         await harness.wait_settled()
         [spare] = [runner for ready in harness.app.pool.runners.warm.values() for runner in ready]

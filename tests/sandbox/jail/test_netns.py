@@ -46,7 +46,7 @@ def jailed(jail: Jail | None = None, user: int | None = None) -> Iterator[tuple[
         try:
             yield child, pid
         finally:
-            # While it waits for its parent, it does not die with it.
+            # While the guest waits for its parent, it does not die with the parent.
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
             os.close(handle)

@@ -32,7 +32,7 @@ class ComputingRunner(FakeRunner):
 
 
 def ticks(shares: CpuShares, used: dict[ComputingRunner, float], count: int = 40) -> None:
-    """Lets each runner use that many seconds per tick."""
+    """Lets each runner use this many seconds per tick."""
     for _ in range(count):
         for runner, seconds in used.items():
             runner.seconds += seconds
@@ -99,6 +99,6 @@ async def test_real_process_of_a_busy_owner_gets_a_lower_priority_and_gets_it_ba
             task.cancel()
         await asyncio.gather(*spin, return_exceptions=True)
         for owner in ("ann", "bob"):
-            # A runner that cannot get its priority back is replaced.
+            # A runner whose priority cannot be restored is replaced.
             assert (await h.run("1 + 1", owner=owner)).result == 2
         await eventually(lambda: own in priorities())

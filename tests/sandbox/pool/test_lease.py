@@ -1,4 +1,4 @@
-"""Leases: a runner is held for one execution, and the pool learns how that ended."""
+"""Leases: a runner is held for one execution, and the pool gets its outcome."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ QUICKJS, DENO = profile_for("quickjs"), profile_for("deno")
 
 
 class OneProcess:
-    """A pool with one process, whose executions end as soon as they have it."""
+    """A pool with one process, whose executions end as soon as they get it."""
 
     def __init__(self, **settings: object) -> None:
         self.harness = PoolHarness(**{"max_processes": 1, "deno_warm": 0, "max_queue": 20_000, **settings})

@@ -182,7 +182,7 @@ async def test_cancelled_start_leaves_nothing_behind() -> None:
     async with open_sandbox() as sandbox:
         before = {*descendants(os.getpid())}
         task = asyncio.create_task(sandbox.launcher.launch(profile_for("deno")))
-        # Until the process exists, which launch() does not wait for.
+        # Wait until the process exists, because launch() does not wait for it.
         while not {*descendants(os.getpid())} - before:
             await anyio.lowlevel.checkpoint()
             assert not task.done()

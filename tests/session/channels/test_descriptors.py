@@ -1,5 +1,5 @@
-"""Channel over descriptors of all kinds. File descriptors of the host are closed exactly once: a second close
-would hit a reused number.
+"""Channel over descriptors of all kinds. File descriptors of the host are closed exactly once, because a
+second close could close a reused number.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def open_checked(handle: int, mode: str, *_: object, closefd: bool = True) -> Ch
 
 @pytest.fixture
 def double_closes() -> list[int]:
-    """Descriptors that were about to be closed a second time."""
+    """Descriptors for which a second close was attempted."""
     CheckedFile.double_closes = []
     return CheckedFile.double_closes
 

@@ -1,4 +1,4 @@
-"""Sharing with named users and groups: who can read an ability, and which one takes precedence."""
+"""Sharing with named users and groups: access to an ability, and precedence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hutch.store.tables import ability_shares, groups
 
 
 async def readable(store: Store, user: User) -> tuple[bool, bool, bool, bool]:
-    """Says whether a user can get, list, search and depend on the ability `get_user` of another user."""
+    """Returns True if a user can get, list, search and depend on the ability `get_user` of another user."""
     found = await store.abilities.get("get_user", user.id)
     listed = await store.abilities.list(user.id, shared=True)
     searched = await store.abilities.search(user.id, "user")

@@ -1,6 +1,6 @@
 """Small stdio servers without the SDK, most of which misbehave: `python hostile.py CLASS`.
 
-Each one initialises and has the tool `act`, unless its mode says otherwise.
+Each one initialises and has the tool `act`, unless its class documents another behaviour.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class Malformed(Server):
 
 
 class Garbled(Server):
-    """Sends a response that is not JSON, after a request of its own with the same id."""
+    """Sends a response that is not JSON, after its own request with the same id."""
 
     def tools_call(self, request: dict[str, Any]) -> None:
         number = json.dumps(request["id"]).encode()
@@ -414,7 +414,7 @@ class Modern(Server):
 
 
 class Asking(Modern):
-    """Asks the user for a name, and for another one if it is empty. The state says how often it has asked."""
+    """Asks the user for a name, and for another one if it is empty. The state counts the questions."""
 
     def tools_call(self, request: dict[str, Any]) -> None:
         params = request["params"]

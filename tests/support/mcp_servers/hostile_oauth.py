@@ -1,4 +1,4 @@
-"""An MCP server whose authorization server, at the same address, misbehaves as a test says."""
+"""An MCP server whose authorization server, at the same address, misbehaves as configured by a test."""
 
 from __future__ import annotations
 

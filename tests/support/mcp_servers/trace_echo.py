@@ -1,4 +1,4 @@
-"""An MCP server made with the official SDK whose tool returns the trace context that it got.
+"""An MCP server made with the official SDK whose tool returns the trace context that it received.
 
 `python tests/support/mcp_servers/trace_echo.py` runs it over stdio. `app()` is the same server as an ASGI
 application.

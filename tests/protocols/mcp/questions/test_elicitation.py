@@ -1,4 +1,4 @@
-"""Approvals by the client's user, by the operator, or denied because no one can be asked."""
+"""Approvals by the client's user, by the operator, or denied because nobody can be asked."""
 
 from __future__ import annotations
 

@@ -216,7 +216,7 @@ async def test_state_belongs_to_its_caller_and_its_arguments(server: DurableServ
         unknown = await call(client, request_state=state, input_responses={"x": ALLOW})
         assert "inputResponses: expected results of elicitations for" in text_of(unknown)
         assert server.made == ["list_issues"]
-        # Nothing was decided by all these, so the right answer still counts.
+        # None of these was a decision, so the right answer still counts.
         assert "1 and 7" in text_of(await call(client, **answers(asked)))
 
 

@@ -104,7 +104,7 @@ async def test_inputs_and_outputs_of_steps_are_recorded_encrypted(
     # Records are separate from the events that are polled and streamed.
     assert "record" not in {each.kind for each in await store.journal.events("r")}
     records = [each for each in await store.journal.events("r", with_records=True) if each.kind == "record"]
-    # A subject would have to be added to another index.
+    # Each subject would require another index entry.
     assert [each.subject for each in records] == [None, None]
     rows = await store._database.scan("SELECT body FROM flow_journal WHERE run_id = :run_id", run_id="r")
     assert len(rows) > 4

@@ -44,7 +44,7 @@ async def test_step_waits_until_it_is_approved(ann: FlowClient, rid: str) -> Non
     assert_error(await ann.post(f"/runs/{rid}/approvals/other", {"approved": True}), 409, "CONFLICT")
     for wrong in ({}, {"approved": "yes"}, {"approved": True, "more": 1}, {"approved": True, "by": ""}):
         assert_error(await ann.post(f"/runs/{rid}/approvals/ask", wrong), 400, "INVALID_REQUEST")
-    # Users can only approve in their own name.
+    # Users can approve only under their own names.
     response = await ann.post(f"/runs/{rid}/approvals/ask", {"approved": True, "by": "the boss"})
     assert response.json() == {"ok": True, "run_id": rid, "step_id": "ask", "approved": True}
     await wait_for_approvals(ann, rid, "sub/deep")

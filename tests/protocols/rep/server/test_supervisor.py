@@ -95,8 +95,8 @@ async def harness(
             await supervisor.close()
 
 
-# The supervisor sees a database only through the store, whose tests run on both kinds. Here only the tests of
-# parked runs and lost runtimes do.
+# The supervisor uses databases only through the store, whose tests run on both kinds. So only the tests of
+# parked runs and lost runtimes run on both kinds here.
 on_sqlite = pytest.mark.parametrize("store_settings", ["sqlite"], indirect=True)
 
 ASKS = flow(

@@ -1,8 +1,8 @@
 """Measures the quality of the tool search with queries for the tools of published MCP servers.
 
-`search_queries.json` has the names and arguments of the tools, with descriptions in our own words. The
-weights of the search were chosen with half of the queries, "tuning". The list of synonyms was written
-after all queries, so the figures of the half "kept" are too good for queries of other people.
+`search_queries.json` contains the names and arguments of the tools, with descriptions written for this test.
+The weights of the search were tuned with half of the queries ("tuning"). The list of synonyms was written
+after all queries, so the figures of the other half ("kept") are better than for queries of other people.
 """
 
 from __future__ import annotations

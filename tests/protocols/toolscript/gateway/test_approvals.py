@@ -209,7 +209,7 @@ async def test_wait_of_a_run_begins_with_its_first_call_and_ends_with_its_last()
 
 
 async def test_run_with_an_expired_approval_is_denied_without_asking() -> None:
-    """The timeout is paused during the wait, so a script could run for ever by asking again and again."""
+    """The timeout is paused during the wait, so a script could run forever by asking again and again."""
     approvals = Approvals(ASK, seconds=0.01)
     with pytest.raises(CallDenied, match="mail__send was not approved within"):
         await check(approvals)

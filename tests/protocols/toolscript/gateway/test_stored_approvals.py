@@ -1,5 +1,5 @@
-"""Approvals of suspended runs when servers die or share a store. A server is a `StoredApprovals`. Its `close`
-writes nothing, so it has the effect of a kill.
+"""Approvals of suspended runs when servers die or share a store. Each server is a `StoredApprovals`, whose
+`close` writes nothing, so closing it simulates a kill.
 """
 
 from __future__ import annotations

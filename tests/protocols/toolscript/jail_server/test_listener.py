@@ -103,7 +103,7 @@ Front = Callable[[], contextlib.AbstractAsyncContextManager[int]]
 
 @contextlib.asynccontextmanager
 async def uvicorn_port() -> AsyncIterator[int]:
-    """Serves with uvicorn as `hutch serve` does, for a client that names its run."""
+    """Serves with uvicorn, as `hutch serve` does, for a client that sends the id of its run."""
 
     async def with_run_id(scope: Scope, receive: Receive, send: Send) -> None:
         await ECHO({**scope, "headers": [*scope["headers"], (b"x-hutch-run", b"a run")]}, receive, send)

@@ -1,4 +1,6 @@
-"""Tests of the table of suspended runs. tests/kernel/test_suspended_runs.py tests the rest of it."""
+"""Tests of the table of suspended runs. tests/kernel/durable/test_suspended_runs.py tests suspending and
+resuming.
+"""
 
 from __future__ import annotations
 
