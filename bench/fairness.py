@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import hutch
 from bench.report import Row, Scale, median, number, percentile
-from hutch.api import Engine
+from hutch.api.options import Engine
 
 BUSY_OWNERS = 16
 IDLE_RUNS = 18

@@ -12,7 +12,7 @@ import hutch
 from bench.baseline import FreshVms
 from bench.baseline.monty import MontyPool
 from bench.report import Row, Scale, loop_name, median, number, percentile
-from hutch.api import Engine
+from hutch.api.options import Engine
 
 AT_ONCE = 32
 

@@ -13,7 +13,7 @@ from bench.baseline import FreshVms
 from bench.baseline.echo import echo
 from bench.baseline.monty import MontyPool
 from bench.report import Row, Scale, loop_name, median, number
-from hutch.api import Engine
+from hutch.api.options import Engine
 
 CALLS = 500
 AT_ONCE = 4

@@ -34,7 +34,7 @@ LAYERS: Sequence[set[str]] = (
     {"http"},
     {"console", "protocols", "step_kinds"},
     {"conformance"},
-    {"agent_tool", "api", "app", "client", "stateful_session"},
+    {"api", "app"},
     {"__init__", "__main__", "cli"},
 )
 

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any
 from hutch._version import __version__
 
 if TYPE_CHECKING:
-    from hutch.api import Hutch, connect, run_sync
+    from hutch.api.hutch import Hutch
+    from hutch.api.remote import connect
+    from hutch.api.stateful_session import Session
+    from hutch.api.sync import run_sync
     from hutch.errors import (
         Busy,
         ExecutionError,
@@ -41,7 +44,6 @@ if TYPE_CHECKING:
     from hutch.session.tools.functions import tool
     from hutch.session.tools.provider import Provider
     from hutch.session.tools.tool import Deferred, Tool, ToolContext
-    from hutch.stateful_session import Session
 
 __all__ = [
     "Busy",
@@ -84,7 +86,10 @@ __all__ = [
 ]
 
 _MODULES = {
-    "hutch.api": ("Hutch", "connect", "run_sync"),
+    "hutch.api.hutch": ("Hutch",),
+    "hutch.api.remote": ("connect",),
+    "hutch.api.stateful_session": ("Session",),
+    "hutch.api.sync": ("run_sync",),
     "hutch.errors": (
         "Busy",
         "ExecutionError",
@@ -118,7 +123,6 @@ _MODULES = {
     ),
     "hutch.session.tools.provider": ("Provider",),
     "hutch.session.tools.tool": ("Deferred", "Tool", "ToolContext"),
-    "hutch.stateful_session": ("Session",),
 }
 
 

@@ -14,7 +14,7 @@ import pytest
 from tests.support.processes import NO_WARM_RUNNERS, ServeProcess, hutch, running_server
 from tests.support.stalls import ServerStalls, repeat_on_stall
 
-from hutch.api import connect
+from hutch.api.remote import connect
 from hutch.protocols.runs.events import MAX_FOLLOWERS
 
 OPERATOR = "operator-key-operator-key"

@@ -9,7 +9,7 @@ from typing import get_type_hints
 import msgspec
 import pytest
 
-from hutch.api import Hutch
+from hutch.api.hutch import Hutch
 from hutch.errors import SettingError
 from hutch.settings import DEFAULT_PORT, MIB, PROJECT_SETTINGS, Settings, as_environ, load_settings
 from hutch.settings.config_text import ConfigText

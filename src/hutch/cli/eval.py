@@ -7,7 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from hutch.api import Engine, Hutch
+from hutch.api.hutch import Hutch
+from hutch.api.options import Engine
 from hutch.cli.support import event_loop
 from hutch.cli.support.arguments import check_range, read_text
 from hutch.cli.support.console import print_json, print_log, print_note

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from hutch.api import Engine
+    from hutch.api.options import Engine
 
 engine_option = click.option(
     "--engine", default="quickjs", show_default=True, metavar="NAME", help="Engine: quickjs or deno."

@@ -34,10 +34,17 @@ from hutch.telemetry.trace_context import calling_span
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
 
-    from hutch.api import Engine, McpConfig, RemoteOptions, RemoteStartOptions, Tools, TurnOptions
+    from hutch.api.options import (
+        Engine,
+        McpConfig,
+        RemoteOptions,
+        RemoteStartOptions,
+        Tools,
+        TurnOptions,
+    )
+    from hutch.api.stateful_session import Session as StatefulSession
     from hutch.kernel.sessions.sessions import SessionInfo, Variable
     from hutch.protocols.toolscript.providers import McpConfigurations
-    from hutch.stateful_session import Session as StatefulSession
 
 EXECBOX_PATH = "/execbox"
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
@@ -118,8 +125,8 @@ class Remote:
 
         Its methods raise HutchError if the server has no sessions.
         """
+        from hutch.api.stateful_session import Session as StatefulSession
         from hutch.kernel.sessions.sessions import check_session_id, new_session_id
-        from hutch.stateful_session import Session as StatefulSession
 
         if session_id is None:
             session_id = new_session_id()
@@ -167,7 +174,7 @@ class Remote:
         max_log_chars: int | None = None,
     ) -> Execution:
         """Raises InvalidExecution or InvalidTool."""
-        from hutch.api import check_code, providers_of
+        from hutch.api.options import check_code, providers_of
 
         check_code(code)
         providers = providers_of(tools)
@@ -237,8 +244,8 @@ class Remote:
         **options: Unpack[RemoteOptions],
     ) -> Callable[[str], Awaitable[str]]:
         """Returns a function that an agent framework can offer to a model; see `Hutch.as_tool`."""
-        from hutch.agent_tool import async_tool
-        from hutch.api import providers_of
+        from hutch.api.agent_tool import async_tool
+        from hutch.api.options import providers_of
 
         providers = providers_of(tools)
         return async_tool(partial(self.run, tools=providers, **options), providers, name, max_chars)
@@ -310,6 +317,18 @@ class Remote:
         self._channel = _channel(socket)
         self._reader = asyncio.get_running_loop().create_task(_read(socket, self._channel))
         return Multiplexer(self._channel, full_manifests=True, trusted=True)
+
+
+def connect(url: str, *, api_key: str | None = None) -> Remote:
+    """Returns a client for a Hutch server. Its `run` is like `Hutch.run`: code runs on the server, tools run
+    locally.
+
+    ```python
+    async with hutch.connect("ws://127.0.0.1:4111/execbox") as h:
+        r = await h.run("return await tools.add({a: 1, b: 2})", tools=[add])
+    ```
+    """
+    return Remote(url, api_key=api_key)
 
 
 @dataclass

@@ -93,6 +93,6 @@ async def test_remote_client_has_the_same_tool(server: ServeProcess) -> None:
 
 
 def test_result_without_logs_is_only_the_value() -> None:
-    from hutch.agent_tool import text_for_model
+    from hutch.api.agent_tool import text_for_model
 
     assert text_for_model(Result(ok=True, result=1, result_json=b"1"), 10) == "1"

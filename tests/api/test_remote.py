@@ -11,7 +11,7 @@ import pytest
 from tests.support.processes import ServeProcess, running_server
 
 import hutch
-from hutch.client import Remote
+from hutch.api.remote import Remote
 from hutch.errors import InvalidExecution, SandboxUnavailable
 
 

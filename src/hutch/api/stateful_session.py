@@ -14,7 +14,7 @@ from hutch.session.events.log_relay import relay_logs
 from hutch.session.run import Result, RunHandle, refused_result
 
 if TYPE_CHECKING:
-    from hutch.api import TurnOptions
+    from hutch.api.options import TurnOptions
 
 
 class Sessions(Protocol):

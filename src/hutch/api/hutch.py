@@ -1,20 +1,28 @@
-"""Python API: runs guest code locally, in an external runner, or on a Hutch server."""
+"""`hutch.Hutch`: runs guest code locally or in an external runner."""
 
 from __future__ import annotations
 
 import asyncio
-import atexit
-import os
-import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from functools import cached_property, lru_cache, partial
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cached_property, partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 import msgspec
 
-from hutch.errors import HutchError, InvalidExecution, InvalidTool, QuotaExceeded, SettingError
+from hutch.api.options import (
+    Engine,
+    Files,
+    LocalOptions,
+    McpConfig,
+    RunOptions,
+    StartOptions,
+    Tools,
+    TurnOptions,
+    check_code,
+    providers_of,
+)
+from hutch.errors import HutchError, InvalidExecution, QuotaExceeded, SettingError
 from hutch.kernel.execution import Execution
 from hutch.kernel.kernel import Kernel
 from hutch.kernel.records import RunRecorder
@@ -25,121 +33,16 @@ from hutch.session.events.log_relay import relay_logs
 from hutch.session.inputs import encode_inputs
 from hutch.session.run import Result, RunHandle, refused_result
 from hutch.session.suspension import Answer, answer_of, answers_of
-from hutch.session.tools.provider import Provider
-from hutch.session.tools.tool import Tool
 from hutch.settings import load_settings
 
 if TYPE_CHECKING:
+    from hutch.api.stateful_session import Session
     from hutch.app.app import App
-    from hutch.client import Remote
     from hutch.kernel.durable.suspended_runs import SuspendedRuns
     from hutch.kernel.sessions.sessions import SessionInfo, Sessions
     from hutch.protocols.toolscript.providers import McpConfigurations
     from hutch.settings import Settings
     from hutch.settings.overrides import SettingOverrides
-    from hutch.stateful_session import Session
-
-_ToolLike = Provider | Tool | Callable[..., Any]
-Tools = _ToolLike | Iterable[_ToolLike] | Mapping[str, _ToolLike | Iterable[_ToolLike]] | None
-
-Engine = Literal["quickjs", "deno"]
-Files = Mapping[str, bytes | str]
-"""Contents of files by name. Text is encoded as UTF-8."""
-McpConfig = str | Path | Mapping[str, Any]
-"""Path of a configuration file of MCP servers, or its content."""
-
-
-class _CommonOptions(TypedDict, total=False):
-    inputs: Mapping[str, Any] | None
-    engine: Engine | None
-    mcp: McpConfig | None
-    check: bool
-    timeout_ms: float | None
-    memory_limit_bytes: int | None
-    max_log_lines: int | None
-    max_log_chars: int | None
-
-
-class TurnOptions(TypedDict, total=False):
-    """Keyword arguments of `Session.run`."""
-
-    tools: Tools
-    inputs: Mapping[str, Any] | None
-    mcp: McpConfig | None
-    timeout_ms: float | None
-    memory_limit_bytes: int | None
-    max_log_lines: int | None
-    max_log_chars: int | None
-
-
-class RemoteStartOptions(_CommonOptions, total=False):
-    """Keyword arguments of `Remote.start`."""
-
-    tools: Tools
-
-
-class StartOptions(RemoteStartOptions, total=False):
-    """Keyword arguments of `Hutch.start`."""
-
-    files: Files | None
-    owner: str
-
-
-class RemoteOptions(_CommonOptions, total=False):
-    """Keyword arguments of `Remote.run` other than `tools`."""
-
-    on_log: Callable[[str], object] | None
-
-
-class LocalOptions(RemoteOptions, total=False):
-    """Keyword arguments of `Hutch.run` other than `tools`."""
-
-    files: Files | None
-    owner: str
-
-
-class RunOptions(LocalOptions, total=False):
-    """Keyword arguments of `Hutch.run`."""
-
-    tools: Tools
-
-
-def providers_of(tools: Tools) -> list[Provider]:
-    """Converts the accepted forms of `tools` to providers.
-
-    A function, or a list of functions, becomes the namespace `tools`. A mapping has one namespace per key.
-    Providers are used unchanged, also when mixed with functions.
-    """
-    if tools is None:
-        return []
-    if isinstance(tools, Mapping):
-        return [Provider.of(*_as_list(group), name=name) for name, group in tools.items()]
-    items = _as_list(tools)
-    providers = [item for item in items if isinstance(item, Provider)]
-    functions = tuple(item for item in items if not isinstance(item, Provider))
-    return [_provider(functions), *providers] if functions else providers
-
-
-def _as_list(tools: Any) -> list[Any]:
-    if isinstance(tools, Provider | Tool) or callable(tools):
-        return [tools]
-    if isinstance(tools, str | bytes) or not isinstance(tools, Iterable):
-        raise InvalidTool(f"{tools!r} cannot be a tool.", remedy="Pass functions, not their names.")
-    return list(tools)
-
-
-def check_code(code: object) -> None:
-    """Raises InvalidExecution unless `code` is a str."""
-    if not isinstance(code, str):
-        raise InvalidExecution("code", f"expected a str, got {type(code).__name__}")
-
-
-@lru_cache(maxsize=128)
-def _provider(functions: tuple[Tool | Callable[..., Any], ...]) -> Provider:
-    """Creates a provider. Cached, because reading type hints and docstrings takes longer than many
-    executions.
-    """
-    return Provider.of(*functions)
 
 
 class Hutch:
@@ -304,8 +207,8 @@ class Hutch:
         A session with this id and owner is continued if there is one, otherwise its first turn creates it.
         Without an id, it is new. Raises InvalidExecution.
         """
+        from hutch.api.stateful_session import Session
         from hutch.kernel.sessions.sessions import check_session_id, new_session_id
-        from hutch.stateful_session import Session
 
         if session_id is None:
             session_id = new_session_id()
@@ -476,11 +379,13 @@ class Hutch:
         The function is async. With `sync` it blocks instead, for frameworks without an event loop; it then
         runs code in a separate sandbox with the same settings. Raises InvalidTool.
         """
-        from hutch.agent_tool import async_tool, sync_tool
+        from hutch.api.agent_tool import async_tool, sync_tool
 
         providers = providers_of(tools)
         if sync:
-            background = _Background(Hutch(settings=self.settings, runner=self._runner))
+            from hutch.api.sync import BackgroundHutch
+
+            background = BackgroundHutch(Hutch(settings=self.settings, runner=self._runner))
             run_options: RunOptions = {"tools": providers, **options}
             return sync_tool(lambda code: background.run(code, run_options), providers, name, max_chars)
         run = partial(self.run, tools=providers, **options)
@@ -508,65 +413,3 @@ def _external_pool(settings: Settings, command: Sequence[str]) -> Pool:
         owners_share=True,
     )
     return Pool(pool_settings, ExternalLauncher(command, settings.max_line_bytes).launch)
-
-
-def connect(url: str, *, api_key: str | None = None) -> Remote:
-    """Returns a client for a Hutch server. Its `run` is like `Hutch.run`: code runs on the server, tools run
-    locally.
-
-    ```python
-    async with hutch.connect("ws://127.0.0.1:4111/execbox") as h:
-        r = await h.run("return await tools.add({a: 1, b: 2})", tools=[add])
-    ```
-    """
-    from hutch.client import Remote
-
-    return Remote(url, api_key=api_key)
-
-
-class _Background:
-    """Runs an event loop in a thread, with a Hutch that stays warm between synchronous calls."""
-
-    def __init__(self, hutch: Hutch) -> None:
-        self._hutch = hutch
-        self._pid = os.getpid()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="hutch", daemon=True)
-        self._thread.start()
-        atexit.register(self._stop)
-
-    @property
-    def usable(self) -> bool:
-        """False in a forked child process, because threads do not survive a fork."""
-        return self._pid == os.getpid()
-
-    def run(self, code: str, options: RunOptions) -> Result:
-        if threading.current_thread() is self._thread:
-            raise HutchError("run_sync() would wait for itself.", remedy="In an async tool use Hutch.run().")
-        future = asyncio.run_coroutine_threadsafe(self._hutch.run(code, **options), self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    def _stop(self) -> None:
-        if self.usable:
-            asyncio.run_coroutine_threadsafe(self._hutch.close(), self._loop).result(10)
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
-
-
-_background: _Background | None = None
-_background_lock = threading.Lock()
-
-
-def run_sync(code: str, **options: Unpack[RunOptions]) -> Result:
-    """Calls `Hutch.run` from synchronous code. The first call starts a sandbox that later calls reuse."""
-    global _background
-    with _background_lock:
-        if _background is None or not _background.usable:
-            _background = _Background(Hutch())
-        background = _background
-    return background.run(code, options)

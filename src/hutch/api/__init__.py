@@ -1,0 +1,1 @@
+"""Python API: `hutch.Hutch`, `hutch.connect` and `hutch.run_sync`."""
