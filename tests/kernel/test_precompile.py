@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
@@ -26,7 +25,7 @@ from hutch.sandbox.runner.base import Runner
 from hutch.sandbox.runner.process import RunnerProcess
 from hutch.sandbox.runner.profile import Profile
 from hutch.session.host import Session
-from hutch.session.messages import Done
+from hutch.session.messages import Done, RunnerMessage, Started
 from hutch.session.run import Result
 
 FORMS = [
@@ -226,20 +225,22 @@ async def test_runner_that_hangs_in_a_cancelled_precompilation_is_ended(own_sand
     assert isinstance(runner, RunnerProcess)
     guest = process_tree(runner.pid)[-1]
     began = asyncio.Event()
-    open_session = runner.multiplexer.open
+    add_session = runner.multiplexer.add
 
-    def hang() -> None:
-        os.kill(guest, signal.SIGSTOP)
-        began.set()
-
-    def open_hanging(*arguments: Any, **options: Any) -> Session:
-        session = open_session(*arguments[:4], hang, *arguments[5:], **options)
-        # The runner may have answered already.
+    def add_hanging(session: Session) -> None:
+        add_session(session)
         receive = session.receive
-        session.receive = lambda message: None if isinstance(message, Done) else receive(message)  # type: ignore[method-assign]
-        return session
 
-    runner.multiplexer.open = open_hanging  # type: ignore[method-assign]
+        def receive_start(message: RunnerMessage) -> bool:
+            if isinstance(message, Started):
+                os.kill(guest, signal.SIGSTOP)
+                began.set()
+            # The runner may have answered already.
+            return not isinstance(message, Done) and receive(message)
+
+        session.receive = receive_start  # type: ignore[method-assign]
+
+    runner.multiplexer.add = add_hanging  # type: ignore[method-assign]
     running = asyncio.create_task(own_sandbox.run("'cancelled'", engine="deno"))
     await began.wait()
     running.cancel()

@@ -70,7 +70,8 @@ async def test_calls_are_those_of_the_log_if_there_is_one_else_of_the_session() 
         log.add(CallRecord("server", "tool", True, 1.0))
     session = Session("r", "", Limits(), [], Peer(send=lambda _: None))
     assert (RunHandle().calls, RunHandle().call_count) == ([], 0)
-    assert RunHandle(session=session).calls is session.calls
+    session.tool_calls.records.append(log.records[0])
+    assert RunHandle(session=session).calls == log.records[:1]
     run = RunHandle(session=session, call_log=log)
     assert (len(run.calls), run.call_count) == (MAX_RECORDED_CALLS, MAX_RECORDED_CALLS + 1)
 

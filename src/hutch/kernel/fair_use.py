@@ -123,6 +123,7 @@ class FairUse:
         day = int(self._clock() // DAY_SECONDS)
         accounts = (self._account(owner),) if key is None else (self._account(owner), self._account(key))
         now = time.monotonic()
+        is_limited = self._has_limits
         for account in accounts:
             if account.day != day:
                 # Start at 0 even if the clock was set back. The usage of the earlier day is read from the
@@ -133,8 +134,6 @@ class FairUse:
                 await self._refresh(account, now)
             elif account.first_read is not None:
                 await asyncio.shield(account.first_read)
-        is_limited = self._has_limits
-        for account in accounts:
             is_limited |= account.has_limits
         if is_limited:
             self._check(accounts)

@@ -232,7 +232,9 @@ class Kernel:
                 return prepared
             if prepared is not None:
                 execution = msgspec.structs.replace(execution, code="", job=prepared)
-        result = await self._attempt_with_retries(execution, run)
+        result = await self._attempt(execution, run)
+        if not result.ok:
+            result = await self._retry(execution, run, result)
         while (session := run.session) is not None and session.saved is not None:
             load = await self._checkpoint(execution, run) if session.tool_calls.is_running else None
             can_continue = await session.wait_for_replies(lambda: run.must_suspend)
@@ -245,7 +247,9 @@ class Kernel:
                 saved = session.saved if load is None else await load(session.saved)
                 execution = msgspec.structs.replace(execution, saved=saved, answers={})
                 run.open_calls = session.tool_calls
-                result = await self._attempt_with_retries(execution, run)
+                result = await self._attempt(execution, run)
+                if not result.ok:
+                    result = await self._retry(execution, run, result)
             except HutchError as error:
                 # The run has called tools, so the caller must not take it for one that never started.
                 session.end_suspended(_internal_error(f"The run could not continue: {error}"))
@@ -280,8 +284,10 @@ class Kernel:
                 run.emit(RunSuspended(calls=[call.call_id for call in calls]))
         return load
 
-    async def _attempt_with_retries(self, execution: Execution, run: RunHandle) -> Result:
-        result = await self._attempt(execution, run)
+    async def _retry(self, execution: Execution, run: RunHandle, result: Result) -> Result:
+        """Returns the result of a run whose first attempt failed, after further attempts where these are
+        safe.
+        """
         for retry in range(MAX_RETRIES):
             if result.ok or not self._may_retry(execution, run):
                 break

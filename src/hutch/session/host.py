@@ -77,7 +77,12 @@ class Session:
     """True if the session has a result, or is decoding a large one. After that, nothing else can end it."""
     _decoding: asyncio.Task[None] | None = None
     _timeout = TIMED_OUT
+    _calls: ToolCalls | None = None
     _files: FileCalls | None = None
+    _has_open_calls = False
+    _tool_deadline = 0.0
+    _resumed: SavedSession | None = None
+    _answers: Mapping[str, Answer] | None = None
     _memory_line = b""
     _memory: MemoryCollector | None = None
     _turn_state: TurnState | None = None
@@ -135,54 +140,74 @@ class Session:
         self.run_id = id
         """Id of the run: the id that the peer sent if it is a host itself, otherwise `id`."""
         self._sent_at = monotonic()
-        if saved is not None:
-            files = None if saved.files is None else saved.files.inputs
-        if files is not None:
-            self._files = FileCalls(files, limits.max_calls, None if saved is None else saved.files)
-        on_wait = self._suspend if max_saved_bytes else None
-        if open_calls is not None:
-            self._tool_calls = open_calls
-            open_calls.attach(
-                send_result or peer.send,
-                writable=peer.writable,
-                on_abuse=self.mark_lost,
-                on_all_pending=on_wait,
-                before_call=before_call,
-                on_long_wait=on_wait,
-                files=self._files,
-                max_wait_seconds=max_wait_seconds if max_saved_bytes else 0.0,
-            )
-        else:
-            self._tool_calls = ToolCalls(
-                id,
-                limits,
-                self._providers,
-                send_result or peer.send,
-                listeners,
-                writable=peer.writable,
-                on_abuse=self.mark_lost,
-                loop=self._loop,
-                # A trusted peer makes the spans of the calls itself.
-                trace=None if peer.trusted else trace,
-                on_all_pending=on_wait,
-                before_call=before_call,
-                on_long_wait=on_wait,
-                max_wait_seconds=max_wait_seconds if max_saved_bytes else 0.0,
-                files=self._files,
-            )
-        self._has_open_calls = open_calls is not None
         self._trace = trace
-        self._resumed, self._answers = saved, answers
+        self._send_result = send_result or peer.send
+        self._before_call = before_call
         self._max_saved_bytes = max_saved_bytes
+        self._max_wait_seconds = max_wait_seconds if max_saved_bytes else 0.0
+        self._input_files = files
         self._turn = turn
         if turn is not None:
             self._memory = MemoryCollector(turn.max_bytes)
         if saved is not None:
+            self._resumed, self._answers = saved, answers
             self.log_lines, self._log_chars = saved.log_lines, saved.log_chars
             self._elapsed_before = saved.elapsed_ms / 1000
+            self._input_files = None if saved.files is None else saved.files.inputs
             if open_calls is None:
-                self._tool_calls.restore(saved)
+                self.tool_calls.restore(saved)
+        if open_calls is not None:
+            self._continue_calls(open_calls)
         self._max_seconds = max(0.0, limits.timeout_ms / 1000 - self._elapsed_before) + peer.backstop_seconds
+
+    @property
+    def tool_calls(self) -> ToolCalls:
+        """Tool calls of the guest. Made when they are first needed, because many guests call no tool."""
+        if self._calls is None:
+            self._files = self._file_calls()
+            on_wait = self._suspend if self._max_saved_bytes else None
+            self._calls = ToolCalls(
+                self.run_id,
+                self.limits,
+                self._providers,
+                self._send_result,
+                self._listeners,
+                writable=self._peer.writable,
+                on_abuse=self.mark_lost,
+                loop=self._loop,
+                # A trusted peer makes the spans of the calls itself.
+                trace=None if self._peer.trusted else self._trace,
+                on_all_pending=on_wait,
+                before_call=self._before_call,
+                on_long_wait=on_wait,
+                max_wait_seconds=self._max_wait_seconds,
+                files=self._files,
+            )
+            self._calls.deadline = self._tool_deadline
+            self._calls.started_at = self._sent_at if self._started_at is None else self._started_at
+        return self._calls
+
+    def _continue_calls(self, calls: ToolCalls) -> None:
+        """Continues with the calls of a session whose tools still run."""
+        self._calls, self._has_open_calls = calls, True
+        self._files = self._file_calls()
+        on_wait = self._suspend if self._max_saved_bytes else None
+        calls.attach(
+            self._send_result,
+            writable=self._peer.writable,
+            on_abuse=self.mark_lost,
+            on_all_pending=on_wait,
+            before_call=self._before_call,
+            on_long_wait=on_wait,
+            files=self._files,
+            max_wait_seconds=self._max_wait_seconds,
+        )
+
+    def _file_calls(self) -> FileCalls | None:
+        if self._input_files is None:
+            return None
+        saved = None if self._resumed is None else self._resumed.files
+        return FileCalls(self._input_files, self.limits.max_calls, saved)
 
     @property
     def started(self) -> bool:
@@ -196,12 +221,12 @@ class Session:
     @property
     def call_count(self) -> int:
         """Number of accepted tool calls."""
-        return self._tool_calls.count
+        return 0 if self._calls is None else self._calls.count
 
     @property
     def calls(self) -> list[CallRecord]:
         """Records of ended tool calls, at most MAX_RECORDED_CALLS."""
-        return self._tool_calls.records
+        return [] if self._calls is None else self._calls.records
 
     @property
     def turn_state(self) -> TurnState | None:
@@ -234,9 +259,7 @@ class Session:
         # The deadlines of tools use the clock of the event loop. Its resolution may be only one millisecond,
         # so durations use `monotonic`.
         now, self._sent_at = self._loop.time(), monotonic()
-        self._tool_calls.deadline = now + self.limits.timeout_ms / 1000 - self._elapsed_before
-        if not self._has_open_calls:
-            self._tool_calls.started_at = self._sent_at
+        self._tool_deadline = now + self.limits.timeout_ms / 1000 - self._elapsed_before
         # One timer serves the deadline for the start and the deadline for the end, because most executions
         # end before it fires.
         first = min(self._peer.start_seconds or START_TIMEOUT_SECONDS, self._max_seconds)
@@ -244,29 +267,39 @@ class Session:
             first = min(first, self._peer.max_silence_seconds)
             self._lines_before = self._peer.lines_received
         self._timer = self._loop.call_at(now + first, self._check_deadline)
-        manifests, state = self._manifests, None
-        if self._resumed is not None:
-            state = self._resumed.state_after(time() - self._resumed.saved_at)
+        resumed = self._resumed
+        state = None if resumed is None else resumed.state_after(time() - resumed.saved_at)
         options = options_json(self.limits, self._is_observed, self._peer.trusted)
         if self._peer.trusted and self._trace is not None:
             options = options[:-1] + f',"traceparent":"{self._trace.traceparent}"}}'.encode()
-        if self._files is not None:
-            options = options[:-1] + b',"files":' + self._files.listing + b"}"
+        if self._input_files is not None:
+            options = options[:-1] + b',"files":' + self._input_files.listing() + b"}"
         turn = None if self._turn is None else turn_json(self._turn)
-        line = execute_line(self.id, self._code, options, manifests, self._job, self._inputs, state, turn)
-        self._peer.send(self._memory_line + line)
-        self._memory_line = b""
+        line = execute_line(
+            self.id, self._code, options, self._manifests, self._job, self._inputs, state, turn
+        )
+        if self._memory_line:
+            line, self._memory_line = self._memory_line + line, b""
+        self._peer.send(line)
+        if resumed is not None:
+            self._send_replies(resumed)
+
+    def _send_replies(self, resumed: SavedSession) -> None:
+        """Sends what the guest has not got since it was suspended, and goes on with its other calls."""
+        calls = self.tool_calls
+        calls.deadline = self._tool_deadline
         for call_id, answer in (self._answers or {}).items():
-            self._tool_calls.answer(call_id, answer)
+            calls.answer(call_id, answer)
         if self._has_open_calls:
-            self._tool_calls.send_held()
-        elif self._resumed is not None:
-            for line in self._resumed.held_lines:
+            calls.send_held()
+        else:
+            calls.started_at = self._sent_at
+            for line in resumed.held_lines:
                 self._peer.send(line)
-            for call in self._resumed.in_flight:
-                if call.call_id in self._tool_calls.pending:
-                    self._tool_calls.repeat(call)
-        if self._resumed is not None and self._tool_calls.pending and not self._tool_calls.is_running:
+            for call in resumed.in_flight:
+                if call.call_id in calls.pending:
+                    calls.repeat(call)
+        if calls.pending and not calls.is_running:
             # The guest may only be waiting for the other calls. In that case, nothing else would suspend it
             # again.
             self._suspend()
@@ -289,16 +322,17 @@ class Session:
     def receive(self, message: RunnerMessage) -> bool:
         """Handles a message. Returns True if the message was expected."""
         if isinstance(message, ToolCall):
-            return not self._has_ended and self._tool_calls.receive(message)
+            return not self._has_ended and not self._cancelling and self.tool_calls.receive(message)
         if message.id != self.id:
             return False
         if isinstance(message, Done):
             self.done_received = True
-        if self._has_ended:
-            return False
-        if isinstance(message, Done):
+            if self._has_ended:
+                return False
             self._done(message)
             return True
+        if self._has_ended:
+            return False
         if isinstance(message, Log):
             return self._log(message)
         if not isinstance(message, Started):
@@ -307,11 +341,13 @@ class Session:
         if self._started_at is not None:
             return False
         self._started_at = monotonic()
-        if not self._has_open_calls:
-            self._tool_calls.started_at = self._started_at
         run_id = message.run_id
         if self._peer.trusted and run_id is not UNSET and len(run_id) <= MAX_RUN_ID_CHARS:
-            self.run_id = self._tool_calls.run_id = run_id
+            self.run_id = run_id
+        if self._calls is not None:
+            self._calls.run_id = self.run_id
+            if not self._has_open_calls:
+                self._calls.started_at = self._started_at
         if self._on_started is not None:
             self._on_started()
         return True
@@ -349,7 +385,7 @@ class Session:
         """Asks the runner to suspend the execution when it next waits."""
         if self._memory is None and not self._has_ended and not self._cancelling:
             self._memory = MemoryCollector(self._max_saved_bytes)
-            self._tool_calls.expect_suspension()
+            self.tool_calls.expect_suspension()
             self._peer.send(suspend_line(self.id, self._max_saved_bytes))
 
     def _receive_suspension(self, message: Memory | Suspended) -> bool:
@@ -362,16 +398,16 @@ class Session:
             return True
         self._memory = None
         if message.state is UNSET:
-            self._tool_calls.forget_replies()
+            self.tool_calls.forget_replies()
             size = 0 if message.too_large is UNSET else message.too_large
             reason = (
                 f"its memory has {size} bytes; the limit is {memory.max_bytes} (setting max_checkpoint_bytes)"
             )
-            self._tool_calls.refuse_pending(reason)
+            self.tool_calls.refuse_pending(reason)
             if self._on_suspend_refused is not None:
                 self._on_suspend_refused(reason)
             return True
-        calls = self._tool_calls
+        calls = self.tool_calls
         calls.hold({call_id: items for call_id, _, _, items in message.state.calls})
         self.done_received = True
         self.saved = SavedSession(
@@ -400,7 +436,7 @@ class Session:
         Returns False if the execution cannot continue, because no tools ran or it has ended. If it was
         cancelled or its time is up, `saved` is None afterwards, and `result` has the timeout.
         """
-        calls, saved = self._tool_calls, self.saved
+        calls, saved = self.tool_calls, self.saved
         assert saved is not None
         timer_at = saved.saved_at + min((left for _, left, _ in saved.state.timers), default=1e12) / 1000
         try:
@@ -430,10 +466,6 @@ class Session:
         )
         return bool(calls.held_lines) or calls.is_running
 
-    @property
-    def tool_calls(self) -> ToolCalls:
-        return self._tool_calls
-
     def end_suspended(self, error: WireError) -> None:
         """Ends the session with an error, although the execution was suspended."""
         assert self.result is not None
@@ -456,7 +488,8 @@ class Session:
         if self._cancelling or (self._has_ended and self.saved is None):
             return
         self._cancelling = True
-        self._tool_calls.cancel()
+        if self._calls is not None:
+            self._calls.cancel()
         if self.saved is not None:
             # The guest does not run. `wait_for_replies` ends the session.
             return
@@ -545,7 +578,9 @@ class Session:
         """Returns the error with a code that the host accepts. A code that the host cannot confirm becomes
         `runtime_error`.
         """
-        if self._peer.trusted or (error.code, error.message) in self._tool_calls.errors:
+        if self._peer.trusted:
+            return error
+        if self._calls is not None and (error.code, error.message) in self._calls.errors:
             return error
         error = limit_error(error)
         if error.code in self._peer.codes:
@@ -567,7 +602,8 @@ class Session:
         if self._timer is not None:
             self._timer.cancel()
         if self.saved is None:
-            self._tool_calls.end()
+            if self._calls is not None:
+                self._calls.end()
             # Drop the reference to the run, which refers to this session; see `ToolCalls.end`.
             self._on_started = None
         self._has_ended = True
@@ -652,7 +688,7 @@ class Session:
         line that the runner reported, or in tool calls.
         """
         line = None if reported is None else reported.line
-        tools = self._tool_calls.open_tools() if line is None else []
+        tools = self._calls.open_tools() if line is None and self._calls is not None else []
         message = timeout_message(f"{TIMED_OUT.message} after", self.limits.timeout_ms, tools)
         if line is not None:
             message += f", near line {line}"

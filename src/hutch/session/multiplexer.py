@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 
 from msgspec import UNSET
 
 from hutch.errors import ProtocolError
 from hutch.session.channels.stream import Channel
-from hutch.session.files.model import InputFiles
 from hutch.session.host import Session
 from hutch.session.limits import Limits
 from hutch.session.messages import (
     Done,
-    Job,
     Log,
     Memory,
     RunnerMessage,
@@ -25,10 +22,7 @@ from hutch.session.messages import (
 )
 from hutch.session.peer import BACKSTOP_SECONDS, RUNNER_CODES, START_TIMEOUT_SECONDS, Peer
 from hutch.session.run import Listener
-from hutch.session.suspension import Answer, SavedSession
-from hutch.session.tool_calls import ToolCalls
 from hutch.session.tools.provider import Provider
-from hutch.session.turn import Turn
 from hutch.telemetry.trace_context import TraceContext
 
 logger = logging.getLogger("hutch.session")
@@ -65,7 +59,7 @@ class Multiplexer:
         send_now: Callable[[bytes], None] | None = None,
     ) -> None:
         """`send_now`: sends to a runner that may be polling. The other arguments are fields of `Peer`."""
-        self._peer = Peer(
+        self.peer = Peer(
             send=channel.send,
             writable=channel.writable,
             full_manifests=full_manifests,
@@ -94,57 +88,42 @@ class Multiplexer:
         limits: Limits,
         providers: Sequence[Provider],
         on_started: Callable[[], None] | None = None,
-        job: Job | None = None,
-        may_poll: Callable[[], bool] = lambda: False,
         *,
         inputs: bytes | None = None,
         listeners: Sequence[Listener] = (),
         trace: TraceContext | None = None,
-        saved: SavedSession | None = None,
-        answers: Mapping[str, Answer] | None = None,
-        max_saved_bytes: int = 0,
-        turn: Turn | None = None,
-        before_call: Callable[[], Awaitable[None]] | None = None,
-        open_calls: ToolCalls | None = None,
-        max_wait_seconds: float = 0.0,
-        files: InputFiles | None = None,
-        begin: bool = True,
     ) -> Session:
-        """Starts a session. The caller awaits the result and then calls `forget`.
-
-        `may_poll`: returns True if the runner may use a core to poll for the next tool result. `begin`: if
-        False, the caller has to call `Session.begin`. The other arguments are those of `Session`.
+        """Starts a session. The caller awaits the result and then calls `forget`. The arguments are those of
+        `Session`.
         """
         session = Session(
             id,
             code,
             limits,
             providers,
-            self._peer,
-            send_result=partial(self._send_result, may_poll),
+            self.peer,
             on_started=on_started,
-            job=job,
             inputs=inputs,
             listeners=listeners,
             trace=trace,
-            saved=saved,
-            answers=answers,
-            max_saved_bytes=max_saved_bytes,
-            turn=turn,
-            before_call=before_call,
-            open_calls=open_calls,
-            max_wait_seconds=max_wait_seconds,
-            files=files,
         )
-        self.sessions[id] = session
-        if self.close_reason is not None:
-            session.mark_lost(self.close_reason)
-        elif begin:
-            session.begin()
+        self.add(session)
+        session.begin()
         return session
 
-    def _send_result(self, may_poll: Callable[[], bool], line: bytes) -> None:
-        (self._send_now if may_poll() else self._peer.send)(line)
+    def add(self, session: Session) -> None:
+        """Adds a session with this `peer`, which gets its messages from now on. The caller calls
+        `Session.begin`.
+        """
+        self.sessions[session.id] = session
+        if self.close_reason is not None:
+            session.mark_lost(self.close_reason)
+
+    def send_result(self, may_poll: Callable[[], bool], line: bytes) -> None:
+        """Sends a tool result. `may_poll` returns True if the runner may use a core to poll for the next
+        one.
+        """
+        (self._send_now if may_poll() else self.peer.send)(line)
 
     def send(self, lines: bytes) -> None:
         """Sends lines to the runner for a session on another machine."""
@@ -169,7 +148,7 @@ class Multiplexer:
         self.mark_lost("closed by the host")
 
     def _on_line(self, line: bytes) -> None:
-        self._peer.lines_received += 1
+        self.peer.lines_received += 1
         if self.relay is not None:
             self.relay(line)
             return

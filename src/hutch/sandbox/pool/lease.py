@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -89,14 +90,15 @@ class Lease:
         """
         runner = self._runner
         multiplexer = runner.multiplexer
-        session = multiplexer.open(
+        session = Session(
             run.id,
             code,
             limits,
             providers,
-            run.report_started,
-            job,
-            may_poll,
+            multiplexer.peer,
+            send_result=partial(multiplexer.send_result, may_poll),
+            on_started=run.report_started,
+            job=job,
             inputs=inputs,
             listeners=run.listeners,
             trace=run.trace,
@@ -108,8 +110,8 @@ class Lease:
             open_calls=run.open_calls,
             max_wait_seconds=max_wait_seconds,
             files=files,
-            begin=False,
         )
+        multiplexer.add(session)
         self._session = run.session = session
         timer: asyncio.TimerHandle | None = None
         if max_seconds is not None:

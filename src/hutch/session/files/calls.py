@@ -82,11 +82,6 @@ class FileCalls:
             self._size = sum(output.size for output in self._outputs.values())
             self.count = saved.call_count
 
-    @property
-    def listing(self) -> bytes:
-        """JSON text of the names, sizes and types of the input files."""
-        return self._inputs.listing()
-
     def files(self) -> list[File]:
         """Returns the complete output files, in the order of their first write."""
         return [
