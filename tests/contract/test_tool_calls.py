@@ -13,7 +13,9 @@ import pytest
 from tests.conftest import Run
 from tests.support.processes import TIMEOUT_SECONDS
 
-from hutch import ToolContext, ToolError, tool
+from hutch import Provider, ToolContext, ToolError, tool
+from hutch.agent_tool import text_for_model
+from hutch.kernel.error_hints import PROMISE_WARNING
 
 
 async def echo(value: Any, /) -> Any:
@@ -104,6 +106,36 @@ async def test_call_of_an_unknown_tool_names_it_and_lists_the_available_ones(run
     assert result.error is not None
     assert (result.error.code, result.error.name, result.error.line) == ("runtime_error", "TypeError", 2)
     assert result.error.message == "tools.missing is not a function; tools has echo, fail"
+
+
+async def test_forgotten_await_and_missing_namespace_are_explained(run: Run) -> None:
+    cases = {
+        "return await echo(1)": "echo is not defined; did you mean tools.echo?",
+        "return await tool.echo(1)": "tool is not defined; did you mean tools?",
+        "return await search({})": "search is not defined; did you mean tools.shop.search?",
+        "return await shop.search({})": "shop is not defined; did you mean tools.shop?",
+        "return await files.search({})": "; did you mean tools.files.search?",
+        "const found = tools.echo({});\nreturn found.items.length": "; tools.echo() returns a promise",
+        "const { items } = tools.shop.search({});\nreturn items.length": "; tools.shop.search() returns",
+        "const found = tools.echo([]);\nfor (const each of found) return each": "; tools.echo() returns",
+    }
+    search = {"search": tool(echo, name="search")}
+    providers = [Provider.of(echo), *(Provider(name, search, parent="tools") for name in ("shop", "files"))]
+    for code, expected in cases.items():
+        result = await run(code, tools=providers)
+        assert result.error is not None
+        assert expected in result.error.message, (code, result.error.message)
+    correct = "const found = tools.echo({});\nconst other = {};\nreturn (await found, other.a.b)"
+    other = await run(correct, tools=providers)
+    assert other.error is not None
+    assert "await" not in other.error.message
+
+
+async def test_promise_that_became_a_text_is_a_warning(run: Run) -> None:
+    result = await run("return `found: ${tools.echo(1)}`", tools=[echo])
+    assert (result.result, result.warnings) == ("found: [object Promise]", (PROMISE_WARNING,))
+    assert PROMISE_WARNING in text_for_model(result, 1_000)
+    assert (await run("return `found: ${await tools.echo(1)}`", tools=[echo])).warnings == ()
 
 
 async def test_other_missing_function_is_not_mistaken_for_a_tool(run: Run) -> None:

@@ -17,6 +17,19 @@ const FRAME = /^ +at /;
 /** A frame of the runner, of Deno or of a built-in. */
 const INTERNAL_FRAME = /[ (](?:(?:prelude|deno)\.js[:,]|(?:ext|node):|native\)|<anonymous>\)$)/;
 
+/** What to do about values that are not JSON-safe. */
+const HINTS: Record<string, string> = {
+  "__proto__": null as never,
+  "an instance of Promise": "did you forget await?",
+  "an instance of Date": "use .toISOString()",
+  "an instance of Map": "use Object.fromEntries(map)",
+  "an instance of Set": "use [...set]",
+  "an instance of Error": "use its message",
+  "an instance of RegExp": "use String(value)",
+  "a bigint": "use Number(value) or String(value)",
+  "NaN": "use null",
+};
+
 /** Maximum nesting of a value. It is below the host's limit for the message that contains the value. */
 const MAX_DEPTH = 120;
 
@@ -119,12 +132,10 @@ function checkObject(value: object, depth: number, walk: Walk): void {
 function refuse(found: string, depth: number, { label, keys: path }: Walk): never {
   let at = "";
   for (let i = 0; i < depth; i++) at += typeof path[i] === "number" ? `[${path[i]}]` : `.${path[i]}`;
-  const hint = found === "an instance of Promise"
-    ? "; did you forget await?"
-    : found === "an instance of Date"
-    ? "; use .toISOString()"
-    : "";
-  throw new NotJsonSafe(`${label} is not JSON-safe: ${found}${at ? ` at ${at}` : ""}${hint}`);
+  const hint = HINTS[found];
+  throw new NotJsonSafe(
+    `${label} is not JSON-safe: ${found}${at ? ` at ${at}` : ""}${hint ? `; ${hint}` : ""}`,
+  );
 }
 
 function describe(value: unknown): string {

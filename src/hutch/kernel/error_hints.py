@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from hutch.errors import ExecutionError
 from hutch.session.language import python_hint
 from hutch.session.run import Result
+from hutch.session.tools.provider import Provider
+from hutch.text import did_you_mean
 
 _NOT_DEFINED = re.compile(r"'?([\w$]+)'? is not defined")
 _NO_MODULES = "guests have no CommonJS modules and no packages, only tools and the objects of the language"
@@ -25,18 +27,83 @@ _MISSING = {
 _NODE_MODULES = '; modules of Node can be imported: `const { createHash } = await import("node:crypto")`'
 # Errors that a missing namespace of tools causes.
 _MISSING_NAMES = ("ReferenceError", "TypeError", "TypeCheckError")
+PROMISE_TEXT = "[object Promise]"
+PROMISE_WARNING = f"the result contains {PROMISE_TEXT}: a promise was used as a text; did you forget await?"
+# Errors of a promise that is used as the result of a call, in QuickJS and in V8.
+_USED_AS_RESULT = re.compile(r"undefined|not a function|not iterable")
+# Calls of tools without `await` whose promise is assigned to a variable or destructured.
+_NOT_AWAITED = re.compile(
+    r"(?:(?P<variable>[\w$]+)|(?P<rest>[}\]]))\s*=\s*(?P<call>tools(?:\.[\w$]+){1,2})\s*\("
+)
+_CALL = re.compile(r"(?<![\w$.])([\w$]+)\.([\w$]+)\s*\(")
+# Longer code gets no hint about `await`, because it is searched with patterns.
+_MAX_SOURCE_CHARS = 100_000
+_MAX_LINE_CHARS = 2_000
 _IS_MISSING = re.compile(r"undefined|is not defined|not a function|does not exist|Cannot find name")
 
 
-def with_hint(source: str, engine: str, result: Result) -> Result:
-    """Adds a hint to a syntax error, or to an error about a missing name."""
+def with_hint(source: str, engine: str, result: Result, providers: Sequence[Provider] = ()) -> Result:
+    """Adds a hint to a syntax error, to an error about a missing name, or to an error that a forgotten
+    `await` causes.
+    """
     error = result.error
-    if error is None or error.name not in ("SyntaxError", "ReferenceError"):
-        return result
-    missing = _NOT_DEFINED.match(error.message)
-    hint = None if missing is None else missing_name_hint(missing[1], engine)
-    hint = hint or python_hint(source, error.message)
+    if error is None:
+        return _with_promise_warning(result)
+    hint = None
+    if error.name in ("SyntaxError", "ReferenceError"):
+        missing = _NOT_DEFINED.match(error.message)
+        if missing is not None:
+            hint = missing_name_hint(missing[1], engine) if missing[1] != "tools" or not providers else None
+            hint = hint or _tool_name_hint(missing[1], providers)
+        hint = hint or python_hint(source, error.message)
+    elif error.name == "TypeError" and error.line is not None and providers:
+        lines = source.split("\n", error.line)
+        line = lines[error.line - 1] if error.line <= len(lines) else ""
+        if len(line) <= _MAX_LINE_CHARS:
+            hint = _namespace_hint(line, providers) or _await_hint(source, line, error.message)
     return result if hint is None else _explained(result, error, hint)
+
+
+def _tool_name_hint(name: str, providers: Sequence[Provider]) -> str | None:
+    """Suggests `tools.add` for `add`, `tools.github` for `github`, and `tools` for `tool`."""
+    for provider in providers:
+        if name in provider.tools:
+            return f"did you mean {provider.name}.{name}?"
+        if provider.name.rpartition(".")[2] == name:
+            return f"did you mean {provider.name}?"
+    similar = did_you_mean(name, {provider.name.partition(".")[0] for provider in providers})
+    return None if similar is None else f"did you mean {similar}?"
+
+
+def _namespace_hint(line: str, providers: Sequence[Provider]) -> str | None:
+    """Suggests `tools.files.search` for `files.search`, which the guest's own `files` does not have."""
+    by_name = {provider.name.rpartition(".")[2]: provider for provider in providers if "." in provider.name}
+    for namespace, member in _CALL.findall(line):
+        provider = by_name.get(namespace)
+        if provider is not None and member in provider.tools:
+            return f"did you mean {provider.name}.{member}?"
+    return None
+
+
+def _await_hint(source: str, line: str, message: str) -> str | None:
+    """Names a call of a tool whose promise the code uses like its result."""
+    if not _USED_AS_RESULT.search(message) or len(source) > _MAX_SOURCE_CHARS:
+        return None
+    for match in _NOT_AWAITED.finditer(source):
+        variable, call = match["variable"], match["call"]
+        name = re.escape(variable or "")
+        # A destructured promise is always a mistake. A variable may be awaited later.
+        is_read = rf"(?:\bof\s+|\.\.\.){name}(?![\w$])|(?<![\w$.]){name}\s*(?:\.(?!then\b)|\[)"
+        if match["rest"] or re.search(is_read, line):
+            return f"{call}() returns a promise; did you forget await?"
+    return None
+
+
+def _with_promise_warning(result: Result) -> Result:
+    """Warns about a promise that became a text. The code is not refused, because the text may be intended."""
+    if result.result_json is None or PROMISE_TEXT.encode() not in result.result_json:
+        return result
+    return msgspec.structs.replace(result, warnings=(*result.warnings, PROMISE_WARNING))
 
 
 def missing_name_hint(name: str, engine: str | None = None) -> str | None:
@@ -62,7 +129,7 @@ def with_unavailable_servers(result: Result, reasons: Mapping[str, str]) -> Resu
         f"the MCP server {name} is not connected{f': {reason}' if reason else ''}"
         for name, reason in reasons.items()
     )
-    result = msgspec.structs.replace(result, warnings=warnings)
+    result = msgspec.structs.replace(result, warnings=(*result.warnings, *warnings))
     error = result.error
     if error is None or error.name not in _MISSING_NAMES or not _IS_MISSING.search(error.message):
         return result

@@ -144,7 +144,7 @@ class Kernel:
         self.active[run.id] = execution, run
         try:
             result = await self._run(execution, run)
-            if result.error is not None or execution.unavailable_servers:
+            if result.error is not None or execution.unavailable_servers or _has_promise_text(result):
                 result = _explained(execution, result)
             if run.session is not None and run.session.saved is not None:
                 result = await self._suspended(execution, run, result)
@@ -431,6 +431,10 @@ class Kernel:
             check_providers(execution.providers)
 
 
+def _has_promise_text(result: Result) -> bool:
+    return result.result_json is not None and b"[object Promise]" in result.result_json
+
+
 def _explained(execution: Execution, result: Result) -> Result:
     """Adds hints to the error of a result. They are not added in the session, because the session does not
     have the source of precompiled code.
@@ -438,7 +442,7 @@ def _explained(execution: Execution, result: Result) -> Result:
     # Loaded when needed, because compiling its patterns takes milliseconds.
     from hutch.kernel.error_hints import with_hint, with_unavailable_servers
 
-    result = with_hint(execution.code, execution.profile.engine, result)
+    result = with_hint(execution.code, execution.profile.engine, result, execution.providers)
     return with_unavailable_servers(result, execution.unavailable_servers)
 
 

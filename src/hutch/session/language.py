@@ -1,4 +1,4 @@
-"""Recognises code in a language that no engine runs."""
+"""Recognises code in a language that no engine runs, and code in a Markdown fence."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 
 PYTHON_HINT = "this looks like Python; code has to be JavaScript or TypeScript"
 
+_FENCED = re.compile(r"\A\s*```[^\n`]*\n(.*?)\n?```\s*\Z", re.S)
 # Maximum number of lines to examine, and maximum length of a line. Matching longer lines would take too long.
 _MAX_LINES = 100
 _MAX_LINE_CHARS = 200
@@ -33,3 +34,9 @@ def python_hint(code: str, problem: str = "") -> str | None:
     lines = code[: _MAX_LINES * _MAX_LINE_CHARS].split("\n", _MAX_LINES)[:_MAX_LINES]
     short = (line for line in lines if len(line) <= _MAX_LINE_CHARS)
     return PYTHON_HINT if any(_PYTHON_LINE.fullmatch(line) for line in short) else None
+
+
+def without_fence(code: str) -> str:
+    """Returns the content of code in one Markdown fence, with its line numbers, and other code unchanged."""
+    fenced = _FENCED.match(code) if code.lstrip().startswith("```") else None
+    return code if fenced is None else "\n" * code.count("\n", 0, fenced.start(1)) + fenced[1]

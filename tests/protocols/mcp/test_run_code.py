@@ -244,6 +244,40 @@ async def test_missing_result_is_reported(client: Client) -> None:
     assert text_of(await run(client, "return 0;")) == "0"
 
 
+@pytest.mark.parametrize("language", LANGUAGES)
+async def test_promise_in_the_result_is_noted(client: Client, language: str) -> None:
+    text = text_of(await run(client, "return `${tools.github.wait()}`;", language))
+    assert "did you forget await?" in text
+
+
+async def test_short_output_of_a_failed_script_is_reported_beside_its_error(client: Client) -> None:
+    text = text_of(await run(client, "console.log('r'); console.error('e'); throw new Error('x');"))
+    assert text.endswith("stdout:\nr\n\nstderr:\ne")
+    assert text.count("Uncaught Error: x") == 1
+
+
+async def test_map_in_the_result_is_refused_instead_of_lost(client: Client) -> None:
+    answer = await run(client, "return { a: [new Map([[1, 2]])], b: {} };")
+    assert answer.is_error
+    assert "a Map at .a[0], which is not JSON; use Object.fromEntries(map)" in text_of(answer)
+    assert text_of(await run(client, "return [{}, new Date(0)];")) == '[{},"1970-01-01T00:00:00.000Z"]'
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "async () => { return (await tools.github.createIssue({ title: 'x' })).number }",
+        "// one function\nasync function main() {\n  return 1;\n}\n",
+        "export default () => 1;",
+        "```ts\nreturn 1;\n```",
+    ],
+)
+async def test_one_function_and_code_in_a_fence_run(client: Client, code: str) -> None:
+    found = await run_structured(client, code)
+    assert (found["ok"], found["error"]) == (True, None)
+    assert isinstance(found["result"], int)
+
+
 async def test_concurrent_runs_have_separate_calls(harness: McpHarness, mcp_server: HutchMcpServer) -> None:
     script = f"{IMPORT}await tools.github.createIssue({{ title: 'x' }}); await tools.github.wait(); return 1;"
     other = f"{IMPORT}await tools.github.wait(); await tools.fileSystem.readFile({{ path: '/' }}); return 2;"

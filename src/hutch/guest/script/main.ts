@@ -10,6 +10,7 @@ const { parse, stringify } = JSON;
 const { exit, writeTextFileSync, mkdirSync } = Deno;
 const { writeSync } = Deno.stderr;
 const { apply } = Reflect;
+const { includes } = String.prototype;
 const encoder = new TextEncoder();
 const { encode } = encoder;
 
@@ -99,6 +100,8 @@ class Run {
 
   #succeed(value: unknown): void {
     const text = stringify(value);
+    // A Map or Set has no JSON of its own, so its content would be lost without notice.
+    if (apply(includes, text ?? "", ["{}"])) refuseCollections(value, "");
     if (text === undefined) throw new TypeError("The value returned is not JSON");
     if (!isJson(text)) throw new TypeError("The value returned nests too deeply");
     this.finish({ exit: 0, value: text });
@@ -126,6 +129,21 @@ class Run {
     // Keep the process alive until the host ends it.
     connection.ref();
     wire.send(doneLine(this.#request.id, outcome));
+  }
+}
+
+/** Throws if a value contains a Map or a Set with items. */
+function refuseCollections(value: unknown, path: string): void {
+  if (typeof value !== "object" || value === null) return;
+  if ((value instanceof Map || value instanceof Set) && value.size > 0) {
+    const [name, instead] = value instanceof Map ? ["Map", "Object.fromEntries(map)"] : ["Set", "[...set]"];
+    throw new TypeError(
+      `The result has a ${name}${path && ` at ${path}`}, which is not JSON; use ${instead}`,
+    );
+  }
+  // `JSON.stringify` has accepted the value, so it has no cycles.
+  for (const [key, member] of Object.entries(value)) {
+    refuseCollections(member, Array.isArray(value) ? `${path}[${key}]` : `${path}.${key}`);
   }
 }
 

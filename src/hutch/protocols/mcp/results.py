@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from mcp.types import CallToolResult, ContentBlock, TextContent
 
+from hutch.kernel.error_hints import PROMISE_TEXT, PROMISE_WARNING
 from hutch.protocols.toolscript.gateway.gateway import CompletedCall
 from hutch.session.json_value import NotJsonSafe, encode_value, well_formed
 
@@ -175,9 +176,12 @@ def _report_parts(report: RunReport) -> Iterable[str]:
         ("stderr", report.stderr),
         ("logs", "\n".join(report.logs)),
     ):
-        # Skip output that the error message already contains.
-        if text.strip() and not (report.error is not None and text.strip() in report.error.message):
-            yield f"{name}:\n{text.rstrip()}"
+        text = text.rstrip()
+        if name == "stderr" and report.error is not None:
+            # A script that fails prints its error, which is the message already.
+            text = text.removesuffix(report.error.message).rstrip()
+        if text:
+            yield f"{name}:\n{text}"
     if report.files:
         yield "files:\n" + "\n".join(map(_file_line, report.files))
     failed = sum(not call.ok for call in report.tool_calls)
@@ -187,7 +191,9 @@ def _report_parts(report: RunReport) -> Iterable[str]:
         notes.append(f"exit code {report.exit_code}")
     has_output = report.stdout or report.stderr or report.logs or report.files
     if not (report.error or report.result is not None or has_output):
-        notes.insert(0, "The script finished without a result: `return` the values that you need")
+        notes.insert(0, "The result is undefined: `return` the values that you need")
+    if report.result is not None and PROMISE_TEXT in _result_text(report.result):
+        notes.append(PROMISE_WARNING)
     if notes:
         yield f"({'; '.join(notes)})"
 

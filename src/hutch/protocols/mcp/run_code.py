@@ -38,14 +38,14 @@ from hutch.session.files.model import File
 from hutch.session.json_value import NotJsonSafe
 from hutch.session.large_json import decode_large_value
 from hutch.session.run import Result, RunHandle, new_run_id
+from hutch.session.tools.names import letters
 from hutch.settings import Settings
 
 Output: TypeAlias = dict[str, CapturedOutput]
 """Output of a program, by stream: `stdout` and `stderr`."""
 
 
-MAX_LISTED_SERVERS = 20
-_MISSING_SERVER = re.compile(r"Property '([\w$]+)' does not exist on type '(?:Tools|\{\})'")
+_MISSING_SERVER = re.compile(r"Property '([\w$]+)' does not exist on type '(Tools|\{\})'")
 # Line that the script runner writes before it ends a failed script.
 _UNCAUGHT = re.compile(r"^error: Uncaught ", re.M)
 
@@ -134,8 +134,7 @@ class CodeRunner:
                 report = await self._toolscript(arguments, run, output)
         except InvalidScript as error:
             gateway = self._hutch.gateway
-            namespaces = (await gateway.catalog()).namespaces
-            explained = _with_servers(error, unavailable_servers(gateway), namespaces)
+            explained = _with_servers(error, unavailable_servers(gateway))
             report = RunReport(ok=False, error=_invalid_script(explained), exit_code=1)
         return _tool_result(report, output, files, structured=arguments.format == "json")
 
@@ -258,30 +257,21 @@ def _invalid_script(error: InvalidScript) -> RunFailure:
     return RunFailure(message=error.message, code=error.code, problems=problems)
 
 
-def _with_servers(error: InvalidScript, servers: Iterable[str], namespaces: Sequence[str]) -> InvalidScript:
-    """Explains problems about a server that is missing in `tools`: either it is one of `servers`, which are
-    not connected, or the message lists the available servers.
+def _with_servers(error: InvalidScript, servers: Iterable[str]) -> InvalidScript:
+    """Says that a server that is missing in `tools` is one of `servers`, which are not connected, or that
+    there are no servers.
     """
-    by_word = {_letters(name): name for name in servers}
+    by_letters = {letters(name): name for name in servers}
 
     def explained(problem: ScriptProblem) -> ScriptProblem:
         missing = _MISSING_SERVER.match(problem.message)
-        name = None if missing is None else by_word.get(_letters(missing[1]))
-        if missing is None or "Did you mean" in problem.message:
+        name = None if missing is None else by_letters.get(letters(missing[1]))
+        if missing is None or (name is None and missing[2] != "{}"):
             return problem
-        known = ", ".join(namespaces[:MAX_LISTED_SERVERS]) or "no servers"
-        reason = f"tools has {known}" if name is None else f"the MCP server {name} is not connected"
-        message = f"{problem.message.rstrip('.')}: {reason}."
-        return msgspec.structs.replace(problem, message=message)
+        reason = "tools has no servers" if name is None else f"the MCP server {name} is not connected"
+        return msgspec.structs.replace(problem, message=f"{missing[0]}: {reason}.")
 
     return InvalidScript([explained(problem) for problem in error.problems])
-
-
-def _letters(name: str) -> str:
-    """Returns the letters and digits of a name in lower case. They are the same in a server's original name
-    and in its name in scripts.
-    """
-    return "".join(filter(str.isalnum, name)).lower()
 
 
 def continued_result(result: Result, *, structured: bool) -> CallToolResult:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -18,8 +17,6 @@ CODE_FILE = "code.ts"
 MAX_DECLARATION_CHARS = 4 * 1024 * 1024
 ERROR_NAME = "TypeCheckError"
 
-# Code in one Markdown fence is accepted as well. Its line numbers stay the same.
-_FENCED = re.compile(r"\A\s*```[^\n`]*\n(.*?)\n?```\s*\Z", re.S)
 _TOOLS = "tools"
 
 
@@ -34,18 +31,13 @@ async def check_code(checker: Checker, execution: Execution, *, strict: bool) ->
             f"the declarations of the tools have {len(declarations)} characters;"
             f" the limit is {MAX_DECLARATION_CHARS}",
         )
-    code = _FENCED.sub(_without_fence, execution.code)
-    problems = await checker.check(code, declarations, name=CODE_FILE, strict=strict)
+    problems = await checker.check(execution.code, declarations, name=CODE_FILE, strict=strict)
     if not problems:
         return None
     first = problems[0]
     return ExecutionError(
         "validation_error", format_problems(problems), ERROR_NAME, first.line or None, first.column or None
     )
-
-
-def _without_fence(match: re.Match[str]) -> str:
-    return "\n" * match.string.count("\n", 0, match.start(1)) + match[1]
 
 
 def _input_names(inputs: bytes | None) -> Iterable[str]:

@@ -54,6 +54,13 @@ def safe_names(originals: Iterable[str]) -> dict[str, str]:
     return names
 
 
+def letters(name: str) -> str:
+    """Returns the letters and digits of a name in lower case. They are the same in an original name, such as
+    `my-server`, in its name in scripts, and in a qualified name (`my-server__create_issue`).
+    """
+    return "".join(filter(str.isalnum, name)).lower()
+
+
 def is_bindable(name: object) -> bool:
     """Returns True if `name` can be a global variable of a guest."""
     return (

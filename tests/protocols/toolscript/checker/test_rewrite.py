@@ -112,6 +112,16 @@ async def test_specifiers_are_unescaped(native: Checker) -> None:
     assert [each.text for each in found.specifiers] == ["./a.ts", "./c.ts"]
 
 
+async def test_positions_in_one_function_and_in_a_fence_are_original(native: Checker) -> None:
+    source = await prepare(native, "// a\nasync () => {\n  return 1;\n};\n", check=False)
+    assert source.text == "// a\nexport default await (async () => {\n  return 1;\n})();\n"
+    assert original_position(source, 2, 23) == (2, 1)
+    assert (source.shift, source.returns) == ((2, 23, 22), True)
+    for text in ("async (x) => 1", "() => 1; 2", "function f() {}\nf()"):
+        assert (await prepare(native, text, check=False)).text == text
+    assert (await prepare(native, "\n```js\nlet a\n```\n", check=False)).text == "\n\nlet a"
+
+
 async def test_empty_file_has_an_empty_outline(checker: Checker) -> None:
     for text in ("", "\n", "// nothing\n"):
         assert await outline(checker, text) == Outline((), (), ())

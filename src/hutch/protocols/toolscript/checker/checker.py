@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import re
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -15,27 +14,26 @@ from typing import Protocol
 import msgspec
 
 from hutch.errors import PackageNotFound
-from hutch.kernel.error_hints import missing_name_hint
 from hutch.protocols.toolscript.checker.deno import DenoBackend
 from hutch.protocols.toolscript.checker.diagnostics import (
-    MAX_SHOWN,
     InvalidScript,
     ScriptProblem,
     cannot_check,
     problem_at,
 )
-from hutch.protocols.toolscript.checker.imports import import_objection, read_files
+from hutch.protocols.toolscript.checker.explanations import explain, explain_language
+from hutch.protocols.toolscript.checker.imports import read_files
 from hutch.protocols.toolscript.checker.leniency import (
     ANY_TOOLS,
     LenientCheck,
     location,
 )
-from hutch.protocols.toolscript.checker.rewrite import PreparedScript, may_return, rewrite
-from hutch.protocols.toolscript.checker.source_text import Outline, SourceText
+from hutch.protocols.toolscript.checker.rewrite import PreparedScript, may_be_function, may_return, rewrite
+from hutch.protocols.toolscript.checker.source_text import Outline
 from hutch.protocols.toolscript.checker.toolchain import COMPILER_VERSION, OnMessage, Toolchain
 from hutch.protocols.toolscript.checker.tsc import TscPool, TscUnavailable
 from hutch.sandbox.jail.jail import Jail
-from hutch.session.language import python_hint
+from hutch.session.language import without_fence
 from hutch.settings import Settings
 
 logger = logging.getLogger("hutch.toolscript")
@@ -47,11 +45,6 @@ CHECK_SECONDS = 20.0
 RETRY_SECONDS = 300.0
 _MAX_CACHED = 256
 _MAX_CACHED_CHARS = 256 * 1024
-# TypeScript's codes for a missing module. Deno's own messages have the code 0.
-_MISSING_MODULE_CODES = (2307, 2591, 2792, 2882, 0)
-_UNKNOWN_NAME_CODES = (2304, 2552)
-_UNKNOWN_NAME = re.compile(r"Cannot find name '([\w$]+)'")
-_QUOTED = re.compile(r"""["']([^"']*)["']""")
 
 
 class Script(msgspec.Struct, frozen=True):
@@ -114,8 +107,10 @@ class Checker:
         """Returns the code to run. The script is type-checked unless `declarations` is None.
 
         `declarations` are the types of the module "toolscript". Unless `strict`, only the use of tools is
-        checked strictly (see leniency.py). Raises InvalidScript.
+        checked strictly (see leniency.py). Code in one Markdown fence counts as its content. Raises
+        InvalidScript.
         """
+        script = msgspec.structs.replace(script, text=without_fence(script.text))
         try:
             key = _cache_key(script, declarations, strict)
         except UnicodeEncodeError:
@@ -127,13 +122,13 @@ class Checker:
         try:
             prepared = await self._prepare(script, declarations, strict)
         except InvalidScript as error:
-            raise _explain_language(script, error) from None
+            raise explain_language(script.text, error) from None
         self._cache(key, prepared, len(script.text))
         return prepared
 
     async def _prepare(self, script: Script, declarations: str | None, strict: bool) -> PreparedScript:
         prepared = PreparedScript(script.text)
-        if may_return(script.text):
+        if may_return(script.text) or may_be_function(script.text):
             outlines = await self.outlines({script.name: script.text})
             prepared = rewrite(script.name, script.text, outlines[script.name])
         if declarations is not None:
@@ -182,13 +177,9 @@ class Checker:
         if problems and not strict:
             problems = await self._without_allowed(problems, files)
         explained = [
-            _explain_missing_name(
-                _explain_missing_module(
-                    _explain_server_name(
-                        _at_original_position(problem, prepared) if problem.file == script.name else problem,
-                        declarations,
-                    )
-                )
+            explain(
+                _at_original_position(problem, prepared) if problem.file == script.name else problem,
+                declarations,
             )
             for problem in problems
         ]
@@ -265,17 +256,6 @@ def _cache_key(script: Script, declarations: str | None, strict: bool) -> bytes:
     return hashlib.sha256(msgspec.msgpack.encode((script, declarations, strict))).digest()
 
 
-def _explain_language(script: Script, error: InvalidScript) -> InvalidScript:
-    """If the script is Python, replaces all problems by one that says so, because the other problems do not
-    help.
-    """
-    for problem in error.problems[:MAX_SHOWN]:
-        if hint := python_hint(script.text, problem.message):
-            message = f"{problem.message.rstrip('.')}; {hint}."
-            return InvalidScript([msgspec.structs.replace(problem, message=message)])
-    return error
-
-
 def _at_original_position(problem: ScriptProblem, prepared: PreparedScript) -> ScriptProblem:
     """Maps a problem in the rewritten code to its position in the original script."""
     if not prepared.returns or not problem.line:
@@ -284,32 +264,3 @@ def _at_original_position(problem: ScriptProblem, prepared: PreparedScript) -> S
     end = start + problem.length
     moved = problem_at(problem.file, prepared.original, start, end, problem.message, code=problem.code)
     return msgspec.structs.replace(moved, signature=problem.signature)
-
-
-def _explain_server_name(problem: ScriptProblem, declarations: str) -> ScriptProblem:
-    """Suggests `tools.github` if a script uses the name of a server, such as `github`, as a variable."""
-    unknown = _UNKNOWN_NAME.match(problem.message) if problem.code in _UNKNOWN_NAME_CODES else None
-    if unknown is None or not re.search(rf"^  {re.escape(unknown[1])}: ", declarations, re.M):
-        return problem
-    message = f"Cannot find name '{unknown[1]}'. Did you mean tools.{unknown[1]}?"
-    return msgspec.structs.replace(problem, message=message)
-
-
-def _explain_missing_name(problem: ScriptProblem) -> ScriptProblem:
-    """Replaces TypeScript's advice to install type definitions for Node or a browser."""
-    unknown = _UNKNOWN_NAME.match(problem.message)
-    hint = None if unknown is None else missing_name_hint(unknown[1])
-    if unknown is None or hint is None:
-        return problem
-    return msgspec.structs.replace(problem, message=f"Cannot find name '{unknown[1]}': {hint}.")
-
-
-def _explain_missing_module(problem: ScriptProblem) -> ScriptProblem:
-    """Replaces the message "module not found" by the reason why a toolscript cannot import the module."""
-    if problem.code in _MISSING_MODULE_CODES:
-        line = SourceText(problem.source_line)
-        specifier = _QUOTED.match(line.text, line.index_at(1, problem.column))
-        reason = import_objection(specifier[1]) if specifier else None
-        if reason:
-            return msgspec.structs.replace(problem, message=reason)
-    return problem

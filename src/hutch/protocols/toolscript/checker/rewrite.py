@@ -1,6 +1,8 @@
-"""Makes scripts runnable. A script with a top-level `return` becomes a module, other scripts stay unchanged.
+"""Makes scripts runnable. A script that returns a value or is one function becomes a module, other scripts
+stay unchanged.
 
-The module's default export is the returned value. Line numbers stay the same, and most columns do too.
+The module's default export is the returned value, or the function's result. Line numbers stay the same, and
+most columns do too.
 """
 
 from __future__ import annotations
@@ -16,6 +18,13 @@ from hutch.protocols.toolscript.checker.source_text import Outline, SourceText, 
 _OPEN = "export default await (async () => {"
 _CLOSE = "\n})();\n"
 _RETURN = re.compile(r"\breturn\b")
+_OPEN_FUNCTION = "export default await ("
+_CLOSE_FUNCTION = ")();\n"
+# The beginning of a function without parameters, with or without `export default`.
+_FUNCTION = re.compile(
+    r"(?:export\s+default\s+)?(?P<function>(?:async\s+)?function\s*[\w$]*\s*\(\s*\)"
+    r"|(?:async\s*)?\(\s*\)[^=;{}]*=>)"
+)
 # Matches strings and comments in an import declaration, where a slash has no other use.
 _STRING_OR_COMMENT = re.compile(
     r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|//[^\n\r\u2028\u2029]*|/\*.*?\*/""", re.S
@@ -76,10 +85,15 @@ def may_return(text: str) -> bool:
     return _RETURN.search(text) is not None
 
 
+def may_be_function(text: str) -> bool:
+    """Returns False if the text is certainly not one function without parameters. Does not parse the text."""
+    return _FUNCTION.match(text, SourceText(text).after_trivia(0)) is not None
+
+
 def rewrite(name: str, text: str, outline: Outline) -> PreparedScript:
     """Returns the code to run. Raises InvalidScript if the script has both a `return` and an export."""
     if not outline.returns:
-        return PreparedScript(text)
+        return _call_of_function(text, outline) or PreparedScript(text)
     exports = [statement for statement in outline.statements if statement.kind == "export"]
     if exports:
         raise InvalidScript([_return_and_export(name, text, outline, statement) for statement in exports])
@@ -95,6 +109,23 @@ def rewrite(name: str, text: str, outline: Outline) -> PreparedScript:
         parts += [(statement.start, _on_one_line(text[statement.start : statement.end])), ";"]
     parts += [_OPEN, (begin, _blank_out(text, moved)[begin:]), _CLOSE]
     return PreparedScript(text, [part for part in parts if part])
+
+
+def _call_of_function(text: str, outline: Outline) -> PreparedScript | None:
+    """Returns code that calls the function of which the script consists, as models often write it; None if
+    the script has other statements.
+    """
+    if len(outline.statements) != 1:
+        return None
+    statement = outline.statements[0]
+    match = _FUNCTION.match(text, statement.start)
+    if match is None:
+        return None
+    begin = match.start("function")
+    function = text[begin : statement.end].rstrip().removesuffix(";")
+    return PreparedScript(
+        text, [(0, text[: statement.start]), _OPEN_FUNCTION, (begin, function), _CLOSE_FUNCTION]
+    )
 
 
 def _return_and_export(name: str, text: str, outline: Outline, export: Statement) -> ScriptProblem:
