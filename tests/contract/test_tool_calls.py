@@ -14,7 +14,7 @@ from tests.conftest import Run
 from tests.support.processes import TIMEOUT_SECONDS
 
 from hutch import Provider, ToolContext, ToolError, tool
-from hutch.agent_tool import text_for_model
+from hutch.api.agent_tool import text_for_model
 from hutch.kernel.error_hints import PROMISE_WARNING
 
 
