@@ -234,7 +234,7 @@ def _auth_headers(settings: Settings) -> dict[str, str]:
 
 
 def log_in(server: str) -> int:
-    from hutch.mcp_client.login import login  # imported here, because the import takes long
+    from hutch.mcp_client.oauth.login import login  # imported here, because the import takes long
 
     logged_in = event_loop.run_async(login(*_find_server(server), show=_print_login_url))
     print_note(f"logged in to {server}" if logged_in else f"{server} requires no login")
@@ -242,7 +242,7 @@ def log_in(server: str) -> int:
 
 
 def log_out(server: str) -> int:
-    from hutch.mcp_client.login import logout
+    from hutch.mcp_client.oauth.login import logout
 
     logged_out = logout(*_find_server(server))
     print_note(f"logged out of {server}" if logged_out else f"there was no login to {server}")

@@ -6,40 +6,29 @@ This module imports the SDK, which takes a second. Import it only when there is 
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, nullcontext
-from typing import Any, Literal, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from typing import Any, Literal
 
 import anyio
 import httpx2
 from mcp.client.session import ClientSession
 from mcp.client.subscriptions import ToolsListChanged, listen
-from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp.types import (
     METHOD_NOT_FOUND,
     UNSUPPORTED_PROTOCOL_VERSION,
-    CallToolRequest,
-    CallToolRequestParams,
     CallToolResult,
-    ClientCapabilities,
-    ElicitationCapability,
-    FormElicitationCapability,
     Implementation,
-    InputRequests,
     InputRequiredResult,
-    InputResponses,
-    ReadResourceResult,
     ToolListChangedNotification,
-    UrlElicitationCapability,
 )
 from mcp.types.version import MODERN_PROTOCOL_VERSIONS
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from hutch._version import __version__
-from hutch.errors import InvalidTool, UpstreamError
+from hutch.errors import UpstreamError
 from hutch.mcp_client import error_messages
 from hutch.mcp_client.config import ServerConfig, StdioConfig
 from hutch.mcp_client.errors import CallNotSent, ServerUnreachable
@@ -52,11 +41,20 @@ from hutch.mcp_client.tool_list import (
     fetch_tools,
     limit_warnings,
 )
+from hutch.mcp_client.tool_requests import (
+    AskForInput,
+    ElicitingSession,
+    InputAnswers,
+    OutputChecks,
+    ProgressCallback,
+    answer_questions,
+    call_tool,
+    read_resource,
+)
 from hutch.mcp_client.tools import (
     McpTool,
     McpToolResult,
     content_blocks,
-    content_problem,
     tools_digest,
     unwrap_result,
 )
@@ -64,48 +62,13 @@ from hutch.mcp_client.transports import http, stdio
 from hutch.mcp_client.transports.long_messages import LongResults
 from hutch.mcp_client.transports.process import ServerProcess
 from hutch.mcp_client.transports.stdio import DirectCalls
-from hutch.session.schema.type_hints import validator
-from hutch.telemetry.trace_context import current
-from hutch.telemetry.tracer import opentelemetry_context
 from hutch.text import printable
-
-ProgressCallback: TypeAlias = Callable[[float, float | None, str | None], Awaitable[None] | None]
-"""Callback for the progress of a call. Receives the progress, the total if it is known, and a message."""
-
-AskForInput: TypeAlias = Callable[[InputRequests], Awaitable[InputResponses]]
-"""Gets answers to the questions that a tool asks the user. Raises UpstreamError if the user cannot be asked.
-"""
 
 MAX_INPUT_ROUNDS = 10
 """Maximum number of times that one call may ask for input."""
-INPUT_POLL_SECONDS = 0.25
 REFRESH_SECONDS = 0.2
 CLOSE_SECONDS = 2.0
 LOST_WHILE_ASKING = "the connection was lost while the user was asked"
-_RESULT_ADAPTER: TypeAdapter[CallToolResult | InputRequiredResult] = TypeAdapter(
-    CallToolResult | InputRequiredResult
-)
-
-
-class InputAnswers(NamedTuple):
-    """Answers of the user, with the state that the server needs to continue the call."""
-
-    responses: InputResponses | None
-    state: str | None
-
-
-class _Session(ClientSession):
-    """SDK session that announces elicitation only to servers with protocol 2026-07-28 or later. Older servers
-    do not say which call a question belongs to.
-    """
-
-    def _build_capabilities(self, version: str) -> ClientCapabilities:
-        capabilities = super()._build_capabilities(version)
-        if version in MODERN_PROTOCOL_VERSIONS:
-            capabilities.elicitation = ElicitationCapability(
-                form=FormElicitationCapability(), url=UrlElicitationCapability()
-            )
-        return capabilities
 
 
 class McpConnection:
@@ -158,7 +121,7 @@ class McpConnection:
         self._direct: DirectCalls | None = None
         self._stream: WatchedStream | None = None
         self._process: ServerProcess | None = None
-        self._validators: dict[str, Callable[[object], str | None] | None] = {}
+        self._output_checks = OutputChecks(config.name)
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -314,7 +277,7 @@ class McpConnection:
             read, write = await stack.enter_async_context(transport)
         self._stream = WatchedStream(read, FloodMeter(self._limits), results, self._on_output_end)
         self._dispatcher = JSONRPCDispatcher(self._stream, write)
-        session = _Session(
+        session = ElicitingSession(
             dispatcher=self._dispatcher,
             message_handler=self._on_message,
             client_info=Implementation(name="hutch", version=__version__),
@@ -347,7 +310,7 @@ class McpConnection:
         # In a thread, because a server may have thousands of tools, and change them often.
         self.digest = await asyncio.to_thread(tools_digest, tool_list.tools.values())
         self.tools, self.warnings = tool_list.tools, tool_list.warnings
-        self._validators.clear()
+        self._output_checks.clear()
 
     # --- notifications ---
 
@@ -419,7 +382,7 @@ class McpConnection:
             for _ in range(MAX_INPUT_ROUNDS):
                 if not isinstance(result, InputRequiredResult) or on_input is None:
                     break
-                answers = await self._answers(result, on_input)
+                answers = await answer_questions(result, on_input)
                 if self._session is None:
                     raise UpstreamError(self.config.name, tool.name, LOST_WHILE_ASKING, kind="lost")
                 result = await self._send(self._session, tool, arguments, on_progress, answers)
@@ -440,15 +403,8 @@ class McpConnection:
             result, tool.output_schema is not None, server=self.config.name, tool=tool.name
         )
         if tool.output_schema is not None and result.structured_content is not None:
-            self._check(tool, tool.output_schema, value)
+            self._output_checks.check(tool, tool.output_schema, value)
         return McpToolResult(value, content_blocks(result), result.structured_content) if whole else value
-
-    async def _answers(self, asked: InputRequiredResult, on_input: AskForInput) -> InputAnswers:
-        if asked.input_requests:
-            return InputAnswers(await on_input(asked.input_requests), asked.request_state)
-        # The server only needs more time.
-        await asyncio.sleep(INPUT_POLL_SECONDS)
-        return InputAnswers(None, asked.request_state)
 
     async def _send(
         self,
@@ -461,47 +417,8 @@ class McpConnection:
         if self._protocol == "sse":
             self._posts_expected += 1
         if tool.reads_resources:
-            return await self._read_resource(session, arguments["uri"], retry)
-        return await self._result(session, tool.name, arguments, on_progress, retry)
-
-    async def _result(
-        self,
-        session: ClientSession,
-        tool: str,
-        arguments: dict[str, Any],
-        on_progress: ProgressCallback | None,
-        retry: InputAnswers | None,
-    ) -> CallToolResult | InputRequiredResult:
-        modern = session.protocol_version in MODERN_PROTOCOL_VERSIONS
-        trace = current.get()
-        if self._direct is not None and on_progress is None and not modern:
-            result = await self._direct.call(tool, arguments, None if trace is None else trace.headers)
-            if (problem := content_problem(result)) is not None:
-                raise error_messages.invalid_result(problem)
-            return CallToolResult.model_validate(result, by_name=False)
-        params = CallToolRequestParams(name=tool, arguments=arguments)
-        if retry is not None:
-            params.input_responses, params.request_state = retry
-        request = CallToolRequest(params=params)
-        callback = None if on_progress is None else _async_callback(on_progress)
-        # The SDK sends the current context of OpenTelemetry in `_meta`.
-        with nullcontext() if trace is None else opentelemetry_context(trace):
-            return await session.send_request(request, _RESULT_ADAPTER, progress_callback=callback)
-
-    async def _read_resource(
-        self, session: ClientSession, uri: str, retry: InputAnswers | None
-    ) -> CallToolResult | InputRequiredResult:
-        """Reads a resource and returns it in the form of a tool's result."""
-        answers, state = retry or (None, None)
-        answer = await session.read_resource(
-            uri, input_responses=answers, request_state=state, allow_input_required=True
-        )
-        if not isinstance(answer, ReadResourceResult):
-            return answer
-        contents = [
-            part.model_dump(by_alias=True, mode="json", exclude_none=True) for part in answer.contents
-        ]
-        return CallToolResult(content=[], structured_content={"contents": contents})
+            return await read_resource(session, arguments["uri"], retry)
+        return await call_tool(session, self._direct, tool.name, arguments, on_progress, retry)
 
     async def _call_failed(self, error: MCPError, tool: str) -> Exception:
         if error_messages.is_session_lost(error):
@@ -519,19 +436,6 @@ class McpConnection:
         message = f"the server was lost before it answered: {reason.reason}"
         kind = "too_large" if reason.kind == "too_large" else "lost"
         return UpstreamError(self.config.name, tool, message, kind=kind)
-
-    def _check(self, tool: McpTool, schema: dict[str, Any], value: Any) -> None:
-        if tool.name not in self._validators:
-            try:
-                self._validators[tool.name] = validator(schema)
-            except InvalidTool:
-                # The schema is invalid, so results cannot be checked.
-                self._validators[tool.name] = None
-        check = self._validators[tool.name]
-        problem = check(value) if check is not None else None
-        if problem is not None:
-            message = f"the result does not match the tool's output schema: {problem}"
-            raise UpstreamError(self.config.name, tool.name, message, kind="invalid_result")
 
     async def check_alive(self) -> None:
         """Ends the connection if the server does not respond. Does not check a server while other calls are
@@ -551,12 +455,3 @@ class McpConnection:
         except (MCPError, ValidationError):
             # An error response also shows that the server is alive.
             pass
-
-
-def _async_callback(callback: ProgressCallback) -> ProgressFnT:
-    async def call(progress: float, total: float | None, message: str | None) -> None:
-        result = callback(progress, total, message)
-        if inspect.isawaitable(result):
-            await result
-
-    return call

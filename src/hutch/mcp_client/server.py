@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from httpx2 import Auth
     from mcp.types import InputRequests, InputResponses
 
-    from hutch.mcp_client.connection import AskForInput, McpConnection, ProgressCallback
+    from hutch.mcp_client.connection import McpConnection
+    from hutch.mcp_client.tool_requests import AskForInput, ProgressCallback
     from hutch.vault.tokens import Tokens
 
 logger = logging.getLogger("hutch.mcp_client")
@@ -287,10 +288,10 @@ class McpServer:
     async def _auth(self) -> Auth | None:
         if self._tokens is None or isinstance(self.config.transport, StdioConfig):
             return None
-        from hutch.mcp_client import oauth
+        from hutch.mcp_client.oauth.stored_auth import stored_auth
 
         try:
-            return await asyncio.to_thread(oauth.stored_auth, self.config, self._tokens)
+            return await asyncio.to_thread(stored_auth, self.config, self._tokens)
         except VaultError as error:
             raise ServerUnreachable(str(error), "login_required", lasting=True) from None
 

@@ -19,7 +19,7 @@ from hutch.mcp_client.tools import McpTool, ServerStatus, combined_digest
 from hutch.settings import Settings
 
 if TYPE_CHECKING:
-    from hutch.mcp_client.connection import AskForInput, ProgressCallback
+    from hutch.mcp_client.tool_requests import AskForInput, ProgressCallback
     from hutch.vault.tokens import Tokens
 
 logger = logging.getLogger("hutch.mcp_client")

@@ -16,7 +16,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.types import INTERNAL_ERROR
 
 from hutch.mcp_client.config import HttpConfig
-from hutch.mcp_client.transports import oauth_requests
+from hutch.mcp_client.oauth import requests as oauth_requests
 from hutch.mcp_client.transports.long_messages import BodyStream, EventStream, LongResults
 from hutch.telemetry.trace_context import current
 from hutch.text import printable

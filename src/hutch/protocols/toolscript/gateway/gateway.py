@@ -57,8 +57,8 @@ class ToolSource(Protocol):
 
 
 AskClient: TypeAlias = Callable[[str, str, str | None, Any], Awaitable[Any]]
-"""Passes on questions of a tool to the client of a run (see `hutch.mcp_client.connection.AskForInput`). Gets
-the server, the tool, the id of the run and the questions.
+"""Passes on questions of a tool to the client of a run; see `AskForInput` of the MCP client. Gets the
+server, the tool, the id of the run and the questions.
 """
 
 

@@ -26,9 +26,9 @@ from hutch.errors import UpstreamError
 from hutch.mcp_client.config import HttpConfig, OAuthClient, ServerConfig
 from hutch.mcp_client.errors import ServerUnreachable
 from hutch.mcp_client.limits import ServerLimits
-from hutch.mcp_client.oauth import LoginAuth, client_metadata, encode_grant, token_context
+from hutch.mcp_client.oauth.requests import check_url
+from hutch.mcp_client.oauth.stored_auth import LoginAuth, client_metadata, encode_grant, token_context
 from hutch.mcp_client.server import connect
-from hutch.mcp_client.transports.oauth_requests import check_url
 from hutch.settings import Settings
 from hutch.text import printable
 from hutch.vault.tokens import Tokens

@@ -20,7 +20,7 @@ from pydantic import AnyUrl, ValidationError
 
 from hutch.errors import VaultError
 from hutch.mcp_client.config import HttpConfig, OAuthClient, ServerConfig
-from hutch.mcp_client.transports.oauth_requests import mark_request
+from hutch.mcp_client.oauth.requests import mark_request
 from hutch.vault.tokens import Tokens
 
 _EXPIRED = 1.0
