@@ -23,6 +23,7 @@ from tests.support.waiting import eventually
 
 from hutch.egress import resolver
 from hutch.egress.policy import EgressPolicy
+from hutch.egress.proxy import forwarding
 from hutch.egress.proxy import proxy as proxy_module
 from hutch.egress.proxy.proxy import EgressProxy
 
@@ -391,7 +392,7 @@ async def test_connections_are_limited_and_others_wait(monkeypatch: pytest.Monke
 
 
 async def test_client_without_a_request_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proxy_module, "HEAD_SECONDS", 0.05)
+    monkeypatch.setattr(forwarding, "HEAD_SECONDS", 0.05)
     async with run_proxy() as (proxy, port), open_connection(port) as (reader, writer):
         writer.write(b"GET http://a/ HTTP/1.1\r\n")
         assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
@@ -400,7 +401,7 @@ async def test_client_without_a_request_times_out(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_idle_tunnel_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proxy_module, "IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(forwarding, "IDLE_SECONDS", 0.1)
     async with run_server(echo) as target, run_proxy() as (proxy, port):
         # A busy machine may need longer than that to open the tunnel.
         with pytest.raises(ConnectionResetError):
@@ -412,7 +413,7 @@ async def test_idle_tunnel_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_disconnected_client_leaves_nothing_behind(
     proxy_and_port: tuple[EgressProxy, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proxy_module, "LINGER_SECONDS", 0.05)
+    monkeypatch.setattr(forwarding, "LINGER_SECONDS", 0.05)
     ended = asyncio.Event()
 
     async def wait(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
