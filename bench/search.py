@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
-from tests.protocols.toolscript.gateway.search_quality import QUERIES, TOOLS_OF_PUBLISHED_SERVERS, measure
+from tests.protocols.toolscript.gateway.search.quality import QUERIES, TOOLS_OF_PUBLISHED_SERVERS, measure
 
 from bench.report import Row, Scale, median, number, percentile
 from hutch.protocols.toolscript.gateway.catalog import Catalog
 from hutch.protocols.toolscript.gateway.gateway import SEARCH_THRESHOLD
-from hutch.protocols.toolscript.gateway.search import SearchIndex
+from hutch.protocols.toolscript.gateway.search.index import SearchIndex
 
 
 async def search(scale: Scale) -> list[Row]:

@@ -13,7 +13,7 @@ from hutch.protocols.mcp.results import MAX_CHARS, clip, structured_result, text
 from hutch.protocols.toolscript.codegen.module import signature
 from hutch.protocols.toolscript.gateway.catalog import Catalog, filter_items
 from hutch.protocols.toolscript.gateway.gateway import Gateway
-from hutch.protocols.toolscript.gateway.search import SearchResult, similar_names
+from hutch.protocols.toolscript.gateway.search.index import SearchResult, similar_names
 
 _MAX_DESCRIPTION = 400
 _MAX_UNKNOWN_NAMES = 20

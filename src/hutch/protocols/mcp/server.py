@@ -58,7 +58,7 @@ from hutch.protocols.mcp.session_shares import SESSION_SHARE, SessionShare
 from hutch.protocols.mcp.tools import CONTINUE_RUN, OWN_TOOL_NAMES, instructions, one_line, own_tools
 from hutch.protocols.toolscript.gateway.catalog import Catalog, CatalogEntry
 from hutch.protocols.toolscript.gateway.gateway import CompletedCall
-from hutch.protocols.toolscript.gateway.search import similar_names
+from hutch.protocols.toolscript.gateway.search.index import similar_names
 from hutch.session.json_value import well_formed
 from hutch.session.run import Result
 from hutch.telemetry.trace_context import TraceContext, parse_context, use_context

@@ -19,7 +19,7 @@ from hutch.session.json_value import well_formed
 from hutch.telemetry.trace_context import current
 
 if TYPE_CHECKING:
-    from hutch.protocols.toolscript.gateway.search import SearchIndex, SearchResult
+    from hutch.protocols.toolscript.gateway.search.index import SearchIndex, SearchResult
     from hutch.protocols.toolscript.gateway.stored_approvals import StoredApprovals
 
 logger = logging.getLogger("hutch.toolscript")
@@ -364,13 +364,13 @@ class Gateway:
 
 
 def _build_index(catalog: Catalog) -> SearchIndex:
-    from hutch.protocols.toolscript.gateway.search import SearchIndex
+    from hutch.protocols.toolscript.gateway.search.index import SearchIndex
 
     return SearchIndex(catalog)
 
 
 def _similar_names(name: str, catalog: Catalog) -> list[str]:
-    from hutch.protocols.toolscript.gateway.search import similar_names
+    from hutch.protocols.toolscript.gateway.search.index import similar_names
 
     return similar_names(name, (entry.qualified for entry in catalog))
 

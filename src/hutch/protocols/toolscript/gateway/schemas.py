@@ -13,7 +13,7 @@ from hutch.protocols.toolscript.gateway.gateway import EtaggedText
 from hutch.session.json_value import NotJsonSafe, encode_value, kind_of
 
 if TYPE_CHECKING:
-    from hutch.protocols.toolscript.gateway.search import SearchResult
+    from hutch.protocols.toolscript.gateway.search.index import SearchResult
 
 MAX_SHOWN_ARGUMENTS = 64 * 1024
 

@@ -1,6 +1,6 @@
 """Measures the quality of the tool search with queries for the tools of published MCP servers.
 
-`search_queries.json` contains the names and arguments of the tools, with descriptions written for this test.
+`queries.json` contains the names and arguments of the tools, with descriptions written for this test.
 The weights of the search were tuned with half of the queries ("tuning"). The list of synonyms was written
 after all queries, so the figures of the other half ("kept") are better than for queries of other people.
 """
@@ -14,7 +14,7 @@ import msgspec
 from tests.protocols.toolscript.fakes import FakeTool
 
 from hutch.protocols.toolscript.gateway.gateway import SEARCH_THRESHOLD
-from hutch.protocols.toolscript.gateway.search import SearchIndex
+from hutch.protocols.toolscript.gateway.search.index import SearchIndex
 
 
 class Query(msgspec.Struct, frozen=True):
@@ -44,7 +44,7 @@ class Quality(NamedTuple):
     missed: list[str]
 
 
-_DATA = msgspec.json.decode((Path(__file__).parent / "search_queries.json").read_bytes(), type=Data)
+_DATA = msgspec.json.decode((Path(__file__).parent / "queries.json").read_bytes(), type=Data)
 QUERIES = _DATA.queries
 TOOLS_OF_PUBLISHED_SERVERS = [
     FakeTool(

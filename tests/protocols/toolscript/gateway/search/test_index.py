@@ -4,10 +4,10 @@ import time
 
 import pytest
 from tests.protocols.toolscript.fakes import FakeTool
-from tests.protocols.toolscript.gateway.search_quality import QUERIES, TOOLS_OF_PUBLISHED_SERVERS, measure
+from tests.protocols.toolscript.gateway.search.quality import QUERIES, TOOLS_OF_PUBLISHED_SERVERS, measure
 
 from hutch.protocols.toolscript.gateway.catalog import Catalog
-from hutch.protocols.toolscript.gateway.search import SearchIndex, SearchResult, similar_names, stem
+from hutch.protocols.toolscript.gateway.search.index import SearchIndex, SearchResult, similar_names, stem
 
 
 def takes(**described: str) -> dict[str, object]:

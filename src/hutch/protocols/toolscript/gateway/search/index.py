@@ -7,37 +7,46 @@ from __future__ import annotations
 import heapq
 import math
 import re
-import unicodedata
 from array import array
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rapidfuzz import fuzz, process
 from rapidfuzz.distance import OSA
 
 from hutch.protocols.toolscript.gateway.catalog import Catalog, CatalogEntry
-from hutch.protocols.toolscript.gateway.synonyms import synonym_groups
+from hutch.protocols.toolscript.gateway.search.words import (
+    CHANGING_STEMS,
+    MAX_TEXT_CHARS,
+    STOP_WORDS,
+    SYNONYMS,
+    WORD,
+    indexed_words,
+    letters_and_digits,
+    plain,
+    shared_name_words,
+    split_words,
+    stem,
+)
 from hutch.session.json_value import well_formed
-from hutch.session.schema.walk import as_dict
 
 MAX_QUERY_CHARS = 1_000
 MAX_WORDS = 16
-MAX_TEXT_CHARS = 2_000
 MAX_CORRECTED_WORDS = 4
 MAX_CORRECTED_CHARS = 40
 MAX_CORRECTIONS = 3
 MAX_PREFIX_READINGS = 20
 # Number of (tool, word) pairs that a query may examine: 20,000 take about 5 ms. Only long queries in catalogs
 # with thousands of tools reach it. The most common words are then ignored.
-MAX_VISITS = 20_000
+MAX_EXAMINED_PAIRS = 20_000
 MAX_CANDIDATES = 200
 
 # Weight of each indexed field, and the name of the field in reasons. Descriptions are two fields: the first
 # sentence and the rest. These weights and those below were tuned with the queries of half "tuning" in
-# tests/protocols/toolscript/gateway/search_queries.json.
+# tests/protocols/toolscript/gateway/search/queries.json.
 _FIELDS = (
     (1.0, "name"),
     (0.8, "server's name"),
@@ -74,19 +83,7 @@ _MIN_SIMILARITY = 0.78
 _MIN_NAME_SIMILARITY = 0.8
 _NAME_SIMILARITY_WEIGHT = 0.95
 
-_SMALL_WORDS = """
-    a about all also am an and another any are as at be been being but by can could did do does done
-    each every exist for from had has have here how i if in into is it its just let like may me more
-    most my need of on one or other our please s should so some somebody someone something such t than
-    that the their them then there these they thing things this those to tool tools us use using want
-    was we were what when where which who whose why will with would you your
-"""
-_STOP_WORDS = frozenset(_SMALL_WORDS.split())
-
-_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-_WORD = re.compile(r"[^\W_]+")
 _IDENTIFIER = re.compile(r"[\w.-]*\w")
-_SENTENCE_END = re.compile(r"[.!?:](?=\s)|\n\s*\n")
 # Matches a description that says that the tool is deprecated, but not "Lists deprecated APIs".
 _DEPRECATED = re.compile(
     r"\bDEPRECATED\b"
@@ -133,12 +130,14 @@ class _QueryWord(NamedTuple):
     """Below 1 if the word may be misspelt."""
 
     @property
-    def visits(self) -> int:
+    def pair_count(self) -> int:
         return sum(len(match.rows) for match in self.matches)
 
     @property
     def is_changing(self) -> bool:
-        return stem(self.text) in _CHANGING or any(match.reading.stem in _CHANGING for match in self.matches)
+        return stem(self.text) in CHANGING_STEMS or any(
+            match.reading.stem in CHANGING_STEMS for match in self.matches
+        )
 
 
 class SearchIndex:
@@ -154,11 +153,11 @@ class SearchIndex:
         self._deprecated: set[int] = set()
         self._replacements: dict[int, int] = {}
         rows = {entry.qualified: row for row, entry in enumerate(self._entries)}
-        shared = _shared_name_words(self._entries)
+        shared = shared_name_words(self._entries)
         stems: dict[str, str] = {}
         for row, entry in enumerate(self._entries):
-            fields = _indexed_words(entry, shared[entry.server])
-            self._name_lengths.append(max(1, len(set(fields[_NAME]) - _STOP_WORDS)))
+            fields = indexed_words(entry, shared[entry.server])
+            self._name_lengths.append(max(1, len(set(fields[_NAME]) - STOP_WORDS)))
             seen: set[str] = set()
             for postings, words in zip(self._postings, fields, strict=True):
                 for word in words:
@@ -166,7 +165,7 @@ class SearchIndex:
                     if stemmed not in seen:
                         seen.add(stemmed)
                         postings[stemmed].append(row)
-            if not _CHANGING.isdisjoint(stems[word] for word in fields[_NAME]):
+            if not CHANGING_STEMS.isdisjoint(stems[word] for word in fields[_NAME]):
                 self._changing.add(row)
             description = (entry.description or "")[:MAX_TEXT_CHARS]
             if notice := _DEPRECATED.search(description):
@@ -178,8 +177,8 @@ class SearchIndex:
                         break
         self._vocabulary = sorted(stems)
         self._stems = frozenset(stems.values())
-        self._names = [_letters_and_digits(entry.tool) for entry in self._entries]
-        self._full_names = [_letters_and_digits(entry.server + entry.tool) for entry in self._entries]
+        self._names = [letters_and_digits(entry.tool) for entry in self._entries]
+        self._full_names = [letters_and_digits(entry.server + entry.tool) for entry in self._entries]
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -217,13 +216,13 @@ class SearchIndex:
 
     def _query_words(self, query: str) -> list[_QueryWord]:
         texts: list[str] = []
-        for whole in _WORD.findall(_plain(query)):
+        for whole in WORD.findall(plain(query)):
             # "GitHub" is one word if a tool uses it, otherwise two.
-            texts += [whole.lower()] if stem(whole.lower()) in self._stems else _words(whole)
+            texts += [whole.lower()] if stem(whole.lower()) in self._stems else split_words(whole)
         texts = list(dict.fromkeys(self._join(texts)))
         words = []
         corrections = 0
-        for text in ([text for text in texts if text not in _STOP_WORDS] or texts)[:MAX_WORDS]:
+        for text in ([text for text in texts if text not in STOP_WORDS] or texts)[:MAX_WORDS]:
             readings = [*self._read(text)]
             certainty = 1.0
             if not readings and 4 <= len(text) <= MAX_CORRECTED_CHARS and corrections < MAX_CORRECTED_WORDS:
@@ -240,7 +239,7 @@ class SearchIndex:
             length, joined = 1, words[position]
             for more in (3, 2):
                 candidate = "".join(words[position : position + more])
-                if stem(candidate) in _SYNONYMS or stem(candidate) in self._stems:
+                if stem(candidate) in SYNONYMS or stem(candidate) in self._stems:
                     length, joined = more, candidate
                     break
             yield joined
@@ -252,7 +251,7 @@ class SearchIndex:
         known = stemmed in self._stems
         if known:
             yield _Reading(stemmed, 1.0, word)
-        for synonym_stem, synonym in _SYNONYMS.get(stemmed, {}).items():
+        for synonym_stem, synonym in SYNONYMS.get(stemmed, {}).items():
             if synonym_stem in self._stems:
                 yield _Reading(synonym_stem, _SYNONYM_WEIGHT, synonym)
         if len(word) >= 3 and not (known and len(word) > _MAX_ABBREVIATION_CHARS):
@@ -292,11 +291,11 @@ class SearchIndex:
         in_name: Counter[int] = Counter()
         possible = 0.0
         known = 0
-        visits = 0
+        pairs = 0
         # Rare words first, because they distinguish tools best.
-        for word in sorted(words, key=lambda word: word.visits):
-            visits += word.visits
-            if not word.matches or (visits > MAX_VISITS and known):
+        for word in sorted(words, key=lambda word: word.pair_count):
+            pairs += word.pair_count
+            if not word.matches or (pairs > MAX_EXAMINED_PAIRS and known):
                 continue
             strengths: dict[int, float] = {}
             named: set[int] = set()
@@ -330,7 +329,7 @@ class SearchIndex:
 
     def _like_name(self, query: str) -> dict[int, float]:
         """Returns the similarity of each tool's whole name to the whole query, by row."""
-        wanted = _letters_and_digits(query)
+        wanted = letters_and_digits(query)
         scores: dict[int, float] = {}
         if 3 <= len(wanted) <= 80:
             for names in (self._names, self._full_names):
@@ -371,34 +370,13 @@ def similar_names(wanted: str, known: Iterable[str], limit: int = 3) -> list[str
     matches = process.extract(
         wanted[:MAX_QUERY_CHARS],
         [*known],
-        processor=_letters_and_digits,
+        processor=letters_and_digits,
         scorer=fuzz.ratio,
         score_cutoff=60,
         limit=limit,
     )
     # Tools of a server share a prefix, so keep only names that are about as similar as the best one.
     return [name for name, score, _ in matches if score > matches[0][1] - 10]
-
-
-# --- words of tools ---
-
-
-def _indexed_words(entry: CatalogEntry, shared: set[str]) -> list[list[str]]:
-    """Returns the words of each field of a tool, in the order of `_FIELDS`.
-
-    `shared` are words that all tools of the server have in their names. They are indexed as words of the
-    server, because they do not distinguish its tools.
-    """
-    name = _name_words(entry.tool)
-    description = _plain((entry.description or "")[:MAX_TEXT_CHARS])
-    summary, details = _split_summary(description)
-    return [
-        [word for word in name if word not in shared],
-        [*_name_words(entry.server), *shared],
-        _prose_words(summary),
-        _prose_words(_arguments(entry.input_schema)),
-        _prose_words(details),
-    ]
 
 
 def _rows() -> array[int]:
@@ -408,129 +386,3 @@ def _rows() -> array[int]:
 def _contains(rows: array[int], row: int) -> bool:
     position = bisect_left(rows, row)
     return position < len(rows) and rows[position] == row
-
-
-def _shared_name_words(entries: Iterable[CatalogEntry]) -> dict[str, set[str]]:
-    """Returns the words that all tools of a server have in their names, by server."""
-    by_server: defaultdict[str, list[set[str]]] = defaultdict(list)
-    for entry in entries:
-        by_server[entry.server].append(set(_name_words(entry.tool)))
-    return {
-        server: set.intersection(*names) if len(names) > 1 else set() for server, names in by_server.items()
-    }
-
-
-def _split_summary(description: str) -> tuple[str, str]:
-    """Splits a description after its first sentence."""
-    description = description.strip()
-    end = _SENTENCE_END.search(description)
-    return (description[: end.end()], description[end.end() :]) if end else (description, "")
-
-
-def _name_words(name: str) -> list[str]:
-    """Returns the words of a name. Mixed-case words are also indexed as a whole, so that "github" finds
-    GitHub.
-    """
-    name = _plain(name[:MAX_TEXT_CHARS])
-    return _words(name) + [word.lower() for word in _WORD.findall(name) if _CAMEL.search(word)]
-
-
-def _prose_words(text: str) -> list[str]:
-    """Returns the words of a text. Identifiers are split, but product names are not: a description with
-    "GitHub" does not match "git".
-    """
-    words: list[str] = []
-    for word in _WORD.findall(text):
-        words += [word.lower()] if word.islower() or word[0].isupper() else _words(word)
-    return [word for word in words if word not in _STOP_WORDS]
-
-
-def _words(text: str) -> list[str]:
-    """Splits a text into lower-case words: `createGitHubIssue_v2` into create, git, hub, issue, v2."""
-    return [word.lower() for word in _WORD.findall(_CAMEL.sub(" ", text))]
-
-
-def _plain(text: str) -> str:
-    """Removes accents."""
-    text = well_formed(text)
-    if text.isascii():
-        return text
-    decomposed = unicodedata.normalize("NFKD", text)
-    return "".join(char for char in decomposed if not unicodedata.combining(char))
-
-
-def _arguments(schema: Any) -> str:
-    properties = as_dict(as_dict(schema).get("properties"))
-    parts = (f"{name} {_description(schema)}" for name, schema in list(properties.items())[:100])
-    return _plain(" ".join(parts)[:MAX_TEXT_CHARS])
-
-
-def _description(schema: Any) -> str:
-    description = as_dict(schema).get("description")
-    return description[:200] if isinstance(description, str) else ""
-
-
-def _letters_and_digits(text: str) -> str:
-    return "".join(_WORD.findall(text)).lower()
-
-
-# --- stems ---
-
-_SIBILANT_PLURAL = re.compile(r"(ss|sh|ch|x|z)es$")
-_IRREGULAR = {
-    "built": "build", "chose": "choose", "chosen": "choose", "found": "find", "gave": "give", "given": "give",
-    "got": "get", "kept": "keep", "made": "make", "people": "person", "ran": "run", "said": "say",
-    "sent": "send", "shown": "show", "took": "take", "taken": "take", "told": "tell", "written": "write",
-    "wrote": "write",
-}  # fmt: skip
-_VOWEL = re.compile(r"[aeiouy]")
-
-
-def stem(word: str) -> str:
-    """Removes English endings, so that forms of a word are equal: delete, deletes, deleting, deletion."""
-    word = _IRREGULAR.get(word, word)
-    if len(word) <= 3 or not word.isascii() or word == "news":
-        return word
-    if word.endswith("ies") and len(word) > 4:
-        word = word[:-3] + "y"
-    elif _SIBILANT_PLURAL.search(word):
-        word = word[:-2]
-    elif word.endswith("s") and not word.endswith(("ss", "us", "is")):
-        word = word[:-1]
-    if word.endswith("ment") and len(word) >= 8:
-        word = word[:-4]
-    for ending in ("ing", "ed"):
-        base = word.removesuffix(ending)
-        if base != word and len(base) >= 3 and not word.endswith("eed") and _VOWEL.search(base):
-            # "committed" is a form of "commit".
-            is_doubled = base[-1] == base[-2] and base[-1] not in "aeiolsz"
-            word = base[:-1] if is_doubled else base
-            break
-    if word.endswith(("sion", "tion")) and len(word) >= 7:
-        word = word[:-3]
-    if len(word) > 3:
-        word = word.removesuffix("e")
-    if len(word) >= 7:
-        word = word.removesuffix("at")
-    return f"{word[:-1]}i" if word.endswith("y") and len(word) > 3 else word
-
-
-def _synonyms() -> dict[str, dict[str, str]]:
-    """Returns the synonyms of each stem. Maps the stem of each synonym to the word that the reason of a
-    result shows.
-    """
-    synonyms: defaultdict[str, dict[str, str]] = defaultdict(dict)
-    for group in synonym_groups():
-        for word in group:
-            for other in group:
-                if stem(other) != stem(word):
-                    synonyms[stem(word)].setdefault(stem(other), other)
-    return dict(synonyms)
-
-
-_SYNONYMS = _synonyms()
-_CHANGING_WORDS = """
-    add append clear create delete destroy drop edit insert merge move patch post push put remember remove
-    rename replace reset save send set store update upload write
-"""
-_CHANGING = frozenset(map(stem, _CHANGING_WORDS.split()))

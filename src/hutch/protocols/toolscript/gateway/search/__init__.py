@@ -1,0 +1,1 @@
+"""Tool search: index, words and stems, synonyms."""
