@@ -19,7 +19,7 @@ from hutch.protocols.rep.ir.problems import InvalidFlow
 from hutch.protocols.rep.ir.source.files import decode_document, load_text
 
 if TYPE_CHECKING:
-    from hutch.protocols.rep.ir.source.short_form import SourceMap
+    from hutch.protocols.rep.ir.source.source_map import SourceMap
 
 # Finding the lines of a larger text takes seconds.
 _MAX_LINE_TEXT = 256 * 1024

@@ -17,6 +17,7 @@ from hutch.protocols.rep.ir.json_bounds import json_problem
 from hutch.protocols.rep.ir.problems import VERSION, InvalidFlow
 from hutch.protocols.rep.ir.references import BadReference, has_template, parse_reference
 from hutch.protocols.rep.ir.schema import FOR_EACH, MAX_ID_CHARS, MAX_NESTED_FLOWS, MAX_PARALLEL_ITEMS
+from hutch.protocols.rep.ir.source.source_map import FOR_EACH_RENAMES, SourceMap, StepOrigin
 from hutch.protocols.rep.ir.source.yaml import InvalidYaml, decode_yaml
 from hutch.protocols.rep.ir.switch import DEFAULT, case_name
 
@@ -93,65 +94,6 @@ def compile_flow(
     if limit_problem is not None:
         raise InvalidFlow([limit_problem])
     return _Compiler(document, default_name).compile(source_file)
-
-
-class SourceMap:
-    """Maps paths of the compiled flow to paths of the short form."""
-
-    def __init__(self) -> None:
-        self.nodes: list[_Origin] = []
-        self.edges: list[str] = []
-        """Path of the step that each edge leads to."""
-
-    def locate(self, path: str) -> str:
-        match = _GRAPH_PATH.fullmatch(path)
-        if match is None:
-            return _renamed(path, _FLOW_RENAMES)
-        number, rest = int(match["number"]), match["rest"]
-        if match["list"] == "edges":
-            return self.edges[number]
-        return self.nodes[number].locate(rest.removeprefix("."))
-
-
-_GRAPH_PATH = re.compile(r"graph\.(?P<list>nodes|edges)\[(?P<number>\d+)\](?P<rest>.*)", re.S)
-_FLOW_RENAMES = {"inputs_schema": "inputs", "flow.name": "name", "flow.timeout_ms": "timeout", "flow": ""}
-_STEP_RENAMES = {"type": "run", "timeout_ms": "timeout", "retry.backoff_ms": "retry.backoff"}
-_FOR_EACH_RENAMES = {
-    "with.items": "for_each",
-    "with.max_parallel": "max_parallel",
-    "with.step.with": "with",
-    **{f"with.step.{old}": new for old, new in _STEP_RENAMES.items()},
-    "with.step": "",
-    "with": "",
-    "type": "for_each",
-}
-
-
-class _Origin(NamedTuple):
-    """Source of a compiled step."""
-
-    path: str
-    renames: Mapping[str, str] | None = _STEP_RENAMES
-    """Maps fields of the compiled step to fields of the source. None if the source is a single value without
-    fields.
-    """
-    nested: SourceMap | None = None
-    """Source of the flow in `with.flow`."""
-
-    def locate(self, rest: str) -> str:
-        if self.renames is None:
-            return self.path
-        renamed = _renamed(rest, self.renames)
-        if self.nested is not None and renamed.startswith("with.flow."):
-            return f"{self.path}.with.flow.{self.nested.locate(renamed.removeprefix('with.flow.'))}"
-        return ".".join(filter(None, (self.path, renamed)))
-
-
-def _renamed(path: str, renames: Mapping[str, str]) -> str:
-    for old, new in renames.items():
-        if path == old or path.startswith((f"{old}.", f"{old}[")):
-            return (new + path[len(old) :]).removeprefix(".")
-    return path
 
 
 class _Condition(NamedTuple):
@@ -441,7 +383,7 @@ class _Compiler:
             entry = step.id
             if step.when is not None:
                 entry = whens[step.id]
-                origin = _Origin(f"{path}.when", None)
+                origin = StepOrigin(f"{path}.when", None)
                 self._add_node(origin, entry, "switch", {"key_from": step.when.key_from})
                 for case in step.when.run_cases:
                     self._add_edge(f"{path}.when", entry, step.id, case=case)
@@ -453,7 +395,7 @@ class _Compiler:
         if outputs is not None or whens:
             finish = self._free_id("finish")
             parameters = {} if outputs is None else {"outputs": outputs}
-            self._add_node(_Origin("", {"with.outputs": "outputs"}), finish, "finish", parameters)
+            self._add_node(StepOrigin("", {"with.outputs": "outputs"}), finish, "finish", parameters)
             followed = {name for step in steps for name in step.after}
             last = [step.id for step in steps if step.id not in followed]
             self._add_edges("steps", last, finish, whens, conditions)
@@ -461,7 +403,7 @@ class _Compiler:
     def _add_step(self, step: _Step) -> None:
         path, nested = format_path(step.path), self._nested.get(step.id)
         if step.items is None:
-            origin = _Origin(path, nested=nested)
+            origin = StepOrigin(path, nested=nested)
             self._add_node(origin, step.id, step.kind, step.with_, step.timeout_ms, step.retry)
             return
         inner: dict[str, Any] = {
@@ -475,7 +417,7 @@ class _Compiler:
         parameters = {"items": step.items, "step": inner}
         if step.max_parallel is not None:
             parameters["max_parallel"] = step.max_parallel
-        self._add_node(_Origin(path, _FOR_EACH_RENAMES, nested), step.id, FOR_EACH, parameters)
+        self._add_node(StepOrigin(path, FOR_EACH_RENAMES, nested), step.id, FOR_EACH, parameters)
 
     def _free_id(self, name: str) -> str:
         """Returns an id that no step has."""
@@ -489,7 +431,7 @@ class _Compiler:
 
     def _add_node(
         self,
-        origin: _Origin,
+        origin: StepOrigin,
         step_id: str,
         kind: str,
         parameters: dict[str, Any],
