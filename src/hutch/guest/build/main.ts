@@ -1,7 +1,7 @@
 /** Builds the guest bundle into a folder: the runners, the patched QuickJS and its memory images. */
 
 import wasm from "quickjs-wasi/quickjs.wasm" with { type: "bytes" };
-import { PRELUDES } from "../quickjs/runner.ts";
+import { PRELUDES } from "../quickjs/host_functions.ts";
 import { buildImage } from "./image.ts";
 import { patchWasm } from "./patch_wasm.ts";
 

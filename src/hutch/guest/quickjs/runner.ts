@@ -1,9 +1,7 @@
 /** The quickjs runner: runs many executions in one process, each in its own VM. */
 
 import { runAfter } from "../clock.ts";
-import { prepareTransform, prepareWrapper } from "../ability_source.ts";
 import { GuestSyntaxError, type Program } from "../program.ts";
-import { prepare, prepareForDeno } from "../source.ts";
 import {
   callTargets,
   doneLine,
@@ -25,23 +23,14 @@ import {
   type Wire,
 } from "../wire.ts";
 import { type WakeupFile } from "./wakeup.ts";
-import { decodeText, encodingOf, urlParts } from "./platform.ts";
-import { type HostFunctions, type Image, Vm, VmError } from "./vm.ts";
+import { hostFunctions, type PRELUDES } from "./host_functions.ts";
+import { byteLength, DEFAULT_MAX_RESULT, programOf, programResult, type Result } from "./programs.ts";
+import { type HostFunctions, type Image, type Vm, VmError } from "./vm.ts";
 import { interruptedAt, syntaxError, unknownTool, withHint } from "./failures.ts";
 import { Run } from "./run.ts";
 import { VmPool } from "./vm_pool.ts";
 import { MemoryParts, sendMemory, type SuspendedState, type VmState } from "./suspension.ts";
-import { prepareTurn } from "./turn_source.ts";
 
-const DEFAULT_MAX_RESULT = 8 * 1024 * 1024;
-/** For each prelude, the letters of the host functions that it uses and the names of its own functions. */
-export const PRELUDES = {
-  plain: {
-    functions: "cltkruedoxpsb",
-    entries: ["run", "turn", "variables", "settle", "item", "fire", "stack"],
-  },
-  web: { functions: "cltkruedoxpsbh", entries: ["run", "settle", "item", "fire", "stack", "job"] },
-};
 /** Error codes that a guest may report itself, besides those of errors that the host sent to it. */
 const GUEST_CODES = new Set(["runtime_error", "serialization_error", "result_too_large"]);
 const MAX_MESSAGE = 8_000;
@@ -56,8 +45,6 @@ const ERROR_TEXT = /^(\w*Error): ([^]*)$/;
 
 /** Memory images that executions start from. `web` also contains the globals for wrappers of abilities. */
 type Images = Record<keyof typeof PRELUDES, Image>;
-
-type Result = Pick<Outcome, "ok" | "result" | "error">;
 
 interface Call {
   run: Run;
@@ -91,49 +78,16 @@ export class Runner {
     this.#wire = wire;
     this.#wakeup = wakeup;
     this.#images = images;
-    const run = (vm: Vm) => this.#byVm.get(vm)!;
-    this.#functions = {
-      c: (vm, [number, tool, input, stack]) => {
-        const caller = run(vm), at = caller.request.options.sendCallLines ? vm.toText(stack) : undefined;
-        this.#toolCall(caller, vm.toNumber(number), vm.toNumber(tool), vm.toText(input), at);
-        return vm.undefined();
-      },
-      l: (vm, [line]) => vm.number(this.#log(run(vm), vm.toText(line)) ? 1 : 0),
-      t: (vm, [id, delay, repeat]) => {
-        this.#startTimer(run(vm), vm.toNumber(id), vm.toNumber(delay), vm.toNumber(repeat) === 1);
-        return vm.undefined();
-      },
-      k: (vm, [id]) => {
-        this.#stopTimer(run(vm), vm.toNumber(id));
-        return vm.undefined();
-      },
-      r: (vm, [length]) => vm.arrayBuffer(crypto.getRandomValues(new Uint8Array(vm.toNumber(length)))),
-      u: (vm, [operation, href, argument]) =>
-        vm.string(urlParts(vm.toText(operation), vm.toText(href), vm.toText(argument))),
-      e: (vm, [text]) => vm.arrayBuffer(new TextEncoder().encode(vm.toText(text))),
-      d: (vm, [bytes, label, mode]) => {
-        const flags = vm.toNumber(mode), name = vm.toText(label);
-        return vm.string(flags < 0 ? encodingOf(name) : decodeText(vm.toBytes(bytes), name, flags));
-      },
-      o: (vm, args) => {
-        // Long-running built-ins do not call the interrupt hook.
-        if (run(vm).isOverdue(performance.now())) this.#timeOut(run(vm));
-        else this.#succeed(run(vm), args.length && !vm.isUndefined(args[0]) ? vm.toText(args[0]) : undefined);
-        return vm.undefined();
-      },
-      x: (vm, [failure]) => {
-        if (run(vm).isOverdue(performance.now())) this.#timeOut(run(vm));
-        else this.#report(run(vm), JSON.parse(vm.toText(failure)));
-        return vm.undefined();
-      },
-      b: (vm, [text]) => vm.number(vm.byteLength(text)),
-      p: (vm, [value]) => vm.number(vm.isProxy(value) ? 1 : 0),
-      s: (vm, [stack]) => vm.string(run(vm).program.cleanStack(vm.toText(stack))),
-      h: (vm, [call, algorithm, bytes]) => {
-        this.#digest(run(vm), vm.toNumber(call), vm.toText(algorithm), vm.toBytes(bytes).slice());
-        return vm.undefined();
-      },
-    };
+    this.#functions = hostFunctions((vm) => this.#byVm.get(vm)!, {
+      toolCall: this.#toolCall.bind(this),
+      log: this.#log.bind(this),
+      startTimer: this.#startTimer.bind(this),
+      stopTimer: this.#stopTimer.bind(this),
+      succeed: this.#succeed.bind(this),
+      report: this.#report.bind(this),
+      timeOut: this.#timeOut.bind(this),
+      digest: this.#digest.bind(this),
+    });
     this.#vms = new VmPool(module, this.#functions, images.plain);
   }
 
@@ -534,25 +488,6 @@ export class Runner {
     clearTimeout(run.timers.get(id)?.handle);
     run.timers.delete(id);
   }
-}
-
-function programOf({ code, job, turn }: Execute): Program {
-  if (turn) return prepareTurn(code, turn.number);
-  if (job?.form === "prepare") return prepareForDeno(code);
-  if (job?.form === "wrapper") return prepareWrapper(code);
-  return job?.form === "transform" ? prepareTransform(code) : prepare(code);
-}
-
-function programResult({ options }: Execute, program: Program): Result {
-  const result = JSON.stringify(program.data()), maxBytes = options.maxResultBytes ?? DEFAULT_MAX_RESULT;
-  if (byteLength(result, maxBytes) <= maxBytes) return { ok: true, result };
-  const message = `The program is too large: its JSON text has more than ${maxBytes} bytes`;
-  return { ok: false, error: { code: "result_too_large", message } };
-}
-
-/** Returns the number of bytes in UTF-8. The number is inexact if it is certainly below `maxBytes`. */
-function byteLength(text: string, maxBytes: number): number {
-  return 3 * text.length <= maxBytes ? text.length : new TextEncoder().encode(text).length;
 }
 
 function elapsed(since: number): number {
