@@ -7,9 +7,9 @@ import { Logs } from "../logs.ts";
 import type { PrecompileResult } from "../precompile/main.ts";
 import { clock, runAfter } from "../clock.ts";
 import { echoLine } from "../process.ts";
-import { FILE, GuestSyntaxError, type Position, Program, type ProgramData } from "../program.ts";
+import { FILE, GuestSyntaxError, type Position, Program, type ProgramData } from "../source/program.ts";
 import { connect, dropPermissions, openBundleFile, replaceFlagAdvice } from "../bootstrap.ts";
-import { formatStacks } from "../stack.ts";
+import { formatStacks } from "../source/stack.ts";
 import {
   addItem,
   currentStack,

@@ -3,7 +3,7 @@
 import { echoLine } from "../process.ts";
 import { Logs } from "../logs.ts";
 import { bundleFolder, connect, dropSocketPermissions, replaceFlagAdvice } from "../bootstrap.ts";
-import { formatStacks } from "../stack.ts";
+import { formatStacks } from "../source/stack.ts";
 import { settle } from "../tools.ts";
 import { type HostMessage, Wire } from "../wire.ts";
 import { captureConsole } from "./console.ts";

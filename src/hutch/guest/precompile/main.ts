@@ -3,8 +3,8 @@
  * because it takes longer to load than the rest of the runner. Its value is the function `precompile`.
  */
 
-import { GuestSyntaxError, type ProgramData, type SourceError } from "../program.ts";
-import { prepareForDeno, provideTypeScript } from "../source.ts";
+import { GuestSyntaxError, type ProgramData, type SourceError } from "../source/program.ts";
+import { prepareForDeno, provideTypeScript } from "../source/source.ts";
 
 /** Errors are returned as data, because this script has its own copies of the classes. */
 export type PrecompileResult = { program: ProgramData } | SourceError;

@@ -2,7 +2,7 @@
 
 import { runAfter } from "../clock.ts";
 import { bundleFolder, connect, dropPermissions, openBundleFile } from "../bootstrap.ts";
-import { loadTypeScript, provideTypeScript } from "../source.ts";
+import { loadTypeScript, provideTypeScript } from "../source/source.ts";
 import { Wire } from "../wire.ts";
 import { WakeupFile } from "./wakeup.ts";
 import { Runner } from "./runner.ts";

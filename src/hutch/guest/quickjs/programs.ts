@@ -1,8 +1,8 @@
 /** Makes the program of an execution from its code. */
 
-import { prepareTransform, prepareWrapper } from "../ability_source.ts";
-import type { Program } from "../program.ts";
-import { prepare, prepareForDeno } from "../source.ts";
+import { prepareTransform, prepareWrapper } from "../source/ability_source.ts";
+import type { Program } from "../source/program.ts";
+import { prepare, prepareForDeno } from "../source/source.ts";
 import type { Execute, Outcome } from "../wire.ts";
 import { prepareTurn } from "./turn_source.ts";
 

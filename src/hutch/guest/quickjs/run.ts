@@ -1,7 +1,7 @@
 /** One execution in the quickjs runner. */
 
 import { Logs } from "../logs.ts";
-import { type Program } from "../program.ts";
+import { type Program } from "../source/program.ts";
 import { type Execute } from "../wire.ts";
 import { type SuspendedState } from "./suspension.ts";
 import { type Vm } from "./vm.ts";

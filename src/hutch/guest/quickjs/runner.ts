@@ -1,7 +1,7 @@
 /** The quickjs runner: runs many executions in one process, each in its own VM. */
 
 import { runAfter } from "../clock.ts";
-import { GuestSyntaxError, type Program } from "../program.ts";
+import { GuestSyntaxError, type Program } from "../source/program.ts";
 import {
   callTargets,
   doneLine,

@@ -8,7 +8,7 @@
  */
 
 import type { Pattern, Statement, VariableDeclaration } from "acorn";
-import { GuestSyntaxError, type Program } from "../program.ts";
+import { GuestSyntaxError, type Program } from "../source/program.ts";
 import {
   assemble,
   buildCached,
@@ -17,7 +17,7 @@ import {
   parseSource,
   position,
   resultEdits,
-} from "../source.ts";
+} from "../source/source.ts";
 
 /** Name of the function's parameter: defines functions as global variables. */
 const DEFINE = "__hutch_define";

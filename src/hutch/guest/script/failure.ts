@@ -1,6 +1,6 @@
 /** Errors of scripts for their authors: stack traces with original positions, and the text of an error. */
 
-import { withoutInternalFrames } from "../stack.ts";
+import { withoutInternalFrames } from "../source/stack.ts";
 
 const { inspect } = Deno;
 

@@ -3,7 +3,7 @@
 import { clock } from "../clock.ts";
 import { connect, replaceFlagAdvice } from "../bootstrap.ts";
 import { doneLine, type Execute, type HostMessage, isJson, startedLine, Wire } from "../wire.ts";
-import { formatStacks } from "../stack.ts";
+import { formatStacks } from "../source/stack.ts";
 import { cleanStack, formatError, type Shift } from "./failure.ts";
 
 const { parse, stringify } = JSON;

@@ -1,9 +1,9 @@
 /** Tests of the source of wrappers and transforms. */
 
 import assert from "node:assert";
-import { prepareTransform, prepareWrapper } from "../ability_source.ts";
-import { GuestSyntaxError } from "../program.ts";
-import { provideTypeScript } from "../source.ts";
+import { prepareTransform, prepareWrapper } from "../source/ability_source.ts";
+import { GuestSyntaxError } from "../source/program.ts";
+import { provideTypeScript } from "../source/source.ts";
 import { strip } from "../typescript/strip.ts";
 
 const evaluate = eval;

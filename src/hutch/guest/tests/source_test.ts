@@ -1,8 +1,8 @@
 /** Tests of preparing guest source. */
 
 import assert from "node:assert";
-import { GuestSyntaxError, Program } from "../program.ts";
-import { prepare, provideTypeScript } from "../source.ts";
+import { GuestSyntaxError, Program } from "../source/program.ts";
+import { prepare, provideTypeScript } from "../source/source.ts";
 import { strip } from "../typescript/strip.ts";
 
 const evaluate = eval;

@@ -1,7 +1,7 @@
 /** Tests of removing types. */
 
 import assert from "node:assert";
-import { originalColumn } from "../program.ts";
+import { originalColumn } from "../source/program.ts";
 import { strip } from "../typescript/strip.ts";
 
 const SOURCES = [

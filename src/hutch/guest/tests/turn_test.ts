@@ -1,7 +1,7 @@
 /** Tests of a session's turns, each of which runs in the memory of the previous turn. */
 
 import assert from "node:assert";
-import { provideTypeScript } from "../source.ts";
+import { provideTypeScript } from "../source/source.ts";
 import { createRunner, executeMessage, test } from "./runner.ts";
 
 provideTypeScript(() => Deno.readTextFileSync(new URL("../dist/typescript.js", import.meta.url)));

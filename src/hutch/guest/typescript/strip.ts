@@ -5,7 +5,7 @@
 
 import { decode, type SourceMapSegment } from "@jridgewell/sourcemap-codec";
 import { transform } from "sucrase";
-import type { Columns } from "../program.ts";
+import type { Columns } from "../source/program.ts";
 
 export interface Stripped {
   text: string;

@@ -13,7 +13,7 @@ import {
   type Statement,
 } from "acorn";
 import { GuestSyntaxError, type Insertion, originalColumn, type Position, Program } from "./program.ts";
-import type { Stripped } from "./typescript/strip.ts";
+import type { Stripped } from "../typescript/strip.ts";
 
 export interface Edit {
   from: number;
