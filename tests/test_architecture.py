@@ -31,6 +31,7 @@ LAYERS: Sequence[set[str]] = (
     {"child_process", "sandbox"},
     {"mcp_client", "npm"},
     {"kernel", "logs"},
+    {"queue"},
     {"http"},
     {"console", "protocols", "step_kinds"},
     {"conformance"},

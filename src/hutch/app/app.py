@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from hutch.protocols.toolscript.gateway.gateway import Gateway
     from hutch.protocols.toolscript.gateway.local import LocalGateway
     from hutch.protocols.tpmjs.execute import ToolExecutor
+    from hutch.queue.queue import RunQueue
     from hutch.session.run import Result, RunHandle
     from hutch.session.tools.provider import Provider
     from hutch.settings.config_text import ConfigText
@@ -158,6 +159,13 @@ class App:
         from hutch.kernel.durable.suspended_runs import SuspendedRuns
 
         return SuspendedRuns(self.settings, self.kernel, self.storage.store)
+
+    @cached_property
+    def queue(self) -> RunQueue:
+        """Asynchronous runs."""
+        from hutch.queue.queue import RunQueue
+
+        return RunQueue(self.settings, self.kernel, self.storage.store)
 
     @cached_property
     def sessions(self) -> Sessions:
@@ -349,6 +357,7 @@ class App:
         from hutch.protocols.toolscript.gateway import routes as toolscript
         from hutch.protocols.tpmjs import routes as tpmjs
         from hutch.protocols.tpmjs.health_check import listed_tools
+        from hutch.protocols.tpmjs.queued_tool import QueuedTool
 
         policy.check_settings(self.settings)
 
@@ -372,12 +381,15 @@ class App:
         if self.storage.stores_runs:
             self.store_approvals()
         flow_handlers = rep.FlowHandlers(self.flows, access, self.kernel.fair_use)
+        self.queue.add_handler(QueuedTool(self.tools))
         web = Starlette(
             routes=[
                 *health.routes(self, access),
                 public_json_route("/openapi.json", openapi.document(self.settings), access),
                 *console.routes(shown, access),
-                *execbox.routes(self.kernel, access, self._mcp_tools, self.suspended_runs, self.sessions),
+                *execbox.routes(
+                    self.kernel, access, self._mcp_tools, self.suspended_runs, self.sessions, self.queue
+                ),
                 *toolscript.routes(self.gateway, access, self.settings),
                 *self._mcp.routes(),
                 *abilities.routes(self.storage, access),
@@ -390,8 +402,16 @@ class App:
                     self._gateway_tools,
                     access,
                     self.suspended_runs,
+                    self.queue,
                 ),
-                *tpmjs.routes(self.tools, access, self.settings, self.verdict, self.verdict.deno),
+                *tpmjs.routes(
+                    self.tools,
+                    access,
+                    self.settings,
+                    self.verdict,
+                    self.verdict.deno,
+                    self.queue if self.storage.stores_runs else None,
+                ),
             ],
             exception_handlers={
                 HTTPException: responses.on_http_exception,
@@ -457,6 +477,8 @@ class App:
         if self.storage.stores_runs:
             self.kernel.store_waiting_runs()
         draining = [self.suspended_runs.drain(seconds)]
+        if "queue" in self.__dict__:
+            draining.append(self.queue.drain(seconds))
         if "gateway" in self.__dict__ and self.gateway.stored_approvals is not None:
             draining.append(self.gateway.stored_approvals.drain(seconds))
         if "flows" in self.__dict__:
@@ -494,6 +516,8 @@ class App:
                 stack.push_async_callback(self.tools.close)
             if "flows" in built:
                 stack.push_async_callback(self.flows.close)
+            if "queue" in built:
+                stack.push_async_callback(self.queue.close)
             if self._mcp is not None:
                 stack.push_async_callback(self._mcp.close)
 

@@ -171,6 +171,7 @@ async def _serve(
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         if not gateway_only and app.storage.stores_runs:
             app.flows.start()
+            await app.queue.start()
             await app.continue_suspended_runs()
         _announce(settings, app, access, listener, gateway_only, project)
         # Everything that was created so far lives until the end, so exclude it from garbage collection.

@@ -107,7 +107,7 @@ class Session:
         answers: Mapping[str, Answer] | None = None,
         max_saved_bytes: int = 0,
         turn: Turn | None = None,
-        before_call: Callable[[], Awaitable[None]] | None = None,
+        before_call: Callable[[bool], Awaitable[None]] | None = None,
         open_calls: ToolCalls | None = None,
         max_wait_seconds: float = 0.0,
         files: InputFiles | None = None,

@@ -376,8 +376,10 @@ class RunHandle(msgspec.Struct, eq=False):
     """Context of the run's span. None if the run is not traced."""
     generation: int = 0
     """Number of suspensions of the run before it was continued with this handle."""
-    before_call: Callable[[], Awaitable[None]] | None = None
-    """Awaited before each tool call. If it raises a HutchError, the call fails."""
+    before_call: Callable[[bool], Awaitable[None]] | None = None
+    """Awaited before each tool call, with True if its tool is idempotent. If it raises a HutchError, the call
+    fails.
+    """
     is_stored: bool = False
     """True if this process holds the run in the store: it was resumed, or stored while it waited for tools.
     """

@@ -65,17 +65,17 @@ class ToolCalls:
         loop: asyncio.AbstractEventLoop,
         trace: TraceContext | None = None,
         on_all_pending: Callable[[], None] | None = None,
-        before_call: Callable[[], Awaitable[None]] | None = None,
+        before_call: Callable[[bool], Awaitable[None]] | None = None,
         on_long_wait: Callable[[], None] | None = None,
         max_wait_seconds: float = 0.0,
         files: FileCalls | None = None,
     ) -> None:
         """`writable`: waits while the channel's buffer is full. `on_abuse`: called with the reason if the
         runner sends too many invalid calls. `trace`: span of the run. `on_all_pending`: called when all open
-        calls are pending; None if the run cannot be suspended. `before_call`: awaited before each call; a
-        ToolError that it raises fails the call. `on_long_wait`: called when tools are running and the guest
-        has neither made a call nor received a reply for `max_wait_seconds`; 0 for never. `files`: answers
-        calls of the guest's `files`; None if the guest has no `files`.
+        calls are pending; None if the run cannot be suspended. `before_call`: awaited before each call, with
+        True if its tool is idempotent; a ToolError that it raises fails the call. `on_long_wait`: called when
+        tools are running and the guest has neither made a call nor received a reply for `max_wait_seconds`;
+        0 for never. `files`: answers calls of the guest's `files`; None if the guest has no `files`.
         """
         self.run_id = run_id
         self.deadline = 0.0
@@ -233,7 +233,7 @@ class ToolCalls:
         writable: Callable[[], Awaitable[None]] | None,
         on_abuse: Callable[[str], None],
         on_all_pending: Callable[[], None] | None,
-        before_call: Callable[[], Awaitable[None]] | None,
+        before_call: Callable[[bool], Awaitable[None]] | None,
         on_long_wait: Callable[[], None] | None,
         files: FileCalls | None,
         max_wait_seconds: float,
@@ -464,7 +464,7 @@ class ToolCalls:
             if self._writable is not None:
                 await self._writable()
             if self._before_call is not None and not is_repeated:
-                await self._before_call()
+                await self._before_call(_is_idempotent(call, provider))
             result = await self._invoke(call, provider)
             if len(result) > self._limits.max_result_bytes:
                 raise ToolError(self._too_large(call.safe_tool_name, len(result)), "serialization_error")
@@ -655,3 +655,8 @@ def _is_oversized(call: ToolCall) -> bool:
         len(call.call_id) > MAX_CALL_ID_CHARS
         or len(call.provider_name) + len(call.safe_tool_name) > MAX_NAME_CHARS
     )
+
+
+def _is_idempotent(call: ToolCall, provider: Provider) -> bool:
+    tool = provider.tools.get(call.safe_tool_name)
+    return tool is not None and tool.idempotent and call.stream is not True

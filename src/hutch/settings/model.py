@@ -278,6 +278,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_flows: Positive = 16
     """Maximum concurrent flow runs. Each has its own process. Up to `max_queue` further runs wait."""
 
+    # Asynchronous runs.
+    max_async_runs: Positive = 16
+    """Maximum asynchronous runs that one server executes at once."""
+    max_queued_runs_per_owner: Positive = 100_000
+    """Maximum asynchronous runs of one owner that wait."""
+    async_lease_seconds: Annotated[float, Meta(ge=1)] = 15.0
+    """Seconds after which the runs of a server that died are taken over by another one."""
+    async_result_days: Positive = 7
+    """Days for which the results of asynchronous runs, their idempotency keys and their webhook deliveries
+    are kept. Dead letters are kept for `keep_runs_days`.
+    """
+
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     log_json: bool = False
 

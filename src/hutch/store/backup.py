@@ -52,6 +52,12 @@ TABLES = (
     "pending_calls",
     "sessions",
     "session_parts",
+    "queued_runs",
+    "webhook_deliveries",
+    "webhook_secrets",
+    "saved_scripts",
+    "schedules",
+    "triggers",
 )
 # Not in a backup: the schema's own history, counters of the last minutes, and runs in progress.
 OMITTED_TABLES = ("migrations", "rate_limits", "running_runs")

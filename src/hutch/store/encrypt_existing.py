@@ -60,6 +60,14 @@ async def data_key_ids(database: Database) -> set[str]:
         ("pending_calls", "answer"),
         ("pending_calls", "question"),
         ("session_parts", "data"),
+        ("queued_runs", "request"),
+        ("queued_runs", "webhook"),
+        ("queued_runs", "result"),
+        ("webhook_deliveries", "message"),
+        ("webhook_secrets", "secret"),
+        ("saved_scripts", "code"),
+        ("schedules", "options"),
+        ("triggers", "options"),
     ]
     for table, name in [*(column[:2] for column in ENCRYPTED_COLUMNS), *others]:
         # The format of the ciphertext is `hutch1.<key id>.…`.

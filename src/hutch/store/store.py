@@ -17,6 +17,7 @@ from hutch.store.tables.flows import FlowTable
 from hutch.store.tables.groups import GroupTable
 from hutch.store.tables.journal import JournalTable
 from hutch.store.tables.meta import MetaTable
+from hutch.store.tables.queue.queued_runs import QueuedRunTable
 from hutch.store.tables.quotas import QuotaTable
 from hutch.store.tables.rate_limits import RateLimiter
 from hutch.store.tables.runs import RunTable
@@ -66,6 +67,7 @@ class Store:
         self.checkpoints = CheckpointTable(database, encryption)
         self.running_runs = RunningRunTable(database)
         self.sessions = SessionTable(database, encryption)
+        self.queued_runs = QueuedRunTable(database, encryption)
         self.quotas = QuotaTable(database, self.write_behind)
         self.rate_limits = RateLimiter(database if shares_rate_limits else None)
 
@@ -91,6 +93,14 @@ class Store:
     async def check(self) -> None:
         """Raises StoreError if the database does not answer."""
         await self._database.read("SELECT 1")
+
+    async def notify(self, channel: str) -> None:
+        """Wakes up the servers that listen to a channel. Raises StoreError."""
+        await self._database.notify(channel)
+
+    async def listen(self, channel: str, on_message: Callable[[], None]) -> None:
+        """Calls `on_message` after each `notify`, until this call is cancelled. Raises StoreError."""
+        await self._database.listen(channel, on_message)
 
     async def write_backup(self, path: Path) -> Backup:
         """Writes all tables to a new file; see `hutch.store.backup`. Raises StoreError."""

@@ -45,7 +45,7 @@ class Holds:
         self.calls.add(call_id)
         self._keep_extending()
 
-    def before_first_call(self, store: Store, run_id: str) -> Callable[[], Awaitable[None]]:
+    def before_first_call(self, store: Store, run_id: str) -> Callable[[bool], Awaitable[None]]:
         """Returns a function to await before each tool call of a run. It records the first call: if this
         process dies later, the run cannot be continued.
         """
@@ -94,7 +94,7 @@ class _Once:
         self._action: Callable[[], Awaitable[None]] | None = action
         self._lock = asyncio.Lock()
 
-    async def __call__(self) -> None:
+    async def __call__(self, is_idempotent: bool) -> None:
         if self._action is None:
             return
         async with self._lock:

@@ -361,6 +361,11 @@ class SuspendedRuns:
         error = ExecutionError(outcome, f"The run ended while it was suspended: {outcome}")
         return Result(ok=False, error=error, run_id=run_id)
 
+    async def state(self, run_id: str) -> str | None:
+        """Returns the state of a stored run; None if there is no such run."""
+        row = await (await self._open_store()).checkpoints.get(run_id)
+        return None if row is None else row.state
+
     async def result(self, run_id: str, owner: str) -> Result | None:
         """Returns the result of a run that was suspended; None if it has not ended. Raises ResumeError."""
         await self.check_owner(run_id, owner)

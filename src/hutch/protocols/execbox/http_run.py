@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import anyio
 import msgspec
@@ -73,6 +73,15 @@ class RunBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     record: RecordLevel | None = None
 
 
+class CodeCaller(Protocol):
+    """The sender of a request, now or when it was queued."""
+
+    @property
+    def owner(self) -> str: ...
+
+    def may(self, scope: str) -> bool: ...
+
+
 class RunHandler:
     def __init__(
         self,
@@ -107,11 +116,11 @@ class RunHandler:
 
     async def respond(self, context: RequestContext, body: RunBody, execute: Run) -> ASGIApp:
         """Runs code with `execute`. Responds with its result or, on request, with its events."""
-        run = RunHandle(record_level=self._record_level(body.record))
+        run = RunHandle(record_level=self.record_level(body.record))
         headers = {RUN_ID_HEADER: run.id}
         if _wants_events(context.request):
             # Errors before the run starts get their own status, because the stream has not begun yet.
-            execution = await self._execution(context, body)
+            execution = await self.execution(context.caller, body)
             stream = event_stream(self._events(execution, run, execute))
             stream.headers.update(headers)
             return stream
@@ -120,14 +129,14 @@ class RunHandler:
         )
         return Response(await result_json(result), headers=headers, media_type="application/json")
 
-    def _record_level(self, requested: RecordLevel | None) -> RecordLevel | None:
+    def record_level(self, requested: RecordLevel | None) -> RecordLevel | None:
         """Returns the level that a request asks for, or None for the operator's level. Requests cannot raise
         the level `metadata`.
         """
         return None if self._levels.of(PROTOCOL) == "metadata" else requested
 
     async def _execute(self, context: RequestContext, body: RunBody, run: RunHandle, execute: Run) -> Result:
-        return await self._run(await self._execution(context, body), run, execute)
+        return await self._run(await self.execution(context.caller, body), run, execute)
 
     async def _run(self, execution: Execution, run: RunHandle, execute: Run) -> Result:
         size = len(execution.code) + len(execution.inputs or b"")
@@ -145,9 +154,15 @@ class RunHandler:
             return result if end is None else end
         return result
 
-    async def _execution(self, context: RequestContext, body: RunBody) -> Execution:
+    async def check(self, body: RunBody) -> None:
+        """Checks what can be checked before a run starts. Raises InvalidExecution."""
+        self._limits(body.limits)
+        if body.files is not None:
+            await self._files(body.files)
+
+    async def execution(self, caller: CodeCaller, body: RunBody) -> Execution:
         """Raises InvalidExecution."""
-        providers, unavailable = await self._mcp_tools() if context.caller.may(SERVERS_SCOPE) else ((), {})
+        providers, unavailable = await self._mcp_tools() if caller.may(SERVERS_SCOPE) else ((), {})
         return Execution(
             code=body.code,
             profile=profile_for(body.engine or "quickjs"),
@@ -157,7 +172,7 @@ class RunHandler:
             inputs=None if body.inputs is None else encode_decoded_inputs(body.inputs, providers),
             files=self._no_files if body.files is None else await self._files(body.files),
             check=body.check,
-            owner=context.owner,
+            owner=caller.owner,
             protocol=PROTOCOL,
             label=body.label,
             checkpoint_after_ms=self._kernel.settings.checkpoint_after_ms,

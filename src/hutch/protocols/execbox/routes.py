@@ -21,7 +21,9 @@ from hutch.protocols.execbox import http_sessions
 from hutch.protocols.execbox.channel_sessions import ChannelSessions
 from hutch.protocols.execbox.http_run import PATH as RUN_PATH
 from hutch.protocols.execbox.http_run import PROTOCOL, ProvideTools, RunHandler
+from hutch.protocols.execbox.queued_code import QueuedCode
 from hutch.protocols.execbox.serve import serve
+from hutch.queue.queue import RunQueue
 from hutch.session.channels.websocket import EXTENSIONS_HEADER, SESSIONS_EXTENSION, WebSocketChannel
 from hutch.session.runner import PendingBytes
 
@@ -34,10 +36,15 @@ def routes(
     mcp_tools: ProvideTools,
     suspended_runs: SuspendedRuns,
     sessions: Sessions,
+    queue: RunQueue | None = None,
 ) -> list[BaseRoute]:
-    """`mcp_tools` provides the tools of the server's MCP servers to `POST /run`."""
+    """`mcp_tools` provides the tools of the server's MCP servers to `POST /run`. `queue` executes
+    asynchronous runs.
+    """
     pending = PendingBytes(kernel.settings.max_pending_bytes)
     run_handler = RunHandler(kernel, access, pending, mcp_tools, suspended_runs)
+    if queue is not None:
+        queue.add_handler(QueuedCode(run_handler, kernel, suspended_runs))
 
     async def execbox(socket: WebSocket) -> None:
         caller = await access.authenticate(socket, PROTOCOL)

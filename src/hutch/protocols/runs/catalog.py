@@ -13,11 +13,13 @@ import msgspec
 from hutch.errors import StoreError
 from hutch.kernel.execution import Execution
 from hutch.protocols.runs.filters import RunListQuery, encode_cursor, matches
+from hutch.protocols.runs.queued import QueuedRun, queue_fields
 from hutch.protocols.runs.responses import ActiveRun, ended_detail, ended_entry
 from hutch.session.json_value import decode_value
 from hutch.session.run import RunHandle
 from hutch.store.models import FlowRunHead, RunRow
 from hutch.store.store import Store
+from hutch.store.tables.queue.queued_runs import QueuedRunRow
 from hutch.store.tables.run_search import ALL_ENDED, Match, SortKey
 from hutch.tasks import TimeSlices
 
@@ -129,6 +131,8 @@ class RunCatalog:
         for row in page.runs:
             # The details of a run with many calls take 60 KB.
             await slices.pause()
+            if row.outcome == "retrying":
+                continue  # is listed as a queued run
             entry = ended_entry(row, msgspec.json.decode(row.details))
             key = (row.created_at if sort == "created" else row.duration_ms), row.run_id
             entries.append((key, entry))
@@ -139,9 +143,15 @@ class RunCatalog:
     ) -> Sequence[tuple[SortKey, dict[str, Any]]]:
         if not query.includes_open:
             return []
-        runs: builtins.list[ActiveRun | OpenFlow] = []
+        runs: builtins.list[ActiveRun | OpenFlow | QueuedRun] = []
         slices = TimeSlices()
-        for execution, run in [*self.active().values()]:
+        active = self.active()
+        for row in await store.queued_runs.list(("delayed", "queued", "running"), visible.owner):
+            is_listed = row.run_id in active or (row.kind == "flow" and row.state == "running")
+            if not is_listed and visible.allows(row.owner, row.protocol):
+                await slices.pause()
+                runs.append(QueuedRun(row))
+        for execution, run in [*active.values()]:
             if not execution.is_internal and visible.allows(execution.owner, execution.protocol):
                 await slices.pause()
                 runs.append(ActiveRun(execution, run))
@@ -212,21 +222,28 @@ class RunCatalog:
         # Another owner's flow run with this id must not hide a run of the caller.
         if head is not None and visible.allows(head.owner, "rep"):
             return FoundRun(flow=head)
+        queued = await store.queued_runs.get(run_id)
+        if queued is not None and not visible.allows(queued.owner, queued.protocol):
+            queued = None
+        if queued is not None and queued.is_open:
+            return FoundRun(queued=queued)
         row = await store.runs.get(run_id)
-        if row is None or row.outcome == "suspended":
+        if row is None or row.outcome in ("suspended", "retrying", "interrupted"):
             # The record of a run that has just ended, or that was continued, may still be in the queue.
             with contextlib.suppress(StoreError):
                 await store.write_behind.flush()
             row = await store.runs.get(run_id)
         if row is None or not visible.allows(row.owner, row.protocol):
             return None
-        return FoundRun(row=row)
+        return FoundRun(row=row, has_ended_queue=queued is not None)
 
     async def detail(self, found: FoundRun) -> dict[str, Any]:
         """Returns all recorded data of an execution. Raises StoreError, VaultError."""
         store = await self.store()
         if found.active is not None:
             detail = ActiveRun(*found.active).detail()
+        elif found.queued is not None:
+            detail = {**QueuedRun(found.queued).detail, "queue": queue_fields(found.queued)}
         else:
             assert found.row is not None
             content = await self.content(found.row)
@@ -253,13 +270,16 @@ class RunCatalog:
 
 
 class FoundRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that was found. Exactly one field is set, depending on whether it is in progress, a flow run or a
-    record.
+    """A run that was found. Exactly one of the first four fields is set, depending on whether it is in
+    progress here, a flow run, queued or on another server, or a record.
     """
 
     active: tuple[Execution, RunHandle] | None = None
     flow: FlowRunHead | None = None
+    queued: QueuedRunRow | None = None
     row: RunRow | None = None
+    has_ended_queue: bool = False
+    """True if the run was asynchronous, so that its result may be stored."""
 
 
 def _without_outcome(search: Any) -> Any:

@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from hutch.errors import HutchError, ResumeError, SearchTimeout
+from hutch.http.async_runs import queue_error
 from hutch.http.auth import AccessControl, key_advice
 from hutch.http.endpoint import HttpProtocol, RequestContext
 from hutch.http.errors import ApiError
@@ -28,6 +29,7 @@ from hutch.protocols.runs.catalog import FlowState, FoundRun, RunCatalog, Visibi
 from hutch.protocols.runs.events import MAX_FOLLOWERS, LiveEvents, TooManyFollowers, encoded_events
 from hutch.protocols.runs.files import file_response
 from hutch.protocols.runs.filters import parse_list_query
+from hutch.protocols.runs.queued import add_run, queue_fields, queued_events, result_of
 from hutch.protocols.runs.replay import (
     GATEWAY_SCOPE,
     NotReplayable,
@@ -38,6 +40,8 @@ from hutch.protocols.runs.replay import (
 )
 from hutch.protocols.runs.responses import JsonBody, error_response
 from hutch.protocols.runs.resume import ResumeHandlers, resume_error
+from hutch.queue.models import KeyInUse
+from hutch.queue.queue import RunQueue
 from hutch.session.tools.provider import Provider
 from hutch.store.models import FlowRunHead, RunRow
 from hutch.store.store import Store
@@ -72,14 +76,15 @@ def routes(
     gateway_tools: Callable[[], Awaitable[list[Provider]]],
     access: AccessControl,
     suspended_runs: SuspendedRuns,
+    queue: RunQueue,
 ) -> list[BaseRoute]:
     """`flow_state` returns the state of a flow run that has not ended. `gateway_tools` returns the
     tools of the gateway, for replays of code that used them.
     """
-    handlers = RunHandlers(kernel, store, flows, flow_state, gateway_tools, access, suspended_runs)
+    handlers = RunHandlers(kernel, store, flows, flow_state, gateway_tools, access, suspended_runs, queue)
     route = handlers.protocol.route
     return [
-        route("/runs", GET=handlers.list),
+        route("/runs", GET=handlers.list, POST=handlers.add),
         route("/runs/{id}", GET=handlers.show),
         route("/runs/{id}/events", GET=handlers.events),
         route("/runs/{id}/result", GET=handlers.result),
@@ -103,8 +108,10 @@ class RunHandlers:
         gateway_tools: Callable[[], Awaitable[list[Provider]]],
         access: AccessControl,
         suspended_runs: SuspendedRuns,
+        queue: RunQueue,
     ) -> None:
         self._kernel = kernel
+        self._queue = queue
         self._suspended_runs = suspended_runs
         self._flows = flows
         self._gateway_tools = gateway_tools
@@ -129,6 +136,9 @@ class RunHandlers:
         body = await cancel_on_disconnect(context.request.receive, listing, self._access)
         return JsonBody(body)
 
+    async def add(self, context: RequestContext) -> Response:
+        return await add_run(context, await self._body.read_object(context.request), self._queue)
+
     async def show(self, context: RequestContext) -> ASGIApp:
         found = await self._find(context)
         if found.flow is not None:
@@ -144,6 +154,8 @@ class RunHandlers:
                 detail["pending_calls"] = msgspec.to_builtins(pending)
         else:
             modes = {"same": False, "recorded": False, "reason": "This run has not ended yet."}
+        if found.has_ended_queue and (queued := await self._queue.find(detail["run_id"])) is not None:
+            detail |= {"queue": queue_fields(queued), "result": await result_of(self._queue, queued)}
         return {**detail, "replay": modes}
 
     async def events(self, context: RequestContext) -> ASGIApp:
@@ -155,6 +167,13 @@ class RunHandlers:
         if last_event_id.isascii() and last_event_id.isdecimal():
             after = int(last_event_id[:18])
         detail = await self._catalog.detail(found)
+        if found.queued is not None:
+
+            async def find() -> tuple[FoundRun, dict[str, Any]]:
+                found = await self._find(context)
+                return found, await self._catalog.detail(found)
+
+            return event_stream(queued_events(find, detail, after, self._access))
         run = None if found.active is None else found.active[1]
         try:
             follower = LiveEvents(run, detail, after)
@@ -170,7 +189,11 @@ class RunHandlers:
         status: str | None = "cancelling"
         if found.flow is not None:
             await self._flows.cancel(found.flow)
+        elif found.queued is not None:
+            status = await self._queue.cancel(found.queued)
         elif found.active is not None:
+            if (queued := await self._queue.find(context.path_param("id"))) is not None:
+                await self._queue.cancel(queued)
             found.active[1].stop()
         elif found.row is not None:
             status = await self._cancel_stored(found.row)
@@ -193,10 +216,15 @@ class RunHandlers:
         run_id = context.path_param("id")
         if found.row is None:
             raise ApiError("conflict", f"Run {run_id!r} has not ended yet")
+        if found.has_ended_queue and (body := await self._queue.result(run_id)) is not None:
+            return Response(body, media_type="application/json")
         try:
             result = await self._suspended_runs.result(run_id, found.row.owner)
         except ResumeError:
-            message = f"The result of run {run_id!r} is not kept: only those of runs that were suspended are"
+            message = (
+                f"The result of run {run_id!r} is not kept:"
+                " only those of asynchronous runs and of runs that were suspended are"
+            )
             raise ApiError("not_found", message) from None
         if result is None:
             raise ApiError("conflict", f"Run {run_id!r} has not ended yet")
@@ -288,6 +316,8 @@ def _own_error(error: Exception) -> ApiError | None:
     match error:
         case NotReplayable():
             return ApiError("conflict", str(error))
+        case KeyInUse():
+            return queue_error(error)
         case ResumeError():
             return resume_error(error)
         case SearchTimeout():

@@ -83,7 +83,10 @@ class Descriptions:
             self._cache.popitem(last=False)
 
 
-def info_response(settings: Settings, self_test: SelfTestResult, deno_version: str) -> dict[str, Any]:
+def info_response(
+    settings: Settings, self_test: SelfTestResult, deno_version: str, *, has_queue: bool = False
+) -> dict[str, Any]:
+    """Returns the body of `/info`. `has_queue`: the server executes asynchronous calls."""
     runtime = {
         "platform": sys.platform,
         "nodeVersion": NODE_VERSIONS.get(deno_version),
@@ -97,11 +100,11 @@ def info_response(settings: Settings, self_test: SelfTestResult, deno_version: s
         "supportedProtocolVersions": list(VERSIONS),
         "capabilities": {
             "isolation": self_test.isolation,
-            "executionModes": ["sync", "stream"],
+            "executionModes": ["sync", "stream", *(["async"] if has_queue else [])],
             "maxExecutionTimeMs": min(settings.tool_timeout_ms, int(settings.request_seconds * 1000)),
             "maxRequestBodyBytes": settings.max_body_bytes,
             "supportsStreaming": True,
-            "supportsCallbacks": False,
+            "supportsCallbacks": has_queue,
             "supportsCaching": True,
             "supportsValidation": True,
             "supportsBatch": True,

@@ -16,6 +16,7 @@ from hutch.egress.redaction import Redactor, prepare_redactor
 from hutch.errors import ExecutionError, PackageNotFound, PackageTooLarge, StoreError
 from hutch.kernel.execution import Execution, Source
 from hutch.kernel.kernel import Kernel
+from hutch.kernel.run_preparation import RunPreparation
 from hutch.npm.packages import Package, PackageManager
 from hutch.protocols.tpmjs import params
 from hutch.protocols.tpmjs.code_cache import CodeCache
@@ -79,16 +80,23 @@ class ToolExecutor:
     async def close(self) -> None:
         await self._code_cache.close()
 
-    async def execute(self, call: PackageToolCall, events: EventSink | None = None) -> ToolOutcome:
+    async def execute(
+        self,
+        call: PackageToolCall,
+        events: EventSink | None = None,
+        preparation: RunPreparation | None = None,
+    ) -> ToolOutcome:
         """Runs a tool to its end. Raises Busy."""
         began = time.monotonic()
         try:
             package = await self._packages.get(call.spec)
         except (PackageNotFound, StoreError) as error:
             failure = package_failure(error)
-            run_id = await self._record_failed_install(call, failure, began)
+            run_id = await self._record_failed_install(call, failure, began, preparation)
             return ToolOutcome(failure=failure, run_id=run_id)
-        return await self.execute_package(package, call, events, _install_ms(time.monotonic() - began))
+        return await self.execute_package(
+            package, call, events, _install_ms(time.monotonic() - began), preparation
+        )
 
     async def execute_package(
         self,
@@ -96,9 +104,10 @@ class ToolExecutor:
         call: PackageToolCall,
         events: EventSink | None = None,
         install_ms: float = 0.0,
+        preparation: RunPreparation | None = None,
     ) -> ToolOutcome:
         """Runs a tool of this package. Ignores the package spec of the call. Raises Busy."""
-        result, run, failure = await self._run("execute", package, call, events, install_ms)
+        result, run, failure = await self._run("execute", package, call, events, install_ms, preparation)
         return ToolOutcome(
             output_json=run.output_json,
             failure=failure,
@@ -109,9 +118,17 @@ class ToolExecutor:
             run_id=result.run_id,
         )
 
-    async def _record_failed_install(self, call: PackageToolCall, failure: ToolFailure, began: float) -> str:
+    async def _record_failed_install(
+        self,
+        call: PackageToolCall,
+        failure: ToolFailure,
+        began: float,
+        preparation: RunPreparation | None,
+    ) -> str:
         """Records a call whose package could not be installed. Returns the id of the run."""
         run = RunHandle(install_ms=_install_ms(time.monotonic() - began), redactor=await _redactor(call))
+        if preparation is not None:
+            preparation.adopt(run)
         execution = Execution(
             code="",
             profile=Profile("npm"),
@@ -183,6 +200,7 @@ class ToolExecutor:
         call: PackageToolCall,
         events: EventSink | None,
         install_ms: float = 0.0,
+        preparation: RunPreparation | None = None,
     ) -> tuple[Result, _ToolRun, ToolFailure | None]:
         """Runs the guest. Returns the execution result, the run with the guest's output, and the failure."""
         profile = self._cached_profile(package, call)
@@ -211,6 +229,8 @@ class ToolExecutor:
             label=f"{package.name}@{package.version}#{call.name}".removesuffix("#"),
         )
         run = _ToolRun(redactor=await _redactor(call), install_ms=install_ms)
+        if preparation is not None:
+            await preparation.begin(run)
         result = await self._kernel.run(execution, run)
         if self._has_containers:
             self._code_cache.note_use(package, lambda: self._profile(package))

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from hutch.http.errors import ApiError
 from hutch.protocols.tpmjs.models import ToolFailure, ToolOutcome
+from hutch.queue.models import Accepted
 from hutch.session.json_value import encode_value
 
 ProtocolVersion = Literal["1.0", "1.1"]
@@ -33,6 +34,7 @@ FAILURE_KINDS = {
     "unauthorized": FailureKind(401, "UNAUTHORIZED", "request", "AUTHENTICATION_REQUIRED"),
     "forbidden": FailureKind(403, "FORBIDDEN", "request", "INVALID_REQUEST"),
     "too_large": FailureKind(413, "PAYLOAD_TOO_LARGE", "request", "INVALID_REQUEST"),
+    "conflict": FailureKind(409, "CONFLICT", "request", "INVALID_REQUEST"),
     "unsupported_media_type": FailureKind(415, "UNSUPPORTED_MEDIA_TYPE", "request", "INVALID_REQUEST"),
     "rate_limited": FailureKind(429, "RATE_LIMITED", "executor", "EXECUTOR_UNAVAILABLE", retryable=True),
     "busy": FailureKind(503, "BUSY", "executor", "EXECUTOR_UNAVAILABLE", retryable=True),
@@ -117,6 +119,14 @@ def execution_response(outcome: ToolOutcome, version: ProtocolVersion, elapsed_m
         return error_response(tool_error(outcome.failure), version, elapsed_ms, **more)
     rest = encode_value({"executionTimeMs": elapsed_ms, **more})
     return TpmjsResponse(b'{"success":true,"output":%b,%b' % (outcome.output_json or b"null", rest[1:]))
+
+
+def accepted_response(accepted: Accepted, replayed_header: str) -> TpmjsResponse:
+    """Builds the response to an asynchronous call."""
+    status_url = f"/runs/{accepted.run_id}"
+    body = encode_value({"success": True, "runId": accepted.run_id, "statusUrl": status_url})
+    headers = {"Location": status_url, **({} if accepted.is_new else {replayed_header: "true"})}
+    return TpmjsResponse(body, True, 202, headers)
 
 
 def description_response(tool: bytes, resolved_version: str | None) -> TpmjsResponse:

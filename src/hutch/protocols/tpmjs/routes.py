@@ -15,6 +15,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from hutch.errors import Busy
+from hutch.http.async_runs import REPLAYED_HEADER, parse_options, queue_caller, queue_error
 from hutch.http.auth import AccessControl
 from hutch.http.endpoint import (
     Endpoint,
@@ -44,6 +45,7 @@ from hutch.telemetry.trace_context import current
 
 if TYPE_CHECKING:
     from hutch.protocols.tpmjs.execute import ToolExecutor
+    from hutch.queue.queue import RunQueue
 
 PROTOCOL = "tpmjs"
 # Maximum number of concurrent calls of one batch. Further calls wait.
@@ -56,15 +58,20 @@ def routes(
     settings: Settings,
     self_test: SelfTestResult,
     deno_version: str,
+    queue: RunQueue | None = None,
 ) -> list[BaseRoute]:
-    handlers = TpmjsHandlers(tools, access, settings)
+    """`queue` executes asynchronous calls; None if nothing is stored."""
+    handlers = TpmjsHandlers(tools, access, settings, queue)
 
     def post(path: str, handler: Handler) -> BaseRoute:
         return PrefixRoute(path, Endpoint(handlers.protocol, {"POST": handler}), methods=["POST"])
 
     return [
-        public_json_route("/info", info_response(settings, self_test, deno_version), access),
+        public_json_route(
+            "/info", info_response(settings, self_test, deno_version, has_queue=queue is not None), access
+        ),
         post("/execute-tool", handlers.execute),
+        *([] if queue is None else [post("/execute-async", handlers.execute_async)]),
         post("/execute-batch", handlers.batch),
         post("/load-and-describe", handlers.describe),
         post("/validate-tool", handlers.describe),
@@ -74,8 +81,11 @@ def routes(
 class TpmjsHandlers:
     """Request handlers, one per route, and their shared state."""
 
-    def __init__(self, tools: ToolExecutor, access: AccessControl, settings: Settings) -> None:
+    def __init__(
+        self, tools: ToolExecutor, access: AccessControl, settings: Settings, queue: RunQueue | None = None
+    ) -> None:
         self._access = access
+        self._queue = queue
         self._settings = settings
         self._tools = tools
         self._concurrency = ConcurrencyLimit(settings.max_tools, settings.max_tools_per_caller)
@@ -89,6 +99,7 @@ class TpmjsHandlers:
             allow_any_origin=True,
             check=self._check_limits,
             render=self._render,
+            convert=queue_error,
         )
 
     async def _check_limits(self, context: RequestContext) -> None:
@@ -112,6 +123,18 @@ class TpmjsHandlers:
             return event_stream(self._stream(context, call))
         result = await cancel_on_disconnect(request.receive, self._run(context, call), self._access)
         return result.response()
+
+    async def execute_async(self, context: RequestContext) -> ASGIApp:
+        """Adds a call to the queue. Responds when it is stored."""
+        from hutch.protocols.tpmjs.queued_tool import OPTION_NAMES, QueuedTool
+
+        assert self._queue is not None
+        request, caller = context.request, queue_caller(context.caller)
+        body = await self._body.read_object(request)
+        options = parse_options(body, request.headers, self._queue.targets, OPTION_NAMES)
+        call = await QueuedTool(self._tools).parse(body, caller, self._version(request))
+        accepted = await self._queue.submit(call, caller, options)
+        return responses.accepted_response(accepted, REPLAYED_HEADER).response()
 
     async def batch(self, context: RequestContext) -> ASGIApp:
         request = context.request

@@ -18,6 +18,11 @@ _UNSTORABLE = re.compile(r"[\0\ud800-\udfff]")
 # Skips casts (`::`) and colons inside words.
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]\w*)")
 _POSTGRES_ONLY = re.compile(r"/\*postgres: (.*?)\*/")
+CLOCK_FUNCTION = "clock_ms"
+"""SQL function that returns the time of the database in milliseconds since 1970. In PostgreSQL it is replaced
+by an expression.
+"""
+_POSTGRES_CLOCK = "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)"
 
 
 class SqlStatement(NamedTuple):
@@ -86,6 +91,14 @@ class Database(Protocol):
 
     async def write_batches(self, *batches: SqlBatch) -> None:
         """Executes all batches in one transaction."""
+
+    async def notify(self, channel: str) -> None:
+        """Wakes up the processes that listen to a channel. Does nothing in SQLite."""
+
+    async def listen(self, channel: str, on_message: Callable[[], None]) -> None:
+        """Calls `on_message` after each `notify` of any process, until this call is cancelled. Raises
+        StoreError if the connection is lost. In SQLite there are no messages.
+        """
 
     async def schema_version(self) -> int:
         """Returns the number of the last migration that was applied."""
@@ -175,5 +188,5 @@ def to_psycopg(sql: str) -> bytes:
     """Converts `:name` parameters to psycopg's format, and uncomments the parts of the SQL that only
     PostgreSQL gets.
     """
-    sql = _POSTGRES_ONLY.sub(r"\1", sql)
+    sql = _POSTGRES_ONLY.sub(r"\1", sql).replace(f"{CLOCK_FUNCTION}()", _POSTGRES_CLOCK)
     return _PARAMETER.sub(r"%(\1)s", sql.replace("%", "%%")).encode()

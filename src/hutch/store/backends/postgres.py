@@ -115,6 +115,18 @@ class PostgresDatabase:
             for sql, rows in checked:
                 await cursor.executemany(to_psycopg(sql), rows)
 
+    async def notify(self, channel: str) -> None:
+        await self.write(SqlStatement("SELECT pg_notify(:channel, '')", {"channel": channel}))
+
+    async def listen(self, channel: str, on_message: Callable[[], None]) -> None:
+        async with self._unlimited_connection() as connection:
+            await connection.execute(f"LISTEN {channel}".encode())
+            # A message before LISTEN is lost.
+            on_message()
+            async for _ in connection.notifies():
+                on_message()
+        raise StoreError(f"{self._where}: closed the connection.")
+
     async def schema_version(self) -> int:
         return int((await self.read(migrate.SELECT_LATEST))[0][0])
 

@@ -15,6 +15,7 @@ from hutch import errors
 from hutch.errors import SearchTimeout, StoreError
 from hutch.store.backends import migrate
 from hutch.store.backends.base import (
+    CLOCK_FUNCTION,
     EXPORT_ROWS,
     OnRows,
     Parameters,
@@ -141,6 +142,12 @@ class SqliteDatabase:
 
         await self._run_in(self._writer_thread, lambda: self._transaction(work))
 
+    async def notify(self, channel: str) -> None:
+        pass
+
+    async def listen(self, channel: str, on_message: Callable[[], None]) -> None:
+        await asyncio.get_running_loop().create_future()
+
     async def schema_version(self) -> int:
         return int((await self.read(migrate.SELECT_LATEST))[0][0])
 
@@ -248,6 +255,7 @@ class SqliteDatabase:
         connection.executescript(
             "PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON; PRAGMA trusted_schema = OFF;"
         )
+        connection.create_function(CLOCK_FUNCTION, 0, lambda: time.time_ns() // 1_000_000)
         return connection
 
     def _use_wal(self) -> None:

@@ -28,7 +28,7 @@ _INSERT_RUN = f"""
     INSERT INTO runs ({RUN_COLUMNS}, bytes) VALUES ({", ".join(f":{name}" for name in _FIELDS)}, :bytes)
     ON CONFLICT (run_id) DO UPDATE SET
         {", ".join(f"{name} = excluded.{name}" for name in (*_FIELDS[1:], "bytes"))}
-    WHERE runs.outcome IN ('suspended', 'interrupted')
+    WHERE runs.outcome IN ('suspended', 'interrupted', 'retrying')
 """
 _INSERT_MISSING = f"""
     INSERT INTO runs ({RUN_COLUMNS}, bytes) VALUES ({", ".join(f":{name}" for name in _FIELDS)}, :bytes)
@@ -68,8 +68,8 @@ class RunTable:
         await self.add_new([NewRun(row) for row in rows])
 
     async def add_new(self, runs: Sequence[NewRun]) -> None:
-        """Inserts records in one transaction. Replaces records of runs that were suspended or believed to be
-        interrupted. Other existing records stay unchanged.
+        """Inserts records in one transaction. Replaces records of runs that were suspended, believed to be
+        interrupted, or are tried again. Other existing records stay unchanged.
 
         Characters that cannot be stored are replaced, so that one bad record does not block the batch.
         Messages and contents that cannot be encrypted, because the master key is missing, are left out.
@@ -169,6 +169,11 @@ class RunTable:
         """Sets the outcome of a suspended run that will never be continued."""
         sql = "UPDATE runs SET outcome = :outcome WHERE run_id = :run_id AND outcome = 'suspended'"
         await self._database.write(SqlStatement(sql, {"run_id": run_id, "outcome": outcome}))
+
+    async def mark_retrying(self, run_id: str) -> None:
+        """Marks a run that is tried again, so that its next record replaces this one."""
+        sql = "UPDATE runs SET outcome = 'retrying' WHERE run_id = :run_id"
+        await self._database.write(SqlStatement(sql, {"run_id": run_id}))
 
     async def prune(self, older_than: str) -> int:
         """Deletes runs that were created before `older_than`. Returns the number of deleted runs. Deletes in

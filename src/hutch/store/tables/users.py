@@ -140,6 +140,10 @@ class ApiKeyTable:
         rows = await self._database.read(sql, digest=digest)
         return (_api_key_from_row(rows[0][:10]), _user_from_row(rows[0][10:])) if rows else None
 
+    async def by_id(self, id: str) -> ApiKey | None:
+        rows = await self._database.read(f"SELECT {API_KEY_COLUMNS} FROM api_keys WHERE id = :id", id=id)
+        return _api_key_from_row(rows[0]) if rows else None
+
     async def list(self, user_id: str | None = None) -> builtins.list[ApiKey]:
         """Lists the keys of one user, or of all users, oldest first."""
         order = "ORDER BY user_id, created_at, id"

@@ -1,0 +1,84 @@
+"""Asynchronous runs of code: `POST /runs` with the kind `code`, whose request is the body of `POST /run`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from hutch.errors import ExecutionError, HutchError, ResumeError
+from hutch.http.run_results import result_json
+from hutch.kernel.durable.suspended_runs import SUSPENDED, SuspendedRuns
+from hutch.kernel.kernel import Kernel
+from hutch.protocols.execbox.http_run import PROTOCOL, RunBody, RunHandler, parse_body
+from hutch.queue.attempt import Attempt
+from hutch.queue.models import HandlerResult, QueueCaller, RunReleased, RunRequest
+from hutch.session.json_value import encode_decoded_value
+from hutch.session.run import Result, RunHandle
+
+
+class QueuedCode:
+    kind = "code"
+    protocol = PROTOCOL
+    is_repeatable = False
+    has_hidden_effects = False
+
+    def __init__(self, handler: RunHandler, kernel: Kernel, suspended_runs: SuspendedRuns) -> None:
+        self._handler = handler
+        self._kernel = kernel
+        self._suspended_runs = suspended_runs
+
+    async def parse(self, body: dict[str, Any], caller: QueueCaller) -> RunRequest:
+        parsed = parse_body(body)
+        await self._handler.check(parsed)
+        return RunRequest(
+            kind=self.kind, protocol=self.protocol, label=parsed.label, body=encode_decoded_value(body)
+        )
+
+    async def run(self, attempt: Attempt) -> HandlerResult:
+        result = await self._continue(attempt) if attempt.row.generation > 1 else None
+        if result is None:
+            result = await self._start(attempt)
+        outcome = "ok" if result.error is None else result.error.code
+        if attempt.handle is not None and attempt.handle.outcome not in ("", SUSPENDED):
+            outcome = attempt.handle.outcome
+        return HandlerResult(ok=result.ok, outcome=outcome, body=await result_json(result))
+
+    async def _start(self, attempt: Attempt) -> Result:
+        body = msgspec.json.decode(attempt.request, type=RunBody)
+        execution = await self._handler.execution(attempt.caller, body)
+        run = RunHandle(record_level=self._handler.record_level(body.record))
+        await attempt.begin(run)
+        result = await self._kernel.run(execution, run)
+        if result.error is not None and result.error.code == SUSPENDED:
+            return await self._wait(attempt)
+        return result
+
+    async def _continue(self, attempt: Attempt) -> Result | None:
+        """Waits for a run that another server has stored as a checkpoint. Returns None if there is none."""
+        store_row = await self._suspended_runs.state(attempt.run_id)
+        if store_row is None or (store_row == "ended" and not attempt.row.has_effects):
+            return None
+        try:
+            await self._suspended_runs.recover(attempt.run_id)
+        except HutchError as error:
+            raise RunReleased(str(error)) from None
+        return await self._wait(attempt)
+
+    async def _wait(self, attempt: Attempt) -> Result:
+        """Waits for the end of a suspended run, on this server or on another one."""
+        attempt.on_cancel = lambda: self._cancel(attempt)
+        try:
+            result = await self._suspended_runs.wait(
+                attempt.run_id, attempt.row.owner, [], lambda: attempt.is_draining() or attempt.is_lost
+            )
+        except ResumeError as error:
+            return Result(ok=False, error=ExecutionError(error.code, str(error)), run_id=attempt.run_id)
+        if result is None:
+            raise RunReleased
+        return result
+
+    async def _cancel(self, attempt: Attempt) -> None:
+        runs = self._suspended_runs
+        if not await runs.cancel(attempt.run_id, attempt.row.owner):
+            await runs.request_cancel(attempt.run_id, attempt.row.owner)

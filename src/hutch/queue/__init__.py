@@ -1,0 +1,1 @@
+"""Durable queue: asynchronous runs, webhooks, schedules and triggers."""

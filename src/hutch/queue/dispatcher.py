@@ -1,0 +1,320 @@
+"""Takes queued runs and executes them, as many as this server has places for.
+
+Owners take turns. Every run that this server executes has a lease, which a task renews.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING
+
+from hutch.errors import Busy, HutchError, RateLimited, StoreError
+from hutch.kernel.caller import caller_key
+from hutch.owner_shares import OwnerShares, OwnerTurns
+from hutch.queue.attempt import Attempt, LeaseLost
+from hutch.queue.endings import Endings, failure
+from hutch.queue.models import HandlerResult, QueueCaller, RunHandler, RunReleased
+
+if TYPE_CHECKING:
+    from hutch.store.store import Store
+    from hutch.store.tables.queue.queued_runs import QueuedRunRow, TakenRun
+
+logger = logging.getLogger("hutch.queue")
+
+CHANNEL = "hutch_queue"
+POLL_SECONDS = 1.0
+"""Interval at which a server looks for runs that it was not told about."""
+RENEW_SECONDS = 2.0
+"""Maximum interval at which leases are renewed, and cancellations noticed."""
+MAX_LOST = 3
+"""Maximum number of servers that a run may lose, so that a run that kills its server does not go on for ever.
+"""
+MIN_BUSY_DELAY_MS = 100
+RECONNECT_SECONDS = 2.0
+
+CheckCaller = Callable[[QueueCaller], Awaitable[None]]
+"""Raises HutchError if the caller may not run anything any more."""
+
+
+class Dispatcher:
+    def __init__(
+        self,
+        store: Store,
+        handlers: Mapping[str, RunHandler],
+        endings: Endings,
+        check_caller: CheckCaller,
+        *,
+        places: int,
+        lease_seconds: float,
+        holder: str,
+    ) -> None:
+        self._store = store
+        self._table = store.queued_runs
+        self._handlers = handlers
+        self._endings = endings
+        self._check_caller = check_caller
+        self._places = places
+        self._lease_ms = int(lease_seconds * 1000)
+        self._holder = holder
+        self._turns = OwnerTurns()
+        self._shares = OwnerShares(places)
+        self.attempts: dict[str, Attempt] = {}
+        """Runs that this server executes, by id."""
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._background: list[asyncio.Task[None]] = []
+        self._wake = asyncio.Event()
+        self.is_draining = False
+        self._renewed_at = time.monotonic()
+
+    @property
+    def free_places(self) -> int:
+        return 0 if self.is_draining else self._places - len(self._tasks)
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._background = [
+            loop.create_task(work, name=f"hutch queue: {name}")
+            for name, work in (
+                ("take", self._keep_taking()),
+                ("renew", self._keep_renewing()),
+                ("listen", self._keep_listening()),
+            )
+        ]
+
+    def wake(self) -> None:
+        """Looks for queued runs soon."""
+        self._wake.set()
+
+    async def drain(self, seconds: float) -> None:
+        """Takes no further runs, and waits for those that this server executes."""
+        self.is_draining = True
+        if self._tasks:
+            await asyncio.wait([*self._tasks.values()], timeout=seconds)
+
+    async def close(self) -> None:
+        """Stops. Runs that cannot have had effects are queued again, others end as interrupted."""
+        self.is_draining = self._endings.is_closing = True
+        for task in (*self._background, *self._tasks.values()):
+            task.cancel()
+        await asyncio.gather(*self._background, *self._tasks.values(), return_exceptions=True)
+
+    # --- taking runs ---
+
+    async def _keep_taking(self) -> None:
+        while True:
+            self._wake.clear()
+            seconds = POLL_SECONDS
+            try:
+                seconds = await self._look()
+            except HutchError as error:
+                logger.warning("queued runs cannot be taken: %s", error)
+            except Exception:
+                logger.exception("queued runs cannot be taken")
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    async def _look(self) -> float:
+        """Does what there is to do. Returns the seconds until the next look."""
+        pulse = await self._table.pulse()
+        if pulse.has_late:
+            for row in await self._table.past_deadline():
+                message = "The run did not start before its deadline"
+                await self._endings.end_waiting(row, "deadline_exceeded", message)
+        if pulse.has_expired and not self.is_draining:
+            for row in await self._table.expired_leases():
+                await self._recover(row)
+        is_due = pulse.due_in_ms is not None and pulse.due_in_ms <= 0
+        if is_due:
+            await self._table.promote()
+        if pulse.has_queued or is_due or pulse.has_expired:
+            await self._fill()
+        if pulse.due_in_ms is None:
+            return POLL_SECONDS
+        return min(POLL_SECONDS, max(0.001, pulse.due_in_ms / 1000)) if not is_due else 0.001
+
+    async def _fill(self) -> None:
+        """Takes runs until all places are taken or nothing is queued."""
+        while self.free_places > 0:
+            counts = self._choose(await self._table.waiting_owners())
+            taken = await self._table.take(counts, self._holder, self._lease_ms) if counts else []
+            for run in taken:
+                self._turns.take(run.row.owner)
+                self._begin(run)
+            if not taken:
+                return
+
+    def _choose(self, owners: list[str]) -> Counter[str]:
+        """Returns how many runs of each owner to take: owners take turns, and no owner gets all places."""
+        counts: Counter[str] = Counter()
+        last = {owner: self._turns.next(owner) for owner in owners}
+        for _ in range(self.free_places):
+            allowed = [
+                owner for owner in owners if self._shares.may_take(owner, counts[owner], counts.total())
+            ]
+            if not allowed:
+                break
+            owner = min(allowed, key=last.__getitem__)
+            counts[owner] += 1
+            last[owner] += self._turns.length(owner)
+        return +counts
+
+    def _begin(self, run: TakenRun) -> None:
+        handler = self._handlers.get(run.row.kind)
+        attempt = Attempt(
+            run,
+            self._table,
+            has_hidden_effects=handler is not None and handler.has_hidden_effects,
+            is_draining=lambda: self.is_draining,
+        )
+        owner = run.row.owner
+        self.attempts[attempt.run_id] = attempt
+        self._shares.take(owner)
+        task = asyncio.get_running_loop().create_task(
+            self._execute(attempt, handler), name=f"hutch queue: run {attempt.run_id}"
+        )
+        self._tasks[attempt.run_id] = task
+
+        def on_done(_: asyncio.Task[None]) -> None:
+            del self._tasks[attempt.run_id], self.attempts[attempt.run_id]
+            self._shares.give_back(owner)
+            self.wake()
+
+        task.add_done_callback(on_done)
+
+    async def _recover(self, row: QueuedRunRow) -> None:
+        """Takes over a run whose server has died: queues it again, or ends it."""
+        taken = await self._table.take_over(row.run_id, row.generation, self._holder, self._lease_ms)
+        if taken is None:
+            return
+        logger.warning("the run %s is taken over: its server has died", row.run_id)
+        handler = self._handlers.get(row.kind)
+        is_repeatable = (
+            not row.has_effects
+            or (handler is not None and handler.is_repeatable)
+            or row.attempts < (row.max_attempts or 1)
+            or await self._store.checkpoints.get(row.run_id) is not None
+        )
+        if row.is_cancelled:
+            await self._endings.end_lost(taken, "The run was cancelled, and its server has died")
+        elif not is_repeatable:
+            message = "The server died after the run had called a tool, which may have had an effect"
+            await self._endings.end_lost(taken, message)
+        elif row.attempts >= max(MAX_LOST, row.max_attempts or 1):
+            await self._endings.end_lost(taken, f"The run has lost {row.attempts} servers")
+        else:
+            await self._endings.put_back(taken, 0, counts=True, keeps_effects=True)
+
+    # --- executing ---
+
+    async def _execute(self, attempt: Attempt, handler: RunHandler | None) -> None:
+        row = attempt.row
+        caller_key.set(row.key_id)
+        deadline = asyncio.timeout(attempt.seconds_left)
+        try:
+            if handler is None:
+                raise HutchError(f"This server has no handler for runs of the kind {row.kind!r}.")
+            await self._check_caller(attempt.caller)
+            async with deadline:
+                result = await handler.run(attempt)
+        except asyncio.CancelledError:
+            if not attempt.is_lost:
+                await self._abandon(attempt)
+            raise
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            result = failure("deadline_exceeded", "The run did not end before its deadline")
+        except RunReleased:
+            await self._endings.put_back(row, 0, counts=False, keeps_effects=True)
+            return
+        except LeaseLost:
+            if not attempt.is_cancelled:
+                return
+            result = failure("cancelled", "The run was cancelled")
+        except (Busy, RateLimited, StoreError) as error:
+            if attempt.has_effects:
+                result = failure(error.code, str(error))
+            else:
+                # The server or the owner has no capacity for now. This is not a failure of the run.
+                retry_after = getattr(error, "retry_after", None) or 1.0
+                delay_ms = max(MIN_BUSY_DELAY_MS, int(retry_after * 1000))
+                await self._endings.put_back(row, delay_ms, counts=False)
+                return
+        except HutchError as error:
+            result = failure(error.code, str(error))
+        except Exception as error:
+            result = _unexpected(error)
+        await self._endings.finish(attempt, result)
+
+    async def _abandon(self, attempt: Attempt) -> None:
+        """Gives up a run because the server stops before the run has ended."""
+        row = attempt.row
+        if not attempt.has_effects or self._handlers[row.kind].is_repeatable:
+            await self._endings.put_back(row, 0, counts=False, keeps_effects=True)
+        else:
+            message = "The server stopped after the run had called a tool, which may have had an effect"
+            await self._endings.finish(attempt, failure("interrupted", message))
+
+    # --- leases ---
+
+    async def _keep_renewing(self) -> None:
+        interval = min(RENEW_SECONDS, self._lease_ms / 3000)
+        while True:
+            await asyncio.sleep(interval)
+            if not self.attempts:
+                self._renewed_at = time.monotonic()
+                continue
+            try:
+                await self._renew()
+            except HutchError as error:
+                logger.warning("the leases of asynchronous runs cannot be renewed: %s", error)
+                if time.monotonic() - self._renewed_at > self._lease_ms / 1000:
+                    # Other servers may have taken over these runs. They make no further calls of tools until
+                    # the database says whose they are.
+                    for attempt in self.attempts.values():
+                        attempt.is_lost = True
+
+    async def _renew(self) -> None:
+        held = {run_id: attempt.row.generation for run_id, attempt in self.attempts.items()}
+        kept, cancelled = await self._table.renew(held, self._lease_ms)
+        self._renewed_at = time.monotonic()
+        for run_id in held:
+            attempt = self.attempts.get(run_id)
+            if attempt is None:
+                continue  # has ended meanwhile
+            attempt.is_lost = run_id not in kept
+            if attempt.is_lost and await self._is_lost(attempt):
+                logger.warning("the run %s is stopped: another server has taken it over", run_id)
+                self._tasks[run_id].cancel()
+            elif run_id in cancelled and not attempt.is_cancelled:
+                await attempt.cancel()
+
+    async def _is_lost(self, attempt: Attempt) -> bool:
+        """Returns False if the run has just ended here."""
+        row = await self._table.get(attempt.run_id)
+        is_lost = row is None or row.generation != attempt.row.generation
+        return is_lost and attempt.run_id in self._tasks
+
+    async def _keep_listening(self) -> None:
+        while True:
+            try:
+                await self._store.listen(CHANNEL, self.wake)
+            except HutchError as error:
+                logger.info("cannot listen for queued runs: %s", error)
+            await asyncio.sleep(RECONNECT_SECONDS)
+
+
+def _unexpected(error: Exception) -> HandlerResult:
+    kind = getattr(error, "kind", None)
+    message = getattr(error, "message", None)
+    if kind is not None and message is not None:
+        return failure(str(kind), str(message))  # an ApiError, which lower layers do not know
+    logger.error("an asynchronous run failed", exc_info=error)
+    return failure("internal_error", "The server failed; its log says why")

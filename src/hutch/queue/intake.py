@@ -1,0 +1,153 @@
+"""Accepts asynchronous runs. Runs that arrive at about the same time are committed together."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from hutch.errors import Busy, InvalidText, UnstorableValue
+from hutch.queue.models import Accepted, KeyInUse, QueueCaller, RunOptions, RunRequest
+from hutch.session.run import new_run_id
+from hutch.store.tables.queue.queued_runs import NewQueuedRun, QueuedRunRow
+
+if TYPE_CHECKING:
+    from hutch.store.store import Store
+
+MAX_BATCH = 500
+COUNT_SECONDS = 1.0
+"""Time for which the number of an owner's waiting runs is cached."""
+
+
+class _Pending:
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.values = values
+        self.done: asyncio.Future[Accepted] = asyncio.get_running_loop().create_future()
+
+
+class Intake:
+    def __init__(self, max_queued_per_owner: int, on_added: Callable[[], None]) -> None:
+        """`on_added` is called after each commit."""
+        self._max_queued = max_queued_per_owner
+        self._on_added = on_added
+        self._pending: list[_Pending] = []
+        self._writing: asyncio.Task[None] | None = None
+        self._counts: dict[str, tuple[float, int]] = {}
+
+    async def add(
+        self,
+        store: Store,
+        request: RunRequest,
+        caller: QueueCaller,
+        options: RunOptions,
+        source: str | None = None,
+    ) -> Accepted:
+        """Adds a run. It is committed when this returns. Raises KeyInUse, Busy and StoreError."""
+        await self._check_count(store, caller.owner)
+        pending = _Pending(await store.queued_runs.encrypt(new_run(request, caller, options, source)))
+        self._pending.append(pending)
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.get_running_loop().create_task(self._write(store))
+        # If the caller is cancelled, the others of its batch are not.
+        return await asyncio.shield(pending.done)
+
+    async def _check_count(self, store: Store, owner: str) -> None:
+        counted_at, count = self._counts.get(owner, (0.0, 0))
+        if time.monotonic() - counted_at > COUNT_SECONDS:
+            if len(self._counts) > 10_000:
+                self._counts.clear()
+            count = await store.queued_runs.count_open(owner, self._max_queued)
+            counted_at = time.monotonic()
+        self._counts[owner] = counted_at, count + 1
+        if count >= self._max_queued:
+            raise Busy(
+                f"{self._max_queued} asynchronous runs of this owner wait already"
+                " (setting max_queued_runs_per_owner).",
+                retry_after=5,
+            )
+
+    async def _write(self, store: Store) -> None:
+        # One turn of the event loop, so that requests that have arrived together are in one batch.
+        await asyncio.sleep(0)
+        while self._pending:
+            batch, self._pending = self._pending[:MAX_BATCH], self._pending[MAX_BATCH:]
+            try:
+                await self._write_batch(store, batch)
+            except Exception as error:
+                for pending in batch:
+                    if not pending.done.done():
+                        pending.done.set_exception(error)
+                        # The request may have been cancelled, so that nothing awaits this future.
+                        pending.done.exception()
+            else:
+                self._on_added()
+
+    async def _write_batch(self, store: Store, batch: list[_Pending]) -> None:
+        try:
+            await store.queued_runs.add([pending.values for pending in batch])
+        except (UnstorableValue, InvalidText):
+            if len(batch) == 1:
+                raise
+            # One of them cannot be stored, so that each one gets its own transaction.
+            for pending in batch:
+                try:
+                    await self._write_batch(store, [pending])
+                except (UnstorableValue, InvalidText) as error:
+                    pending.done.set_exception(error)
+                    pending.done.exception()
+            return
+        keyed = [p for p in batch if p.values["idempotency_key"] is not None]
+        pairs = [(p.values["owner"], p.values["idempotency_key"]) for p in keyed]
+        found = await store.queued_runs.with_keys(pairs) if keyed else {}
+        for pending in batch:
+            _finish(pending, found)
+
+
+def _finish(pending: _Pending, found: dict[tuple[str, str], tuple[str, str]]) -> None:
+    values = pending.values
+    run_id, digest = found.get((values["owner"], values["idempotency_key"]), (values["run_id"], None))
+    if pending.done.done():
+        return
+    if digest is not None and digest != values["digest"]:
+        pending.done.set_exception(KeyInUse())
+        pending.done.exception()
+    else:
+        pending.done.set_result(Accepted(run_id, run_id == values["run_id"]))
+
+
+def new_run(
+    request: RunRequest, caller: QueueCaller, options: RunOptions, source: str | None = None
+) -> NewQueuedRun:
+    """Returns a run with a new id."""
+    row = QueuedRunRow(
+        run_id=new_run_id(),
+        owner=caller.owner,
+        key_id=caller.key_id,
+        scopes=None if caller.scopes is None else msgspec.json.encode(list(caller.scopes)).decode(),
+        kind=request.kind,
+        protocol=request.protocol,
+        label=request.label,
+        source=source,
+        priority=options.priority,
+        max_attempts=options.attempts,
+        idempotency_key=options.idempotency_key,
+        digest=_digest(request, options),
+    )
+    return NewQueuedRun(
+        row=row,
+        request=request.body,
+        webhook=None if options.webhook is None else msgspec.json.encode(options.webhook),
+        delay_ms=options.delay_ms,
+        deadline_ms=options.deadline_ms,
+    )
+
+
+def _digest(request: RunRequest, options: RunOptions) -> str:
+    if options.idempotency_key is None:
+        return ""
+    parts = request.kind.encode(), request.body, msgspec.json.encode(options)
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()

@@ -1,0 +1,152 @@
+"""The queue of asynchronous runs of one server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from hutch.egress.policy import fetch_policy
+from hutch.errors import HutchError, Unauthorized
+from hutch.queue.dispatcher import CHANNEL, Dispatcher
+from hutch.queue.endings import Endings
+from hutch.queue.intake import Intake
+from hutch.queue.models import Accepted, QueueCaller, RunHandler, RunOptions, RunRequest
+from hutch.queue.webhooks.target import TargetPolicy
+from hutch.sandbox.process_lease import this_holder
+from hutch.store.models import now
+
+if TYPE_CHECKING:
+    from hutch.kernel.kernel import Kernel
+    from hutch.settings import Settings
+    from hutch.store.backends.base import SqlStatement
+    from hutch.store.store import Store
+    from hutch.store.tables.queue.queued_runs import EndOfRun, QueuedRunRow
+
+logger = logging.getLogger("hutch.queue")
+
+BURST_SECONDS = 0.05
+"""Minimum time between two messages to other servers. Each one takes a lock of the whole database."""
+
+
+class RunQueue:
+    """Accepts asynchronous runs and, after `start`, executes them."""
+
+    def __init__(
+        self, settings: Settings, kernel: Kernel, open_store: Callable[[], Awaitable[Store]]
+    ) -> None:
+        self._settings = settings
+        self._kernel = kernel
+        self.store = open_store
+        self.targets = TargetPolicy(fetch_policy(settings))
+        """Checks the targets of webhooks."""
+        self.handlers: dict[str, RunHandler] = {}
+        """Handlers by kind."""
+        self._intake = Intake(settings.max_queued_runs_per_owner, self._on_added)
+        self._dispatcher: Dispatcher | None = None
+        self._notifying: asyncio.Task[None] | None = None
+        self._must_notify = False
+
+    def add_handler(self, handler: RunHandler) -> None:
+        self.handlers[handler.kind] = handler
+
+    # --- requests ---
+
+    async def submit(
+        self, request: RunRequest, caller: QueueCaller, options: RunOptions, source: str | None = None
+    ) -> Accepted:
+        """Adds a run. It is committed when this returns. Raises KeyInUse, Busy and StoreError."""
+        return await self._intake.add(await self.store(), request, caller, options, source)
+
+    async def find(self, run_id: str) -> QueuedRunRow | None:
+        return await (await self.store()).queued_runs.get(run_id)
+
+    async def result(self, run_id: str) -> bytes | None:
+        return await (await self.store()).queued_runs.result(run_id)
+
+    async def cancel(self, row: QueuedRunRow) -> str:
+        """Cancels a run, wherever it is. Returns `cancelled`, `cancelling` or `ended`."""
+        endings = await self._endings()
+        if row.is_waiting and await endings.end_waiting(row, "cancelled", "The run was cancelled"):
+            return "cancelled"
+        is_running = await (await self.store()).queued_runs.request_cancel(row.run_id)
+        attempt = None if self._dispatcher is None else self._dispatcher.attempts.get(row.run_id)
+        if attempt is not None:
+            await attempt.cancel()
+        return "cancelling" if is_running else "ended"
+
+    async def retry(self, run_id: str) -> bool:
+        """Queues a dead letter again. Returns False if the run is not one."""
+        store = await self.store()
+        if not await store.queued_runs.revive(run_id):
+            return False
+        await store.write_behind.flush()
+        await store.runs.mark_retrying(run_id)
+        self._on_added()
+        return True
+
+    # --- life cycle ---
+
+    async def start(self) -> None:
+        """Starts to execute runs. Raises StoreError."""
+        store = await self.store()
+        self._dispatcher = Dispatcher(
+            store,
+            self.handlers,
+            await self._endings(),
+            self._check_caller,
+            places=self._settings.max_async_runs,
+            lease_seconds=self._settings.async_lease_seconds,
+            holder=this_holder(),
+        )
+        self._dispatcher.start()
+
+    async def drain(self, seconds: float) -> None:
+        if self._dispatcher is not None:
+            await self._dispatcher.drain(seconds)
+
+    async def close(self) -> None:
+        if self._dispatcher is not None:
+            await self._dispatcher.close()
+        if self._notifying is not None:
+            self._notifying.cancel()
+            await asyncio.gather(self._notifying, return_exceptions=True)
+
+    async def _endings(self) -> Endings:
+        return Endings(self._kernel, await self.store(), self._report_end)
+
+    async def _report_end(self, row: QueuedRunRow, end: EndOfRun) -> SqlStatement | None:
+        return None
+
+    async def _check_caller(self, caller: QueueCaller) -> None:
+        """Raises Unauthorized if the user or the key of a run does not exist any more."""
+        if caller.scopes is None:
+            return
+        store = await self.store()
+        if await store.users.by_id(caller.owner) is None:
+            raise Unauthorized("unknown", "The user of this run does not exist any more.")
+        if caller.key_id is not None:
+            key = await store.api_keys.by_id(caller.key_id)
+            if key is None or key.revoked_at is not None or (key.expires_at or "~") < now():
+                raise Unauthorized("revoked", "The API key of this run is not valid any more.")
+
+    # --- waking up servers ---
+
+    def _on_added(self) -> None:
+        if self._dispatcher is not None:
+            self._dispatcher.wake()
+            if self._dispatcher.free_places > 0:
+                return  # this server takes the run, so that no other one has to be told
+        self._must_notify = True
+        if self._notifying is None or self._notifying.done():
+            self._notifying = asyncio.get_running_loop().create_task(self._notify())
+
+    async def _notify(self) -> None:
+        while self._must_notify:
+            self._must_notify = False
+            try:
+                await (await self.store()).notify(CHANNEL)
+            except HutchError as error:
+                logger.info("other servers cannot be told about queued runs: %s", error)
+            await asyncio.sleep(BURST_SECONDS)

@@ -1,0 +1,1 @@
+"""Webhooks: messages about the ends of runs, signed by the Standard Webhooks specification."""

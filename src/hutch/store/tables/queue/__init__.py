@@ -1,0 +1,1 @@
+"""Tables of the queue: asynchronous runs, webhooks, schedules and triggers."""
