@@ -143,6 +143,8 @@ def test_execbox_lists_every_limit_with_its_default_and_maximum() -> None:
         "max_tools",
         "max_tools_per_caller",
         "max_flows",
+        "max_async_runs",
+        "max_queued_runs_per_owner",
         "max_spares",
         "max_package_bytes",
         "max_package_files",

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from tests.support.openapi import OpenApiChecker
-from tests.support.processes import TIMEOUT_SECONDS, ServeProcess, hutch, running_server
+from tests.support.processes import TIMEOUT_SECONDS, ServeProcess, running_server
 
 OPERATOR = "operator-key-operator-key"
 
@@ -50,9 +47,15 @@ async def ended(client: httpx2.AsyncClient, run_id: str) -> dict[str, Any]:
 
 
 async def test_accepted_run_is_executed_and_its_result_kept(client: httpx2.AsyncClient) -> None:
-    response = await add(client, "console.log('hello'); return {sum: n + 1}", request={
-        "code": "console.log('hello'); return {sum: n + 1}", "inputs": {"n": 41}, "label": "sum",
-    })
+    response = await add(
+        client,
+        "console.log('hello'); return {sum: n + 1}",
+        request={
+            "code": "console.log('hello'); return {sum: n + 1}",
+            "inputs": {"n": 41},
+            "label": "sum",
+        },
+    )
     assert response.status_code == 202
     run_id = response.json()["runId"]
     assert response.json()["statusUrl"] == f"/runs/{run_id}" == response.headers["location"]

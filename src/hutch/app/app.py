@@ -410,7 +410,7 @@ class App:
                     self.settings,
                     self.verdict,
                     self.verdict.deno,
-                    self.queue if self.storage.stores_runs else None,
+                    self.queue if self.storage.can_store else None,
                 ),
             ],
             exception_handlers={

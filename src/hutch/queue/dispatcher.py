@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
 from hutch.errors import Busy, HutchError, RateLimited, StoreError
+from hutch.http.errors import ApiError
 from hutch.kernel.caller import caller_key
 from hutch.owner_shares import OwnerShares, OwnerTurns
 from hutch.queue.attempt import Attempt, LeaseLost
@@ -312,9 +313,7 @@ class Dispatcher:
 
 
 def _unexpected(error: Exception) -> HandlerResult:
-    kind = getattr(error, "kind", None)
-    message = getattr(error, "message", None)
-    if kind is not None and message is not None:
-        return failure(str(kind), str(message))  # an ApiError, which lower layers do not know
+    if isinstance(error, ApiError):
+        return failure(error.kind, error.message)
     logger.error("an asynchronous run failed", exc_info=error)
     return failure("internal_error", "The server failed; its log says why")

@@ -119,5 +119,9 @@ class SettingOverrides(TypedDict, total=False):
     script_strict: bool
     flow_rate_limit: int
     max_flows: int
+    max_async_runs: int
+    max_queued_runs_per_owner: int
+    async_lease_seconds: float
+    async_result_days: int
     log_level: Literal["debug", "info", "warning", "error"]
     log_json: bool

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from configparser import ConfigParser
 from pathlib import Path
+from typing import Any
 
 from tests.protocols.tpmjs.harness import DENO, SELF_TEST, TpmjsServer
 
@@ -45,7 +46,8 @@ def test_table_of_codes_is_complete() -> None:
 
 async def test_table_of_routes_is_complete() -> None:
     server = TpmjsServer()
-    made = routes(server.tools, server.access, server.settings, SELF_TEST, DENO)
+    queue: Any = object()
+    made = routes(server.tools, server.access, server.settings, SELF_TEST, DENO, queue)
     served = {f"`{next(iter(route.methods - {'HEAD'}))} {route.path}`" for route in made}
     assert {row[0] for row in rows(section("Routes"))} == served | {"`GET /health`", "`OPTIONS` any path"}
 

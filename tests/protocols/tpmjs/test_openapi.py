@@ -32,7 +32,8 @@ def check(openapi: dict[str, Any], schema: dict[str, Any], value: Any) -> None:
 
 async def test_documented_paths_and_methods_are_the_served_ones() -> None:
     server = keyed_server()
-    made = routes(server.tools, server.access, server.settings, SELF_TEST, DENO)
+    queue: Any = object()
+    made = routes(server.tools, server.access, server.settings, SELF_TEST, DENO, queue)
     served = {(route.path, next(iter(route.methods - {"HEAD"})).lower()) for route in made}
     documented = {
         (path, method) for path, item in document(server.settings)["paths"].items() for method in item
@@ -59,8 +60,12 @@ def test_documented_codes_are_complete() -> None:
 
 
 def test_documented_statuses_are_complete() -> None:
-    documented = document(keyed_server().settings)["paths"]["/execute-tool"]["post"]["responses"]
-    assert set(documented) == {str(kind.status) for kind in FAILURE_KINDS.values()}
+    paths = document(keyed_server().settings)["paths"]
+    documented = {
+        **paths["/execute-tool"]["post"]["responses"],
+        **paths["/execute-async"]["post"]["responses"],
+    }
+    assert set(documented) == {"202", *(str(kind.status) for kind in FAILURE_KINDS.values())}
 
 
 def test_document_says_which_errors_a_client_without_a_version_gets() -> None:

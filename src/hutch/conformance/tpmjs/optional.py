@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import Any
 
 import httpx2
@@ -14,6 +16,8 @@ from hutch.conformance.tpmjs.version_1_1 import expect_description
 
 _EVENT_STREAM = "text/event-stream"
 _EVENTS = ("log", "partial", "result")
+ASYNC_SECONDS = 60.0
+ASYNC_POLL_SECONDS = 0.1
 
 
 async def _stream(target: ExecutorTarget) -> None:
@@ -98,7 +102,7 @@ async def _batch(target: ExecutorTarget) -> None:
 
 
 async def _callbacks(target: ExecutorTarget) -> None:
-    """Sends a callback request with an empty body, so that the executor does not run a tool."""
+    """Sends an empty body, which must be refused, and a call, whose status must be readable until its end."""
     offered = await target.capability("supportsCallbacks") is True
     response = await target.execute({}, "/execute-async")
     if not offered and response.status in (404, 405):
@@ -106,6 +110,32 @@ async def _callbacks(target: ExecutorTarget) -> None:
     if not offered:
         raise CheckFailed(f"{response.request} answers {response.status}, but GET /info does not declare it")
     response.refusal(400)
+    modes = await target.capability("executionModes")
+    if not isinstance(modes, list) or "async" not in modes:
+        raise CheckFailed(f"executionModes: expected async beside supportsCallbacks, got {show(modes)}")
+    await target.require_success()
+    accepted = await target.execute(target.tool.request(), "/execute-async")
+    accepted.expect(202)
+    body = accepted.json_object()
+    run_id, url = body.get("runId"), body.get("statusUrl")
+    if not isinstance(run_id, str) or not isinstance(url, str) or not run_id or not url:
+        raise CheckFailed(f"{accepted.request}: expected runId and statusUrl, got {show(body)}")
+    await _wait_for_end(target, url)
+
+
+async def _wait_for_end(target: ExecutorTarget, url: str) -> None:
+    deadline = time.monotonic() + ASYNC_SECONDS
+    while True:
+        response = await target.get(url, with_key=True)
+        response.expect(200)
+        status = response.json_object().get("status")
+        if status == "completed":
+            return
+        if status not in ("pending", "running"):
+            raise CheckFailed(f"{response.request}: status: expected completed, got {show(status)}")
+        if time.monotonic() > deadline:
+            raise CheckFailed(f"{response.request}: the run was still {status} after {ASYNC_SECONDS:g} s")
+        await asyncio.sleep(ASYNC_POLL_SECONDS)
 
 
 async def _openapi(target: ExecutorTarget) -> None:

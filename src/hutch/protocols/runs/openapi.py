@@ -22,6 +22,8 @@ from hutch.http.openapi import (
     up_to,
 )
 from hutch.protocols.runs.filters import LIST_PARAMETERS, MAX_PAGE_SIZE, STATUSES
+from hutch.queue.models import MAX_ATTEMPTS, MAX_DELAY_MS, MAX_KEY_CHARS, MAX_PRIORITY
+from hutch.queue.requests import IDEMPOTENCY_HEADER
 
 _TEXT_OR_NULL: Json = {"type": ["string", "null"]}
 _TIME_OR_NULL: Json = {"type": ["string", "null"], "format": "date-time"}
@@ -40,7 +42,7 @@ all runs; a user's key sees that user's runs of the protocols in its scopes."""
 
 def describe() -> ApiPart:
     paths = {
-        "/runs": {"get": _list()},
+        "/runs": {"get": _list(), "post": _add()},
         "/runs/{id}": {"get": _show()},
         "/runs/{id}/events": {"get": _events()},
         "/runs/{id}/result": {"get": _result()},
@@ -96,6 +98,18 @@ def _list() -> Json:
     )
 
 
+def _add() -> Json:
+    return _operation(
+        "Adds an asynchronous run to the queue; responds when it is stored",
+        object_of({"runId": TEXT, "statusUrl": TEXT}),
+        ("CONFLICT", "BUSY"),
+        body="AsyncRun",
+        example={"async": True, "kind": "code", "request": {"code": "return 1 + 1"}},
+        parameters=[header(IDEMPOTENCY_HEADER, TEXT, "Another place for `idempotency_key`")],
+        status=202,
+    )
+
+
 def _show() -> Json:
     schema: Json = {"oneOf": [ref("Execution"), ref("WholeFlowRun")]}
     return _operation("Shows a run", schema, ("NOT_FOUND",), parameters=[_ID])
@@ -114,8 +128,9 @@ def _events() -> Json:
 
 
 def _result() -> Json:
-    summary = "Returns the result of a run of `POST /run` that was suspended and has ended"
-    return _operation(summary, ref("RunResult"), ("NOT_FOUND", "CONFLICT"), parameters=[_ID])
+    summary = "Returns the result of an asynchronous run, or of code that was suspended and has ended"
+    schema: Json = {"oneOf": [ref("RunResult"), {"description": "Response of another kind of run"}]}
+    return _operation(summary, schema, ("NOT_FOUND", "CONFLICT"), parameters=[_ID])
 
 
 def _file() -> Json:
@@ -224,8 +239,12 @@ def _schemas() -> Json:
                 "turn": COUNT,
                 "files": array_of("RunFile"),
                 "pending_calls": {**array_of("PendingCall"), "description": "Only of a suspended run"},
+                "queue": ref("QueuedRun"),
+                "result": {"description": "Result of an asynchronous run that has ended"},
             },
         ),
+        "AsyncRun": _async_run(),
+        "QueuedRun": _queued_run(),
         "WholeFlowRun": object_of(
             {
                 **common,
@@ -289,6 +308,44 @@ def _schemas() -> Json:
             {}, {"mode": _MODE, "code": _TEXT_OR_NULL, "inputs": {"type": ["object", "null"]}}
         ),
     }
+
+
+def _async_run() -> Json:
+    webhook: Json = object_of({"url": TEXT}, {"secret": TEXT})
+    return object_of(
+        {
+            "async": {"const": True},
+            "kind": {"enum": ["code", "tool", "script", "ability", "flow"]},
+            "request": {**_OBJECT, "description": "Body of the synchronous request of this kind"},
+        },
+        {
+            "priority": {"type": ["integer", "null"], "minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY},
+            "delay_ms": {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_DELAY_MS},
+            "deadline_ms": {"type": ["integer", "null"], "minimum": 1, "maximum": MAX_DELAY_MS},
+            "attempts": {"type": ["integer", "null"], "minimum": 1, "maximum": MAX_ATTEMPTS},
+            "idempotency_key": {"type": ["string", "null"], "minLength": 1, "maxLength": MAX_KEY_CHARS},
+            "webhook": {"oneOf": [TEXT, webhook, {"type": "null"}]},
+        },
+    )
+
+
+def _queued_run() -> Json:
+    return object_of(
+        {
+            "kind": TEXT,
+            "state": {"enum": ["delayed", "queued", "running", "ended", "dead"]},
+            "source": _TEXT_OR_NULL,
+            "priority": {"type": "integer"},
+            "attempts": COUNT,
+            "max_attempts": {"type": ["integer", "null"]},
+            "created_at": TIME,
+            "due_at": TIME,
+            "deadline_at": _TIME_OR_NULL,
+            "ended_at": _TIME_OR_NULL,
+            "outcome": _TEXT_OR_NULL,
+            "idempotency_key": _TEXT_OR_NULL,
+        }
+    )
 
 
 def _common() -> Json:

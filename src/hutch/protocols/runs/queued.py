@@ -9,11 +9,11 @@ from urllib.parse import quote
 
 import msgspec
 
-from hutch.http.async_runs import OPTION_NAMES, REPLAYED_HEADER, parse_options, queue_caller
 from hutch.http.auth import key_advice
 from hutch.http.errors import ApiError
 from hutch.protocols.runs.events import RETRY_HINT, LiveEvents, encoded_events
 from hutch.protocols.runs.responses import JsonBody, ended_detail, timestamp
+from hutch.queue.requests import OPTION_NAMES, REPLAYED_HEADER, parse_options, queue_caller
 from hutch.store.models import RunRow
 from hutch.text import cut
 

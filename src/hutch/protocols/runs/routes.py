@@ -14,7 +14,6 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from hutch.errors import HutchError, ResumeError, SearchTimeout
-from hutch.http.async_runs import queue_error
 from hutch.http.auth import AccessControl, key_advice
 from hutch.http.endpoint import HttpProtocol, RequestContext
 from hutch.http.errors import ApiError
@@ -42,6 +41,7 @@ from hutch.protocols.runs.responses import JsonBody, error_response
 from hutch.protocols.runs.resume import ResumeHandlers, resume_error
 from hutch.queue.models import KeyInUse
 from hutch.queue.queue import RunQueue
+from hutch.queue.requests import queue_error
 from hutch.session.tools.provider import Provider
 from hutch.store.models import FlowRunHead, RunRow
 from hutch.store.store import Store

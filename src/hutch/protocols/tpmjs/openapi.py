@@ -20,6 +20,7 @@ from hutch.http.openapi import (
 )
 from hutch.protocols.tpmjs.requests import MAX_BATCH, MAX_NAME_CHARS
 from hutch.protocols.tpmjs.responses import FAILURE_KINDS, VERSION_HEADER, VERSIONS
+from hutch.queue.models import MAX_ATTEMPTS, MAX_DELAY_MS, MAX_KEY_CHARS, MAX_PRIORITY
 from hutch.settings import Settings
 
 # Kinds of failures, grouped by cause: the request or the server, loading a tool, running a tool.
@@ -59,6 +60,7 @@ def describe(settings: Settings) -> ApiPart:
             events=True,
             settings=settings,
         ),
+        "/execute-async": _async_operation(settings),
         "/execute-batch": _post(
             "Executes several tools",
             "ToolBatch",
@@ -86,6 +88,15 @@ def _info_operation() -> Json:
             "403": response("Forbidden", _plain_failure("FORBIDDEN")),
         },
     }
+
+
+def _async_operation(settings: Settings) -> Json:
+    summary = "Adds a call to the queue; responds when it is stored. `GET /runs/{id}` has its result"
+    item = _post(summary, "AsyncToolExecution", _EXAMPLE, "AcceptedTool", (), settings=settings)
+    responses = item["post"]["responses"]
+    responses["202"] = {**responses.pop("200"), "description": "Accepted"}
+    responses["409"] = response("Conflict", _either(*_failures(["conflict"])))
+    return item
 
 
 def _describe_operation(summary: str, settings: Settings) -> Json:
@@ -213,6 +224,8 @@ def _schemas(settings: Settings) -> Json:
     return {
         "ExecutorInfo": _info(),
         "ToolExecution": _call(settings),
+        "AsyncToolExecution": _async_call(settings),
+        "AcceptedTool": object_of({"success": {"const": True}, "runId": TEXT, "statusUrl": TEXT}),
         "ToolBatch": object_of(
             {"tools": {"type": "array", "items": ref("ToolExecution"), "minItems": 1, "maxItems": MAX_BATCH}},
             extra_fields=True,
@@ -271,15 +284,32 @@ def _call(settings: Settings) -> Json:
     )
 
 
+def _async_call(settings: Settings) -> Json:
+    call = _call(settings)
+    webhook: Json = object_of({"url": TEXT}, {"secret": TEXT})
+    options: Json = {
+        "callbackUrl": {
+            "oneOf": [TEXT, webhook, {"type": "null"}],
+            "description": "Gets a signed message when the run has ended",
+        },
+        "idempotencyKey": {"type": ["string", "null"], "minLength": 1, "maxLength": MAX_KEY_CHARS},
+        "priority": {"type": ["integer", "null"], "minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY},
+        "delayMs": {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_DELAY_MS},
+        "deadlineMs": {"type": ["integer", "null"], "minimum": 1, "maximum": MAX_DELAY_MS},
+        "attempts": {"type": ["integer", "null"], "minimum": 1, "maximum": MAX_ATTEMPTS},
+    }
+    return {**call, "properties": {**call["properties"], **options}}
+
+
 def _info() -> Json:
     capabilities = object_of(
         {
             "isolation": {"enum": ["container", "process"]},
-            "executionModes": {"const": ["sync", "stream"]},
+            "executionModes": {"enum": [["sync", "stream"], ["sync", "stream", "async"]]},
             "maxExecutionTimeMs": COUNT,
             "maxRequestBodyBytes": COUNT,
             "supportsStreaming": {"const": True},
-            "supportsCallbacks": {"const": False},
+            "supportsCallbacks": FLAG,
             "supportsCaching": {"const": True},
             "supportsValidation": {"const": True},
             "supportsBatch": {"const": True},

@@ -15,7 +15,6 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from hutch.errors import Busy
-from hutch.http.async_runs import REPLAYED_HEADER, parse_options, queue_caller, queue_error
 from hutch.http.auth import AccessControl
 from hutch.http.endpoint import (
     Endpoint,
@@ -37,6 +36,7 @@ from hutch.protocols.tpmjs import requests, responses
 from hutch.protocols.tpmjs.descriptions import Descriptions, info_response
 from hutch.protocols.tpmjs.models import EventSink, PackageToolCall
 from hutch.protocols.tpmjs.responses import ProtocolVersion, TpmjsResponse
+from hutch.queue.requests import REPLAYED_HEADER, parse_options, queue_caller, queue_error
 from hutch.sandbox.selftest.result import SelfTestResult
 from hutch.session.json_value import encode_value
 from hutch.session.run import RunHandle
