@@ -65,8 +65,8 @@ class RunQueue:
     async def result(self, run_id: str) -> bytes | None:
         return await (await self.store()).queued_runs.result(run_id)
 
-    async def cancel(self, row: QueuedRunRow) -> str:
-        """Cancels a run, wherever it is. Returns `cancelled`, `cancelling` or `ended`."""
+    async def cancel(self, row: QueuedRunRow) -> str | None:
+        """Cancels a run, wherever it is. Returns `cancelled` or `cancelling`; None if it has ended."""
         endings = await self._endings()
         if row.is_waiting and await endings.end_waiting(row, "cancelled", "The run was cancelled"):
             return "cancelled"
@@ -74,7 +74,7 @@ class RunQueue:
         attempt = None if self._dispatcher is None else self._dispatcher.attempts.get(row.run_id)
         if attempt is not None:
             await attempt.cancel()
-        return "cancelling" if is_running else "ended"
+        return "cancelling" if is_running else None
 
     async def retry(self, run_id: str) -> bool:
         """Queues a dead letter again. Returns False if the run is not one."""
