@@ -38,10 +38,11 @@ gc.disable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Runs the files of this folder first: some take long, and the other processes would have to wait for
-    them at the end.
+    """Runs the files of this folder and of deploy/ first: some take long, and the other processes would have
+    to wait for them at the end.
     """
-    items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
+    folder = Path(__file__).parent
+    items.sort(key=lambda item: item.path.parent not in (folder, folder / "deploy"))
 
 
 def pytest_collection_finish() -> None:

@@ -43,7 +43,7 @@ TIMEOUT_SECONDS = 120
 NOT_RUN = {
     "make ": "builds or tests all of this project; it is how this test was started",
     ". .venv/bin/activate": "the test has `hutch` on its PATH",
-    "pip install": "tests/test_packaging.py and `make wheel-check` install the package",
+    "pip install": "tests/deploy/test_packaging.py and `make wheel-check` install the package",
     "hutch serve": "does not end; the other commands use a server that the test starts",
     "hutch exec -f": "needs MCP servers from npm",
     "hutch tools ": "needs MCP servers from npm",

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from tests.egress.servers import run_server
-from tests.support.certificates import certificates
+from tests.support.network.certificates import certificates
 
 from hutch.egress.addresses import Url
 from hutch.egress.client.client import FetchClient, FetchSession

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.hostile.recording_tool import RecordingTool
+from tests.hostile.guests.recording_tool import RecordingTool
 from tests.support.stalls import LoopStalls, repeat_on_stall
 
 import hutch

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.hostile.attempts import successes
 from tests.hostile.conftest import peak_bytes
+from tests.hostile.guests.attempts import successes
 from tests.support.mcp_servers.asgi_server import running_app
 from tests.support.mcp_servers.everything import Everything, app
 from tests.support.processes import TIMEOUT_SECONDS, Traces, hutch, wait_until

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
-from tests.support.certificates import certificates
+from tests.support.network.certificates import certificates
 
 Fault = Literal["missing", "refused", "broken", "hangs", "drips", "lies", "garbage", "endless", "redirects"]
 """How requests for a package fail. missing: 404. refused: 403. broken: 500. hangs: no response. drips: one

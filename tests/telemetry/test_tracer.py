@@ -20,7 +20,7 @@ from tests.protocols.abilities.harness import AbilityServer, FakeApi, UserClient
 from tests.support.flows import chain, flow, node
 from tests.support.mcp_servers import trace_echo
 from tests.support.mcp_servers.asgi_server import running_app
-from tests.support.otlp import OtlpReceiver
+from tests.support.network.otlp import OtlpReceiver
 from tests.support.processes import hutch
 
 import hutch as hutch_api

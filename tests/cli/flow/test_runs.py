@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.counting import CountingApi
 from tests.support.flows import chain, edge, flow, node
 from tests.support.forked import REAL_RUNTIMES
+from tests.support.network.counting import CountingApi
 from tests.support.processes import TIMEOUT_SECONDS, Traces, descendants, hutch, start_hutch, wait_until
 
 

@@ -17,7 +17,7 @@ from tests.egress.recording_server import (
     run_recording_server,
 )
 from tests.egress.servers import run_server
-from tests.support.certificates import certificates
+from tests.support.network.certificates import certificates
 
 from hutch.egress import resolver
 from hutch.egress.client.models import FetchError, InjectedHeader

@@ -20,7 +20,7 @@ from tests.egress.recording_server import (
     run_http_client,
 )
 from tests.egress.servers import SECONDS, run_proxy, run_server
-from tests.support.certificates import certificates
+from tests.support.network.certificates import certificates
 from tests.support.stalls import LoopStalls, repeat_on_stall
 from tests.support.waiting import eventually
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.contract.tpmjs.harness import SyncServer, ToolServer, server_with_registry, tool
-from tests.hostile.attempts import REFUSED, program, successes
+from tests.hostile.guests.attempts import REFUSED, program, successes
 
 BEFORE = "import fs from 'node:fs'; import child from 'node:child_process';"
 

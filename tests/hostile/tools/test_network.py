@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from tests.contract.tpmjs.harness import SyncServer, ToolServer, tool
-from tests.hostile.attempts import program, successes
+from tests.hostile.guests.attempts import program, successes
 
 BEFORE = """
     import http from "node:http";

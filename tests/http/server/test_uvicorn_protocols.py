@@ -13,7 +13,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 from tests.egress.servers import SECONDS, open_connection
 from tests.hostile.processes import resident_bytes
-from tests.http.asgi_server import serve_bounded
+from tests.http.server.asgi_server import serve_bounded
 from tests.support.processes import ServeProcess
 from tests.support.waiting import eventually
 

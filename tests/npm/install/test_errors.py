@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.npm import registry
 from tests.npm.conftest import NewPackages
-from tests.support.certificates import certificates
+from tests.support.network.certificates import certificates
 
 from hutch.errors import PackageNotFound, PackageTooLarge, StoreError
 from hutch.npm import tree

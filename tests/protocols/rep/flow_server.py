@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-from tests.support.counting import CountingApi
 from tests.support.flows import SERVE, chain, flow, node
+from tests.support.network.counting import CountingApi
 from tests.support.processes import TIMEOUT_SECONDS, ServeProcess, arguments_of, descendants, running_server
 
 from hutch.settings import Settings

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import deno
 import httpx2
-from tests.http.asgi_server import serve_app as on_port
+from tests.http.server.asgi_server import serve_app as on_port
 from tests.support.processes import TIMEOUT_SECONDS
 
 from hutch.errors import UpstreamError

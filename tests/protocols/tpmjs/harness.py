@@ -13,7 +13,7 @@ import httpx2
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
-from tests.http.asgi_server import serve_app
+from tests.http.server.asgi_server import serve_app
 from tests.support.processes import TIMEOUT_SECONDS
 
 from hutch.errors import Busy, InvalidPackage, QuotaExceeded

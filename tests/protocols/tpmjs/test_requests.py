@@ -9,7 +9,7 @@ import urllib.request
 from typing import Any
 
 import pytest
-from tests.http.asgi_server import serve_bounded
+from tests.http.server.asgi_server import serve_bounded
 from tests.protocols.tpmjs.harness import (
     TpmjsServer,
     call,

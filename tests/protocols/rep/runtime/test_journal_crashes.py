@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.counting import CountingApi
 from tests.support.flows import PolledRun, StdioRuntime, chain, edge, flow, node, running_runtime
+from tests.support.network.counting import CountingApi
 from tests.support.processes import TIMEOUT_SECONDS, wait_until
 
 from hutch.protocols.rep.runtime import lease

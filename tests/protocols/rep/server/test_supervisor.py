@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from tests.protocols.rep.flow_server import runtime_pids
 from tests.store.factories import make_flow_run
-from tests.support.counting import CountingApi
 from tests.support.flows import chain, flow, node
+from tests.support.network.counting import CountingApi
 from tests.support.processes import TIMEOUT_SECONDS, wait_until
 
 from hutch.errors import Busy

@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tests.egress.servers import SECONDS, open_connection, run_server
-from tests.http.asgi_server import serve_bounded
+from tests.http.server.asgi_server import serve_bounded
 from tests.http.server.test_uvicorn_protocols import AMBIGUOUS_HEADERS, INVALID_CHUNKS
 
 from hutch.http.server import connections

@@ -19,7 +19,7 @@ from uv import find_uv_bin
 
 import hutch._version
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 MIGRATIONS = ROOT / "src/hutch/store/migrations"
 BUNDLE = {
     "precompile.js",

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from tests.support.metrics import exported_series
 
-DEPLOY = Path(__file__).parent.parent / "deploy"
+DEPLOY = Path(__file__).parents[2] / "deploy"
 # Labels that Prometheus adds.
 TARGET_LABELS = {"instance", "job", "le"}
 METRIC = re.compile(r"\b((?:hutch|process)_[a-z_]+|up)\b(?:\{([^}]*)\})?")

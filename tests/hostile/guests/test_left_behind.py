@@ -7,7 +7,7 @@ import asyncio
 import anyio
 import pytest
 from tests.conftest import Run
-from tests.hostile.attempts import program
+from tests.hostile.guests.attempts import program
 from tests.hostile.processes import runners, wait_for_exit
 from tests.support.processes import TIMEOUT_SECONDS
 

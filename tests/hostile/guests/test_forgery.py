@@ -8,7 +8,7 @@ import logging
 from typing import Any
 
 import pytest
-from tests.hostile.recording_tool import RecordingTool
+from tests.hostile.guests.recording_tool import RecordingTool
 
 import hutch
 

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 from tests.conftest import Run
-from tests.hostile.attempts import program, successes
+from tests.hostile.guests.attempts import program, successes
 
 import hutch
 
