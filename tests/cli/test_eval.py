@@ -240,7 +240,7 @@ def test_control_characters_are_escaped_for_a_terminal() -> None:
     message = "hutch: runtime_error: \\u001b[2Jgone\\u009b1m (line 1, column 41)"
     assert piped.stderr == f"a\x1b[31mb\tc\n{message}\n"
     our_end, their_end = pty.openpty()
-    with start_hutch(("eval", code), stderr=their_end) as process:
+    with start_hutch(("eval", code), stderr=their_end, env={"NO_COLOR": "1"}) as process:
         os.close(their_end)
         shown = b""
         # Linux raises at the end of a pseudo-terminal; other systems return nothing.
@@ -251,6 +251,10 @@ def test_control_characters_are_escaped_for_a_terminal() -> None:
     os.close(our_end)
     assert b"\x1b" not in shown
     assert b"\\u001b[31mb" in shown
+    # The failing line is marked.
+    lines = shown.replace(b"\r\n", b"\n").splitlines()
+    assert lines[-2].startswith(b"    1 | console.log(")
+    assert lines[-1] == b"      | " + b" " * 40 + b"^"
 
 
 def test_printable_unicode_is_not_escaped() -> None:

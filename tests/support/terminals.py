@@ -28,9 +28,10 @@ def at_terminal(
     cwd: Path,
     **env: str,
 ) -> tuple[int, str]:
-    """Runs a command at a terminal. Types `answer` when the command asks. Returns the exit code and the text
-    on the screen, with plain line breaks.
+    """Runs a command at a terminal without colours. Types `answer` when the command asks. Returns the exit
+    code and the text on the screen, with plain line breaks.
     """
+    env = {"NO_COLOR": "1", **env}
     ours, theirs = pty.openpty()
     shown = ""
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)

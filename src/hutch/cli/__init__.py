@@ -39,17 +39,17 @@ def main() -> NoReturn:
         print_message(text.getvalue().removesuffix("\n"))
         status = error.exit_code
     except HutchError as error:
-        from hutch.cli.support.console import exit_code_of, print_note
+        from hutch.cli.support.console import exit_code_of, print_error
 
-        print_note(str(error))
+        print_error(str(error))
         status = exit_code_of(error)
     except ModuleNotFoundError as error:
-        from hutch.cli.support.console import print_note
+        from hutch.cli.support.console import print_error
         from hutch.cli.support.extras import missing_extra
 
         if (message := missing_extra(error)) is None:
             raise
-        print_note(message)
+        print_error(message)
         status = 1
     except BrokenPipeError:
         # The reader of stdout has closed it. Flushing the buffer at exit must not raise another error.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +12,13 @@ from hutch.api.hutch import Hutch
 from hutch.api.options import Engine
 from hutch.cli.support import event_loop
 from hutch.cli.support.arguments import check_range, read_text
-from hutch.cli.support.console import print_json, print_log, print_note
+from hutch.cli.support.console import (
+    print_error,
+    print_json,
+    print_log,
+    print_message,
+    print_note,
+)
 from hutch.cli.support.project import current_folder, load_project_settings
 from hutch.cli.support.run_files import describe, read_input_files, save_files
 from hutch.errors import InvalidExecution, wire_code
@@ -67,7 +74,7 @@ def evaluate(
             )
 
     result = event_loop.run_async(run())
-    _print_result(result, settings, json=json)
+    _print_result(result, source, settings, json=json)
     is_saved = True
     if save_in is not None:
         is_saved = save_files(result.files, save_in, force=force)
@@ -87,7 +94,7 @@ def _read_source(code: str | None, file: Path | None) -> str:
     return read_text(None if file is None or str(file) == "-" else file)
 
 
-def _print_result(result: Result, settings: Settings, *, json: bool) -> None:
+def _print_result(result: Result, source: str, settings: Settings, *, json: bool) -> None:
     if json:
         print_json(_encode_result(result))
         return
@@ -100,7 +107,11 @@ def _print_result(result: Result, settings: Settings, *, json: bool) -> None:
             print_json(result.result_json)
         return
     error = result.error
-    print_note(f"{wire_code(error.code)}: {error}{_limit_hint(error.code, settings)}")
+    print_error(f"{wire_code(error.code)}: {error}{_limit_hint(error.code, settings)}")
+    if sys.stderr.isatty() and error.line is not None:
+        from hutch.protocols.toolscript.checker.diagnostics import marked_line
+
+        print_message("\n".join(marked_line(source, error.line, error.column or 1)))
 
 
 def _limit_hint(code: str, settings: Settings) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -30,6 +31,8 @@ from hutch.vault import flow_keys
 T = TypeVar("T")
 MAX_SHOWN_CHARS = 100
 _MIN_ID_CHARS = 6
+# Longer ids are cut on a terminal, which has no room for them.
+_MAX_SHOWN_ID_CHARS = 14
 EXPORT_PAGE = 500
 MAX_SEARCHES = 20
 """Number of partial searches that a list continues before it says that there may be more."""
@@ -53,7 +56,8 @@ class LocalRuns:
     async def show(self, run_id: str) -> dict[str, Any]:
         found = await self._catalog.find(run_id, Visibility())
         if found is None:
-            raise InvalidInput("run", f"there is no {cut(run_id, 100)!r}.")
+            remedy = "`hutch runs list` lists the runs of this machine, and with --url those of a server."
+            raise InvalidInput("run", f"there is no {cut(run_id, 100)!r}.", remedy=remedy)
         if found.flow is not None:
             return await self._catalog.flow_fields(found.flow)
         detail = await self._catalog.detail(found)
@@ -171,7 +175,13 @@ def list_runs(filters: Mapping[str, Any], url: str | None, key_env: str, *, as_j
         )
     else:
         headers = ("RUN", "WHEN", "TOOK", "WHAT", "OWNER", "OUTCOME", "WHY")
-        print_table(headers, [_row(run) for run in page["runs"]])
+        rows = [_row(run) for run in page["runs"]]
+        if sys.stdout.isatty() and max(len(run_id) for run_id, *_ in rows) > _MAX_SHOWN_ID_CHARS:
+            # `show` and the other commands accept the beginning of an id.
+            rows = [(cut(run_id, _MAX_SHOWN_ID_CHARS), *others) for run_id, *others in rows]
+        print_table(headers, rows, states="OUTCOME")
+        if sys.stdout.isatty():
+            print_note("`hutch runs show RUN` shows one of them; the beginning of its id is enough")
     if page.get("next"):
         print_note("there are more; see --limit and --since")
     return 0
@@ -226,7 +236,9 @@ def show_run(run_id: str, url: str | None, key_env: str, *, as_json: bool) -> in
     if isinstance(run["tool_calls"], list) and run["tool_calls"]:
         print_line("")
         print_table(
-            ("START", "TOOK", "CALL", "LINE", "RESULT"), [_call_row(call) for call in run["tool_calls"]]
+            ("START", "TOOK", "CALL", "LINE", "RESULT"),
+            [_call_row(call) for call in run["tool_calls"]],
+            states="RESULT",
         )
     for log in run.get("logs", ()):
         print_line(f"  | {log['line']}")
@@ -236,6 +248,11 @@ def show_run(run_id: str, url: str | None, key_env: str, *, as_json: bool) -> in
         for number, line in enumerate(run["code"].splitlines(), 1):
             print_line(f"{'>' if number == marked else ' '} {number:4} {line}")
     return 0
+
+
+async def _full_id(server: RemoteRuns, run_id: str) -> str:
+    """Returns the id of the only run whose id begins with `run_id`. Raises InvalidInput."""
+    return str((await _find_run(server, run_id))["run_id"])
 
 
 async def _find_run(source: RunSource, run_id: str) -> dict[str, Any]:
@@ -282,7 +299,7 @@ def _call_row(call: Mapping[str, Any]) -> tuple[str, ...]:
 def tail_run(run_id: str, url: str | None, key_env: str) -> int:
     async def follow(server: RemoteRuns) -> str:
         outcome = ""
-        async for event in server.events(run_id):
+        async for event in server.events(await _full_id(server, run_id)):
             fields = {name: value for name, value in event.items() if name not in ("type", "run_id", "at")}
             at = str(event.get("at") or "")[11:23]
             shown = event["line"] if event.get("type") == "log" else json.dumps(fields, ensure_ascii=False)
@@ -296,8 +313,9 @@ def tail_run(run_id: str, url: str | None, key_env: str) -> int:
 def cancel_runs(run_ids: Sequence[str], url: str | None, key_env: str) -> int:
     async def cancel(server: RemoteRuns) -> None:
         for run_id in run_ids:
-            await server.call("POST", f"/runs/{quote(run_id, safe='')}/cancel")
-            print_line(f"cancelled {run_id}")
+            found = await _full_id(server, run_id)
+            await server.call("POST", f"/runs/{quote(found, safe='')}/cancel")
+            print_line(f"cancelled {found}")
 
     _with_server(url, key_env, cancel)
     return 0
@@ -314,12 +332,12 @@ def replay_run(
             body["inputs"] = json.loads(inputs)
         except ValueError as error:
             raise InvalidInput("inputs", f"expected a JSON object: {error}.") from None
-    path = f"/runs/{quote(run_id, safe='')}/replay"
-    run = _with_server(
-        url,
-        key_env,
-        lambda server: server.call("POST", path, params={"wait": "true"}, json=body, timeout=600.0),
-    )
+
+    async def call(server: RemoteRuns) -> Any:
+        path = f"/runs/{quote(await _full_id(server, run_id), safe='')}/replay"
+        return await server.call("POST", path, params={"wait": "true"}, json=body, timeout=600.0)
+
+    run = _with_server(url, key_env, call)
     for log in run.get("logs", ()):
         print_note(log["line"])
     if run.get("error") is not None:

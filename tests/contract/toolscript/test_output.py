@@ -53,19 +53,21 @@ async def test_runtime_error(scripts: ScriptEnvironment) -> None:
 
 
 async def test_run_record_says_whether_the_script_failed(
-    scripts: ScriptEnvironment, caplog: pytest.LogCaptureFixture
+    scripts: ScriptEnvironment, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("INFO", "hutch.runs")
+    monkeypatch.setattr("hutch.logs.shows_error_messages", lambda: True)
     for code in ("Deno.exit(0)", "Deno.exit(7)", "throw new Error('no')", "return 1"):
         await scripts.run(code)
     await asyncio.sleep(0)  # the caller gets the result first
-    assert [
-        record.__dict__["fields"]["outcome"] for record in caplog.records if record.name == "hutch.runs"
-    ] == [
-        "ok",
-        "script_failed",
-        "script_failed",
-        "ok",
+    logged = [record.__dict__ for record in caplog.records if record.name == "hutch.runs"]
+    outcomes = [each["fields"]["outcome"] for each in logged]
+    assert outcomes == ["ok", "script_failed", "script_failed", "ok"]
+    assert [each["error_message"] for each in logged] == [
+        None,
+        "The script ended with exit code 7",
+        "Error: no\n    at script.ts:1:7",
+        None,
     ]
 
 

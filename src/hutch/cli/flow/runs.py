@@ -53,7 +53,8 @@ def list_runs(user: str | None, limit: int, *, as_json: bool) -> int:
         print_json(json.dumps([_run_json(run, waiting.get(run.run_id, [])) for run in runs]).encode())
     elif runs:
         headers = ("RUN", "FLOW", "STATE", "STARTED", "TOOK", "USER")
-        print_table(headers, [_run_row(run, waiting.get(run.run_id, []), names) for run in runs])
+        rows = [_run_row(run, waiting.get(run.run_id, []), names) for run in runs]
+        print_table(headers, rows, states="STATE")
         for run in runs:
             for step in waiting.get(run.run_id, []):
                 print_note(_approval_hint(run, step))

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 from hutch.errors import (
     ConfigError,
@@ -25,11 +25,23 @@ from hutch.errors import (
     InvalidPackage,
     SettingError,
 )
-from hutch.text import LINE, PROSE, printable
+from hutch.text import LINE, PROSE, cut, printable
 
 # Characters in UTF-8 that JSON leaves unescaped but a terminal interprets: DEL, C1 controls, line and
 # paragraph separators, direction marks, overrides and isolates.
 _CONTROL = re.compile(rb"\x7f|\xc2[\x80-\x9f]|\xd8\x9c|\xe2\x80[\x8e\x8f\xa8-\xae]|\xe2\x81[\xa6-\xa9]")
+
+
+_COLOURS = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33}
+STATE_COLOURS = {
+    **dict.fromkeys(("ok", "completed", "succeeded", "active", "current"), "green"),
+    **dict.fromkeys(("pending", "running", "waiting", "suspended", "interrupted", "weak"), "yellow"),
+    **dict.fromkeys(("failed", "missing", "cancelled", "revoked", "expired"), "red"),
+}
+"""Colours of the words for states in tables and reports."""
+_DEFAULT_WIDTH = 80
+# Minimum width of a table's last column, whatever the width of the terminal.
+_MIN_LAST_COLUMN = 20
 
 
 def print_json(text: bytes) -> None:
@@ -62,8 +74,10 @@ def print_text(text: str) -> None:
 
 
 def print_report(lines: Sequence[str]) -> None:
-    """Prints lines to stdout, always in UTF-8, because they contain the check marks of specifications."""
-    text = "".join(f"{printable(line, keep=LINE)}\n" for line in lines)
+    """Prints lines to stdout, always in UTF-8, because they contain the check marks of specifications. On a
+    terminal, a state at the beginning of a line is coloured.
+    """
+    text = "".join(f"{_with_coloured_state(printable(line, keep=LINE))}\n" for line in lines)
     sys.stdout.buffer.write(text.encode())
     sys.stdout.buffer.flush()
 
@@ -73,11 +87,46 @@ def print_log(line: str) -> None:
     print(printable(line, keep=PROSE) if sys.stderr.isatty() else line, file=sys.stderr, flush=True)
 
 
-def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, states: str | None = None) -> None:
+    """Prints a table. On a terminal, its last column is cut to the width of the terminal, and the column
+    `states` is coloured.
+    """
     lines = [headers, *([printable(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    if sys.stdout.isatty():
+        used = sum(widths[:-1]) + 2 * len(widths[:-1])
+        widths[-1] = min(widths[-1], max(_MIN_LAST_COLUMN, terminal_width() - used))
+    state_column = None if states is None else headers.index(states)
+    for number, line in enumerate(lines):
+        cells = [cut(cell, width).ljust(width) for cell, width in zip(line, widths, strict=True)]
+        cells[-1] = cells[-1].rstrip()
+        if number == 0:
+            cells = [coloured(cell, "bold", sys.stdout) for cell in cells]
+        elif state_column is not None:
+            state = line[state_column].partition(" ")[0]
+            colour = STATE_COLOURS.get(state, "red")
+            cells[state_column] = coloured(cells[state_column], colour, sys.stdout)
+        print("  ".join(cells).rstrip())
+
+
+def terminal_width() -> int:
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or _DEFAULT_WIDTH
+    except OSError:
+        return _DEFAULT_WIDTH
+
+
+def coloured(text: str, colour: str, stream: TextIO) -> str:
+    """Returns the text in a colour, if the stream is a terminal and neither NO_COLOR nor TERM=dumb is set."""
+    if not stream.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return text
+    return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m"
+
+
+def _with_coloured_state(line: str) -> str:
+    state, space, rest = line.partition(" ")
+    colour = STATE_COLOURS.get(state)
+    return line if colour is None else f"{coloured(state, colour, sys.stdout)}{space}{rest}"
 
 
 def print_facts(facts: Sequence[tuple[str, str]]) -> None:
@@ -89,7 +138,17 @@ def print_facts(facts: Sequence[tuple[str, str]]) -> None:
 
 def print_note(text: str) -> None:
     """Prints a note to stderr, so that stdout contains only the result of the command."""
-    print(f"hutch: {printable(text, keep=PROSE)}", file=sys.stderr, flush=True)
+    _print_with_prefix(text, "dim")
+
+
+def print_error(text: str) -> None:
+    """Prints the reason of a failure to stderr, as a note whose prefix is red on a terminal."""
+    _print_with_prefix(text, "red")
+
+
+def _print_with_prefix(text: str, colour: str) -> None:
+    prefix = coloured("hutch:", colour, sys.stderr)
+    print(f"{prefix} {printable(text, keep=PROSE)}", file=sys.stderr, flush=True)
 
 
 def print_message(text: str) -> None:

@@ -260,7 +260,7 @@ def list_keys(user: str | None, *, json: bool) -> int:
         print_json(msgspec.json.encode(keys))
     elif keys:
         headers = ("ID", "USER", "NAME", "STATE", "KEY", "SCOPES", "ADDED", "EXPIRES", "LAST USED")
-        print_table(headers, [_key_row(key) for key in keys])
+        print_table(headers, [_key_row(key) for key in keys], states="STATE")
     else:
         print_note(f"there are no keys; `hutch key add {user or 'USER'}` creates one")
     return 0

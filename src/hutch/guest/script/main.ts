@@ -10,7 +10,7 @@ const { parse, stringify } = JSON;
 const { exit, writeTextFileSync, mkdirSync } = Deno;
 const { writeSync } = Deno.stderr;
 const { apply } = Reflect;
-const { includes } = String.prototype;
+const { includes, slice } = String.prototype;
 const encoder = new TextEncoder();
 const { encode } = encoder;
 
@@ -36,7 +36,12 @@ interface ScriptResult {
   exit: number;
   /** JSON text of the returned value. */
   value?: string;
+  /** Text of the uncaught error, for the record of the run. */
+  error?: string;
 }
+
+/** Maximum length of the error in the result. The output has all of it. */
+const MAX_ERROR_CHARS = 8_000;
 
 /** Names that scripts can use without an import. */
 const GLOBALS = ["tools", "ToolError"];
@@ -109,8 +114,9 @@ class Run {
 
   fail(error: unknown): void {
     if (this.#over) return;
-    printError(`error: Uncaught ${formatError(error)}\n`);
-    this.finish({ exit: 1 });
+    const text = formatError(error);
+    printError(`error: Uncaught ${text}\n`);
+    this.finish({ exit: 1, error: apply(slice, text, [0, MAX_ERROR_CHARS]) });
   }
 
   timeOut(): void {

@@ -188,8 +188,21 @@ def _exit_code(value: Any) -> int:
 
 
 class _ScriptRun(RunHandle):
+    """Run of a script. Its error message is not trusted, but it affects only the record of this run."""
+
+    _failure: str | None = None
+
     def failure_code(self, value: Any) -> str | None:
-        return None if _exit_code(value) == 0 else "script_failed"
+        exit_code = _exit_code(value)
+        if exit_code == 0:
+            return None
+        error = value.get("error") if isinstance(value, dict) else None
+        self._failure = error if isinstance(error, str) else f"The script ended with exit code {exit_code}"
+        return "script_failed"
+
+    @property
+    def failure_message(self) -> str | None:
+        return self._failure
 
 
 def _script_result(result: Result, limits: Limits, open_calls: Sequence[str]) -> ScriptResult:

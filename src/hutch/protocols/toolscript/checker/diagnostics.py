@@ -95,13 +95,30 @@ def _problem_lines(problem: ScriptProblem) -> Iterable[str]:
     yield from (f"  {_printable(line)}" for line in rest)
     position = f":{problem.line}:{problem.column}" if problem.line else ""
     yield f"  {_printable(problem.file)}{position}"
+    yield from _marked_source(problem)
+    if problem.signature:
+        yield f"  {_printable(problem.signature)}"
+
+
+def marked_line(text: str, line: int, column: int) -> list[str]:
+    """Returns a line of a source and a line below it that marks the column. Returns nothing for a line that
+    the source does not have.
+    """
+    source = SourceText(text)
+    if not 0 < line <= source.line_count:
+        return []
+    problem = ScriptProblem(
+        file="", message="", line=line, column=column, length=1, source_line=source.line(line)
+    )
+    return [*_marked_source(problem)]
+
+
+def _marked_source(problem: ScriptProblem) -> Iterable[str]:
     if problem.source_line.strip():
         number = str(problem.line)
         source, before, marked = _visible_part(problem)
         yield f"    {number} | {source}"
         yield f"    {' ' * len(number)} | {before}{marked}"
-    if problem.signature:
-        yield f"  {_printable(problem.signature)}"
 
 
 def _visible_part(problem: ScriptProblem) -> tuple[str, str, str]:
