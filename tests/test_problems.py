@@ -17,6 +17,7 @@ from hutch.problems import (
     cut,
     cut_middle,
     first_problems,
+    similar_field,
 )
 
 
@@ -84,3 +85,11 @@ def test_cut_text_keeps_its_maximum_length() -> None:
     assert cut("abc", 3) == cut_middle("abc", 3) == "abc"
     assert cut("abcd", 3) == "ab…"
     assert cut_middle("a" * 20 + "z", 10) == "aaaaaa…aaz"
+
+
+def test_similar_field_finds_longer_and_inner_names() -> None:
+    known = ["code", "limits", "limits.timeout_ms", "label"]
+    assert similar_field("timeout", known) == "limits.timeout_ms"
+    assert similar_field("timeout_ms", known) == "limits.timeout_ms"
+    assert similar_field("cod", known) == "code"
+    assert similar_field("nothing", known) is None

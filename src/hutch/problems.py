@@ -125,6 +125,16 @@ class NameSuggester:
         return did_you_mean(name, known)
 
 
+def similar_field(name: str, known: Collection[str]) -> str | None:
+    """Returns the known field for which `name` may be meant, such as `timeout_ms` or `limits.timeout_ms` for
+    `timeout`. Known fields of an inner object have its name before them.
+    """
+    last_parts = {field.rpartition(".")[2]: field for field in reversed([*known])}
+    longer = (part for part in last_parts if part == name or part.startswith(f"{name}_"))
+    similar = next(longer, None) or did_you_mean(name, last_parts)
+    return None if similar is None else last_parts[similar]
+
+
 def format_path(path: Iterable[str | int]) -> str:
     """Formats a path: `graph.nodes[2].with["odd key"]`."""
     return "".join(_format_segment(segment) for segment in path).removeprefix(".")

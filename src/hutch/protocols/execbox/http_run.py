@@ -25,7 +25,7 @@ from hutch.kernel.content import RecordLevels
 from hutch.kernel.durable.suspended_runs import SUSPENDED, SuspendedRuns
 from hutch.kernel.execution import Execution
 from hutch.kernel.kernel import Kernel
-from hutch.problems import Problem, ProblemList, describe_value
+from hutch.problems import Problem, ProblemList, describe_value, similar_field
 from hutch.sandbox.runner.profile import profile_for
 from hutch.session.files.model import FileLimits, InputFiles, input_files
 from hutch.session.files.transfer import decode_files
@@ -37,7 +37,7 @@ from hutch.session.runner import PendingBytes
 from hutch.session.tools.provider import Provider
 from hutch.settings import Settings
 from hutch.settings.model import RecordLevel
-from hutch.text import cut, did_you_mean
+from hutch.text import cut
 
 PROTOCOL = "execbox"
 # Scope that users need in every protocol to call tools of the operator's MCP servers.
@@ -229,11 +229,14 @@ def parse_body(body: dict[str, Any]) -> RunBody:
         raise ApiError("invalid_request", str(error)) from None
 
 
+_LIMIT_FIELDS = [f"limits.{field.name}" for field in msgspec.structs.fields(RunLimits)]
+
+
 def _field_problems(kind: type[msgspec.Struct], values: dict[str, Any], path: str) -> Iterator[Problem]:
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
     for name in values:
         if name not in fields:
-            similar = did_you_mean(name, fields)
+            similar = similar_field(name, fields if path else [*fields, *_LIMIT_FIELDS])
             hint = f"did you mean {similar}?" if similar else f"expected one of {', '.join(fields)}"
             yield Problem(f"{path}{cut(name, MAX_LABEL_CHARS)}", f"unknown field; {hint}")
     for name, field in fields.items():

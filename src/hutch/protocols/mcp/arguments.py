@@ -10,8 +10,8 @@ from msgspec import Meta
 
 from hutch.errors import InvalidExecution
 from hutch.kernel.sessions.sessions import SESSION_ID_PATTERN
-from hutch.problems import Problem, first_problems
-from hutch.text import cut, did_you_mean
+from hutch.problems import Problem, first_problems, similar_field
+from hutch.text import cut
 
 MAX_RESULTS = 50
 _MAX_NAME_CHARS = 100
@@ -117,8 +117,7 @@ def _argument_problems(kind: type[msgspec.Struct], values: Mapping[str, Any]) ->
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
     for name in values:
         if name not in fields:
-            longer = (known for known in fields if known.startswith(f"{name}_"))
-            similar = next(longer, None) or did_you_mean(name, fields)
+            similar = similar_field(name, fields)
             hint = f"did you mean `{similar}`?" if similar else f"expected {', '.join(fields)}"
             yield Problem("arguments", f"unknown field `{cut(name, _MAX_NAME_CHARS)}`; {hint}")
     for name, field in fields.items():

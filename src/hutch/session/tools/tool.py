@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, Protocol, TypeAlias, TypeVar
@@ -12,8 +13,6 @@ from hutch.errors import Suspend, ToolError
 from hutch.session.json_value import NotJsonSafe
 
 if TYPE_CHECKING:
-    import anyio
-
     from hutch.session.schema.type_hints import Schema
 
 P = ParamSpec("P")
@@ -30,16 +29,32 @@ class CallReports(Protocol):
         """Takes the JSON text of one item of the result. Raises ToolError if there are too many bytes."""
 
 
-class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
-    """Context of a tool call. A function gets it through a parameter of this type."""
+class CancelledEvent(Protocol):
+    """The part of `anyio.Event` that tools use."""
 
-    run_id: str
-    provider: str
-    tool: str
+    def is_set(self) -> bool: ...
+
+    async def wait(self) -> None: ...
+
+
+def _new_event() -> CancelledEvent:
+    import anyio  # imported here, because most commands need no event loop
+
+    return anyio.Event()
+
+
+class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
+    """Context of a tool call. A function gets it through a parameter of this type. `ToolContext()` is a
+    context for tests of such a function.
+    """
+
+    run_id: str = ""
+    provider: str = "tools"
+    tool: str = ""
     """Original name of the tool."""
-    deadline: float
+    deadline: float = math.inf
     """End of the execution's time limit, on the event loop's clock."""
-    cancelled: anyio.Event
+    cancelled: CancelledEvent = msgspec.field(default_factory=_new_event)
     """Set when the result is no longer needed."""
     call_id: str = ""
     """Id of the call, unique in its run."""

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from hutch.http.errors import ApiError
-from hutch.problems import Problem, ProblemList, first_problems
+from hutch.problems import NameSuggester, Problem, ProblemList, first_problems
 from hutch.protocols.rep.ir.problems import format_problems, list_problems
 from hutch.protocols.rep.orchestrator.options import MAX_ID_CHARS, is_run_id
 
@@ -84,9 +84,12 @@ class _FieldChecker:
         self._body = body
         self.problems = ProblemList(invalid_request)
         names = ", ".join(known.__struct_encode_fields__)
+        suggester = NameSuggester()
         for name in body:
             if name not in known.__struct_encode_fields__:
-                self.problems.add(name, f"unknown field; expected one of {names}")
+                similar = suggester.closest(name, known.__struct_encode_fields__)
+                hint = f"expected one of {names}" if similar is None else f"did you mean {similar}?"
+                self.problems.add(name, f"unknown field; {hint}")
 
     def __call__(self, name: str, expected: str, is_valid: Any) -> None:
         value = self._body.get(name)
