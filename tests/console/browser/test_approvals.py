@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -45,6 +47,35 @@ def test_call_that_waits_longer_than_the_time_limit_is_allowed_beside_its_code(
     page.get_by_role("link", name="Timeline").click()
     expect(page.get_by_role("button", name=re.compile("^order"))).to_be_visible()
     expect(page.get_by_role("alert")).to_have_count(0)
+    # The tools are those of the server, so that they can be called again.
+    page.get_by_role("button", name="Run again").click()
+    expect(approval).to_contain_text("shop.order")
+    approval.get_by_role("button", name="Deny").click()
+
+
+def test_suspended_run_is_continued_or_cancelled_on_its_page(
+    server: ServeProcess, open_page: OpenPage
+) -> None:
+    code = "return (await tools.shop.order({article: 'desk', count: 2})).total"
+    with ThreadPoolExecutor(2) as pool:
+        first, second = (pool.submit(run_code, server, code) for _ in range(2))
+        page = open_page(f"{server.url}/#/runs?status=suspended")
+        expect(page.get_by_text("suspended", exact=True)).to_have_count(2)
+        page.locator(".run-name a").first.click()
+        expect(page.locator(".approval")).to_contain_text('"article": "desk"')
+        page.get_by_role("button", name="Allow").click()
+        expect(page.get_by_text("completed", exact=True)).to_be_visible()
+        page.goto(f"{server.url}/#/runs?status=suspended")
+        page.locator(".run-name a").click()
+        page.get_by_role("button", name="Cancel").click()
+        expect(page.get_by_text("cancelled", exact=True).first).to_be_visible()
+        results = [first.result(), second.result()]
+    assert sorted(result.get("result") or 0 for result in results) == [0, 300]
+
+
+def run_code(server: ServeProcess, code: str) -> dict[str, Any]:
+    result: dict[str, Any] = httpx2.post(server.url + "/run", json={"code": code}, timeout=60).json()
+    return result
 
 
 def test_waiting_step_of_a_flow_is_in_the_inbox_and_the_list_of_runs(

@@ -79,12 +79,42 @@ def test_selected_runs_are_cancelled_or_run_again_together(server: ServeProcess,
         expect(page.get_by_text("running", exact=True)).to_be_visible()
         page.get_by_label("Select all loaded runs").check()
         page.get_by_role("button", name="Cancel").click()
-        expect(page.get_by_role("status")).to_contain_text("2 of 2 cancelled.")
+        expect(page.get_by_role("status")).to_contain_text("1 of 2 cancelled.")
         assert not waiting.result().json()["ok"]
     expect(page.get_by_text("2 selected")).to_have_count(0)
     page.get_by_label("Select all loaded runs").check()
     page.get_by_role("button", name="Run again").click()
     expect(page.get_by_role("status")).to_contain_text("2 of 2 started again.")
+
+
+def test_files_of_a_run_are_shown_and_downloaded(server: ServeProcess, open_page: OpenPage) -> None:
+    svg = '<svg xmlns="http://www.w3.org/2000/svg" width="7" height="5"/>'
+    code = f"await files.write('a.csv', 'x,y'); display('{svg}', 'image/svg+xml')"
+    run_id = httpx2.post(server.url + "/run", json={"code": code}, timeout=60).json()["run_id"]
+    page = open_page(f"{server.url}/#/runs/{run_id}")
+    page.get_by_role("tab", name="Files (2)").click()
+    image = page.get_by_role("img", name="display-1.svg")
+    expect(image).to_be_visible()
+    assert image.evaluate("image => image.naturalWidth") == 7
+    with page.expect_download() as download:
+        page.get_by_role("link", name="a.csv").click()
+    assert download.value.path().read_text() == "x,y"
+
+
+def test_session_shows_its_variables_and_runs_a_turn(server: ServeProcess, open_page: OpenPage) -> None:
+    page = open_page(f"{server.url}/#/sessions")
+    page.get_by_label("Name of a new session").fill("work")
+    page.get_by_role("button", name="Create").click()
+    expect(page.get_by_text("The session has no variables yet")).to_be_visible()
+    page.get_by_label("Code").fill("let prices = [3, 5]; prices.length")
+    page.get_by_label("Code").press("Control+Enter")
+    expect(page.get_by_role("row", name="prices Array")).to_be_visible()
+    expect(page.locator(".code").filter(has_text="2")).to_be_visible()
+    page.get_by_role("button", name="Undo the last turn").click()
+    expect(page.get_by_text("The session has no variables yet")).to_be_visible()
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="Delete").click()
+    expect(page.get_by_text("There are no sessions yet")).to_be_visible()
 
 
 def test_unknown_run_is_explained(server: ServeProcess, open_page: OpenPage) -> None:

@@ -16,6 +16,7 @@ VIEWS = {
     "": "Overview",
     "runs": "Runs",
     "playground": "Playground",
+    "sessions": "Sessions",
     "tools": "Tools",
     "flows": "Flows",
     "approvals": "Approvals",

@@ -4,6 +4,7 @@
  */
 
 import { signal } from "@preact/signals";
+import { cancelFrame, inFrame } from "./ui/frames.ts";
 
 export interface Session {
   signedIn: boolean;
@@ -82,6 +83,16 @@ export async function* stream(
   body?: unknown,
   signal?: AbortSignal,
 ): AsyncGenerator<ServerEvent> {
+  for await (const events of batches(method, path, body, signal)) yield* events;
+}
+
+/** Like `stream`, but yields the events that arrived together as one array. */
+export async function* batches(
+  method: string,
+  path: string,
+  body?: unknown,
+  signal?: AbortSignal,
+): AsyncGenerator<ServerEvent[]> {
   const response = await send(method, path, { accept: "text/event-stream" }, body, signal);
   if (!response.ok || !response.body) throw toError(response, await response.text());
   let buffer = "";
@@ -89,10 +100,8 @@ export async function* stream(
     buffer += chunk;
     const blocks = buffer.split("\n\n");
     buffer = blocks.pop()!;
-    for (const block of blocks) {
-      const event = parseEvent(block);
-      if (event) yield event;
-    }
+    const events = blocks.map(parseEvent).filter((event) => event !== undefined);
+    if (events.length) yield events;
   }
 }
 
@@ -108,20 +117,38 @@ function parseEvent(block: string): ServerEvent | undefined {
 
 const RECONNECT_MS = 2_000;
 
-/** Calls `listen` with each event of a stream, and reconnects until the returned function is called. */
-export function subscribe(path: string, listen: (event: ServerEvent) => void): () => void {
+const MAX_HELD_EVENTS = 1_000;
+
+/**
+ * Calls `listen` with the events of a stream, at most once per frame with all that have come since, and reconnects
+ * until the returned function is called. While the page is hidden, the newest events are held.
+ */
+export function subscribe(path: string, listen: (events: ServerEvent[]) => void): () => void {
   const controller = new AbortController();
+  const key = {};
+  let held: ServerEvent[] = [];
+  const deliver = () => {
+    const events = held;
+    held = [];
+    if (!controller.signal.aborted) listen(events);
+  };
   (async () => {
     while (!controller.signal.aborted) {
       try {
-        for await (const event of stream("GET", path, undefined, controller.signal)) listen(event);
+        for await (const events of batches("GET", path, undefined, controller.signal)) {
+          held = [...held, ...events].slice(-MAX_HELD_EVENTS);
+          inFrame(key, deliver);
+        }
       } catch (error) {
         if (error instanceof ApiError && error.status < 500) return;
       }
       await new Promise((resolve) => setTimeout(resolve, RECONNECT_MS));
     }
   })();
-  return () => controller.abort();
+  return () => {
+    controller.abort();
+    cancelFrame(key);
+  };
 }
 
 async function send(

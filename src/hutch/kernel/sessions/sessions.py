@@ -132,7 +132,7 @@ class Sessions:
                 limits=self._kernel.limits({}),
                 owner=owner,
                 protocol=protocol,
-                label=session_id,
+                label=f"{session_id}: variables",
                 turn=turn,
             )
             result = (await self._kernel.run(execution)).raise_for_error()

@@ -3,6 +3,7 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { formatAge, formatJson, formatTime, visible } from "../format.ts";
+import { clock } from "./clock.ts";
 
 type Children = { children?: ComponentChildren };
 
@@ -40,6 +41,45 @@ export function Card({ title, actions, children, class: name = "" }: Children & 
   );
 }
 
+/** The title of a page below another one: links to the pages above, the name, and a badge. */
+export function Crumbs({ above, name, children }: Children & {
+  above: { href: string; name: string }[];
+  name: string;
+}) {
+  return (
+    <span class="crumbs">
+      {above.map(({ href, name }) => (
+        <span key={href} class="crumb">
+          <a href={href}>{visible(name)}</a>
+          <span aria-hidden="true">/</span>
+        </span>
+      ))}
+      <span class="crumbs-name">{visible(name)}</span>
+      {children}
+    </span>
+  );
+}
+
+/** A table that scrolls sideways where it does not fit. Columns in `numbers` are aligned to the right. */
+export function Table({ head, numbers = [], children, class: name = "" }: Children & {
+  head: string[];
+  numbers?: string[];
+  class?: string;
+}) {
+  return (
+    <div class="scroll">
+      <table class={`table ${name}`}>
+        <thead>
+          <tr>
+            {head.map((text) => <th key={text} class={numbers.includes(text) ? "number" : ""}>{text}</th>)}
+          </tr>
+        </thead>
+        <tbody>{children}</tbody>
+      </table>
+    </div>
+  );
+}
+
 type Tone = "ok" | "bad" | "wait" | "run" | "quiet";
 
 const TONES: Record<string, Tone> = {
@@ -56,8 +96,12 @@ const TONES: Record<string, Tone> = {
   pending: "wait",
   suspended: "wait",
   connecting: "wait",
+  approval: "wait",
+  approved: "ok",
+  active: "ok",
   cancelled: "quiet",
   skipped: "quiet",
+  expired: "quiet",
 };
 
 /** A state with its colour. Unknown states have the colour of failures. */
@@ -105,13 +149,9 @@ export function ErrorNote({ error, retry }: { error: unknown; retry?: () => void
 
 /** A time as its age, with the exact time as a tooltip. */
 export function Age({ time }: { time: string | number | null | undefined }) {
-  const [, update] = useState(0);
-  useEffect(() => {
-    const timer = setInterval(() => update((count) => count + 1), 5_000);
-    return () => clearInterval(timer);
-  }, []);
+  const now = Math.max(clock.value, Date.now());
   if (time === null || time === undefined) return <span class="quiet">–</span>;
-  return <time dateTime={new Date(time).toISOString()} title={formatTime(time)}>{formatAge(time)}</time>;
+  return <time dateTime={new Date(time).toISOString()} title={formatTime(time)}>{formatAge(time, now)}</time>;
 }
 
 export function Json({ value }: { value: unknown }) {

@@ -2,6 +2,9 @@
 
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
+import { cancelFrame, inFrame } from "./frames.ts";
+
+const MIN_SECONDS = 60;
 
 export interface Series {
   label: string;
@@ -44,8 +47,12 @@ export function Chart({ label, times, series, format, height = 150 }: {
           height,
           legend: { show: false },
           cursor: { y: false, points: { size: 6 } },
-          padding: [8, 8, 0, 0],
-          scales: { y: { range: (_plot, _low, high) => [0, high > 0 ? high * 1.15 : 1] } },
+          padding: [8, 24, 0, 0],
+          scales: {
+            // At least a minute, so that the ticks of the first seconds differ.
+            x: { range: (_plot, low, high) => [Math.min(low, high - MIN_SECONDS), high] },
+            y: { range: (_plot, _low, high) => [0, high > 0 ? high * 1.15 : 1] },
+          },
           axes: [
             {
               ...axis,
@@ -77,16 +84,17 @@ export function Chart({ label, times, series, format, height = 150 }: {
         element,
       );
     };
-    // Use a separate task, because the first charts of a page together take longer than a tenth of a second.
-    const timer = setTimeout(create);
-    const resized = new ResizeObserver(() => plot.current?.setSize({ width: element.clientWidth, height }));
+    // Use a separate frame, because the charts of a page together take longer than a tenth of a second.
+    inFrame(box, create);
+    const resize = () => plot.current?.setSize({ width: element.clientWidth, height });
+    const resized = new ResizeObserver(() => plot.current && inFrame(resized, resize));
     resized.observe(element);
     const dark = matchMedia("(prefers-color-scheme: dark)");
     dark.addEventListener("change", create);
     const themed = new MutationObserver(create);
     themed.observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme"] });
     return () => {
-      clearTimeout(timer);
+      cancelFrame(box);
       resized.disconnect();
       themed.disconnect();
       dark.removeEventListener("change", create);
@@ -94,12 +102,27 @@ export function Chart({ label, times, series, format, height = 150 }: {
       plot.current = undefined;
     };
   }, []);
-  useEffect(() => plot.current?.setData(shown.current), [times, series]);
-  const latest = series.map(({ label, values }) => {
+  useEffect(() => {
+    if (plot.current) inFrame(box, () => plot.current?.setData(shown.current));
+  }, [times, series]);
+  const latest = series.map(({ values }) => {
     const value = values.at(-1);
-    return `${label} ${value === null || value === undefined ? "none" : format(value)}`;
+    return value === null || value === undefined ? "–" : format(value);
   });
-  return <div class="chart" ref={box} role="img" aria-label={`${label}: ${latest.join(", ")}`} />;
+  const spoken = series.map((each, index) => `${each.label} ${latest[index]}`).join(", ");
+  return (
+    <>
+      <ul class="legend" aria-hidden="true">
+        {series.map(({ label, color }, index) => (
+          <li key={label}>
+            <span class="legend-mark" style={{ background: `var(${color})` }} />
+            {label} <strong>{latest[index]}</strong>
+          </li>
+        ))}
+      </ul>
+      <div class="chart" ref={box} role="img" aria-label={`${label}: ${spoken}`} style={{ height }} />
+    </>
+  );
 }
 
 function formatClock(seconds: number): string {

@@ -24,6 +24,7 @@ export const NAVIGATION: NavigationEntry[] = [
   { path: "", label: "Overview", icon: "overview", key: "o" },
   { path: "runs", label: "Runs", icon: "runs", key: "r" },
   { path: "playground", label: "Playground", icon: "playground", key: "p" },
+  { path: "sessions", label: "Sessions", icon: "sessions", key: "e" },
   { path: "tools", label: "Tools", icon: "tools", key: "t" },
   { path: "flows", label: "Flows", icon: "flows", key: "f" },
   { path: "approvals", label: "Approvals", icon: "approvals", key: "a", adminOnly: true },

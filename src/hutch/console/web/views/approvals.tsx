@@ -8,6 +8,7 @@ import { link, location } from "../router.ts";
 import { Age, Button, Card, Empty, ErrorNote, Json, Page } from "../ui/basics.tsx";
 import { useData } from "../ui/load.ts";
 import type { FlowRun } from "./flows/model.ts";
+import { nameOf, ownerOf, type RunEntry } from "./runs/model.ts";
 
 const REFRESH_MS = 3_000;
 
@@ -87,14 +88,21 @@ export default function Approvals() {
 /** The waiting calls of one run, shown beside its output. */
 export function PendingApprovals({ run }: { run?: string }) {
   const shown = (pending.value ?? []).filter((approval) => run !== undefined && approval.run === run);
-  return <>{shown.map((approval) => <ApprovalCard key={approval.id} approval={approval} />)}</>;
+  return <>{shown.map((approval) => <ApprovalCard key={approval.id} approval={approval} isBeside />)}</>;
+}
+
+function RunLink({ id }: { id: string }) {
+  const { data } = useData<RunEntry>(`/runs/${encodeURIComponent(id)}`);
+  const name = data && `${nameOf(data)} of ${ownerOf(data)}`;
+  return <a href={link(["runs", id])}>Show the run{name ? `: ${visible(name)}` : ""}</a>;
 }
 
 function expiry({ askedAt, seconds }: Approval): number {
   return Date.parse(askedAt) + (seconds ?? 0) * 1_000;
 }
 
-function ApprovalCard({ approval }: { approval: Approval }) {
+/** `isBeside` is true where the card is shown on the page of its run. */
+function ApprovalCard({ approval, isBeside }: { approval: Approval; isBeside?: boolean }) {
   const [reason, setReason] = useState("");
   const [error, setError] = useState<unknown>();
   const decide = async (decision: "allow" | "deny") => {
@@ -122,7 +130,7 @@ function ApprovalCard({ approval }: { approval: Approval }) {
         {approval.seconds !== null && (
           <>Without one, the call fails at {formatTime(expiry(approval)).slice(11, 16)}.{" "}</>
         )}
-        {approval.run && <a href={link(["runs", approval.run.replace(/^remote:/, "")])}>Show the run</a>}
+        {approval.run && !isBeside && <RunLink id={approval.run.replace(/^remote:/, "")} />}
       </p>
       <div class="actions">
         <Button kind="primary" onClick={() => decide("allow")}>Allow</Button>

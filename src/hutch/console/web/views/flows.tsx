@@ -1,16 +1,32 @@
 /** Flows: the list, one flow with its graph, and one of its runs, live. */
 
 import { useEffect, useState } from "preact/hooks";
-import { get, post, stream } from "../api.ts";
-import { formatJson, visible } from "../format.ts";
+import { batches, get, post, type ServerEvent } from "../api.ts";
+import { formatDuration, formatJson, visible } from "../format.ts";
 import { link, location, navigate } from "../router.ts";
-import { Age, Badge, Button, Card, Empty, ErrorNote, Json, Page, Snippet } from "../ui/basics.tsx";
+import {
+  Age,
+  Badge,
+  Button,
+  Card,
+  Copy,
+  Crumbs,
+  Empty,
+  ErrorNote,
+  Json,
+  Page,
+  Snippet,
+  Table,
+} from "../ui/basics.tsx";
+import { Fact, FactRow } from "../ui/facts.tsx";
+import { cancelFrame, inFrame } from "../ui/frames.ts";
 import { useData } from "../ui/load.ts";
 import { SchemaForm } from "../ui/schema_form.tsx";
 import { FlowGraph } from "./flows/graph.tsx";
-import type { Flow, FlowApproval, FlowHead, FlowRun, StepState } from "./flows/model.ts";
+import type { Flow, FlowApproval, FlowHead, FlowNode, FlowRun, StepState } from "./flows/model.ts";
 
 const REFRESH_MS = 3_000;
+const FLOWS = { href: "#/flows", name: "Flows" };
 
 export default function Flows() {
   const [, name, , run] = location.value.path;
@@ -39,29 +55,34 @@ function FlowList() {
 }
 
 function FlowTable({ flows }: { flows: FlowHead[] }) {
+  const { data } = useData<{ runs: FlowRun[] }>("/runs?protocol=rep&limit=200&counts=false", REFRESH_MS);
+  const last = new Map([...data?.runs ?? []].reverse().map((run) => [run.flow, run]));
   return (
-    <table class="table">
-      <thead>
-        <tr>
-          <th>Flow</th>
-          <th>Version</th>
-          <th>Changed</th>
+    <Table head={["Flow", "Version", "Changed", "Last run"]}>
+      {flows.map((flow) => (
+        <tr key={flow.name}>
+          <td>
+            <a href={link(["flows", flow.name])}>{visible(flow.name)}</a>
+          </td>
+          <td>{flow.version}</td>
+          <td>
+            <Age time={flow.updated_at} />
+          </td>
+          <td>
+            <LastRun run={last.get(flow.name)} />
+          </td>
         </tr>
-      </thead>
-      <tbody>
-        {flows.map((flow) => (
-          <tr key={flow.name}>
-            <td>
-              <a href={link(["flows", flow.name])}>{visible(flow.name)}</a>
-            </td>
-            <td>{flow.version}</td>
-            <td>
-              <Age time={flow.updated_at} />
-            </td>
-          </tr>
-        ))}
-      </tbody>
-    </table>
+      ))}
+    </Table>
+  );
+}
+
+function LastRun({ run }: { run?: FlowRun }) {
+  if (!run) return <span class="quiet">–</span>;
+  return (
+    <a class="last-run" href={link(["flows", run.flow, "runs", run.run_id])}>
+      <Badge state={run.state ?? run.status} /> <Age time={run.created_at} />
+    </a>
   );
 }
 
@@ -74,7 +95,7 @@ function FlowView({ name }: { name: string }) {
   const node = flow.document.graph.nodes.find((node) => node.id === selected);
   const own = runs.data?.runs.filter((run) => run.flow === name) ?? [];
   return (
-    <Page wide title={<Title parts={[name]} />}>
+    <Page wide title={<Crumbs above={[FLOWS]} name={name} />}>
       <Card title={`Version ${flow.version}`}>
         <FlowGraph document={flow.document} steps={new Map()} selected={selected} onSelect={setSelected} />
         {node && <Json value={node} />}
@@ -88,20 +109,6 @@ function FlowView({ name }: { name: string }) {
         </Card>
       </div>
     </Page>
-  );
-}
-
-function Title({ parts }: { parts: string[] }) {
-  return (
-    <span class="run-title">
-      <a href="#/flows" class="quiet">Flows</a>
-      {parts.map((part, index) => (
-        <span key={part}>
-          <span class="quiet">/</span>{" "}
-          {index < parts.length - 1 ? <a href={link(["flows", part])}>{visible(part)}</a> : visible(part)}
-        </span>
-      ))}
-    </span>
   );
 }
 
@@ -143,38 +150,44 @@ function StartFlow({ flow }: { flow: Flow }) {
 }
 
 /** Collects the states of the steps from the events of a run, live until it ends. */
-function useSteps(id: string, onEvent: () => void): ReadonlyMap<string, StepState> {
+function useSteps(id: string, onEvents: () => void): ReadonlyMap<string, StepState> {
   const [steps, setSteps] = useState<ReadonlyMap<string, StepState>>(new Map());
   useEffect(() => {
     const controller = new AbortController();
+    const path = `/runs/${encodeURIComponent(id)}/events`;
+    let current: ReadonlyMap<string, StepState> = new Map();
     (async () => {
-      for await (
-        const { name, data } of stream(
-          "GET",
-          `/runs/${encodeURIComponent(id)}/events`,
-          undefined,
-          controller.signal,
-        )
-      ) {
-        if (data.step_id) {
-          setSteps((old) => {
-            const before = old.get(data.step_id);
-            const state = name === "approval" ? "waiting" : data.state ?? before?.state ?? "started";
-            return new Map(old).set(data.step_id, {
-              state,
-              attempt: data.attempt ?? before?.attempt ?? 0,
-              duration_ms: data.duration_ms,
-              started: state === "started" ? data.timestamp : before?.started,
-              error: data.error,
-              events: [...(before?.events ?? []), data],
-            });
-          });
-        }
-        onEvent();
+      for await (const events of batches("GET", path, undefined, controller.signal)) {
+        current = withEvents(current, events);
+        inFrame(controller, () => {
+          setSteps(current);
+          onEvents();
+        });
       }
     })().catch(() => undefined);
-    return () => controller.abort();
+    return () => {
+      controller.abort();
+      cancelFrame(controller);
+    };
   }, [id]);
+  return steps;
+}
+
+function withEvents(old: ReadonlyMap<string, StepState>, events: ServerEvent[]): Map<string, StepState> {
+  const steps = new Map(old);
+  for (const { name, data } of events) {
+    if (!data.step_id) continue;
+    const before = steps.get(data.step_id);
+    const state = name === "approval" ? "waiting" : data.state ?? before?.state ?? "started";
+    steps.set(data.step_id, {
+      state,
+      attempt: data.attempt ?? before?.attempt ?? 0,
+      duration_ms: data.duration_ms,
+      started: state === "started" ? data.timestamp : before?.started,
+      error: data.error,
+      events: [...(before?.events ?? []), data],
+    });
+  }
   return steps;
 }
 
@@ -201,19 +214,24 @@ function FlowRunView({ name, id }: { name: string; id: string }) {
   };
   const actions = (
     <>
-      <Badge state={state} />
       {!isOver && <Button kind="danger" onClick={() => act("cancel")}>Cancel</Button>}
       {isOver && state !== "completed" && <Button onClick={() => act("resume")}>Resume</Button>}
       {isOver && selected && (
         <Button onClick={() => act("retry", { from: selected })}>Retry from {visible(selected)}</Button>
       )}
-      <a href={link(["runs"], { parent: id })}>Executions of its steps</a>
+      <a class="button" href={link(["runs"], { parent: id })}>Executions of its steps</a>
     </>
+  );
+  const title = (
+    <Crumbs above={[FLOWS, { href: link(["flows", name]), name }]} name={id.slice(0, 8)}>
+      <Badge state={state} />
+    </Crumbs>
   );
   const chosen = selected === undefined ? undefined : steps.get(selected);
   const node = flow.data?.document.graph.nodes.find((node) => node.id === selected);
   return (
-    <Page wide title={<Title parts={[name, id]} />} actions={actions}>
+    <Page wide title={title} actions={actions}>
+      <RunFacts run={run.data} />
       {error !== undefined && <ErrorNote error={error} />}
       {run.data.approvals?.map((approval) => (
         <StepApproval key={approval.step_id} run={id} approval={approval} onDecided={run.reload} />
@@ -223,26 +241,104 @@ function FlowRunView({ name, id }: { name: string; id: string }) {
           <FlowGraph document={flow.data.document} steps={steps} selected={selected} onSelect={setSelected} />
         </Card>
       )}
+      {selected
+        ? <StepCard id={selected} node={node} step={chosen} record={run.data.steps?.find(isStep(selected))} />
+        : <RunCards run={run.data} />}
+    </Page>
+  );
+}
+
+const isStep = (id: string) => (step: Record<string, unknown>) => step.step_id === id;
+
+function StepCard({ id, node, step, record }: {
+  id: string;
+  node?: FlowNode;
+  step?: StepState;
+  record?: Record<string, unknown>;
+}) {
+  return (
+    <Card title={`Step ${visible(id)}`} actions={step && <Badge state={step.state} />}>
+      {!step && <p class="quiet">This step has not begun.</p>}
+      {step?.error !== undefined && <Json value={step.error} />}
       <div class="grid">
-        <Card title={selected ? `Step ${visible(selected)}` : "Run"}>
-          {!selected && (
-            <Json value={{ inputs: run.data.inputs, ...run.data.summary, outcome: run.data.outcome }} />
-          )}
-          {node && <Json value={{ type: node.type, with: node.with }} />}
-          {chosen && (
-            <ol class="events">
-              {chosen.events.map((event, index) => (
-                <li key={index}>
-                  <Badge state={String(event.state ?? event.type)} />
-                  <pre>{formatJson(event)}</pre>
-                </li>
-              ))}
-            </ol>
-          )}
-          {selected && !chosen && <p class="quiet">This step has not begun.</p>}
+        {record && "input" in record && (
+          <div class="stack">
+            <h4>Input</h4>
+            <Json value={record.input} />
+          </div>
+        )}
+        {record && "output" in record && (
+          <div class="stack">
+            <h4>Output</h4>
+            <Json value={record.output} />
+          </div>
+        )}
+        {node && (
+          <div class="stack">
+            <h4>Definition</h4>
+            <Json value={{ type: node.type, with: node.with }} />
+          </div>
+        )}
+      </div>
+      {step && (
+        <details>
+          <summary>Events ({step.events.length})</summary>
+          <ol class="events">
+            {step.events.map((event, index) => (
+              <li key={index}>
+                <Badge state={String(event.state ?? event.type)} />
+                <pre>{formatJson(event)}</pre>
+              </li>
+            ))}
+          </ol>
+        </details>
+      )}
+    </Card>
+  );
+}
+
+function RunCards({ run }: { run: FlowRun }) {
+  const { outputs, error } = run.summary ?? {};
+  return (
+    <>
+      {error !== undefined && error !== null && (
+        <Card title="Error">
+          <Json value={error} />
+        </Card>
+      )}
+      <div class="grid">
+        <Card title="Inputs">
+          <Json value={run.inputs ?? {}} />
+        </Card>
+        <Card title="Outputs">
+          {outputs === undefined
+            ? <Empty title={run.ended_at ? "The run has no outputs" : "The run has not ended yet"} />
+            : <Json value={outputs} />}
         </Card>
       </div>
-    </Page>
+      <p class="quiet">Choose a step of the graph to see its input, output and attempts.</p>
+    </>
+  );
+}
+
+function RunFacts({ run }: { run: FlowRun }) {
+  const summary = run.summary ?? {};
+  const begin = Date.parse(run.started_at ?? run.created_at);
+  return (
+    <FactRow>
+      <Fact name="Version">{run.version}</Fact>
+      <Fact name="Steps">
+        {String(summary.completed_steps ?? 0)} of {String(summary.total_steps ?? "?")}
+        {summary.failed_steps ? `, ${summary.failed_steps} failed` : ""}
+      </Fact>
+      <Fact name="Created">
+        <Age time={run.created_at} />
+      </Fact>
+      <Fact name="Took">{run.ended_at ? formatDuration(Date.parse(run.ended_at) - begin) : "…"}</Fact>
+      <Fact name="Id">
+        <span class="mono">{run.run_id}</span> <Copy text={run.run_id} />
+      </Fact>
+    </FactRow>
   );
 }
 

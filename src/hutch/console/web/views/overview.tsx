@@ -41,9 +41,10 @@ function useLoad() {
       setSamples(overview.samples);
       setTotals(overview);
     }, setError);
-    return subscribe("/console/overview/events", ({ data: [sample, totals] }) => {
-      setSamples((old) => [...(old ?? []).slice(1 - HISTORY_SECONDS), sample]);
-      setTotals(totals);
+    return subscribe("/console/overview/events", (events) => {
+      const fresh = events.map(({ data: [sample] }) => sample);
+      setSamples((old) => [...(old ?? []), ...fresh].slice(-HISTORY_SECONDS));
+      setTotals(events.at(-1)!.data[1]);
     });
   }, []);
   return { samples, totals, error };
@@ -78,6 +79,8 @@ function OperatorOverview() {
   const runs = sum("runs");
   return (
     <Page title="Overview">
+      <FirstSteps />
+      <ApprovalNote />
       <div class="tiles">
         <Tile
           label="Runs, last minute"
@@ -148,9 +151,46 @@ function OperatorOverview() {
           <Outcomes outcomes={totals.outcomes} />
         </Card>
         <LastFailures />
-        <Waiting />
+        <McpServers />
       </div>
     </Page>
+  );
+}
+
+/** What to do on a server where nothing has run. */
+function FirstSteps() {
+  const { data } = useData<RunPage>("/runs?limit=1&counts=false", REFRESH_MS);
+  if (data?.runs.length !== 0) return null;
+  return (
+    <Card title="First steps">
+      <ol class="first-steps">
+        <li>
+          <a href="#/playground">Run a snippet</a>
+          <span>
+            The playground has one that calls tools. Its timeline shows every call and its source line.
+          </span>
+        </li>
+        <li>
+          <a href="#/connect">Connect a client</a>
+          <span>Copy the entry for Claude Code, Cursor or VS Code, or the lines for Python and curl.</span>
+        </li>
+        <li>
+          <a href="#/tools">Look at the tools</a>
+          <span>MCP servers, npm packages and abilities, each with a form to try it.</span>
+        </li>
+      </ol>
+    </Card>
+  );
+}
+
+function ApprovalNote() {
+  const count = pending.value?.length ?? 0;
+  if (!count) return null;
+  return (
+    <div class="note" role="status">
+      <span>{count === 1 ? "A call waits" : `${count} calls wait`} for a decision.</span>
+      <a class="button small" href="#/approvals">Decide</a>
+    </div>
   );
 }
 
@@ -163,6 +203,8 @@ function Tile({ label, value, detail }: { label: string; value: string; detail: 
     </div>
   );
 }
+
+const METERS: Record<string, string> = { ok: "meter-ok", suspended: "meter-wait", cancelled: "meter-quiet" };
 
 function Outcomes({ outcomes }: { outcomes: Record<string, number> }) {
   const rows = Object.entries(outcomes).sort((left, right) => right[1] - left[1]);
@@ -181,7 +223,7 @@ function Outcomes({ outcomes }: { outcomes: Record<string, number> }) {
       {rows.map(([code, count]) => (
         <li key={code}>
           <span class="bars-label">{code}</span>
-          <meter class={code === "ok" ? "meter-ok" : "meter-bad"} min={0} max={total} value={count}>
+          <meter class={METERS[code] ?? "meter-bad"} min={0} max={total} value={count}>
             {count}
           </meter>
           <span class="bars-value">{formatCount(count)}</span>
@@ -198,7 +240,11 @@ function LastFailures() {
   return (
     <Card title="Last failures" actions={<a href={link(["runs"], { status: "failed" })}>All</a>}>
       {error !== undefined && <ErrorNote error={error} />}
-      {data?.runs.length === 0 && <Empty title="Nothing has failed" />}
+      {data?.runs.length === 0 && (
+        <Empty title="Nothing has failed">
+          <p>Failed runs appear here with their message.</p>
+        </Empty>
+      )}
       <ul class="failures">
         {data?.runs.map((run) => (
           <li key={run.run_id}>
@@ -217,20 +263,15 @@ function LastFailures() {
   );
 }
 
-/** Approvals that wait, and the state of the MCP servers. */
-function Waiting() {
+function McpServers() {
   const { data } = useData<
     { servers: { name: string; state: string; error?: string | null; tools: number }[] }
   >(
     "/status",
     REFRESH_MS,
   );
-  const waiting = pending.value?.length ?? 0;
   return (
-    <Card
-      title="MCP servers"
-      actions={waiting > 0 && <a href="#/approvals">{waiting} calls wait for approval</a>}
-    >
+    <Card title="MCP servers">
       {data?.servers.length === 0 && (
         <Empty title="No MCP servers">
           <p>

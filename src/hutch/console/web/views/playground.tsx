@@ -5,29 +5,15 @@ import { get } from "../api.ts";
 import { formatDuration, visible } from "../format.ts";
 import { link, location } from "../router.ts";
 import { Badge, Button, Card, Empty, ErrorNote, Field, Json, Page } from "../ui/basics.tsx";
+import { Files, type ShownFile } from "../ui/files.tsx";
 import { useData } from "../ui/load.ts";
 import { Split } from "../ui/split.tsx";
 import { PendingApprovals } from "./approvals.tsx";
 import { Editor, type ToolName } from "./playground/editor.tsx";
+import { type Example, examples, FIRST, WITH_TOOLS } from "./playground/examples.ts";
 import { cancel, progress, run, type RunProgress } from "./playground/run.ts";
 import type { RunDetail } from "./runs/model.ts";
 
-const EXAMPLE = `// Ctrl+Enter runs this. The value that is returned is the result.
-const squares = [1, 2, 3].map((n) => n * n);
-console.log("squares", squares);
-return { sum: squares.reduce((a, b) => a + b, 0) };
-`;
-/** For servers with the example tools of `hutch serve --examples`. */
-const TOOL_EXAMPLE = `// Ctrl+Enter runs this. tools.shop stands for one of your MCP servers.
-const { articles } = await tools.shop.listArticles({});
-const offers = await Promise.all(
-  articles.map((article) => tools.shop.getPrice({ article })),
-);
-console.log("offers", offers);
-const order = await tools.shop.order({ article: "lamp", count: 4 });
-return order.total;
-`;
-const EXAMPLE_TOOL = "tools.shop.listArticles";
 const STORED = "playground";
 
 interface Draft {
@@ -38,7 +24,7 @@ interface Draft {
 }
 
 function storedDraft(): Draft {
-  const empty = { code: EXAMPLE, inputs: "", engine: "quickjs", timeout: "" };
+  const empty = { code: FIRST.code, inputs: "", engine: "quickjs", timeout: "" };
   try {
     return { ...empty, ...JSON.parse(localStorage.getItem(STORED) ?? "{}") };
   } catch {
@@ -57,14 +43,16 @@ function useDraft() {
 export default function Playground() {
   const { draft, change } = useDraft();
   const [problem, setProblem] = useState("");
-  const [loadedRun, setLoadedRun] = useState("");
+  // Names what was loaded into the editor.
+  const [loaded, setLoaded] = useState("");
   const tools = useData<ToolName[]>("/tools");
+  const offered = examples(tools.data ?? []);
+  const open = ({ name, code, inputs = "" }: Example) => {
+    change({ code, inputs });
+    setLoaded(`${name} ${Date.now()}`);
+  };
   useEffect(() => {
-    const hasExample = tools.data?.some(({ scriptName }) => scriptName === EXAMPLE_TOOL);
-    if (hasExample && draft.code === EXAMPLE) {
-      change({ code: TOOL_EXAMPLE });
-      setLoadedRun(EXAMPLE_TOOL);
-    }
+    if (draft.code === FIRST.code && offered.includes(WITH_TOOLS)) open(WITH_TOOLS);
   }, [tools.data]);
   const source = location.value.query.get("run");
   useEffect(() => {
@@ -75,7 +63,7 @@ export default function Playground() {
         ? ""
         : JSON.stringify(recorded.inputs, null, 2);
       change({ code: recorded.code, inputs, engine: recorded.engine === "deno" ? "deno" : "quickjs" });
-      setLoadedRun(source);
+      setLoaded(source);
     }, (error) => setProblem(String(error.message)));
   }, [source]);
   const start = () => {
@@ -99,6 +87,18 @@ export default function Playground() {
   const actions = (
     <>
       <select
+        aria-label="Examples"
+        value=""
+        onChange={(event) => {
+          const chosen = offered.find(({ name }) => name === event.currentTarget.value);
+          if (chosen) open(chosen);
+          event.currentTarget.value = "";
+        }}
+      >
+        <option value="">Examples</option>
+        {offered.map(({ name }) => <option key={name} value={name}>{name}</option>)}
+      </select>
+      <select
         aria-label="Engine"
         value={draft.engine}
         onChange={(event) => change({ engine: event.currentTarget.value })}
@@ -118,7 +118,7 @@ export default function Playground() {
           <div class="stack">
             <Card>
               <Editor
-                key={loadedRun}
+                key={loaded}
                 code={draft.code}
                 onChange={(code) => change({ code })}
                 onRun={start}
@@ -160,7 +160,7 @@ function Output({ progress }: { progress?: RunProgress }) {
       <Card title="Output">
         <Empty title="Nothing has run yet">
           <p>
-            <kbd>Ctrl</kbd> <kbd>Enter</kbd> runs the code.
+            <kbd>Ctrl</kbd> <kbd>Enter</kbd> runs the code. Logs and tool calls appear here as they happen.
           </p>
         </Empty>
       </Card>
@@ -174,7 +174,7 @@ function Output({ progress }: { progress?: RunProgress }) {
         title="Output"
         actions={
           <>
-            {runId && <a href={link(["runs", runId])}>Timeline</a>}
+            {runId && <a class="button small" href={link(["runs", runId])}>Timeline</a>}
             <Badge state={state === "running" ? "running" : result?.ok ? "completed" : "failed"}>
               {state === "running" ? "running" : result?.ok ? "ok" : result?.error?.code ?? "not run"}
             </Badge>
@@ -190,6 +190,11 @@ function Output({ progress }: { progress?: RunProgress }) {
           </>
         )}
       </Card>
+      {result?.files?.length > 0 && (
+        <Card title={`Files (${result.files.length})`}>
+          <Files files={result.files.map(withData)} />
+        </Card>
+      )}
       {calls.length > 0 && (
         <Card title={`Tool calls (${calls.length})`}>
           <ul class="call-list">
@@ -221,6 +226,18 @@ function Output({ progress }: { progress?: RunProgress }) {
       )}
     </div>
   );
+}
+
+interface ResultFile {
+  name: string;
+  mime_type: string;
+  size: number;
+  /** In Base64. */
+  data: string;
+}
+
+function withData({ data, ...file }: ResultFile): ShownFile {
+  return { ...file, url: `data:${file.mime_type};base64,${data}` };
 }
 
 function Failure(

@@ -3,7 +3,7 @@
 import type { ComponentType } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { location } from "../router.ts";
-import { Empty, ErrorNote } from "../ui/basics.tsx";
+import { Button, Empty } from "../ui/basics.tsx";
 
 interface ViewModule {
   default: ComponentType;
@@ -14,6 +14,7 @@ const LOADERS: Record<string, () => Promise<ViewModule>> = {
   "": () => import("./overview.tsx"),
   runs: () => import("./runs.tsx"),
   playground: () => import("./playground.tsx"),
+  sessions: () => import("./sessions.tsx"),
   tools: () => import("./tools.tsx"),
   flows: () => import("./flows.tsx"),
   approvals: () => import("./approvals.tsx"),
@@ -36,7 +37,14 @@ export function View() {
       update((count) => count + 1);
     }, setError);
   }, [name]);
-  if (error) return <ErrorNote error={error} />;
+  if (error) {
+    return (
+      <Empty title="This view could not be loaded">
+        <p>The server does not answer, or it was updated since this page was opened.</p>
+        <Button kind="primary" onClick={() => globalThis.location.reload()}>Load the page again</Button>
+      </Empty>
+    );
+  }
   const Current = loaded[name];
   if (Current) return <Current key={name} />;
   if (LOADERS[name]) return null;

@@ -1,7 +1,8 @@
 /** Runs code on the server and collects the events of the run as they arrive. */
 
 import { signal } from "@preact/signals";
-import { ApiError, stream } from "../../api.ts";
+import { ApiError, batches, type ServerEvent } from "../../api.ts";
+import { inFrame } from "../../ui/frames.ts";
 
 export interface CallProgress {
   call: string | number;
@@ -49,24 +50,35 @@ export function cancel(): void {
 export async function run(request: RunRequest): Promise<void> {
   cancel();
   const own = controller = new AbortController();
-  const update = (change: (old: RunProgress) => Partial<RunProgress>) => {
-    if (controller === own) progress.value = { ...progress.value!, ...change(progress.value!) };
+  let current: RunProgress = progress.value = { state: "running", logs: [], calls: [] };
+  const update = (changes: Partial<RunProgress>) => {
+    current = { ...current, ...changes };
+    // A guest may log thousands of lines at once.
+    if (controller === own) inFrame(own, () => controller === own && (progress.value = current));
   };
-  progress.value = { state: "running", logs: [], calls: [] };
   try {
-    for await (const { name, data } of stream("POST", "/run", request, own.signal)) {
-      if (data.run_id) update(() => ({ runId: data.run_id }));
-      if (name === "log") update(({ logs }) => ({ logs: [...logs, data.line].slice(-MAX_LOGS) }));
-      else if (name === "tool_call_started") update(({ calls }) => ({ calls: [...calls, data] }));
-      else if (name === "tool_call_ended") {
-        update(({ calls }) => ({
-          calls: calls.map((call) => call.call === data.call ? { ...call, ...data } : call),
-        }));
-      } else if (name === "result") update(() => ({ result: data }));
+    for await (const events of batches("POST", "/run", request, own.signal)) {
+      update(progressed(current, events));
     }
-    update(() => ({ state: "ended" }));
+    update({ state: "ended" });
   } catch (error) {
-    if (own.signal.aborted) update(() => ({ state: "ended", error: "You stopped this run." }));
-    else update(() => ({ state: error instanceof ApiError ? "refused" : "ended", error }));
+    if (own.signal.aborted) update({ state: "ended", error: "You stopped this run." });
+    else update({ state: error instanceof ApiError ? "refused" : "ended", error });
   }
+}
+
+function progressed(
+  { runId, logs, calls, result }: RunProgress,
+  events: ServerEvent[],
+): Partial<RunProgress> {
+  const lines = [...logs];
+  const byId = new Map(calls.map((call) => [call.call, call]));
+  for (const { name, data } of events) {
+    runId ??= data.run_id;
+    if (name === "log") lines.push(data.line);
+    else if (name === "tool_call_started") byId.set(data.call, data);
+    else if (name === "tool_call_ended") byId.set(data.call, { ...byId.get(data.call), ...data });
+    else if (name === "result") result = data;
+  }
+  return { runId, logs: lines.slice(-MAX_LOGS), calls: [...byId.values()], result };
 }

@@ -49,6 +49,10 @@ export function currentFilters(): URLSearchParams {
   return filters;
 }
 
+export function clearFilters(): void {
+  setQuery(Object.fromEntries(FILTERS.map((name) => [name, undefined])));
+}
+
 export function Filters({ counts, complete }: { counts?: Record<string, number>; complete?: boolean }) {
   const query = location.value.query;
   const value = (name: string) => query.get(name) ?? "";
@@ -85,7 +89,7 @@ export function Filters({ counts, complete }: { counts?: Record<string, number>;
           </button>
         ))}
       </div>
-      <TextFilter name="text" placeholder="Search id, label, code, tool, host" />
+      <TextFilter name="text" placeholder="Search id, label, message, tool, host" />
       {select("since", "Time", PERIODS)}
       {select("protocol", "Protocol", choices(PROTOCOLS, "All protocols"))}
       {select("engine", "Engine", choices(ENGINES, "All engines"))}
@@ -110,7 +114,7 @@ export function Filters({ counts, complete }: { counts?: Record<string, number>;
         <Button
           small
           kind="link"
-          onClick={() => setQuery(Object.fromEntries(FILTERS.map((name) => [name, undefined])))}
+          onClick={clearFilters}
         >
           Clear all
         </Button>

@@ -5,8 +5,9 @@ import { get, post, session } from "../../api.ts";
 import { formatDuration, visible } from "../../format.ts";
 import { link, location } from "../../router.ts";
 import { Age, Badge, Button, Empty, ErrorNote, Page } from "../../ui/basics.tsx";
-import { currentFilters, Filters } from "./filters.tsx";
-import { isActive, ownerOf, type RunEntry, type RunPage, stateOf } from "./model.ts";
+import { inFrame } from "../../ui/frames.ts";
+import { clearFilters, currentFilters, Filters } from "./filters.tsx";
+import { isActive, nameOf, ownerOf, type RunEntry, type RunPage, stateOf } from "./model.ts";
 
 const PAGE_SIZE = 100;
 const REFRESH_MS = 2_000;
@@ -27,18 +28,21 @@ function useRuns(filters: string, live: boolean) {
     if (cursor) parameters.set("cursor", cursor);
     return await get<RunPage>(`/runs?${parameters}`, signal);
   };
+  const show = (first: RunPage) => {
+    setError(undefined);
+    setPage(first);
+    setRuns((old) => {
+      const fresh = new Set(first.runs.map((run) => run.run_id));
+      const rest = (old ?? []).slice(first.runs.length).filter((run) => !fresh.has(run.run_id));
+      // Without further pages, the first page is the whole list.
+      return first.next && old && old.length > PAGE_SIZE ? [...first.runs, ...rest] : first.runs;
+    });
+    setNext((old) => (old && runs && runs.length > PAGE_SIZE ? old : first.next));
+  };
   const refresh = async (signal: AbortSignal) => {
     try {
       const first = await load(undefined, signal);
-      setError(undefined);
-      setPage(first);
-      setRuns((old) => {
-        const fresh = new Set(first.runs.map((run) => run.run_id));
-        const rest = (old ?? []).slice(first.runs.length).filter((run) => !fresh.has(run.run_id));
-        // Without further pages, the first page is the whole list.
-        return first.next && old && old.length > PAGE_SIZE ? [...first.runs, ...rest] : first.runs;
-      });
-      setNext((old) => (old && runs && runs.length > PAGE_SIZE ? old : first.next));
+      inFrame(loading, () => signal.aborted || show(first));
     } catch (error) {
       if (!signal.aborted) setError(error);
     }
@@ -110,13 +114,19 @@ export function RunList() {
 }
 
 function NoRuns({ filtered }: { filtered: boolean }) {
-  return filtered ? <Empty title="No run matches these filters" /> : (
-    <Empty title="Nothing has run yet">
-      <p>
-        Try the <a href="#/playground">playground</a>, or <a href="#/connect">connect</a> a client.
-      </p>
-    </Empty>
-  );
+  return filtered
+    ? (
+      <Empty title="No run matches these filters">
+        <Button onClick={clearFilters}>Show all runs</Button>
+      </Empty>
+    )
+    : (
+      <Empty title="Nothing has run yet">
+        <p>
+          Try the <a href="#/playground">playground</a>, or <a href="#/connect">connect</a> a client.
+        </p>
+      </Empty>
+    );
 }
 
 function Rows({ runs, selected, toggle, selectAll, more, hasMore, onTop }: {
@@ -168,10 +178,10 @@ function Rows({ runs, selected, toggle, selectAll, more, hasMore, onTop }: {
             </th>
             <th>State</th>
             <th>Run</th>
-            <th>Protocol</th>
-            {isAdmin && <th class="owner">Owner</th>}
-            <th class="number calls">Calls</th>
-            <th class="number">Waited</th>
+            <th class="protocol wide-only">Protocol</th>
+            {isAdmin && <th class="owner wide-only">Owner</th>}
+            <th class="number calls wide-only">Calls</th>
+            <th class="number wide-only">Waited</th>
             <th class="number">Ran</th>
             <th class="number">When</th>
           </tr>
@@ -198,7 +208,7 @@ function Rows({ runs, selected, toggle, selectAll, more, hasMore, onTop }: {
                     ? link(["flows", run.flow, "runs", run.run_id])
                     : link(["runs", run.run_id], { from: location.value.query.toString() })}
                 >
-                  {visible(run.label ?? run.flow ?? run.run_id.slice(0, 12))}
+                  {visible(nameOf(run))}
                 </a>
                 {run.error?.message && (
                   <span class={run.status === "suspended" ? "run-error waiting" : "run-error"}>
@@ -206,13 +216,13 @@ function Rows({ runs, selected, toggle, selectAll, more, hasMore, onTop }: {
                   </span>
                 )}
               </td>
-              <td>
+              <td class="wide-only">
                 {run.protocol}
                 {run.engine && <span class="quiet">{` · ${run.engine}`}</span>}
               </td>
-              {isAdmin && <td>{visible(ownerOf(run))}</td>}
-              <td class="number">{run.tool_calls || ""}</td>
-              <td class="number quiet">{waited(run)}</td>
+              {isAdmin && <td class="wide-only">{visible(ownerOf(run))}</td>}
+              <td class="number wide-only">{run.tool_calls || ""}</td>
+              <td class="number quiet wide-only">{waited(run)}</td>
               <td class="number">{isActive(run) ? "…" : formatDuration(run.duration_ms)}</td>
               <td class="number quiet">
                 <Age time={run.created_at} />

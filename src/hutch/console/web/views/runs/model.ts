@@ -69,8 +69,27 @@ export interface Wait {
   duration_ms: number;
 }
 
+/** A call that a suspended run waits for. */
+export interface PendingCall {
+  call_id: string;
+  provider: string | null;
+  tool: string | null;
+  is_question: boolean;
+  has_answer: boolean;
+}
+
+export interface RunFile {
+  name: string;
+  mime_type: string;
+  size: number;
+  recorded: boolean;
+}
+
 export interface RunDetail extends RunBase {
   code_hash?: string;
+  trace_id?: string | null;
+  /** Number of the turn, if the run was one of a session. */
+  turn?: number;
   limits?: Record<string, number>;
   retries?: number;
   tool_calls?: ToolCall[];
@@ -83,6 +102,8 @@ export interface RunDetail extends RunBase {
   code?: string | { $cut: number };
   inputs?: unknown;
   output?: unknown;
+  files?: RunFile[];
+  pending_calls?: PendingCall[];
   replay?: { same: boolean; recorded: boolean; reason: string | null };
 }
 
@@ -102,6 +123,10 @@ export function isActive(run: { status: string }): boolean {
 /** The state that a badge shows: the status, or the error code of a failed run. */
 export function stateOf(run: RunBase): string {
   return run.status === "failed" ? run.outcome ?? "failed" : run.status;
+}
+
+export function nameOf(run: RunBase): string {
+  return run.label ?? run.flow ?? run.run_id.slice(0, 12);
 }
 
 export function ownerOf(run: RunBase): string {

@@ -1,15 +1,20 @@
 /** One run: its timeline on the left; the selected item, the code and the logs on the right. */
 
-import type { ComponentChildren } from "preact";
 import { useEffect, useMemo, useState } from "preact/hooks";
-import { ApiError, get, post, session, subscribe } from "../../api.ts";
-import { formatDuration, formatTime, visible } from "../../format.ts";
+import { ApiError, get, post, subscribe } from "../../api.ts";
+import { formatDuration, visible } from "../../format.ts";
 import { link, location, navigate } from "../../router.ts";
-import { Age, Badge, Button, Card, Copy, Empty, ErrorNote, Json, Page, Tabs } from "../../ui/basics.tsx";
-import { type LineMark, Source } from "../../ui/source.tsx";
+import { Age, Badge, Button, Card, Copy, Crumbs, Empty, ErrorNote, Page } from "../../ui/basics.tsx";
+import { Fact, FactRow } from "../../ui/facts.tsx";
 import { Split } from "../../ui/split.tsx";
-import { isActive, ownerOf, type RunDetail, stateOf } from "./model.ts";
-import { type Span, spansOf, Timeline } from "./timeline.tsx";
+import { pending } from "../approvals.tsx";
+import { Details } from "./details.tsx";
+import { isActive, nameOf, ownerOf, type RunDetail, stateOf } from "./model.ts";
+import { spansOf, Timeline } from "./timeline.tsx";
+import { Waiting } from "./waiting.tsx";
+
+const RELOAD_MS = 200;
+const SUSPENDED_MS = 2_000;
 
 /** Loads a run, and again at each of its events while it is active. */
 function useRun(id: string) {
@@ -25,19 +30,29 @@ function useRun(id: string) {
     load();
   }, [id]);
   const active = run !== undefined && isActive(run);
+  const suspended = run?.status === "suspended";
   useEffect(() => {
     if (!active) return;
-    let pending = false;
+    let timer: number | undefined;
     const reloadSoon = () => {
-      if (pending) return;
-      pending = true;
-      setTimeout(() => {
-        pending = false;
+      timer ??= setTimeout(() => {
+        timer = undefined;
         load();
-      }, 200);
+      }, RELOAD_MS);
     };
-    return subscribe(`${path}/events`, reloadSoon);
+    const unsubscribe = subscribe(`${path}/events`, reloadSoon);
+    return () => {
+      clearTimeout(timer);
+      unsubscribe();
+    };
   }, [id, active]);
+  // A suspended run has no events. Another server may continue it.
+  useEffect(() => {
+    if (!suspended) return;
+    load();
+    const timer = setInterval(() => document.hidden || load(), SUSPENDED_MS);
+    return () => clearInterval(timer);
+  }, [id, suspended, pending.value]);
   return { run, error, load };
 }
 
@@ -58,10 +73,10 @@ export function RunView({ id }: { id: string }) {
     globalThis.location.replace(link(["flows", run.flow, "runs", id]));
     return null;
   }
-  return run ? <RunPanels run={run} /> : null;
+  return run ? <RunPanels run={run} reload={load} /> : null;
 }
 
-function RunPanels({ run }: { run: RunDetail }) {
+function RunPanels({ run, reload }: { run: RunDetail; reload: () => void }) {
   const [now, setNow] = useState(Date.now());
   useEffect(() => {
     if (!isActive(run)) return;
@@ -71,22 +86,18 @@ function RunPanels({ run }: { run: RunDetail }) {
   const spans = useMemo(() => spansOf(run, now), [run, now]);
   const [selected, setSelected] = useState<string>("run");
   const span = spans.find((span) => span.id === selected);
-  const back = link(
-    ["runs"],
-    Object.fromEntries(new URLSearchParams(location.value.query.get("from") ?? "")),
-  );
+  const filters = Object.fromEntries(new URLSearchParams(location.value.query.get("from") ?? ""));
   const title = (
-    <span class="run-title">
-      <a href={back} class="quiet">Runs</a>
-      <span class="quiet">/</span>
-      <span class="run-title-name">{visible(run.label ?? run.flow ?? run.run_id.slice(0, 12))}</span>
+    <Crumbs above={[{ href: link(["runs"], filters), name: "Runs" }]} name={nameOf(run)}>
       <Badge state={stateOf(run)} />
-    </span>
+    </Crumbs>
   );
+  const isSuspended = run.status === "suspended";
   return (
-    <Page wide title={title} actions={<Actions run={run} />}>
+    <Page wide title={title} actions={<Actions run={run} reload={reload} />}>
       <Facts run={run} />
-      {run.error && <Failure run={run} />}
+      {run.error && !isSuspended && <Failure run={run} />}
+      {(isSuspended || isActive(run)) && <Waiting run={run} onChange={reload} />}
       <Split
         left={
           <Card title="Timeline">
@@ -101,33 +112,34 @@ function RunPanels({ run }: { run: RunDetail }) {
 
 function Facts({ run }: { run: RunDetail }) {
   return (
-    <dl class="fact-row">
+    <FactRow>
       <Fact name="Protocol">{[run.protocol, run.engine].filter(Boolean).join(" · ")}</Fact>
       <Fact name="Owner">{visible(ownerOf(run))}</Fact>
       <Fact name="Created">
         <Age time={run.created_at} />
       </Fact>
-      <Fact name="Queue">{formatDuration(run.queue_ms)}</Fact>
+      <Fact name="Queue" title="Waited for a runner">{formatDuration(run.queue_ms)}</Fact>
       {run.install_ms ? <Fact name="Install">{formatDuration(run.install_ms)}</Fact> : null}
       <Fact name="Ran">{isActive(run) ? "…" : formatDuration(run.duration_ms)}</Fact>
-      <Fact name="Id">
-        <span class="mono">{run.run_id}</span> <Copy text={run.run_id} />
-      </Fact>
+      {run.turn != null && run.label && (
+        <Fact name="Session">
+          <a href={link(["sessions", run.label])}>{visible(run.label)}</a>, turn {run.turn}
+        </Fact>
+      )}
       {run.parent_run_id && (
         <Fact name="Part of">
           <a class="mono" href={link(["runs", run.parent_run_id])}>{run.parent_run_id.slice(0, 12)}</a>
         </Fact>
       )}
-    </dl>
-  );
-}
-
-function Fact({ name, children }: { name: string; children: ComponentChildren }) {
-  return (
-    <div>
-      <dt>{name}</dt>
-      <dd>{children}</dd>
-    </div>
+      {run.trace_id && (
+        <Fact name="Trace">
+          <span class="mono">{run.trace_id.slice(0, 12)}…</span> <Copy text={run.trace_id} />
+        </Fact>
+      )}
+      <Fact name="Id">
+        <span class="mono">{run.run_id}</span> <Copy text={run.run_id} />
+      </Fact>
+    </FactRow>
   );
 }
 
@@ -135,7 +147,7 @@ function Failure({ run }: { run: RunDetail }) {
   const { error } = run;
   if (!error) return null;
   return (
-    <div class={run.status === "suspended" ? "failure waiting" : "failure"} role="alert">
+    <div class="failure" role="alert">
       <p>
         <strong>{error.name ? visible(error.name) : error.code}</strong>
         {error.line ? <span class="quiet">, line {error.line}</span> : null}
@@ -158,135 +170,26 @@ function Failure({ run }: { run: RunDetail }) {
   );
 }
 
-function Details({ run, span }: { run: RunDetail; span?: Span }) {
-  const [tab, setTab] = useState(typeof run.code === "string" ? "code" : "data");
-  const tabs = [
-    { id: "code", label: "Code" },
-    { id: "data", label: span && span.kind !== "run" ? "Selected" : "Input and output" },
-    { id: "logs", label: `Logs${run.log_lines ? ` (${run.log_lines})` : ""}` },
-    { id: "limits", label: "Limits" },
-  ];
-  useEffect(() => {
-    if (!span) return;
-    if (span.kind === "run") return;
-    if (!span.line || typeof run.code !== "string") setTab("data");
-  }, [span?.id]);
-  return (
-    <Card>
-      <Tabs tabs={tabs} current={tab} onSelect={setTab} />
-      {tab === "code" && <CodeTab run={run} span={span} />}
-      {tab === "data" && (span && span.kind !== "run" ? <SpanData span={span} /> : <RunData run={run} />)}
-      {tab === "logs" && <Logs run={run} />}
-      {tab === "limits" && <Json value={{ limits: run.limits, reached: run.limit, retries: run.retries }} />}
-    </Card>
-  );
-}
-
-function CodeTab({ run, span }: { run: RunDetail; span?: Span }) {
-  if (typeof run.code !== "string") return <NotRecorded what="The code" run={run} />;
-  const marks = new Map<number, LineMark>();
-  for (const call of run.tool_calls ?? []) if (call.line) marks.set(call.line, "call");
-  if (run.error?.line) marks.set(run.error.line, "error");
-  return (
-    <>
-      <Source code={run.code} marks={marks} focus={span?.line} />
-      {span && span.kind !== "run" && <SpanData span={span} />}
-    </>
-  );
-}
-
-function SpanData({ span }: { span: Span }) {
-  const { input, output, ...rest } = span.detail as Record<string, unknown>;
-  return (
-    <div class="stack">
-      <h3>{visible(span.label)}</h3>
-      {input !== undefined && (
-        <>
-          <h3 class="quiet">Arguments</h3>
-          <Json value={input} />
-        </>
-      )}
-      {output !== undefined && (
-        <>
-          <h3 class="quiet">Result</h3>
-          <Json value={output} />
-        </>
-      )}
-      <Json value={rest} />
-    </div>
-  );
-}
-
-function RunData({ run }: { run: RunDetail }) {
-  if (run.inputs === undefined && run.output === undefined) {
-    return <NotRecorded what="Input and output" run={run} />;
-  }
-  return (
-    <div class="stack">
-      {run.inputs !== undefined && (
-        <>
-          <h3 class="quiet">Inputs</h3>
-          <Json value={run.inputs} />
-        </>
-      )}
-      {run.output !== undefined && (
-        <>
-          <h3 class="quiet">Output</h3>
-          <Json value={run.output} />
-        </>
-      )}
-    </div>
-  );
-}
-
-function Logs({ run }: { run: RunDetail }) {
-  if (!run.logs) {
-    return run.log_lines ? <NotRecorded what="The log" run={run} /> : <Empty title="Nothing was logged" />;
-  }
-  if (!run.logs.length) return <Empty title="Nothing was logged" />;
-  return (
-    <div class="logs" tabIndex={0} role="log" aria-label="Log">
-      {run.logs.map(({ at_ms, line }, index) => (
-        <div key={index} class="log">
-          <span class="log-time">{at_ms === null ? "" : formatDuration(at_ms)}</span>
-          <span>{visible(line)}</span>
-        </div>
-      ))}
-      {run.logs_truncated && <p class="quiet">Further lines were cut.</p>}
-    </div>
-  );
-}
-
-function NotRecorded({ what, run }: { what: string; run: RunDetail }) {
-  return (
-    <Empty title={`${what} of this run is not recorded`}>
-      <p>
-        It was recorded with <code>record = "{run.recorded ?? "errors"}"</code>. Set{" "}
-        <code>record = "full"</code> to keep code, inputs, outputs and logs of further runs.
-      </p>
-    </Empty>
-  );
-}
-
-function Actions({ run }: { run: RunDetail }) {
+function Actions({ run, reload }: { run: RunDetail; reload: () => void }) {
   const [error, setError] = useState<unknown>();
+  const path = `/runs/${encodeURIComponent(run.run_id)}`;
   const replay = async (mode: "same" | "recorded") => {
     setError(undefined);
     try {
-      const { run_id } = await post(`/runs/${encodeURIComponent(run.run_id)}/replay`, { mode });
+      const { run_id } = await post(`${path}/replay`, { mode });
       navigate(["runs", run_id]);
     } catch (error) {
       setError(error);
     }
   };
-  const cancel = () => post(`/runs/${encodeURIComponent(run.run_id)}/cancel`).catch(setError);
-  const code = typeof run.code === "string" ? run.code : undefined;
+  const cancel = () => post(`${path}/cancel`).then(reload, setError);
+  const isOpen = isActive(run) || run.status === "suspended";
   return (
     <>
       {error !== undefined && <ErrorNote error={error} />}
-      {isActive(run) && <Button kind="danger" onClick={cancel}>Cancel</Button>}
-      {!isActive(run) && run.replay?.same && <Button onClick={() => replay("same")}>Run again</Button>}
-      {!isActive(run) && run.replay?.recorded && (
+      {isOpen && <Button kind="danger" onClick={cancel}>Cancel</Button>}
+      {!isOpen && run.replay?.same && <Button onClick={() => replay("same")}>Run again</Button>}
+      {!isOpen && run.replay?.recorded && (
         <Button
           onClick={() => replay("recorded")}
           title="Answers tool calls from the record. Nothing outside is touched."
@@ -294,30 +197,9 @@ function Actions({ run }: { run: RunDetail }) {
           Replay without side effects
         </Button>
       )}
-      {code !== undefined && (
-        <>
-          <Button onClick={() => navigate(["playground"], { run: run.run_id })}>Edit and run</Button>
-          <Copy label="Copy as curl" text={asCurl(run, code)} />
-          <Copy label="Copy as Python" text={asPython(run, code)} />
-        </>
+      {typeof run.code === "string" && (
+        <Button onClick={() => navigate(["playground"], { run: run.run_id })}>Edit and run</Button>
       )}
     </>
   );
-}
-
-function asCurl(run: RunDetail, code: string): string {
-  const body = JSON.stringify({ code, engine: run.engine, inputs: run.inputs ?? undefined });
-  const key = session.value?.needsKey ? ' -H "Authorization: Bearer $HUTCH_API_KEY"' : "";
-  const quoted = body.replaceAll("'", "'\\''");
-  return `curl ${globalThis.location.origin}/run -H 'Content-Type: application/json'${key} -d '${quoted}'`;
-}
-
-function asPython(run: RunDetail, code: string): string {
-  const inputs = run.inputs ? `, inputs=json.loads(${JSON.stringify(JSON.stringify(run.inputs))})` : "";
-  return `# Recorded ${formatTime(run.created_at)} as run ${run.run_id}.
-import json
-import hutch
-
-print(hutch.run_sync(${JSON.stringify(code)}, engine=${JSON.stringify(run.engine)}${inputs}))
-`;
 }

@@ -12,6 +12,8 @@ export interface Span {
   duration: number;
   ok: boolean;
   active?: boolean;
+  /** True if the run is suspended until this call has its result. */
+  waits?: boolean;
   line?: number | null;
   /** Value that the right panel shows. */
   detail: unknown;
@@ -27,6 +29,7 @@ const WAITS: Record<string, { kind: Span["kind"]; label: string }> = {
 /** Returns the spans of a run in the order in which they began. The first one is the run itself. */
 export function spansOf(run: RunDetail, nowMs: number): Span[] {
   const elapsed = run.duration_ms ?? Math.max(0, nowMs - Date.parse(run.started_at ?? run.created_at));
+  const isOpen = run.status === "running" || run.status === "pending";
   const whole: Span = {
     id: "run",
     kind: "run",
@@ -35,7 +38,7 @@ export function spansOf(run: RunDetail, nowMs: number): Span[] {
     duration: elapsed,
     ok: run.status !== "failed",
     active: run.status === "running",
-    line: run.error?.line,
+    line: run.status === "failed" ? run.error?.line : undefined,
     detail: undefined,
   };
   const waits = (run.waits ?? []).map((wait, index): Span => ({
@@ -54,8 +57,9 @@ export function spansOf(run: RunDetail, nowMs: number): Span[] {
       (call.provider && call.provider !== "tools" ? `${call.provider}.${call.tool}` : call.tool),
     start: call.start_ms ?? 0,
     duration: call.duration_ms ?? Math.max(0, elapsed - (call.start_ms ?? 0)),
-    ok: call.ok !== false,
-    active: call.duration_ms === null,
+    ok: call.duration_ms === null ? run.status !== "failed" : call.ok !== false,
+    active: call.duration_ms === null && isOpen,
+    waits: call.duration_ms === null && run.status === "suspended",
     line: call.line,
     detail: call,
   }));
@@ -73,14 +77,30 @@ export function spansOf(run: RunDetail, nowMs: number): Span[] {
 }
 
 const MAX_SPANS = 500;
+const TICKS = [0, 0.5, 1];
+const LEGEND: [string, string][] = [
+  ["queue", "Waited"],
+  ["run", "Ran"],
+  ["call", "Tool call"],
+  ["request", "Request"],
+  ["approval", "Approval"],
+  ["bad", "Failed"],
+];
+
+/** The colour of a bar, and its entry in the legend. */
+function toneOf(span: Span): string {
+  if (span.waits) return "approval";
+  if (!span.ok) return "bad";
+  return span.kind === "install" || span.kind === "start" ? "queue" : span.kind;
+}
 
 export function Timeline({ spans, selected, onSelect }: {
   spans: Span[];
   selected?: string;
   onSelect: (span: Span) => void;
 }) {
-  const begin = Math.min(0, ...spans.map((span) => span.start));
-  const end = Math.max(begin + 0.001, ...spans.map((span) => span.start + span.duration));
+  const begin = spans.reduce((least, span) => Math.min(least, span.start), 0);
+  const end = spans.reduce((most, span) => Math.max(most, span.start + span.duration), begin + 0.001);
   const percent = (ms: number) => (ms - begin) / (end - begin) * 100;
   const onKeyDown = (event: KeyboardEvent) => {
     const step = event.key === "ArrowDown" ? 1 : event.key === "ArrowUp" ? -1 : 0;
@@ -91,10 +111,15 @@ export function Timeline({ spans, selected, onSelect }: {
     onSelect(next);
     document.getElementById(`span-${next.id}`)?.focus();
   };
+  const tones = new Set(spans.map(toneOf));
   return (
     <div class="timeline" onKeyDown={onKeyDown}>
-      <div class="timeline-scale" aria-hidden="true">
-        {[0, 0.5, 1].map((part) => <span key={part}>{formatScale(begin + (end - begin) * part)}</span>)}
+      <div class="timeline-head" aria-hidden="true">
+        <div class="timeline-scale">
+          {TICKS.map((part) => (
+            <span key={part} style={{ left: `${part * 100}%` }}>{formatTick((end - begin) * part)}</span>
+          ))}
+        </div>
       </div>
       {spans.slice(0, MAX_SPANS).map((span) => (
         <button
@@ -105,22 +130,35 @@ export function Timeline({ spans, selected, onSelect }: {
           aria-pressed={span.id === selected}
           onClick={() => onSelect(span)}
         >
-          <span class="span-label" title={visible(span.label)}>{visible(span.label)}</span>
+          <span
+            class={span.kind === "run" ? "span-label span-whole" : "span-label"}
+            title={visible(span.label)}
+          >
+            {visible(span.label)}
+          </span>
           <span class="span-line">{span.line ? `line ${span.line}` : ""}</span>
           <span class="span-track">
             <span
-              class={`bar bar-${span.ok ? span.kind : "bad"}${span.active ? " bar-active" : ""}`}
+              class={`bar bar-${toneOf(span)}${span.active || span.waits ? " bar-active" : ""}`}
               style={{ left: `${percent(span.start)}%`, width: `${span.duration / (end - begin) * 100}%` }}
             />
           </span>
-          <span class="span-duration">{formatDuration(span.duration)}</span>
+          <span class="span-duration">{span.waits ? "waits" : formatDuration(span.duration)}</span>
         </button>
       ))}
       {spans.length > MAX_SPANS && <p class="quiet">{spans.length - MAX_SPANS} more are not shown.</p>}
+      <ul class="legend timeline-legend" aria-hidden="true">
+        {LEGEND.filter(([tone]) => tones.has(tone)).map(([tone, label]) => (
+          <li key={tone}>
+            <span class={`legend-mark bar-${tone}`} />
+            {label}
+          </li>
+        ))}
+      </ul>
     </div>
   );
 }
 
-function formatScale(ms: number): string {
-  return ms === 0 ? "0" : ms < 0 ? `−${formatDuration(-ms)}` : formatDuration(ms);
+function formatTick(ms: number): string {
+  return ms === 0 ? "0" : formatDuration(ms);
 }

@@ -1,0 +1,35 @@
+/** Spreads drawing over animation frames, so that no task of the page takes long. */
+
+const waiting = new Map<object, () => void>();
+let isScheduled = false;
+
+/**
+ * Calls `draw` in one of the next frames, which no other call shares. A later call with the same key replaces it.
+ * A hidden page has no frames, so it draws only the last state when it is shown again.
+ */
+export function inFrame(key: object, draw: () => void): void {
+  waiting.set(key, draw);
+  schedule();
+}
+
+/** Forgets what waits for a frame. */
+export function cancelFrame(key: object): void {
+  waiting.delete(key);
+}
+
+function schedule(): void {
+  if (isScheduled || !waiting.size) return;
+  isScheduled = true;
+  requestAnimationFrame(() => {
+    isScheduled = false;
+    const [next] = waiting;
+    if (!next) return;
+    const [key, draw] = next;
+    waiting.delete(key);
+    try {
+      draw();
+    } finally {
+      schedule();
+    }
+  });
+}

@@ -1,0 +1,90 @@
+/** What a suspended run waits for: approvals to decide, and calls whose results can be delivered. */
+
+import { useState } from "preact/hooks";
+import { post } from "../../api.ts";
+import { visible } from "../../format.ts";
+import { Badge, Button, Card, ErrorNote, Field } from "../../ui/basics.tsx";
+import { PendingApprovals } from "../approvals.tsx";
+import type { PendingCall, RunDetail } from "./model.ts";
+
+/** Protocols whose runs only the program that started them can continue, because it has their tools. */
+const PROGRAMS = ["python", "cli"];
+
+export function Waiting({ run, onChange }: { run: RunDetail; onChange: () => void }) {
+  const results = (run.pending_calls ?? []).filter((call) => !call.is_question);
+  return (
+    <>
+      <PendingApprovals run={run.run_id} />
+      {results.map((call) => <ResultCard key={call.call_id} run={run} call={call} onChange={onChange} />)}
+    </>
+  );
+}
+
+function ResultCard({ run, call, onChange }: { run: RunDetail; call: PendingCall; onChange: () => void }) {
+  const [text, setText] = useState("");
+  const [error, setError] = useState<unknown>();
+  const name = [call.provider, call.tool].filter(Boolean).join(".") || call.call_id;
+  const send = async (body: object) => {
+    setError(undefined);
+    try {
+      await post(`/runs/${encodeURIComponent(run.run_id)}/resume`, body);
+      onChange();
+    } catch (error) {
+      setError(error);
+    }
+  };
+  const deliver = () => {
+    try {
+      send({ results: { [call.call_id]: JSON.parse(text) } });
+    } catch (error) {
+      setError(
+        new Error(`Result: expected JSON, such as "yes" or {"ok": true}. ${(error as Error).message}`),
+      );
+    }
+  };
+  const title = (
+    <>
+      <code>{visible(name)}</code> <span class="quiet">waits for its result</span>
+    </>
+  );
+  if (call.has_answer) {
+    return (
+      <Card class="approval" title={title} actions={<Badge state="ok">delivered</Badge>}>
+        <p class="quiet">The run continues when all results that it needs are there.</p>
+      </Card>
+    );
+  }
+  if (PROGRAMS.includes(run.protocol)) {
+    return (
+      <Card class="approval" title={title}>
+        <p class="quiet">
+          A program started this run and has its tools. It continues the run with{" "}
+          <code>h.resume("{run.run_id}", {"{"}"{call.call_id}": result{"}"}, tools=[…])</code>.
+        </p>
+      </Card>
+    );
+  }
+  return (
+    <Card class="approval" title={title}>
+      {error !== undefined && <ErrorNote error={error} />}
+      <Field label="Result (JSON)" hint="The call returns this value, and the run continues.">
+        <textarea
+          rows={2}
+          spellcheck={false}
+          value={text}
+          placeholder='"yes"'
+          onInput={(event) => setText(event.currentTarget.value)}
+        />
+      </Field>
+      <div class="actions">
+        <Button kind="primary" disabled={!text.trim()} onClick={deliver}>Deliver and continue</Button>
+        <Button
+          kind="danger"
+          onClick={() => send({ errors: { [call.call_id]: text.trim() || "Refused in the console" } })}
+        >
+          Let the call fail
+        </Button>
+      </div>
+    </Card>
+  );
+}
