@@ -20,6 +20,7 @@ from tests.contract.tpmjs.harness import (
     tool,
 )
 from tests.hostile.processes import groups
+from tests.hostile.scripted_runner import WithRunner, scripted_runner
 from tests.support.processes import wait_until
 
 import hutch
@@ -110,3 +111,17 @@ async def abilities(shared_abilities: AbilityHarness) -> AsyncIterator[AbilityHa
     yield shared_abilities
     answer = await shared_abilities.run("export async function wrapper() { return Response.json(1) }")
     assert answer.body["success"], answer.body
+
+
+@pytest.fixture
+async def with_runner(tmp_path: Path) -> AsyncIterator[WithRunner]:
+    """Makes sandboxes with scripted runners, and closes them."""
+    sandboxes: list[hutch.Hutch] = []
+
+    def make(behaviour: str, **settings: Any) -> hutch.Hutch:
+        sandboxes.append(scripted_runner(tmp_path / f"runner{len(sandboxes)}.py", behaviour, **settings))
+        return sandboxes[-1]
+
+    yield make
+    for sandbox in sandboxes:
+        await sandbox.close()

@@ -3,71 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-import textwrap
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.hostile.guests.recording_tool import RecordingTool
+from tests.hostile.scripted_runner import WithRunner
 from tests.support.stalls import LoopStalls, repeat_on_stall
 
 import hutch
-
-RUNNER = textwrap.dedent(
-    """
-    import json, sys, time
-
-    def send(**message):
-        sys.stdout.write(json.dumps(message) + "\\n")
-        sys.stdout.flush()
-
-    def receive():
-        line = sys.stdin.readline()
-        if not line:
-            sys.exit(0)
-        return json.loads(line)
-
-    def done(id, **more):
-        send(**{"type": "done", "id": id, "ok": True, "durationMs": 1, "logs": [], **more})
-
-    def call(_, call_id="c1", tool="note", provider="tools", input=None, **more):
-        send(type="tool_call", callId=call_id, providerName=provider, safeToolName=tool, input=input, **more)
-
-    def raw(text):
-        sys.stdout.write(text)
-        sys.stdout.flush()
-
-    while True:
-        message = receive()
-        if message["type"] != "execute":
-            continue
-        id = message["id"]
-        BEHAVIOUR
-    """
-)
-
-
-@pytest.fixture
-async def with_runner(tmp_path: Path) -> AsyncIterator[Callable[..., hutch.Hutch]]:
-    """Makes a sandbox whose runner executes these Python statements on `execute`."""
-    sandboxes: list[hutch.Hutch] = []
-
-    def make(behaviour: str, **settings: Any) -> hutch.Hutch:
-        script = tmp_path / f"runner{len(sandboxes)}.py"
-        body = textwrap.indent(textwrap.dedent(behaviour).strip(), "    ").lstrip()
-        script.write_text(RUNNER.replace("BEHAVIOUR", body))
-        sandbox = hutch.Hutch(runner=[sys.executable, "-I", str(script)], **settings)
-        sandboxes.append(sandbox)
-        return sandbox
-
-    yield make
-    for sandbox in sandboxes:
-        await sandbox.close()
-
-
-WithRunner = Callable[..., hutch.Hutch]
 
 
 async def test_honest_external_runner_works_and_is_reused(with_runner: WithRunner) -> None:
@@ -480,63 +423,3 @@ async def test_missing_command_is_named(tmp_path: Path) -> None:
     async with hutch.Hutch(runner=[str(tmp_path / "nothing")]) as sandbox:
         with pytest.raises(hutch.HutchError, match="nothing"):
             await sandbox.run("x")
-
-
-@repeat_on_stall
-async def test_large_result_of_slow_numbers_does_not_block_the_host(with_runner: WithRunner) -> None:
-    """If they were decoded in one step, these numbers would take 10 us each. The runner ends before they are
-    decoded.
-    """
-    sandbox = with_runner(
-        """
-        send(type="started", id=id)
-        done(id, result=[1e300] * 100_000)
-        sys.exit(0)
-        """
-    )
-    async with LoopStalls() as stalls:
-        result = await sandbox.run("x", timeout_ms=60_000)
-    assert result.result == [1e300] * 100_000
-    stalls.assert_short()
-
-
-LONG_PAYLOADS = {
-    # The payload, and the end of the message after it.
-    "quotes": ("b'\"' + b'\\\\\"' * 7_500_000 + b'\"'", ""),
-    "control characters": ("b'\"' + b'\\\\u0001' * 2_500_000 + b'\"'", ""),
-    "not JSON": ("b'[' * 8_000_000", ""),
-    "another field": ("b'\"' + b'x' * 6_000_000 + b'\"'", ',"logs":[]'),
-}
-
-
-@pytest.mark.parametrize(("payload", "end"), LONG_PAYLOADS.values(), ids=LONG_PAYLOADS)
-@pytest.mark.parametrize("kind", ["done", "tool_call"])
-@repeat_on_stall
-async def test_long_payload_does_not_block_the_host(
-    with_runner: WithRunner, payload: str, end: str, kind: str
-) -> None:
-    """Skipping the payload as part of the whole message takes up to 70 ms."""
-    heads = {
-        "done": '{"type":"done","id":"%s","ok":true,"durationMs":1,"logs":[],"result":',
-        "tool_call": '{"type":"tool_call","callId":"c1","providerName":"tools","safeToolName":"note",'
-        '"id":"%s","input":',
-    }
-    sandbox = with_runner(
-        f"""
-        send(type="started", id=id)
-        text = {heads[kind]!r} % id
-        sys.stdout.buffer.write(text.encode() + {payload} + b'{end}' + b'}}\\n')
-        sys.stdout.buffer.flush()
-        done(id, result="honest")
-        """
-    )
-    tool = RecordingTool()
-    async with LoopStalls() as stalls:
-        result = await sandbox.run("x", tools=[tool.tool()], timeout_ms=60_000)
-    if kind == "tool_call" or end:
-        assert result.result == "honest"
-    else:
-        assert result.error is not None
-        assert result.error.code in ("result_too_large", "serialization_error")
-    assert tool.calls == []
-    stalls.assert_short()
