@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 
 from hutch.app.app import App
 from hutch.http.auth import AccessControl
-from hutch.http.run_headers import RunIdHeaders
+from hutch.http.middleware.run_headers import RunIdHeaders
 from hutch.settings import Settings
 
 CONTENT_TYPES = ("text/plain", "application/x-www-form-urlencoded")
@@ -24,7 +24,8 @@ async def test_every_route_with_a_body_requires_json(tmp_path: Path, monkeypatch
     """Pages of other sites can send these types without a preflight request."""
     applications: list[Starlette] = []
     monkeypatch.setattr(
-        "hutch.http.run_headers.RunIdHeaders", lambda web: applications.append(web) or RunIdHeaders(web)
+        "hutch.http.middleware.run_headers.RunIdHeaders",
+        lambda web: applications.append(web) or RunIdHeaders(web),
     )
     app = await App.create(Settings(home=str(tmp_path), quickjs_warm=0, deno_warm=0))
     try:

@@ -18,7 +18,7 @@ from hutch.app.app import App
 from hutch.app.openapi import document
 from hutch.http.auth import AccessControl
 from hutch.http.endpoint import Endpoint
-from hutch.http.run_headers import RunIdHeaders
+from hutch.http.middleware.run_headers import RunIdHeaders
 from hutch.settings import Settings
 
 KEY = "the-operators-key"
@@ -31,7 +31,8 @@ async def test_every_route_of_the_server_is_documented(
 ) -> None:
     applications: list[Starlette] = []
     monkeypatch.setattr(
-        "hutch.http.run_headers.RunIdHeaders", lambda web: applications.append(web) or RunIdHeaders(web)
+        "hutch.http.middleware.run_headers.RunIdHeaders",
+        lambda web: applications.append(web) or RunIdHeaders(web),
     )
     settings = Settings(home=str(tmp_path), quickjs_warm=0, deno_warm=0)
     app = await App.create(settings)

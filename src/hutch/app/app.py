@@ -345,9 +345,9 @@ class App:
         from hutch.console.tool_catalog import ToolCatalogServices
         from hutch.egress import policy
         from hutch.http import health, responses
-        from hutch.http.cors import Cors
         from hutch.http.endpoint import public_json_route
-        from hutch.http.run_headers import RunIdHeaders, note_run
+        from hutch.http.middleware.cors import Cors
+        from hutch.http.middleware.run_headers import RunIdHeaders, note_run
         from hutch.protocols.abilities import routes as abilities
         from hutch.protocols.execbox import routes as execbox
         from hutch.protocols.mcp.http import McpEndpoint
@@ -426,7 +426,7 @@ class App:
     def _traced(self, web: ASGIApp) -> ASGIApp:
         if self.tracer is None:
             return web
-        from hutch.http.run_headers import TraceHeaders
+        from hutch.http.middleware.run_headers import TraceHeaders
 
         return TraceHeaders(web)
 

@@ -16,7 +16,7 @@ from tests.support.processes import TIMEOUT_SECONDS
 from tests.support.stalls import LoopStalls, repeat_on_stall
 
 from hutch.app.app import App
-from hutch.http.cors import Cors
+from hutch.http.middleware.cors import Cors
 from hutch.store.models import User
 from hutch.vault import api_keys
 from hutch.vault.api_keys import Identity

@@ -19,7 +19,7 @@ from tests.support.processes import TIMEOUT_SECONDS
 from hutch.errors import Busy, InvalidPackage, QuotaExceeded
 from hutch.http import health, responses
 from hutch.http.auth import AccessControl
-from hutch.http.cors import Cors
+from hutch.http.middleware.cors import Cors
 from hutch.protocols.toolscript.gateway.gateway import Gateway
 from hutch.protocols.tpmjs import routes as tpmjs
 from hutch.protocols.tpmjs.models import EventSink, PackageToolCall, ToolDescription, ToolFailure, ToolOutcome

@@ -10,7 +10,7 @@ from typing import Any
 from tests.protocols.tpmjs.harness import DENO, SELF_TEST, TpmjsServer
 
 from hutch.http import sse
-from hutch.http.cors import HEADERS
+from hutch.http.middleware.cors import HEADERS
 from hutch.protocols.tpmjs.descriptions import info_response
 from hutch.protocols.tpmjs.requests import MAX_BATCH, MAX_NAME_CHARS
 from hutch.protocols.tpmjs.responses import FAILURE_KINDS

@@ -1,0 +1,1 @@
+"""ASGI middleware of the server: CORS headers, and headers about runs and traces."""
