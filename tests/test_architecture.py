@@ -33,7 +33,7 @@ LAYERS: Sequence[set[str]] = (
     {"kernel", "logs"},
     {"http"},
     {"queue"},
-    {"console", "protocols", "step_kinds"},
+    {"cluster", "console", "protocols", "step_kinds"},
     {"conformance"},
     {"api", "app"},
     {"__init__", "__main__", "cli"},

@@ -82,7 +82,13 @@ def test_page_starts_with_what_it_is_for(page: Path) -> None:
 def test_architecture_lists_every_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    dependencies = [*project["dependencies"], *extras["mcp"], *extras["otel"], *extras["server"]]
+    dependencies = [
+        *project["dependencies"],
+        *extras["cluster"],
+        *extras["mcp"],
+        *extras["otel"],
+        *extras["server"],
+    ]
     required = {Requirement(dependency).name for dependency in dependencies} - {"hutch"}
     listed = re.findall(r"pypi\.org/project/([\w.-]+)", section("architecture.md", "Libraries"))
     assert set(listed) == required

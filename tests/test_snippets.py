@@ -45,6 +45,9 @@ NOT_RUN = {
     ". .venv/bin/activate": "the test has `hutch` on its PATH",
     "pip install": "tests/deploy/test_packaging.py and `make wheel-check` install the package",
     "hutch serve": "does not end; the other commands use a server that the test starts",
+    "hutch worker": "does not end; tests/cluster/test_scaling_page.py follows the page about it",
+    "hutch cluster": "needs a cluster; tests/cluster/test_scaling_page.py has one",
+    "nats-server": "does not end",
     "hutch exec -f": "needs MCP servers from npm",
     "hutch tools ": "needs MCP servers from npm",
     "hutch gateway start": "needs MCP servers from npm",
@@ -152,7 +155,7 @@ def commands(snippet: Snippet) -> Iterator[str]:
 
 
 # Lists all commands. The pages about each of them have commands that can be run.
-ONLY_PARSED = {"docs/cli.md"}
+ONLY_PARSED = {"docs/cli.md", "docs/scaling.md"}
 
 
 def shell_commands() -> dict[str, list[str]]:

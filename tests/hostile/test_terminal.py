@@ -72,6 +72,8 @@ ARGUMENTS: dict[str, list[str]] = {
     "auth logout": [HOSTILE],
     "mcp": ["--config", HOSTILE],
     "serve": ["--host", HOSTILE],
+    "worker": ["--cluster", HOSTILE],
+    "cluster status": ["--cluster", HOSTILE],
     "check": ["GATEWAY"],
     "doctor": [],
     "config": [],

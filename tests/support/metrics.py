@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from hutch.app.metrics import server_metrics
 from hutch.kernel.execution import Execution
 from hutch.kernel.metrics import RunCounters, exposition
+from hutch.kernel.placement import ClusterLoad
 from hutch.sandbox.pool.pool import Pool
 from hutch.sandbox.runner.profile import profile_for
 from hutch.session.run import Result, RunHandle
@@ -42,6 +43,7 @@ def all_metrics() -> str:
         egress=egress,
         records=QueueState(3, 0, None, 2),
         spans=ExportCounters(),
+        cluster=ClusterLoad({"quickjs": 1}, {"quickjs": 8}, 1),
     )
     return exposition(families).decode()
 

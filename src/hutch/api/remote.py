@@ -260,7 +260,8 @@ class Remote:
         if multiplexer is None or channel is None or reader is None:
             return
         for session in list(multiplexer.sessions.values()):
-            session.cancel()
+            if isinstance(session, Session):
+                session.cancel()
         multiplexer.close()
         await channel.finished()
         reader.cancel()

@@ -30,6 +30,7 @@ from hutch.telemetry.tracer import open_tracer
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
+    from hutch.cluster.front import Front
     from hutch.console.load_history import LoadHistory
     from hutch.errors import ExecutionError
     from hutch.http.auth import AccessControl
@@ -86,6 +87,8 @@ class App:
         self._indexing: asyncio.Task[None] | None = None
         self._sampling: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
+        self.front: Front | None = None
+        """Connection to the workers of the cluster, if this is a server of one."""
         self._uplinks = JailUplinks(self.egress)
         self._launcher = Launcher(settings, jail, self._uplinks.open)
         self.pool = Pool(settings, self._launcher.launch)
@@ -138,6 +141,15 @@ class App:
         app = cls(settings, jail, verdict, project_servers, tracer or own_tracer)
         app._own_tracer = own_tracer
         return app
+
+    async def join_cluster(self) -> None:
+        """Places executions on the workers of the cluster, if the setting `cluster_url` names one. Raises
+        ClusterUnavailable.
+        """
+        if self.settings.cluster_url is not None:
+            from hutch.app.cluster import open_front
+
+            self.front = await open_front(self)
 
     async def warm_up(self) -> None:
         """Starts quickjs and deno runners before the first request of a server.
@@ -457,12 +469,15 @@ class App:
             egress=self.egress,
             records=self.storage.record_queue,
             spans=None if self.tracer is None else self.tracer.counters,
+            cluster=None if self.front is None else self.front.load(),
         )
         return exposition(families)
 
     async def problems(self) -> dict[str, str]:
         """Returns why this server cannot work normally, by component."""
         found = {"sandbox": self.pool.problem, "store": await self.storage.problem()}
+        if self.front is not None:
+            found["cluster"] = self.front.problem
         return {name: reason for name, reason in found.items() if reason is not None}
 
     async def _gateway_tools(self) -> list[Provider]:
@@ -508,6 +523,8 @@ class App:
                 if task is not None:
                     stack.push_async_callback(_cancel, task)
             stack.push_async_callback(self.pool.close)
+            if self.front is not None:
+                stack.push_async_callback(self.front.close)
             if "scripts" in built:
                 stack.push_async_callback(self.scripts.close)
             if "packages" in built:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from hutch.kernel.metrics import RunCounters
+    from hutch.kernel.placement import ClusterLoad
     from hutch.sandbox.pool.pool import Pool
     from hutch.store.write_behind import QueueState
     from hutch.telemetry.counters import EgressCounters, InstallCounters
@@ -29,8 +30,11 @@ def server_metrics(
     egress: EgressCounters,
     records: QueueState | None,
     spans: ExportCounters | None,
+    cluster: ClusterLoad | None = None,
 ) -> Iterator[Metric]:
-    """`records` is None while run records are not stored. `spans` is None if there are no traces."""
+    """`records` is None while run records are not stored. `spans` is None if there are no traces. `cluster`
+    is None without one.
+    """
     from prometheus_client.core import GaugeMetricFamily
 
     info = GaugeMetricFamily("hutch_info", "Version and isolation.", labels=["version", "isolation"])
@@ -45,6 +49,8 @@ def server_metrics(
         yield from _record_metrics(records)
     if spans is not None:
         yield from _trace_metrics(spans)
+    if cluster is not None:
+        yield from _cluster_metrics(cluster)
 
 
 def _install_metrics(installs: InstallCounters) -> Iterator[Metric]:
@@ -97,6 +103,22 @@ def _record_metrics(queue: QueueState) -> Iterator[Metric]:
         "Run records that were lost because too many waited.",
         queue.total_dropped,
     )
+
+
+def _cluster_metrics(load: ClusterLoad) -> Iterator[Metric]:
+    from prometheus_client.core import GaugeMetricFamily
+
+    wanted = GaugeMetricFamily(
+        "hutch_wanted_places",
+        "Executions of this server that run or wait, by kind of place.",
+        labels=["kind"],
+    )
+    places = GaugeMetricFamily("hutch_worker_places", "Places of all workers, by kind.", labels=["kind"])
+    for family, counts in ((wanted, load.wanted), (places, load.places)):
+        for kind, count in counts.items():
+            family.add_metric([kind], count)
+        yield family
+    yield GaugeMetricFamily("hutch_workers", "Workers that this server can use.", load.workers)
 
 
 def _trace_metrics(counters: ExportCounters) -> Iterator[Metric]:

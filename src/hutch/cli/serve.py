@@ -8,7 +8,6 @@ import gc
 import logging
 import os
 import resource
-import signal
 import socket
 import sys
 from collections.abc import Iterator, Mapping
@@ -26,6 +25,7 @@ from hutch.cli.support.project import (
     load_project_settings_with_sources,
     project_servers,
 )
+from hutch.cli.support.signals import ShutdownSignals
 from hutch.egress import policy
 from hutch.errors import HutchError
 from hutch.http.auth import AccessControl, is_loopback
@@ -35,8 +35,6 @@ from hutch.settings import FILE, Settings
 
 logger = logging.getLogger("hutch.serve")
 
-TERMINAL_SECONDS = 1.0
-"""Interval for checking whether the terminal still exists."""
 # The process may open this many files, or fewer if the hard limit is lower.
 MAX_FILES = 65_536
 
@@ -52,43 +50,6 @@ class UvicornServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-class ShutdownSignals:
-    """Handles SIGTERM, SIGINT, SIGHUP and the end of the terminal. The first signal starts draining, the
-    second one stops the server immediately.
-    """
-
-    def __init__(self) -> None:
-        self.first = asyncio.Event()
-        self.second = asyncio.Event()
-        numbers = [signal.SIGTERM, signal.SIGINT]
-        self._watching: asyncio.Task[None] | None = None
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
-            numbers.append(signal.SIGHUP)
-            self._watching = asyncio.create_task(self._watch_terminal())
-        for signal_number in numbers:
-            asyncio.get_running_loop().add_signal_handler(signal_number, self._on_signal)
-
-    def _on_signal(self) -> None:
-        (self.second if self.first.is_set() else self.first).set()
-
-    async def _watch_terminal(self) -> None:
-        """Starts draining when the terminal of this process is closed while it runs in the foreground.
-
-        SIGHUP is not enough: it goes to the session leader only, which may be a program that does not pass it
-        on, such as make.
-        """
-        terminal = next((fd for fd in (0, 1, 2) if os.isatty(fd)), None)
-        is_foreground = False
-        while terminal is not None:
-            try:
-                is_foreground = os.tcgetpgrp(terminal) == os.getpgrp()
-            except OSError:
-                break
-            await asyncio.sleep(TERMINAL_SECONDS)
-        if is_foreground:
-            self.first.set()
 
 
 def serve(flags: Mapping[str, object], *, gateway_only: bool = False, project: Path | None = None) -> int:
@@ -146,7 +107,9 @@ async def _serve(
             await app.storage.start()
         web = app.gateway_http_app(access) if gateway_only else app.http_app(access, sources)
         if not gateway_only:
-            await app.warm_up()
+            await app.join_cluster()
+            if settings.cluster_url is None or settings.cluster_local:
+                await app.warm_up()
         # Start-up does not wait for MCP servers. Only requests for their tools wait.
         app.start_gateway()
         limits = ConnectionLimits(

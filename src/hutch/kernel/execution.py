@@ -8,6 +8,7 @@ import msgspec
 
 from hutch.errors import ExecutionError
 from hutch.kernel.parent_run import parent_run
+from hutch.kernel.placement import Recipe
 from hutch.sandbox.runner.profile import Profile
 from hutch.session.files.model import InputFiles
 from hutch.session.limits import Limits
@@ -72,6 +73,8 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     """Results of the pending calls of `saved`, by call id."""
     turn: Turn | None = None
     """Makes the execution a turn of a stateful session."""
+    recipe: Recipe | None = None
+    """How another machine makes the profile, if it depends on files of this machine."""
     source: Source | None = None
     """Source that the record contains instead of `code` and `inputs`, if the protocol generates these."""
 

@@ -13,6 +13,7 @@ import msgspec
 from hutch.errors import ExecutionError, HutchError, InvalidExecution, QuotaExceeded, RateLimited
 from hutch.kernel.execution import CheckCode, Execution, Recorder
 from hutch.kernel.fair_use import FairUse
+from hutch.kernel.placement import Placement
 from hutch.kernel.precompile import Precompiler
 from hutch.sandbox.pool.lease import Lease
 from hutch.sandbox.pool.pool import Pool
@@ -70,6 +71,10 @@ class Kernel:
         Returns False if another process can continue the run.
         """
         self._is_draining = False
+        self.placement: Placement | None = None
+        """Chooses the machine of each execution. None to run all executions here."""
+        self.precompiles = True
+        """False if this machine runs no guests, not even to compile their code."""
         self.check_code: CheckCode | None = None
         """Type-checks code. None if there is no compiler, as with an external runner."""
         self.fair_use = FairUse(settings, pool.shares.set_weight)
@@ -225,7 +230,7 @@ class Kernel:
             error = await self.check_code(execution)
             if error is not None:
                 return Result(ok=False, error=error, run_id=run.id)
-        if execution.profile.engine_spec.accepts_precompiled:
+        if self.precompiles and execution.profile.engine_spec.accepts_precompiled:
             prepared = await self.precompiler.prepare(execution.owner, execution.code, run.id)
             if isinstance(prepared, Result):
                 run.report_started()
@@ -288,12 +293,15 @@ class Kernel:
         """Returns the result of a run whose first attempt failed, after further attempts where these are
         safe.
         """
-        for retry in range(MAX_RETRIES):
-            if result.ok or not self._may_retry(execution, run):
-                break
+        retries = 0
+        while not result.ok and self._may_retry(execution, run):
+            if run.session is None or not run.session.was_refused:
+                if retries >= MAX_RETRIES:
+                    break
+                retries += 1
             run.session = None
             result = await self._attempt(execution, run)
-            run.retries = retry + 1
+            run.retries = retries
         return result
 
     def _may_retry(self, execution: Execution, run: RunHandle) -> bool:
@@ -306,10 +314,15 @@ class Kernel:
         if run.session is None or not run.lost_runner or has_called or self.pool.is_closed:
             return False
         spec = execution.profile.engine_spec
-        return spec.has_neighbours or (spec.own_process and not run.session.started)
+        may_restart = not run.session.started or run.session.may_restart
+        return spec.has_neighbours or (spec.own_process and may_restart)
 
     async def _attempt(self, execution: Execution, run: RunHandle) -> Result:
-        async with self.pool.lease(execution.profile, execution.owner) as runner:
+        if self.placement is None:
+            lease = self.pool.lease(execution.profile, execution.owner)
+        else:
+            lease = self.placement.lease(execution, run.id)
+        async with lease as runner:
             if run.clock.leased is None:
                 run.clock.leased = run.clock.now()
             if run.is_cancelled:

@@ -64,6 +64,12 @@ class Session:
     unresponsive = False
     """True if the runner did not answer a cancel within the grace period."""
     done_received = False
+    was_refused = False
+    """True if the runner's machine had no place for the execution, so that nothing has happened."""
+    may_restart = False
+    """True if the session was lost with its machine, and starting the guest again does no harm."""
+    relay: None = None
+    """A session of another machine gets its lines here; see `RelayedSession`."""
     saved: SavedSession | None = None
     """State of the execution if it was suspended."""
     log_lines = _log_chars = 0
@@ -88,6 +94,7 @@ class Session:
     _turn_state: TurnState | None = None
     _on_suspend_refused: Callable[[str], None] | None = None
     _elapsed_before = 0.0
+    _is_moving = False
 
     def __init__(
         self,
@@ -388,6 +395,12 @@ class Session:
             self.tool_calls.expect_suspension()
             self._peer.send(suspend_line(self.id, self._max_saved_bytes))
 
+    def move(self) -> None:
+        """Suspends the execution when it next waits, and continues it at once in another runner."""
+        if self._max_saved_bytes:
+            self._is_moving = True
+            self._suspend()
+
     def _receive_suspension(self, message: Memory | Suspended) -> bool:
         memory = self._memory
         if memory is None or (self._turn is not None and isinstance(message, Suspended)):
@@ -464,7 +477,7 @@ class Session:
             calls=calls.records,
             held_lines=calls.held_lines,
         )
-        return bool(calls.held_lines) or calls.is_running
+        return bool(calls.held_lines) or calls.is_running or self._is_moving
 
     def end_suspended(self, error: WireError) -> None:
         """Ends the session with an error, although the execution was suspended."""
@@ -507,6 +520,19 @@ class Session:
         else:
             self.lost = True
             self._settle(WireError(code="internal_error", message=f"The runner was lost: {reason}"))
+
+    def interrupt(self, reason: str, *, may_restart: bool) -> None:
+        """Ends the session because its machine was lost. The result has the calls that were made."""
+        if self._has_ended:
+            return
+        if self._cancelling:
+            self._give_up()
+            return
+        self.lost, self.may_restart = True, may_restart
+        running = [] if self._calls is None else self._calls.running()
+        self._settle(WireError(code="interrupted", message=f"The run was interrupted: {reason}"))
+        if running and self.result is not None:
+            self.result = msgspec.structs.replace(self.result, calls=[*self.result.calls, *running])
 
     def fail(self, error: WireError) -> None:
         """Ends the session with an error that the host has detected itself, such as the memory limit."""

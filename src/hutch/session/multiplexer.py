@@ -21,6 +21,7 @@ from hutch.session.messages import (
     decode_from_runner,
 )
 from hutch.session.peer import BACKSTOP_SECONDS, RUNNER_CODES, START_TIMEOUT_SECONDS, Peer
+from hutch.session.relayed_session import AnySession, RelayedSession
 from hutch.session.run import Listener
 from hutch.session.tools.provider import Provider
 from hutch.telemetry.trace_context import TraceContext
@@ -70,13 +71,11 @@ class Multiplexer:
             max_silence_seconds=max_silence_seconds,
         )
         self._send_now = send_now or channel.send
-        self.sessions: dict[str, Session] = {}
+        self.sessions: dict[str, AnySession] = {}
         self._late_messages: dict[str, int] = {}
         self.close_reason: str | None = None
         self.dropped = 0
         self.on_late_done: Callable[[str], None] = lambda _: None
-        self.relay: Callable[[bytes], None] | None = None
-        """Receives the lines instead of the sessions, if the sessions are on another machine."""
         self._channel = channel
         channel.on_line = self._on_line
         channel.on_close = self.mark_lost
@@ -129,7 +128,13 @@ class Multiplexer:
         """Sends lines to the runner for a session on another machine."""
         self._channel.send(lines)
 
-    def forget(self, session: Session) -> None:
+    def attach(self, session: RelayedSession) -> None:
+        """Passes the lines of a session to another machine from now on, until `forget`."""
+        self.sessions[session.id] = session
+        if self.close_reason is not None:
+            session.mark_lost(self.close_reason)
+
+    def forget(self, session: AnySession) -> None:
         self.sessions.pop(session.id, None)
         if session.may_send_more:
             self._late_messages[session.id] = MAX_LATE_MESSAGES
@@ -149,9 +154,6 @@ class Multiplexer:
 
     def _on_line(self, line: bytes) -> None:
         self.peer.lines_received += 1
-        if self.relay is not None:
-            self.relay(line)
-            return
         try:
             message = decode_from_runner(line)
         except ProtocolError as error:
@@ -161,6 +163,8 @@ class Multiplexer:
         session = self._session_of(message)
         if session is None:
             self._on_unknown_session(message, len(line))
+        elif session.relay is not None:
+            session.relay(line, message)
         elif not session.receive(message):
             # The message may be late rather than invalid, so it has a cost only if it is long.
             self._drop(len(line) // BYTES_PER_DROP)
@@ -184,7 +188,7 @@ class Multiplexer:
             self._channel.close()
             self.mark_lost("it sent too many invalid messages")
 
-    def _session_of(self, message: RunnerMessage) -> Session | None:
+    def _session_of(self, message: RunnerMessage) -> AnySession | None:
         if message.id is not UNSET:
             return self.sessions.get(message.id)
         # A `tool_call` of plain Execbox does not name its execution, because a plain channel has only one.

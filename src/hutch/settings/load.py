@@ -56,7 +56,7 @@ _RENAMED = {
     "ability_max_chars": "max_ability_chars",
 }
 _LISTS = ("allowed_hosts", "allowed_origins", "egress_allow", "egress_http_hosts", "mcp_config")
-_TABLES = ("metadata", "package_egress", "approvals", "record_protocols", "record_keys")
+_TABLES = ("metadata", "package_egress", "approvals", "record_protocols", "record_keys", "worker_places")
 # HUTCH_DENO and HUTCH_BWRAP name binaries; they are not settings.
 _BINARIES = ("deno", "bwrap")
 
@@ -361,8 +361,9 @@ def _describe(expected: Type) -> str:
             return f"{noun} from {minimum} to {maximum}"
         case inspect.VarTupleType():
             return "a list of strings"
-        case inspect.DictType():
-            return "a table of strings (in a variable: name=value, separated by commas)"
+        case inspect.DictType(value_type=value):
+            noun = "integers" if isinstance(value, inspect.IntType) else "strings"
+            return f"a table of {noun} (in a variable: name=value, separated by commas)"
         case _:
             return "a string"
 

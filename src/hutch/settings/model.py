@@ -19,7 +19,7 @@ Seconds = Annotated[float, Meta(ge=0)]
 
 RecordLevel = Literal["metadata", "errors", "full"]
 
-SECRETS = ("api_key", "database_url", "proxy_url")
+SECRETS = ("api_key", "cluster_password", "cluster_secret", "cluster_url", "database_url", "proxy_url")
 """Settings whose values are never shown."""
 
 
@@ -288,6 +288,37 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     async_result_days: Positive = 7
     """Days for which the results of asynchronous runs, their idempotency keys and their webhook deliveries
     are kept. Dead letters are kept for `keep_runs_days`.
+    """
+
+    # Many machines.
+    cluster_url: str | None = None
+    """NATS servers of the cluster, such as `nats://10.0.0.1:4222`, separated by commas. None for one
+    machine.
+    """
+    cluster_name: Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")] = "hutch"
+    """Name of the cluster. Clusters with different names can share NATS servers."""
+    cluster_secret: Annotated[str, Meta(min_length=32)] | None = None
+    """Secret that all machines of a cluster share, of at least 32 characters. Everything that they exchange
+    is encrypted with keys that are derived from it.
+    """
+    cluster_node: Annotated[str, Meta(max_length=64)] = ""
+    """Name of this machine in `hutch cluster status`. Default: its host name."""
+    cluster_local: bool = True
+    """Runs executions on the server itself while no worker has a free place."""
+    cluster_user: str | None = None
+    cluster_password: str | None = None
+    cluster_nkey_file: str | None = None
+    """File with the seed of the NATS nkey with which this machine signs in."""
+    cluster_creds_file: str | None = None
+    """NATS credentials file with which this machine signs in."""
+    cluster_tls_ca: str | None = None
+    """File with the certificates of the authorities that sign the certificates of the NATS servers."""
+    cluster_tls_cert: str | None = None
+    """File with the certificate of this machine for NATS servers that ask for one."""
+    cluster_tls_key: str | None = None
+    worker_places: dict[str, int] = {}
+    """Executions that a worker runs at the same time, by engine, instead of the defaults: 64 for each core
+    for `quickjs`, four fifths of `max_processes` for all other engines together.
     """
 
     log_level: Literal["debug", "info", "warning", "error"] = "warning"

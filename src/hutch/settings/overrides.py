@@ -123,5 +123,18 @@ class SettingOverrides(TypedDict, total=False):
     max_queued_runs_per_owner: int
     async_lease_seconds: float
     async_result_days: int
+    cluster_url: str | None
+    cluster_name: str
+    cluster_secret: str | None
+    cluster_node: str
+    cluster_local: bool
+    cluster_user: str | None
+    cluster_password: str | None
+    cluster_nkey_file: str | None
+    cluster_creds_file: str | None
+    cluster_tls_ca: str | None
+    cluster_tls_cert: str | None
+    cluster_tls_key: str | None
+    worker_places: Mapping[str, int]
     log_level: Literal["debug", "info", "warning", "error"]
     log_json: bool

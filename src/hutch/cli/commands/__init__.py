@@ -39,6 +39,8 @@ _COMMANDS = {
     "auth": "scripts:auth",
     "mcp": "scripts:mcp",
     "serve": "server:serve",
+    "worker": "cluster:worker",
+    "cluster": "cluster:cluster",
     "console": "server:console",
     "check": "server:check",
     "doctor": "server:doctor",

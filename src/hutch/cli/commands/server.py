@@ -33,6 +33,7 @@ Examples:
     help="MCP servers, instead of ~/.toolscript.json. May be repeated.",
 )
 @click.option("--examples", is_flag=True, help="Offer example tools if there are no MCP servers.")
+@click.option("--cluster", metavar="URL", help="Run executions on the workers of this NATS server.")
 def serve(
     host: str | None,
     port: int | None,
@@ -40,6 +41,7 @@ def serve(
     egress_allow: tuple[str, ...],
     config: tuple[str, ...],
     examples: bool,
+    cluster: str | None,
 ) -> int:
     """Serve all protocols over HTTP and WebSocket.
 
@@ -55,6 +57,7 @@ def serve(
         "egress_allow": egress_allow or None,
         "mcp_config": config or None,
         "example_tools": examples or None,
+        "cluster_url": cluster,
     }
     return serve(flags)
 

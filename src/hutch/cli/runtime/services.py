@@ -63,6 +63,11 @@ class ProcessServices:
         servers = project_servers(settings, self._project)
         app = await App.create(settings, project_servers=servers, tracer=self.tracer)
         app.kernel.fair_use.is_counting = False
+        try:
+            await app.join_cluster()
+        except BaseException:
+            await app.close()
+            raise
         return app
 
     async def close(self) -> None:

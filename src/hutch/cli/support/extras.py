@@ -7,6 +7,8 @@ _EXTRAS = {
     "httpx2": "mcp",
     "mcp": "mcp",
     "mcp_types": "mcp",
+    "nats": "cluster",
+    "nkeys": "cluster",
     "rapidfuzz": "mcp",
     "prometheus_client": "server",
     "psycopg": "server",

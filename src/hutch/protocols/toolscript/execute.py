@@ -14,6 +14,7 @@ import msgspec
 from hutch.errors import SandboxUnavailable
 from hutch.kernel.execution import Execution, Source
 from hutch.kernel.kernel import Kernel
+from hutch.kernel.placement import ScriptRecipe
 from hutch.protocols.toolscript.checker.checker import Checker, Script
 from hutch.protocols.toolscript.jail_server.http1 import JailRequest, JailResponse
 from hutch.sandbox import temp_dirs
@@ -22,6 +23,8 @@ from hutch.sandbox.runner.profile import Profile
 from hutch.session.limits import Limits, timeout_message
 from hutch.session.run import CallLog, OnOutput, Result, RunHandle, new_run_id
 
+# Profile of a script that runs on a worker, which makes the real one.
+REMOTE_PROFILE = Profile("script")
 GATEWAY_VARIABLE = "TOOLSCRIPT_GATEWAY_URL"
 TIMEOUT_EXIT_CODE = 124
 FAILURE_EXIT_CODE = 1
@@ -31,10 +34,8 @@ _IMPORT_MAP = "/import-map.json"
 _MAX_IMPORT_MAPS = 32
 
 
-class ScriptGateway(Protocol):
-    """The gateway that a script can reach, local or remote. Scripts of different gateways never share a
-    runner.
-    """
+class Uplink(Protocol):
+    """The gateway that a script can reach. Scripts of different gateways never share a runner."""
 
     def __hash__(self) -> int: ...
     @property
@@ -43,6 +44,10 @@ class ScriptGateway(Protocol):
 
     async def revision(self) -> str:
         """Returns an id that changes when the tools change."""
+
+
+class ScriptGateway(Uplink, Protocol):
+    """The gateway of a script in this process, local or remote."""
 
     async def declarations(self) -> str:
         """Returns the type declarations of all tools."""
@@ -113,7 +118,8 @@ class ScriptRunner:
         with gateway.record_calls(run_id) as calls:
             execution = Execution(
                 code=msgspec.json.encode(code).decode(),
-                profile=await self._profile(request, gateway),
+                profile=await self._profile_or_remote(request, gateway),
+                recipe=await self._recipe(request, gateway),
                 limits=self._kernel.limits(requested),
                 owner=request.owner,
                 protocol="toolscript",
@@ -126,9 +132,22 @@ class ScriptRunner:
 
     async def warm(self, gateway: ScriptGateway, *, cwd: str = "/") -> None:
         """Starts a process for the next script in advance."""
-        self._kernel.prestart(await self._profile(ScriptRequest(script=Script(""), cwd=cwd), gateway))
+        self._kernel.prestart(await self.profile(cwd, gateway))
 
-    async def _profile(self, request: ScriptRequest, gateway: ScriptGateway) -> Profile:
+    async def _recipe(self, request: ScriptRequest, gateway: ScriptGateway) -> ScriptRecipe | None:
+        if self._kernel.placement is None:
+            return None
+        revision = await gateway.revision()
+        return ScriptRecipe(url=gateway.url, revision=revision, cwd=request.cwd, handler=gateway)
+
+    async def _profile_or_remote(self, request: ScriptRequest, gateway: ScriptGateway) -> Profile:
+        placement = self._kernel.placement
+        if self._isolation != "container" and placement is not None and placement.has_workers(REMOTE_PROFILE):
+            return REMOTE_PROFILE
+        return await self.profile(request.cwd, gateway)
+
+    async def profile(self, cwd: str, gateway: Uplink) -> Profile:
+        """Returns the profile of a script with this gateway. Raises SandboxUnavailable."""
         if self._isolation != "container":
             raise SandboxUnavailable(
                 "Toolscripts need containers: without one they could reach all of this machine's network.",
@@ -147,7 +166,7 @@ class ScriptRunner:
                 f"--allow-import={address}",
                 f"--allow-env={GATEWAY_VARIABLE}",
             ),
-            cwd=request.cwd,
+            cwd=cwd,
             egress=gateway,
             uplink_port=int(port),
             writable_folder=_FOLDER,

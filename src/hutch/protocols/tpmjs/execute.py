@@ -16,7 +16,9 @@ from hutch.egress.redaction import Redactor, prepare_redactor
 from hutch.errors import ExecutionError, PackageNotFound, PackageTooLarge, StoreError
 from hutch.kernel.execution import Execution, Source
 from hutch.kernel.kernel import Kernel
+from hutch.kernel.placement import PackageDetails, PackageRecipe
 from hutch.kernel.run_preparation import RunPreparation
+from hutch.npm.package_spec import PackageSpec
 from hutch.npm.packages import Package, PackageManager
 from hutch.protocols.tpmjs import params
 from hutch.protocols.tpmjs.code_cache import CodeCache
@@ -61,6 +63,8 @@ _GUEST_FAILURES: dict[str, FailureCode] = {
     "invalid_params": "invalid_params",
 }
 _MAX_LOCATION_CHARS = 300
+# Profile of a tool that runs on a worker, which makes the real one.
+REMOTE_PROFILE = Profile("npm", stdin_payload=b"{}")
 # If a package is available in less time than this, it was already installed.
 MIN_INSTALL_SECONDS = 0.02
 
@@ -89,6 +93,8 @@ class ToolExecutor:
         """Runs a tool to its end. Raises Busy."""
         began = time.monotonic()
         try:
+            if self._has_workers:
+                return await self._outcome(RemotePackage(call.spec), call, events, preparation=preparation)
             package = await self._packages.get(call.spec)
         except (PackageNotFound, StoreError) as error:
             failure = package_failure(error)
@@ -107,6 +113,16 @@ class ToolExecutor:
         preparation: RunPreparation | None = None,
     ) -> ToolOutcome:
         """Runs a tool of this package. Ignores the package spec of the call. Raises Busy."""
+        return await self._outcome(package, call, events, install_ms, preparation)
+
+    async def _outcome(
+        self,
+        package: Package | RemotePackage,
+        call: PackageToolCall,
+        events: EventSink | None,
+        install_ms: float = 0.0,
+        preparation: RunPreparation | None = None,
+    ) -> ToolOutcome:
         result, run, failure = await self._run("execute", package, call, events, install_ms, preparation)
         return ToolOutcome(
             output_json=run.output_json,
@@ -155,15 +171,17 @@ class ToolExecutor:
         """Loads a tool without executing it. Returns the description, the failure and the exact version.
         Raises Busy.
         """
-        try:
-            package = await self._packages.get(call.spec)
-        except (PackageNotFound, StoreError) as error:
-            return None, package_failure(error), None
+        package: Package | RemotePackage = RemotePackage(call.spec)
+        if not self._has_workers:
+            try:
+                package = await self._packages.get(call.spec)
+            except (PackageNotFound, StoreError) as error:
+                return None, package_failure(error), None
         description, failure = await self.describe_package(package, call)
         return description, failure, package.version
 
     async def describe_package(
-        self, package: Package, call: PackageToolCall
+        self, package: Package | RemotePackage, call: PackageToolCall
     ) -> tuple[ToolDescription | None, ToolFailure | None]:
         """Describes a tool of this package. Ignores the package spec of the call. Raises Busy."""
         _, run, failure = await self._run("describe", package, call, None)
@@ -173,7 +191,10 @@ class ToolExecutor:
             described = msgspec.json.decode(run.output_json, type=ToolDescription)
         except (msgspec.DecodeError, RecursionError):
             return None, ToolFailure("schema_unavailable", "The tool's description has an unknown format")
-        check, problem = await asyncio.to_thread(read_health_check, package, call.name)
+        if isinstance(package, RemotePackage):
+            check, problem = package.health_check
+        else:
+            check, problem = await asyncio.to_thread(read_health_check, package, call.name)
         # The guest must not add these fields itself.
         return msgspec.structs.replace(
             described,
@@ -196,17 +217,18 @@ class ToolExecutor:
     async def _run(
         self,
         op: Literal["execute", "describe", "list"],
-        package: Package,
+        package: Package | RemotePackage,
         call: PackageToolCall,
         events: EventSink | None,
         install_ms: float = 0.0,
         preparation: RunPreparation | None = None,
     ) -> tuple[Result, _ToolRun, ToolFailure | None]:
         """Runs the guest. Returns the execution result, the run with the guest's output, and the failure."""
-        profile = self._cached_profile(package, call)
-        if op == "describe" and profile.max_uses > 1:
-            # Use a process that has not served any caller, because descriptions are cached for all callers.
-            profile = msgspec.structs.replace(profile, max_uses=1, keep_spare=False)
+        run = _ToolRun(redactor=await _redactor(call), install_ms=install_ms)
+        if isinstance(package, RemotePackage):
+            profile, recipe = REMOTE_PROFILE, package.recipe(call, op, run)
+        else:
+            profile, recipe = self._profile_for(package, op, call.env, call.caller), None
         validate = call.validate or self._settings.tpmjs_validate
         request = {"op": op, "name": call.name, "stream": events is not None, "validate": validate}
         params_json = encode_decoded_value(call.params)
@@ -220,6 +242,7 @@ class ToolExecutor:
             code=encode_value(request).decode(),
             inputs=params_json,
             profile=profile,
+            recipe=recipe,
             limits=self._limits(),
             providers=providers,
             owner=call.caller,
@@ -228,11 +251,15 @@ class ToolExecutor:
             # A call that lists the tools has no tool name.
             label=f"{package.name}@{package.version}#{call.name}".removesuffix("#"),
         )
-        run = _ToolRun(redactor=await _redactor(call), install_ms=install_ms)
         if preparation is not None:
             await preparation.begin(run)
-        result = await self._kernel.run(execution, run)
-        if self._has_containers:
+        try:
+            result = await self._kernel.run(execution, run)
+        except (PackageNotFound, StoreError) as error:
+            # The worker could not install the package. The kernel has recorded the run.
+            failure = package_failure(error)
+            return Result(ok=False, run_id=run.id), run, failure
+        if self._has_containers and isinstance(package, Package):
             self._code_cache.note_use(package, lambda: self._profile(package))
         if result.error is not None:
             return result, run, _execution_failure(result.error, execution.limits.timeout_ms)
@@ -251,10 +278,37 @@ class ToolExecutor:
     def _has_containers(self) -> bool:
         return self._isolation == "container"
 
-    def _cached_profile(self, package: Package, call: PackageToolCall) -> Profile:
+    @property
+    def _has_workers(self) -> bool:
+        placement = self._kernel.placement
+        return placement is not None and placement.has_workers(REMOTE_PROFILE)
+
+    async def profile_for_front(
+        self, spec: PackageSpec, op: str, env: Mapping[str, str], caller: str, tool: str
+    ) -> tuple[Profile, PackageDetails]:
+        """Returns the profile of a tool that another machine runs here. Installs the package if necessary.
+        Raises PackageNotFound and StoreError.
+        """
+        began = time.monotonic()
+        package = await self._packages.get(spec)
+        install_ms = _install_ms(time.monotonic() - began)
+        check = await asyncio.to_thread(read_health_check, package, tool) if op == "describe" else None
+        if self._has_containers:
+            self._code_cache.note_use(package, lambda: self._profile(package))
+        details = PackageDetails(
+            name=package.name, version=package.version, install_ms=install_ms, health_check=check
+        )
+        return self._profile_for(package, op, env, caller), details
+
+    def _profile_for(self, package: Package, op: str, env: Mapping[str, str], caller: str) -> Profile:
         """Returns the profile for a package and an env, with the code cache."""
-        profile = self._profile(package, call.env, call.caller, policy_for(self._settings, package.name))
-        return self._code_cache.apply(profile, package) if self._has_containers else profile
+        profile = self._profile(package, env, caller, policy_for(self._settings, package.name))
+        if self._has_containers:
+            profile = self._code_cache.apply(profile, package)
+        if op == "describe" and profile.max_uses > 1:
+            # Use a process that has not served any caller, because descriptions are cached for all callers.
+            profile = msgspec.structs.replace(profile, max_uses=1, keep_spare=False)
+        return profile
 
     def _profile(
         self,
@@ -288,6 +342,33 @@ class ToolExecutor:
             egress=policy if connected else None,
             memory_bytes=min(self._settings.tool_memory_bytes, self._settings.max_memory_limit_bytes),
             max_uses=max_uses,
+        )
+
+
+class RemotePackage:
+    """A package that a worker installs. Its version is known once the worker has it."""
+
+    def __init__(self, spec: PackageSpec) -> None:
+        self.name = spec.name
+        self.version = spec.version or "latest"
+        self._spec = spec
+        self.health_check: tuple[Any, str | None] = (None, None)
+
+    def recipe(self, call: PackageToolCall, op: str, run: RunHandle) -> PackageRecipe:
+        def learn(details: PackageDetails) -> None:
+            self.version = details.version
+            run.install_ms = details.install_ms
+            if details.health_check is not None:
+                self.health_check = tuple(details.health_check)
+
+        return PackageRecipe(
+            name=self._spec.name,
+            version=self._spec.version or "",
+            env=dict(call.env),
+            caller=call.caller,
+            tool=call.name,
+            op=op,
+            on_details=learn,
         )
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Protocol, Self
 
 from hutch.sandbox.runner.base import Runner
 from hutch.sandbox.runner.profile import Profile
@@ -19,8 +19,17 @@ from hutch.session.suspension import Answer, SavedSession
 from hutch.session.tools.provider import Provider
 from hutch.session.turn import Turn
 
-if TYPE_CHECKING:
-    from hutch.sandbox.pool.pool import Pool
+
+class RunnerSource(Protocol):
+    """Pool, or placement on several machines."""
+
+    async def acquire(self, profile: Profile, owner: str) -> Runner:
+        """Takes a runner for a lease. Raises Busy if no runner becomes available in time."""
+
+    def release(
+        self, runner: Runner, result: Result | None = None, session: Session | None = None, *, owner: str
+    ) -> None:
+        """Takes a runner back at the end of a lease of `owner`."""
 
 
 def _never() -> bool:
@@ -36,7 +45,9 @@ class Lease:
 
     __slots__ = ("_acquired", "_owner", "_pool", "_profile", "_result", "_session")
 
-    def __init__(self, pool: Pool, profile: Profile, owner: str, runner: Runner | None = None) -> None:
+    def __init__(
+        self, pool: RunnerSource, profile: Profile, owner: str, runner: Runner | None = None
+    ) -> None:
         self._pool = pool
         self._profile = profile
         self._owner = owner
@@ -139,6 +150,8 @@ class Lease:
             if timer is not None:
                 timer.cancel()
             if session.result is not None:
+                if not session.done_received:
+                    await runner.collect()
                 cpu_seconds = runner.take_cpu_seconds()
                 # The CPU time of a process that was killed is not known. Use the duration instead.
                 run.cpu_seconds += session.result.duration_ms / 1000 if cpu_seconds is None else cpu_seconds

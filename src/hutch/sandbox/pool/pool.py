@@ -22,7 +22,7 @@ from hutch.sandbox.pool.starter import LaunchRunner, RunnerStarter
 from hutch.sandbox.pool.stats import EndReason, PoolCounters, PoolStats, retry_after
 from hutch.sandbox.runner.base import Runner
 from hutch.sandbox.runner.profile import Profile
-from hutch.session.host import Session
+from hutch.session.relayed_session import AnySession
 from hutch.session.run import Result
 from hutch.settings import Settings
 
@@ -83,11 +83,15 @@ class Pool:
         """Returns a lease with a runner, or None if the lease would have to wait. The caller must enter the
         lease.
         """
+        runner = self.try_acquire(profile, owner)
+        return None if runner is None else Lease(self, profile, owner, runner)
+
+    def try_acquire(self, profile: Profile, owner: str) -> Runner | None:
+        """Takes a runner like `acquire`, or returns None if it would have to wait."""
         self._schedule_cleanup()
         if self._closed or self._waiters.has(profile, owner):
             return None
-        runner = self._take(profile, owner)
-        return None if runner is None else Lease(self, profile, owner, runner)
+        return self._take(profile, owner)
 
     async def acquire(self, profile: Profile, owner: str) -> Runner:
         """Takes a runner for a lease. Raises Busy if no runner becomes available in time."""
@@ -159,7 +163,7 @@ class Pool:
         self,
         runner: Runner,
         result: Result | None = None,
-        session: Session | None = None,
+        session: AnySession | None = None,
         *,
         owner: str = "default",
     ) -> None:
@@ -357,7 +361,7 @@ class Pool:
 
     # --- ending ---
 
-    def _mark_unresponsive(self, runner: Runner, session: Session) -> None:
+    def _mark_unresponsive(self, runner: Runner, session: AnySession) -> None:
         """Gives the runner no new executions. Kills it, with its other executions, if it stays silent.
 
         If the runner has not started the session's execution, another execution may be blocking it with a

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hutch.sandbox.runner.profile import Profile
-from hutch.session.host import Session
 from hutch.session.multiplexer import Multiplexer
+from hutch.session.relayed_session import AnySession
 from hutch.session.run import OnOutput, Result
 
 
@@ -58,11 +58,11 @@ class Runner(ABC):
         await self._exit_event.wait()
 
     @abstractmethod
-    def execution_started(self, session: Session) -> None:
+    def execution_started(self, session: AnySession) -> None:
         """Called before `execute` is sent to this runner."""
 
     @abstractmethod
-    def execution_ended(self, result: Result, session: Session) -> Result:
+    def execution_ended(self, result: Result, session: AnySession) -> Result:
         """Called with the result of an execution. Returns the result with the runner's own logs added."""
 
     @abstractmethod
@@ -97,6 +97,16 @@ class Runner(ABC):
         unknown. Each second of CPU time is counted for only one execution.
         """
         return None
+
+    def take_output(self) -> bytes:
+        """Returns the output on stdout and stderr since the last call, if it is not streamed."""
+        return b""
+
+    async def collect(self) -> None:
+        """Called when an execution has ended without the runner's last message. Waits a short time for what
+        another machine knows about it.
+        """
+        return
 
     def memory_used(self) -> int:
         """Returns the memory in bytes, or 0 if it is unknown."""

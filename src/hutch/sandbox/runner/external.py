@@ -16,8 +16,8 @@ from hutch.sandbox.runner.base import Runner
 from hutch.sandbox.runner.process import READY_SECONDS
 from hutch.sandbox.runner.profile import EXTERNAL, Profile
 from hutch.session.channels.stream import StreamChannel, connect_pipes
-from hutch.session.host import Session
 from hutch.session.multiplexer import Multiplexer
+from hutch.session.relayed_session import AnySession
 from hutch.session.run import Result
 
 # Time to exit after stdin is closed. `hutch runner` promises one second.
@@ -44,10 +44,10 @@ class ExternalRunner(Runner):
     def is_alive(self) -> bool:
         return self.multiplexer.close_reason is None and not self.has_exited
 
-    def execution_started(self, session: Session) -> None:
+    def execution_started(self, session: AnySession) -> None:
         self.executions += 1
 
-    def execution_ended(self, result: Result, session: Session) -> Result:
+    def execution_ended(self, result: Result, session: AnySession) -> Result:
         self.idle_since = self._loop.time()
         return result
 

@@ -23,10 +23,10 @@ from hutch.sandbox.runner.priority import set_background
 from hutch.sandbox.runner.process_exit import ProcessExit
 from hutch.sandbox.runner.profile import Profile
 from hutch.session.channels.low_latency import LowLatencyChannel
-from hutch.session.channels.stream import StreamChannel
-from hutch.session.host import Session
+from hutch.session.channels.stream import Channel, StreamChannel
 from hutch.session.multiplexer import Multiplexer
 from hutch.session.peer import BACKSTOP_SECONDS, GUEST_CODES, RUNNER_CODES, START_TIMEOUT_SECONDS
+from hutch.session.relayed_session import AnySession
 from hutch.session.run import Result
 
 READY_SECONDS = 20.0
@@ -198,21 +198,7 @@ class RunnerProcess(Runner):
         )
 
     def _attach(self, channel: StreamChannel) -> None:
-        codes = GUEST_CODES if self.profile.engine_spec.own_process else RUNNER_CODES
-        # The start includes the package import. If that does not finish, the execution has timed out; it is
-        # not a failed start.
-        start_seconds = 0.0 if self.profile.has_preload else START_TIMEOUT_SECONDS
-        send_now = channel.send_now if isinstance(channel, LowLatencyChannel) else None
-        backstop = BACKSTOP_SECONDS if self.profile.engine_spec.enforces_timeout else 0.0
-        self._multiplexer = Multiplexer(
-            channel,
-            codes=codes,
-            start_seconds=start_seconds,
-            backstop_seconds=backstop,
-            # A package may take long to import.
-            max_silence_seconds=0.0 if self.profile.has_preload else MAX_SILENCE_SECONDS,
-            send_now=send_now,
-        )
+        self._multiplexer = open_multiplexer(self.profile, channel)
         if self.profile.engine_spec.warms_up:
             self._loop.call_later(WARM_UP_SECONDS, self._send_warm_up, channel)
         channel.on_close = self._channel_closed
@@ -261,7 +247,7 @@ class RunnerProcess(Runner):
 
     # --- executions ---
 
-    def execution_started(self, session: Session) -> None:
+    def execution_started(self, session: AnySession) -> None:
         """Prepares the process for an execution. The memory limit of the execution becomes the limit of a
         single-use process.
         """
@@ -285,7 +271,7 @@ class RunnerProcess(Runner):
         elif self._meter is not None:
             self._watch = self._meter.watch(self.pid, allowed, self._memory_exceeded)
 
-    def execution_ended(self, result: Result, session: Session) -> Result:
+    def execution_ended(self, result: Result, session: AnySession) -> Result:
         """Adds output that the guest wrote directly to stdout or stderr to the logs, within the limits."""
         self.idle_since = self._loop.time()
         if not self.profile.engine_spec.own_process:
@@ -389,8 +375,7 @@ class RunnerProcess(Runner):
         """Returns True if a single-use process has closed its channel and is about to exit."""
         if not self.profile.engine_spec.own_process or self._out_of_memory:
             return False
-        is_used = bool(self.multiplexer.sessions) or self.multiplexer.relay is not None
-        return self._process.returncode is None and is_used
+        return self._process.returncode is None and bool(self.multiplexer.sessions)
 
     def _exit_timed_out(self) -> None:
         self._end_sessions("it closed its connection but did not exit", None)
@@ -471,6 +456,24 @@ class RunnerProcess(Runner):
         else:
             # Output before the first execution explains a failed start.
             self._store_output(data)
+
+
+def open_multiplexer(profile: Profile, channel: Channel, *, extra_seconds: float = 0.0) -> Multiplexer:
+    """Opens the host end of the channel to a runner. `extra_seconds`: time that messages to and from another
+    machine may take.
+    """
+    spec = profile.engine_spec
+    return Multiplexer(
+        channel,
+        codes=GUEST_CODES if spec.own_process else RUNNER_CODES,
+        # The start includes the package import. If that does not finish, the execution has timed out; it is
+        # not a failed start.
+        start_seconds=0.0 if profile.has_preload else START_TIMEOUT_SECONDS,
+        backstop_seconds=BACKSTOP_SECONDS + extra_seconds if spec.enforces_timeout else 0.0,
+        # A package may take long to import.
+        max_silence_seconds=0.0 if profile.has_preload else MAX_SILENCE_SECONDS + extra_seconds,
+        send_now=channel.send_now if isinstance(channel, LowLatencyChannel) else None,
+    )
 
 
 def _noop() -> None: ...

@@ -7,8 +7,8 @@ import signal
 import msgspec
 
 from hutch.sandbox.runner.profile import Profile
-from hutch.session.host import Session
 from hutch.session.messages import WireError
+from hutch.session.relayed_session import AnySession
 
 # If a signal killed its child, bubblewrap exits with 128 plus the signal number.
 SIGNAL_EXIT_BASE = 128
@@ -30,7 +30,7 @@ class ProcessExit(msgspec.Struct, frozen=True):
             return None
         return -code if code < 0 else code - SIGNAL_EXIT_BASE
 
-    def end(self, session: Session, profile: Profile, *, has_imported: bool) -> None:
+    def end(self, session: AnySession, profile: Profile, *, has_imported: bool) -> None:
         """Ends the session of a single-use process. `has_imported`: the profile's preload has finished."""
         # Importing a package runs its code.
         has_begun = session.started or (profile.has_preload and not has_imported)
@@ -49,7 +49,7 @@ class ProcessExit(msgspec.Struct, frozen=True):
         session.lost = error.code == "internal_error" and not has_begun
         session.fail(error)
 
-    def _error(self, session: Session) -> WireError:
+    def _error(self, session: AnySession) -> WireError:
         if self.out_of_memory:
             mebibytes = session.limits.memory_limit_bytes / 2**20
             message = f"Execution exceeded its memory limit of {mebibytes:g} MiB"

@@ -1,0 +1,1 @@
+"""`hutch worker` and `hutch cluster`."""

@@ -1,0 +1,1 @@
+"""Many machines: fronts place executions on workers, which they reach over NATS."""

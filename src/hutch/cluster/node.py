@@ -1,0 +1,119 @@
+"""What fronts and workers share: identity, subjects, announcements, compatibility of versions."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import socket
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from hutch.cluster import messages
+from hutch.cluster.connection import ClusterConnection, check_settings
+from hutch.cluster.encryption import AnnouncementKey, NodeKey
+from hutch.cluster.messages import Announcement, FrontAnnouncement, WorkerAnnouncement
+from hutch.settings import Settings
+
+ANNOUNCE_SECONDS = 1.0
+# A machine that has announced nothing for this time gets no new work.
+QUIET_SECONDS = 2.5
+# A worker cancels the executions of a front that has announced nothing for this time. It is shorter than the
+# time after which the front begins them again elsewhere, so that no execution runs twice at the same time:
+# the front may have received its last announcement ANNOUNCE_SECONDS before the connection was cut.
+FRONT_LOST_SECONDS = 3.5
+WORKER_LOST_SECONDS = 5.0
+CHECK_SECONDS = 0.25
+
+A = TypeVar("A", bound=Announcement)
+
+
+class Subjects:
+    """NATS subjects of a cluster."""
+
+    def __init__(self, cluster: str) -> None:
+        self.workers = f"hutch.{cluster}.workers"
+        """Announcements of workers."""
+        self.fronts = f"hutch.{cluster}.fronts"
+        """Announcements of fronts."""
+        self._inboxes = f"hutch.{cluster}.to"
+
+    def worker(self, id: str) -> str:
+        return f"{self._inboxes}.worker.{id}"
+
+    def front(self, id: str) -> str:
+        return f"{self._inboxes}.front.{id}"
+
+
+class Node:
+    """This process as a member of a cluster."""
+
+    def __init__(self, settings: Settings, connection: ClusterConnection, version: str) -> None:
+        self.settings = settings
+        self.connection = connection
+        self.version = version
+        self.secret = check_settings(settings)
+        self.id = os.urandom(16).hex()
+        self.name = settings.cluster_node or socket.gethostname()
+        self.key = NodeKey()
+        self.subjects = Subjects(settings.cluster_name)
+        self._announcement_key = AnnouncementKey(self.secret, settings.cluster_name)
+        self._number = 0
+
+    def next_number(self) -> int:
+        self._number += 1
+        return self._number
+
+    def announce(self, subject: str, announcement: Announcement) -> None:
+        sealed = self._announcement_key.seal(messages.encode(announcement), subject)
+        self.connection.publish(subject, sealed)
+
+    async def follow_workers(self, handle: Callable[[WorkerAnnouncement], None]) -> None:
+        await self._follow(self.subjects.workers, WorkerAnnouncement, handle)
+
+    async def follow_fronts(self, handle: Callable[[FrontAnnouncement], None]) -> None:
+        await self._follow(self.subjects.fronts, FrontAnnouncement, handle)
+
+    async def _follow(self, subject: str, type: type[A], handle: Callable[[A], None]) -> None:
+        """Passes authentic announcements on, each only once and in order."""
+        numbers: dict[str, int] = {}
+
+        def receive(sealed: bytes) -> None:
+            data = self._announcement_key.open(sealed, subject)
+            if data is None:
+                return
+            try:
+                announcement = messages.decode(data, type)
+            except msgspec.DecodeError:
+                # A version whose announcements differ is not compatible.
+                return
+            if announcement.number > numbers.get(announcement.id, 0):
+                numbers[announcement.id] = announcement.number
+                if announcement.is_leaving:
+                    numbers.pop(announcement.id)
+                while len(numbers) > 10_000:
+                    del numbers[next(iter(numbers))]
+                handle(announcement)
+
+        await self.connection.subscribe(subject, receive)
+
+
+def are_compatible(one: str, other: str) -> bool:
+    """Returns True if two versions are at most one minor version apart."""
+    first, second = _major_minor(one), _major_minor(other)
+    if first is None or second is None:
+        return one == other
+    return first[0] == second[0] and abs(first[1] - second[1]) <= 1
+
+
+def _major_minor(version: str) -> tuple[int, int] | None:
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return None if match is None else (int(match[1]), int(match[2]))
+
+
+async def stop_task(task: asyncio.Task[None] | None) -> None:
+    if task is not None:
+        task.cancel()
+        await asyncio.wait([task])
