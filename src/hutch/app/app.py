@@ -361,12 +361,15 @@ class App:
         from hutch.http.middleware.cors import Cors
         from hutch.http.middleware.run_headers import RunIdHeaders, note_run
         from hutch.protocols.abilities import routes as abilities
+        from hutch.protocols.abilities.queued_ability import QueuedAbility
         from hutch.protocols.execbox import routes as execbox
         from hutch.protocols.mcp.http import McpEndpoint
         from hutch.protocols.rep.runtime import lease
         from hutch.protocols.rep.server import routes as rep
+        from hutch.protocols.rep.server.queued_flow import QueuedFlow
         from hutch.protocols.runs import routes as runs
         from hutch.protocols.toolscript.gateway import routes as toolscript
+        from hutch.protocols.toolscript.queued_script import QueuedScript
         from hutch.protocols.tpmjs import routes as tpmjs
         from hutch.protocols.tpmjs.health_check import listed_tools
         from hutch.protocols.tpmjs.queued_tool import QueuedTool
@@ -393,7 +396,13 @@ class App:
         if self.storage.stores_runs:
             self.store_approvals()
         flow_handlers = rep.FlowHandlers(self.flows, access, self.kernel.fair_use)
-        self.queue.add_handler(QueuedTool(self.tools))
+        for handler in (
+            QueuedTool(self.tools),
+            QueuedScript(lambda: self.scripts, lambda: self.script_gateway, self.settings.max_code_bytes),
+            QueuedAbility(self.storage.store, self.storage.abilities),
+            QueuedFlow(self.flows, flow_handlers.starter, self.kernel.fair_use),
+        ):
+            self.queue.add_handler(handler)
         web = Starlette(
             routes=[
                 *health.routes(self, access),

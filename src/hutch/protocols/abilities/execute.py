@@ -17,6 +17,7 @@ from hutch.egress.redaction import MARK, prepare_redactor
 from hutch.errors import InvalidInput, StoreError
 from hutch.http.errors import ApiError, to_api_error
 from hutch.kernel.kernel import Kernel
+from hutch.kernel.run_preparation import RunPreparation
 from hutch.protocols.abilities import responses
 from hutch.protocols.abilities.definition import AbilityDefinition, decode_definition
 from hutch.protocols.abilities.fetch_tools import FetchTools
@@ -124,12 +125,19 @@ class AbilityExecutor:
         run_id: str | None = None,
         credential_key: str = "",
         version: int | None = None,
+        preparation: RunPreparation | None = None,
     ) -> AbilityResponse:
         """Executes an ability. `credential_key` decrypts credentials that a client has encrypted. `version`
         is a version of the user's own ability, by default the newest. Never raises: errors become responses
         in the specification's format.
         """
-        ability_run = AbilityRun(kernel=self._kernel, owner=user.id, protocol=protocol, label=ability_id)
+        ability_run = AbilityRun(
+            kernel=self._kernel,
+            owner=user.id,
+            protocol=protocol,
+            label=ability_id,
+            preparation=preparation,
+        )
         try:
             row = await self._ability(ability_id, user, version)
             call = _Call(

@@ -8,6 +8,7 @@ import msgspec
 
 from hutch.kernel.execution import Execution, Source
 from hutch.kernel.kernel import Kernel
+from hutch.kernel.run_preparation import RunPreparation
 from hutch.sandbox.runner.profile import profile_for
 from hutch.session.messages import Job
 from hutch.session.run import Result, RunHandle
@@ -23,6 +24,8 @@ class AbilityRun(msgspec.Struct, frozen=True, kw_only=True):
     owner: str
     protocol: str
     label: str
+    preparation: RunPreparation | None = None
+    """Prepares the run of the wrapper, if it was planned."""
 
     async def run(
         self,

@@ -122,18 +122,21 @@ async def run_wrapper(
     """
     settings = ability_run.kernel.settings
     arguments = encode_decoded_value({"payload": params, "options": _OPTIONS}).decode()
+    run = _WrapperRun(
+        run_id or new_run_id(),
+        requests=request_log,
+        redactor=redactor,
+        record_level=None if is_own else "metadata",
+    )
+    if ability_run.preparation is not None:
+        await ability_run.preparation.begin(run)
     result = await ability_run.run(
         definition.wrapper_code,
         Job("wrapper", arguments),
         timeout_ms=settings.ability_timeout_ms,
         memory_bytes=settings.ability_memory_bytes,
         providers=(fetch_tools.provider(),),
-        run=_WrapperRun(
-            run_id or new_run_id(),
-            requests=request_log,
-            redactor=redactor,
-            record_level=None if is_own else "metadata",
-        ),
+        run=run,
         source=Source(definition.wrapper_code, encode_decoded_value(params)),
     )
     if result.error is not None:

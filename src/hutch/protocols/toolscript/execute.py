@@ -15,6 +15,7 @@ from hutch.errors import SandboxUnavailable
 from hutch.kernel.execution import Execution, Source
 from hutch.kernel.kernel import Kernel
 from hutch.kernel.placement import ScriptRecipe
+from hutch.kernel.run_preparation import RunPreparation
 from hutch.protocols.toolscript.checker.checker import Checker, Script
 from hutch.protocols.toolscript.jail_server.http1 import JailRequest, JailResponse
 from hutch.sandbox import temp_dirs
@@ -74,6 +75,8 @@ class ScriptRequest(msgspec.Struct, frozen=True, kw_only=True):
     owner: str = "local"
     run_id: str | None = None
     on_output: OnOutput | None = None
+    preparation: RunPreparation | None = None
+    """Prepares the run, if it was planned. It has the id `run_id`."""
 
 
 class ScriptResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,6 +130,8 @@ class ScriptRunner:
                 source=Source(script.text, msgspec.json.encode(request.args)),
             )
             run = calls.run = _ScriptRun(run_id, on_output=request.on_output, call_log=calls)
+            if request.preparation is not None:
+                await request.preparation.begin(run)
             result = await self._kernel.run(execution, run)
             return _script_result(result, execution.limits, gateway.open_calls(run_id))
 

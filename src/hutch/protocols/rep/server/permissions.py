@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from hutch.problems import Problem
 from hutch.protocols.rep.ir.problems import InvalidFlow
@@ -11,7 +11,6 @@ from hutch.protocols.rep.ir.references import SUBFLOW_KINDS
 from hutch.protocols.rep.runtime import handshake
 
 if TYPE_CHECKING:
-    from hutch.http.auth import Caller
     from hutch.protocols.rep.ir.flow import Flow
     from hutch.store.tables.flows import FlowTable
 
@@ -34,7 +33,16 @@ def scopes_for(kinds: Iterable[str]) -> list[str]:
     return ["rep", *sorted({KIND_SCOPES[kind] for kind in kinds if kind in KIND_SCOPES})]
 
 
-def kinds_for(caller: Caller) -> list[str]:
+class FlowCaller(Protocol):
+    """The sender of a request, now or when it was queued."""
+
+    @property
+    def owner(self) -> str: ...
+
+    def may(self, scope: str) -> bool: ...
+
+
+def kinds_for(caller: FlowCaller) -> list[str]:
     """Returns the kinds that the caller may use. `shell.run` is never allowed."""
     kinds = [*handshake.builtin_kinds({}), *handshake.extension_kinds()]
     return [kind for kind in kinds if kind not in KIND_SCOPES or caller.may(KIND_SCOPES[kind])]

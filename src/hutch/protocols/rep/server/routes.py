@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
-import uuid
-from collections.abc import Awaitable
 from typing import Any
 from urllib.parse import quote
 
@@ -15,8 +12,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from hutch import strict_json
-from hutch.http.auth import AccessControl, Caller, key_advice
+from hutch.http.auth import AccessControl, key_advice
 from hutch.http.endpoint import Endpoint, HttpProtocol, RequestContext
 from hutch.http.errors import ApiError
 from hutch.http.rate_limit import KeyRateLimit
@@ -24,38 +20,29 @@ from hutch.http.requests import JsonBodyReader, is_yaml, query_integer, query_te
 from hutch.http.sse import event_stream
 from hutch.kernel.fair_use import FairUse
 from hutch.problems import Problem
-from hutch.protocols.rep import jsonrpc
 from hutch.protocols.rep.ir.budget import ValidationBudget
 from hutch.protocols.rep.ir.flow import Flow
-from hutch.protocols.rep.ir.inputs import check_inputs
 from hutch.protocols.rep.ir.json_bounds import MAX_VALUES
 from hutch.protocols.rep.ir.parse import parse_flow
 from hutch.protocols.rep.ir.problems import InvalidFlow
 from hutch.protocols.rep.ir.source.read import FlowSource
 from hutch.protocols.rep.runtime import lease
 from hutch.protocols.rep.runtime.context import ApprovalDecision
-from hutch.protocols.rep.runtime.journal import OPERATOR_OWNERS, to_json
-from hutch.protocols.rep.server import permissions, requests, responses
+from hutch.protocols.rep.runtime.journal import OPERATOR_OWNERS
+from hutch.protocols.rep.server import requests, responses
 from hutch.protocols.rep.server.events import encoded_events
-from hutch.protocols.rep.server.permissions import KIND_SCOPES, kinds_for, scopes_for
+from hutch.protocols.rep.server.permissions import kinds_for, scopes_for
 from hutch.protocols.rep.server.responses import json_response
 from hutch.protocols.rep.server.run_retry import RunInProgress
+from hutch.protocols.rep.server.run_start import RunStarter, check_kinds
 from hutch.protocols.rep.server.supervisor import ORIGIN, FlowSupervisor, NotWaiting
 from hutch.store.models import FlowRow, FlowRunHead, FlowRunRow, RunRow, now
-from hutch.telemetry.trace_context import current
-from hutch.text import cut
 
 PROTOCOL = "rep"
 MAX_FLOW_BYTES = 2 * 1024 * 1024
 """Limit for a stored flow. It is decoded, encrypted and compared whenever it is used."""
 MAX_YAML_BYTES = 256 * 1024
 """Limit for a flow in YAML, which takes much longer to decode than JSON."""
-MAX_START_BYTES = jsonrpc.MAX_LINE_BYTES - 64 * 1024
-"""Limit for the flow, inputs and options of a run, which the runtime gets in one line. Leaves a margin for
-the rest of the line.
-"""
-MAX_START_VALUES = strict_json.MAX_VALUES - 1_000
-"""The same limit for the number of values."""
 DEFAULT_STEPS = 100
 """Default number of finished steps per response."""
 DEFAULT_APPROVALS = 100
@@ -97,6 +84,7 @@ class FlowHandlers:
             render=lambda context, error: responses.error_response(error),
         )
 
+        self.starter = RunStarter(flows)
         self.resume_endpoint = Endpoint(self.protocol, {"POST": self.resume})
 
     async def _check_rate(self, context: RequestContext) -> None:
@@ -130,7 +118,7 @@ class FlowHandlers:
             return flow, msgspec.json.encode(flow.document).decode()
 
         flow, text = await self._flows.validation.run(context.owner, check)
-        _check_kinds(context.caller, flow)
+        check_kinds(context.caller, flow)
         store = await self._flows.store()
         before = await store.flows.newest_version(context.owner, flow.name)
         row = await store.flows.put(context.owner, flow.name, text, now())
@@ -172,56 +160,15 @@ class FlowHandlers:
         """Starts a run. Returns the existing run if it has the same id, flow and inputs."""
         await self._check_rate(context)
         body = requests.parse_start_run(await self._body.read_object(context.request, optional=True))
-        stored = await self._flow(context, body.version)
-
-        def check(budget: ValidationBudget) -> Flow:
-            flow = parse_flow(msgspec.json.decode(stored.document), budget)
-            if problems := check_inputs(flow, body.inputs):
-                raise InvalidFlow(problems)
-            return flow
-
-        def parse(document: str) -> Awaitable[Flow]:
-            return self._flows.validation.run(
-                context.owner, lambda budget: parse_flow(msgspec.json.decode(document), budget)
-            )
-
-        flow = await self._flows.validation.run(context.owner, check)
-        store = await self._flows.store()
-        referenced = await permissions.referenced_flows(flow, store.flows, context.owner, parse)
-        _check_kinds(context.caller, flow, *referenced.values())
         identity = context.caller.identity
-        trace = current.get()
-        options = {
-            "trace_id": str(uuid.uuid4()) if trace is None else trace.trace_id,
-            "traceparent": None if trace is None else trace.traceparent,
-            "user": None if identity is None else identity.user.name,
-            "key": None if identity is None else identity.key.id,
-            "files": False,
-            "kinds": kinds_for(context.caller),
-            "flows": {name: other.document for name, other in referenced.items()},
-            "concurrency": body.concurrency,
-            "timeout": body.timeout,
-        }
-        row = FlowRunRow(
-            run_id=body.run_id or str(uuid.uuid4()),
-            owner=context.owner,
-            flow=flow.name,
-            version=stored.version,
-            origin=ORIGIN,
-            created_at=now(),
-            document=stored.document,
-            inputs=to_json(body.inputs),
-            options=to_json({name: value for name, value in options.items() if value is not None}),
+        row = await self.starter.prepare(
+            context.caller,
+            context.path_param("name"),
+            body,
+            user_name=None if identity is None else identity.user.name,
+            key_id=None if identity is None else identity.key.id,
         )
-        start = f"[{row.document},{row.inputs},{row.options}]".encode()
-        if strict_json.find_excess(start, sys.maxsize, MAX_START_VALUES) == "values":
-            message = f"the flow, its sub-flows and the inputs have more than {MAX_START_VALUES} values"
-            raise ApiError("too_large", message)
-        if (size := len(row.document) + len(row.inputs) + len(row.options)) > MAX_START_BYTES:
-            message = (
-                f"the flow, its sub-flows and the inputs have {size} bytes; the limit is {MAX_START_BYTES}"
-            )
-            raise ApiError("too_large", message)
+        store = await self._flows.store()
         run = None if body.run_id is None else await store.journal.get(body.run_id)
         if run is None:
             # Count a new flow run as one execution, because its steps run in other processes, which this
@@ -380,26 +327,6 @@ def _yaml_source(text: str, budget: ValidationBudget) -> FlowSource:
         return FlowSource(decode_yaml(text, budget.check), text)
     except InvalidYaml as error:
         raise InvalidFlow([Problem("", f"expected YAML: {error}")]) from None
-
-
-def _check_kinds(caller: Caller, *flows: Flow) -> None:
-    """Raises ApiError for step kinds that this server does not run or the caller's key does not allow."""
-    allowed = kinds_for(caller)
-    for flow in flows:
-        refused = {node.kind for node in flow.all_nodes()}.difference(allowed)
-        for node in flow.all_nodes() if refused else ():
-            if node.kind not in refused:
-                continue
-            if node.kind in KIND_SCOPES:
-                advice = key_advice(*scopes_for(other.kind for other in flow.all_nodes()))
-                raise ApiError(
-                    "forbidden", f"{node.path}.type: this key is not for {KIND_SCOPES[node.kind]}; {advice}"
-                )
-            expected = ", ".join(allowed)
-            got = cut(node.kind, 100)
-            raise requests.invalid_request(
-                [Problem(f"{node.path}.type", f"expected one of {expected}, got {got!r}")]
-            )
 
 
 def _may_see(context: RequestContext, owner: str) -> bool:
