@@ -74,7 +74,7 @@ fmt: install ## format Python and TypeScript
 lock: ENV = build/lock
 lock: ## update requirements.lock to the newest allowed versions, and each deno.lock from its deno.json
 	rm -rf $(ENV) && $(PYTHON) -m venv $(ENV)
-	$(PIP) install hatchling deno==$(shell sed -n 's/^ *"deno==\(.*\)",$$/\1/p' pyproject.toml)
+	$(PIP) install hatchling setuptools wheel deno==$(shell sed -n 's/^ *"deno==\(.*\)",$$/\1/p' pyproject.toml)
 	cd $(GUEST) && $(DENO) install --frozen=false
 	cd $(CONSOLE) && $(DENO) install --frozen=false
 	$(PIP) install --no-build-isolation -e '.[dev,bench,docs]'
@@ -112,9 +112,10 @@ endif
 		"On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@printf %s "$(CURDIR)" > $@
 
+# nkeys is built from its source, which needs setuptools and wheel.
 .venv/.installed: .venv/.made pyproject.toml requirements.lock hatch_build.py
 	@echo "installing the dependencies and building the guest bundle and the web console"
-	@$(PIP) install -c requirements.lock hatchling deno
+	@$(PIP) install -c requirements.lock hatchling deno setuptools wheel
 	@$(PIP) install -c requirements.lock --no-build-isolation -e '.[dev]'
 	@touch $@
 
