@@ -16,7 +16,7 @@ from hutch.store.store import Store
 from hutch.store.tables.journal import JournalEntry
 from hutch.vault import crypto, data_keys, master_key_check, rotation
 from hutch.vault.data_keys import FLOWS_META_KEY
-from hutch.vault.flow_keys import open_store
+from hutch.vault.flow_keys import PIECE_BYTES, FlowCipher, open_store
 from hutch.vault.vault import Vault
 
 pytestmark = pytest.mark.anyio
@@ -173,3 +173,24 @@ async def test_lost_check_value_is_not_recreated_with_a_wrong_key(
     monkeypatch.delenv(crypto.MASTER_KEY_VARIABLE)
     async with await open_store(store_settings) as other:
         await check_runs(other, "old")
+
+
+def test_pieces_of_long_data_cannot_be_moved_or_left_out() -> None:
+    master = crypto.MasterKeys([crypto.MasterKey(b"k" * 32)])
+    keys = data_keys.decrypt_data_keys(master, data_keys.create_data_key(master, "flows"), "flows")
+    cipher = FlowCipher(keys)
+    data = b"ab" * PIECE_BYTES
+    text = cipher.encrypt_bytes(data, "row")
+    assert cipher.decrypt_bytes(text, "row") == data
+    first, second, *_ = pieces = text.split("\n")
+    other = cipher.encrypt_bytes(data, "other row").split("\n")
+    for altered in (
+        pieces[:1],
+        pieces[1:],
+        [second, first],
+        [first, first],
+        [first, other[1]],
+        [*pieces, first],
+    ):
+        with pytest.raises(VaultError):
+            cipher.decrypt_bytes("\n".join(altered), "row")

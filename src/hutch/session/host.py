@@ -247,7 +247,7 @@ class Session:
         state = self._resumed if self._turn is None else self._turn.state
         if state is None:
             return
-        if len(state.memory) <= MEMORY_PART_BYTES:
+        if state.memory_bytes <= MEMORY_PART_BYTES:
             # `begin` sends it together with `execute` in one write, so that the runner wakes up only once.
             self._memory_line = b"".join(memory_lines(self.id, state.memory))
             return
@@ -255,9 +255,7 @@ class Session:
             if self.result is not None or self._cancelling:
                 return
             self._peer.send(line)
-            await asyncio.sleep(0)
-            if self._peer.writable is not None:
-                await self._peer.writable()
+            await self._pause(len(line))
 
     def begin(self) -> None:
         """Sends `execute`, unless the session was lost or cancelled before."""
@@ -288,21 +286,29 @@ class Session:
         if self._memory_line:
             line, self._memory_line = self._memory_line + line, b""
         self._peer.send(line)
-        if resumed is not None:
-            self._send_replies(resumed)
 
-    def _send_replies(self, resumed: SavedSession) -> None:
-        """Sends what the guest has not got since it was suspended, and goes on with its other calls."""
+    async def send_replies(self) -> None:
+        """Sends what the guest has not got since it was suspended, and goes on with its other calls. Other
+        tasks run between long replies. Must be called after `begin`.
+        """
+        resumed = self._resumed
+        if resumed is None or self._is_over():
+            return
         calls = self.tool_calls
         calls.deadline = self._tool_deadline
+        if not self._has_open_calls:
+            calls.started_at = self._sent_at
         for call_id, answer in (self._answers or {}).items():
             calls.answer(call_id, answer)
-        if self._has_open_calls:
-            calls.send_held()
-        else:
-            calls.started_at = self._sent_at
-            for line in resumed.held_lines:
-                self._peer.send(line)
+            await self._pause(0 if answer.result_json is None else len(answer.result_json))
+            if self._is_over():
+                return
+        for line in calls.take_held() if self._has_open_calls else resumed.held_lines:
+            self._peer.send(line)
+            await self._pause(len(line))
+        if self._is_over():
+            return
+        if not self._has_open_calls:
             for call in resumed.in_flight:
                 if call.call_id in calls.pending:
                     calls.repeat(call)
@@ -310,6 +316,25 @@ class Session:
             # The guest may only be waiting for the other calls. In that case, nothing else would suspend it
             # again.
             self._suspend()
+
+    def _is_over(self) -> bool:
+        """Returns True if the session has ended, or is about to."""
+        return self._has_ended or self._cancelling
+
+    async def _pause(self, size: int) -> None:
+        """Lets other tasks run after a long line was sent, until most of it has left the buffer."""
+        if size < MEMORY_PART_BYTES:
+            return
+        await asyncio.sleep(0)
+        if self._peer.writable is not None:
+            seconds = self._peer.max_silence_seconds or START_TIMEOUT_SECONDS
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._peer.writable()
+            except TimeoutError:
+                # The process may be stopped, or another execution may block it.
+                self.unresponsive = True
+                self.mark_lost(f"it did not read for {seconds:g} s")
 
     @property
     def _manifests(self) -> list[bytes]:
@@ -489,7 +514,7 @@ class Session:
     def forget_memory(self) -> None:
         """Frees the memory of a suspended execution, which was stored."""
         assert self.saved is not None
-        self.saved = msgspec.structs.replace(self.saved, memory=b"", manifests=[], files=None)
+        self.saved = msgspec.structs.replace(self.saved, memory=[], manifests=[], files=None)
 
     def _remaining_seconds(self) -> float:
         return (self.limits.timeout_ms - self._run_ms()) / 1000

@@ -5,7 +5,7 @@ fields are ignored.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -333,10 +333,9 @@ def extend_line(id: str, ms: int) -> bytes:
     return b'{"type":"extend","id":' + _encoder.encode(id) + b',"ms":%d}\n' % ms
 
 
-def memory_lines(id: str, memory: bytes) -> Iterator[bytes]:
+def memory_lines(id: str, memory: Sequence[bytes]) -> Iterator[bytes]:
     """Encodes the memory of a suspended execution, in parts."""
-    for start in range(0, len(memory), MEMORY_PART_BYTES):
-        yield encode(Memory(id, memory[start : start + MEMORY_PART_BYTES]))
+    return (encode(Memory(id, part)) for part in memory)
 
 
 def tool_result_line(call_id: str, result: bytes) -> bytes:

@@ -10,7 +10,8 @@ import msgspec
 
 from hutch.errors import InvalidExecution
 from hutch.session.files.calls import SavedFiles
-from hutch.session.json_value import NotJsonSafe, encode_value
+from hutch.session.json_value import NotJsonSafe, encode_value, well_formed
+from hutch.session.large_json import encode_large_value
 from hutch.session.messages import SuspendedState
 from hutch.session.run import CallRecord, PendingCall
 
@@ -24,6 +25,24 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
 
 
+def encode_answer(answer: Answer) -> bytes:
+    """Encodes a result or an error for the store."""
+    if answer.result_json is not None:
+        return _RESULT + answer.result_json
+    return _ERROR + msgspec.msgpack.encode((answer.code, well_formed(answer.message)))
+
+
+def decode_answer(data: bytes) -> Answer:
+    """Decodes what `encode_answer` has returned."""
+    if data.startswith(_RESULT):
+        return Answer(result_json=data[len(_RESULT) :])
+    code, message = msgspec.msgpack.decode(data[len(_ERROR) :], type=tuple[str, str])
+    return Answer(code=code, message=message)
+
+
+_RESULT, _ERROR = b"=", b"!"
+
+
 def answer_of(value: Any, field: str) -> Answer:
     """Returns the result of a call. Raises InvalidExecution, which names the field, if it is not JSON."""
     try:
@@ -32,11 +51,21 @@ def answer_of(value: Any, field: str) -> Answer:
         raise InvalidExecution(field, f"expected a JSON-safe value: {error}") from None
 
 
+async def decoded_answer(value: Any) -> Answer:
+    """Returns the result of a call that was decoded from JSON. Other tasks run while it is encoded."""
+    return Answer(result_json=await encode_large_value(value))
+
+
 def answers_of(results: object, errors: object) -> dict[str, Answer]:
     """Returns results and error messages of calls, by call id. Raises InvalidExecution."""
     answers = {
         call_id: answer_of(value, f"results.{call_id}") for call_id, value in _by_call_id(results, "results")
     }
+    return with_errors(answers, errors)
+
+
+def with_errors(answers: dict[str, Answer], errors: object) -> dict[str, Answer]:
+    """Adds error messages of calls to their results. Raises InvalidExecution."""
     for call_id, message in _by_call_id(errors, "errors"):
         if not isinstance(message, str):
             raise InvalidExecution(f"errors.{call_id}", f"expected a str, got {type(message).__name__}")
@@ -60,8 +89,8 @@ def _by_call_id(values: object, field: str) -> list[tuple[str, Any]]:
 class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
     """State of an execution that only waits for the results of pending calls."""
 
-    memory: bytes
-    """Difference of the VM's memory to its image."""
+    memory: list[bytes]
+    """Difference of the VM's memory to its image, in parts of at most MEMORY_PART_BYTES."""
     state: SuspendedState
     manifests: list[bytes]
     """JSON text of the providers' manifests. The guest refers to tools by their position in them."""
@@ -80,6 +109,10 @@ class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
     """Replies to calls that returned while the execution was suspended. They are sent when it continues."""
     files: SavedFiles | None = None
     """None if the guest has no files."""
+
+    @property
+    def memory_bytes(self) -> int:
+        return sum(map(len, self.memory))
 
     def state_after(self, seconds: float) -> SuspendedState:
         """Returns the state after a wait, with less time left for the guest's timers."""
@@ -104,5 +137,5 @@ class MemoryCollector:
         self._parts.append(part)
         return True
 
-    def memory(self) -> bytes:
-        return b"".join(self._parts)
+    def memory(self) -> list[bytes]:
+        return self._parts

@@ -248,14 +248,15 @@ class ToolCalls:
         self._max_wait_seconds = max_wait_seconds
         self._is_suspended = False
 
-    def send_held(self) -> None:
-        """Sends the replies that the guest has not received to the runner in which it continues."""
+    def take_held(self) -> list[bytes]:
+        """Returns the replies that the guest has not got. The caller sends them to the runner in which it
+        continues.
+        """
         held, self._recent_replies = self._recent_replies or [], None
         self._finished = {}
-        for _, line in held:
-            self._send(line)
         if self._tasks:
             self._watch_wait()
+        return [line for _, line in held]
 
     def repeat(self, call: PendingCall) -> None:
         """Repeats a call that another process was making when it died."""

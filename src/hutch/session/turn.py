@@ -12,9 +12,13 @@ from hutch.session.messages import VmState
 class TurnState(msgspec.Struct, frozen=True, kw_only=True):
     """State of a VM between two turns."""
 
-    memory: bytes
-    """Difference of the VM's memory to its image."""
+    memory: list[bytes]
+    """Difference of the VM's memory to its image, in parts of at most MEMORY_PART_BYTES."""
     vm: VmState
+
+    @property
+    def memory_bytes(self) -> int:
+        return sum(map(len, self.memory))
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 20
 """Maximum number of attempts while concurrent rotations change the key."""
+PIECE_BYTES = 512 * 1024
+"""Longer data is encrypted in pieces. Base64 and the cipher hold Python's lock, so that 8 MiB at once would
+stall the event loop for 30 to 90 ms, also from a thread.
+"""
+_SEPARATOR = "\n"
 # The results of steps may contain lone surrogates.
 _SURROGATES = "surrogatepass"
 
@@ -43,16 +48,33 @@ class FlowCipher:
         self._keys = data_keys
 
     def encrypt(self, text: str, *context: str) -> str:
-        return crypto.encrypt(self._keys, text.encode("utf-8", _SURROGATES), *context)
+        return self.encrypt_bytes(text.encode("utf-8", _SURROGATES), *context)
 
     def decrypt(self, text: str, *context: str) -> str:
-        return crypto.decrypt(self._keys, text, *context).decode("utf-8", _SURROGATES)
+        return self.decrypt_bytes(text, *context).decode("utf-8", _SURROGATES)
 
     def encrypt_bytes(self, data: bytes, *context: str) -> str:
-        return crypto.encrypt(self._keys, data, *context)
+        if len(data) <= PIECE_BYTES:
+            return crypto.encrypt(self._keys, data, *context)
+        pieces = [data[start : start + PIECE_BYTES] for start in range(0, len(data), PIECE_BYTES)]
+        return _SEPARATOR.join(
+            crypto.encrypt(self._keys, piece, *context, _place(number, len(pieces)))
+            for number, piece in enumerate(pieces)
+        )
 
     def decrypt_bytes(self, text: str, *context: str) -> bytes:
-        return crypto.decrypt(self._keys, text, *context)
+        texts = text.split(_SEPARATOR)
+        if len(texts) == 1:
+            return crypto.decrypt(self._keys, text, *context)
+        return b"".join(
+            crypto.decrypt(self._keys, piece, *context, _place(number, len(texts)))
+            for number, piece in enumerate(texts)
+        )
+
+
+def _place(number: int, count: int) -> str:
+    """Returns the part of the context that keeps the pieces of a text in their order and complete."""
+    return f"piece {number} of {count}"
 
 
 async def open_store(settings: Settings) -> Store:

@@ -438,7 +438,7 @@ async def test_stored_run_uses_no_memory(first: hutch.Hutch, tools: Tools) -> No
     session = run._handle.session
     assert session is not None
     assert session.saved is not None
-    assert session.saved.memory == b""
+    assert session.saved.memory == []
 
 
 @pytest.mark.parametrize(

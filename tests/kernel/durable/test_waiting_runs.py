@@ -109,7 +109,7 @@ async def test_run_is_stored_while_it_waits_and_continues_with_each_result(
     session = run._handle.session
     assert session is not None
     assert session.saved is not None
-    assert session.saved.memory == b""
+    assert session.saved.memory == []
     tools.release("quick").set()
     # The guest continues with one result while the other tool runs, and is stored again.
     assert len(await stored(run)) == 1

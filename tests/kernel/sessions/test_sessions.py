@@ -12,11 +12,11 @@ from tests.support import databases
 
 import hutch
 from hutch.errors import InvalidExecution
+from hutch.kernel.durable.packing import PART_BYTES
 from hutch.kernel.sessions import sessions as sessions_module
 from hutch.settings import Settings
 from hutch.store.backends.base import SqlStatement
 from hutch.store.models import now
-from hutch.store.tables.durable import PART_BYTES
 
 MAX_HISTORY = 3
 MAX_SESSIONS = 40

@@ -42,23 +42,23 @@ async def api(anyio_backend: object) -> AsyncIterator[Api]:
 
 
 async def test_turns_forks_rollbacks_and_deletion(api: Api) -> None:
-    created = await api("POST", "/sessions", 201, {"id": "work"})
-    assert (created["id"], created["turn"]) == ("work", 0)
-    await api.value("work", "let items = [1]")
-    assert await api.value("work", "items.push(2); items") == [1, 2]
-    copy = await api("POST", "/sessions/work/fork", 201)
+    created = await api("POST", "/sessions", 201, {"id": "over-http"})
+    assert (created["id"], created["turn"]) == ("over-http", 0)
+    await api.value("over-http", "let items = [1]")
+    assert await api.value("over-http", "items.push(2); items") == [1, 2]
+    copy = await api("POST", "/sessions/over-http/fork", 201)
     assert await api.value(copy["id"], "items.push(3); items.length") == 3
-    assert (await api("POST", "/sessions/work/rollback", 200, {"turn": 1}))["turn"] == 1
-    assert await api.value("work", "items") == [1]
-    (variable,) = (await api("GET", "/sessions/work/variables", 200))["variables"]
+    assert (await api("POST", "/sessions/over-http/rollback", 200, {"turn": 1}))["turn"] == 1
+    assert await api.value("over-http", "items") == [1]
+    (variable,) = (await api("GET", "/sessions/over-http/variables", 200))["variables"]
     assert (variable["name"], variable["type"]) == ("items", "Array")
     assert {session["id"] for session in (await api("GET", "/sessions", 200))["sessions"]} >= {
-        "work",
+        "over-http",
         copy["id"],
     }
-    assert (await api("GET", "/sessions/work", 200))["turn"] == 2
-    await api("DELETE", "/sessions/work", 204)
-    await api("POST", "/sessions/work/run", 404, {"code": "1"})
+    assert (await api("GET", "/sessions/over-http", 200))["turn"] == 2
+    await api("DELETE", "/sessions/over-http", 204)
+    await api("POST", "/sessions/over-http/run", 404, {"code": "1"})
 
 
 async def test_users_see_only_their_own_sessions(api: Api) -> None:

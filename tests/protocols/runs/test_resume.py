@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2
 import pytest
 from starlette.types import ASGIApp
+from tests.support.stalls import LoopStalls, repeat_on_stall
 
 import hutch
 from hutch.app.app import App
@@ -53,6 +55,11 @@ class Server:
     async def post(self, path: str, body: Any = None) -> tuple[int, Any]:
         response = await self.client.post(path, json=body)
         return response.status_code, response.json()
+
+    def client_at(self, address: str) -> httpx2.AsyncClient:
+        """Returns a client with its own share of the limit on guesses."""
+        transport = httpx2.ASGITransport(self.web, raise_app_exceptions=False, client=(address, 1))
+        return httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1")
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +152,55 @@ async def test_guesses_of_tokens_are_limited(server: Server) -> None:
 async def test_addresses_of_one_ipv6_network_share_the_limit_on_guesses(server: Server) -> None:
     statuses = []
     for number in range(CALLS_PER_MINUTE + 1):
-        transport = httpx2.ASGITransport(server.web, client=(f"2001:db8::{number:x}", 1))
-        async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        async with server.client_at(f"2001:db8::{number:x}") as client:
             statuses.append((await client.post(f"/calls/{number}", json={"result": 1})).status_code)
     assert statuses == [404] * CALLS_PER_MINUTE + [429]
+
+
+@repeat_on_stall
+async def test_large_results_of_calls_do_not_stall_the_server(server: Server) -> None:
+    """Encoded at once, 8 MB of quotes take 50 to 100 ms, and six such results to one run six times that."""
+    tokens = [f"large{time.time_ns()}-{n}" for n in range(6)]
+    code = (
+        f"const all = await Promise.all({tokens}.map((token) => tools.later({{token}}))); return all.length"
+    )
+    execution = Execution(
+        code=code,
+        profile=profile_for("quickjs"),
+        limits=server.kernel.limits({"memory_limit_bytes": 500_000_000, "timeout_ms": 60_000}),
+        providers=TOOLS,
+        protocol="execbox",
+        owner="operator",
+    )
+    waiting = await server.kernel.run(execution)
+    assert len(waiting.pending_calls) == len(tokens)
+    body = b'{"result":"%s"}' % (b'\\"' * 4_000_000)
+    headers = {"content-type": "application/json"}
+    async with server.client_at("10.0.0.1") as client, LoopStalls() as stalls:
+        for token in tokens:
+            response = await client.post(f"/calls/{token}", content=body, headers=headers)
+            assert response.status_code == 200, response.text
+        stalls.assert_short("to store the results")
+        result = await server.runs.wait(waiting.run_id, "operator", [], lambda: False)
+    assert result is not None
+    assert result.result == len(tokens), result
+    stalls.assert_short("to deliver the results")
+
+
+async def test_results_count_towards_the_size_of_suspended_runs(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id, call = await server.suspended("return (await tools.later({token: 'counted'})).length")
+    monkeypatch.setattr("hutch.kernel.durable.pending_calls.MAX_BYTES_OF_RUN", 1_000_000)
+    client = server.client_at("10.0.0.2")
+    for path, body in (
+        ("/calls/counted", {"result": "x" * 1_000_000}),
+        (f"/runs/{run_id}/resume", {"results": {call.call_id: "x" * 1_000_000}}),
+    ):
+        refused = await client.post(path, json=body)
+        assert (refused.status_code, refused.json()["error"]["reason"]) == (409, "too_many_suspended")
+    # The refused results were not counted.
+    assert (await client.post("/calls/counted", json={"result": "x" * 600_000})).status_code == 200
+    result = await server.runs.wait(run_id, "operator", [], lambda: False)
+    assert result is not None
+    assert result.result == 600_000

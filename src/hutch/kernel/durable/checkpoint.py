@@ -1,25 +1,20 @@
-"""Checkpoint of a suspended run: everything that is needed to continue it, and its compressed encoding."""
+"""Checkpoint of a suspended run: everything that is needed to continue it, and its encoding."""
 
 from __future__ import annotations
 
 import hashlib
-import sys
+from collections.abc import Sequence
 from functools import cache
-from importlib import import_module
-from typing import Any
 
 import msgspec
 
 from hutch.errors import ResumeError
+from hutch.kernel.durable.packing import pack, split_at, take, unpack
 from hutch.sandbox.deno_binary import BUNDLE_FOLDER
 from hutch.session.limits import Limits
 from hutch.session.suspension import SavedSession
 
-LARGE_BYTES = 256 * 1024
-"""Size above which memory is compressed in a thread."""
-COMPRESSION_LEVEL = 1
-"""Higher levels make large checkpoints a few percent smaller and take ten times as long."""
-# Files of the guest bundle that determine the meaning of a VM's memory.
+# Files of the guest bundle that determine what a VM's memory means.
 _BUNDLE_FILES = ("quickjs.wasm", "image.bin", "image.json")
 
 
@@ -51,47 +46,53 @@ def bundle_digest() -> str:
     return digest.hexdigest()
 
 
-def _zstd() -> Any:
-    # Imported late, because most processes never suspend a run.
-    return import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
+class _Header(msgspec.Struct, frozen=True):
+    """A checkpoint without its large data, which follows: first the memory, then the files."""
+
+    checkpoint: Checkpoint
+    memory_bytes: int
+    file_bytes: list[int]
 
 
-def encode(checkpoint: Checkpoint, max_bytes: int) -> bytes:
-    """Encodes a checkpoint. Raises ResumeError if it is too large or has lone surrogates."""
+def encode(checkpoint: Checkpoint, max_bytes: int) -> list[bytes]:
+    """Encodes a checkpoint in parts. Raises ResumeError if it could not be decoded again."""
+    session = checkpoint.session
+    files, contents = session.files, list[bytes]()
+    if files is not None:
+        contents = files.contents()
+        files = files.with_contents([b""] * len(contents))
+    rest = msgspec.structs.replace(session, memory=[], files=files)
+    sizes = [len(content) for content in contents]
     try:
-        data = msgspec.msgpack.encode(checkpoint)
+        header = msgspec.msgpack.encode(
+            _Header(msgspec.structs.replace(checkpoint, session=rest), session.memory_bytes, sizes)
+        )
     except UnicodeEncodeError:
         message = "The code or a token has half of a surrogate pair, which cannot be stored."
         raise ResumeError("checkpoint_invalid", message) from None
-    if len(data) > max_bytes:
+    if len(header) + session.memory_bytes + sum(sizes) > max_bytes:
         message = f"The code, the inputs of pending calls and the memory have more than {max_bytes} bytes."
         raise ResumeError("checkpoint_invalid", message)
-    return compress(data)
+    return pack(header, [*session.memory, *contents])
 
 
-def decode(data: bytes, max_bytes: int) -> Checkpoint:
+def decode(parts: Sequence[bytes], max_bytes: int) -> Checkpoint:
     """Decodes a checkpoint whose authenticity was checked. Raises ResumeError."""
+    text, data = unpack(parts, max_bytes)
     try:
-        return msgspec.msgpack.decode(decompress(data, max_bytes), type=Checkpoint)
+        header = msgspec.msgpack.decode(text, type=_Header)
     except msgspec.DecodeError:
         raise ResumeError("checkpoint_invalid", "The checkpoint cannot be read.") from None
-
-
-def compress(data: bytes) -> bytes:
-    return bytes(_zstd().compress(data, COMPRESSION_LEVEL))
-
-
-def decompress(data: bytes, max_bytes: int) -> bytes:
-    """Decompresses data. Raises ResumeError if the data is invalid or longer than `max_bytes`."""
-    zstd = _zstd()
-    try:
-        decompressor = zstd.ZstdDecompressor()
-        text = decompressor.decompress(data, max_bytes)
-    except zstd.ZstdError:
-        raise ResumeError("checkpoint_invalid", "The checkpoint cannot be read.") from None
-    if decompressor.needs_input or not decompressor.eof:
-        raise ResumeError("checkpoint_invalid", f"The checkpoint has more than {max_bytes} bytes.")
-    return bytes(text)
+    memory, data = split_at(data, header.memory_bytes)
+    contents: list[bytes] = []
+    for size in header.file_bytes:
+        content, data = take(data, size)
+        contents.append(content)
+    session = header.checkpoint.session
+    files = None if session.files is None else session.files.with_contents(contents)
+    return msgspec.structs.replace(
+        header.checkpoint, session=msgspec.structs.replace(session, memory=memory, files=files)
+    )
 
 
 def check_bundle(digest: str) -> None:

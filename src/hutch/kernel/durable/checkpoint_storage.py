@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -10,11 +11,11 @@ import msgspec
 
 from hutch.errors import AlreadyExists, ResumeError
 from hutch.kernel.durable import checkpoint as checkpoints
-from hutch.kernel.durable.checkpoint import LARGE_BYTES, Checkpoint
+from hutch.kernel.durable.checkpoint import Checkpoint
 from hutch.kernel.durable.holds import HOLD_SECONDS
+from hutch.kernel.durable.packing import LARGE_BYTES, size_of
 from hutch.kernel.durable.pending_calls import token_digest
 from hutch.store.models import now
-from hutch.store.tables.durable import PART_BYTES
 from hutch.store.tables.durable.checkpoints import CheckpointRow, NewPendingCall
 from hutch.text import format_rfc3339
 
@@ -36,18 +37,19 @@ class CheckpointStorage:
         self,
         store: Store,
         checkpoint: Checkpoint,
-        data: bytes,
+        parts: Sequence[bytes],
         holder: str | None,
         *,
         keeps_hold: bool = False,
     ) -> bool:
-        """Stores a checkpoint. With `keeps_hold`, `holder` continues the run. Returns False if the store
-        already has the run and `holder` does not hold it. Raises ResumeError.
+        """Stores a checkpoint that was encoded as `parts`. With `keeps_hold`, `holder` continues the run.
+        Returns False if the store has the run already, and `holder` does not continue it. Raises ResumeError.
         """
         maximum = self._settings.max_suspended_bytes_per_owner
         stored_bytes = await store.checkpoints.stored_bytes(checkpoint.owner, checkpoint.run_id)
         await self._check_questions(store, checkpoint)
-        if stored_bytes + len(data) > maximum:
+        size = size_of(parts)
+        if stored_bytes + size > maximum:
             raise ResumeError(
                 "too_many_suspended",
                 f"The suspended runs of this owner, and their results, would have more than {maximum} bytes"
@@ -64,12 +66,11 @@ class CheckpointStorage:
             )
             for call in (*checkpoint.session.pending, *checkpoint.session.in_flight)
         ]
-        row = _row(checkpoint, len(data))
+        row = _row(checkpoint, size)
         if keeps_hold:
             row = msgspec.structs.replace(
                 row, state="running", holder=holder, held_until=now(plus_seconds=HOLD_SECONDS)
             )
-        parts = [data[start : start + PART_BYTES] for start in range(0, len(data), PART_BYTES)]
         try:
             return await store.checkpoints.save(row, parts, calls, holder)
         except AlreadyExists:
@@ -89,16 +90,16 @@ class CheckpointStorage:
                 " Decide on some at /approvals.",
             )
 
-    async def encode(self, checkpoint: Checkpoint) -> bytes:
+    async def encode(self, checkpoint: Checkpoint) -> list[bytes]:
         files = checkpoint.session.files
-        size = len(checkpoint.session.memory) + (0 if files is None else files.size)
+        size = checkpoint.session.memory_bytes + (0 if files is None else files.size)
         if size < LARGE_BYTES:
             return checkpoints.encode(checkpoint, self.max_bytes)
         return await asyncio.to_thread(checkpoints.encode, checkpoint, self.max_bytes)
 
-    async def decode(self, data: bytes) -> Checkpoint:
+    async def decode(self, parts: Sequence[bytes]) -> Checkpoint:
         # Always in a thread: a few kilobytes may be the compressed form of a large memory.
-        return await asyncio.to_thread(checkpoints.decode, data, self.max_bytes)
+        return await asyncio.to_thread(checkpoints.decode, parts, self.max_bytes)
 
     @property
     def max_bytes(self) -> int:

@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from hutch.errors import HutchError, InvalidExecution, ResumeError
 from hutch.kernel.durable.holds import HOLD_SECONDS, Holds
 from hutch.kernel.durable.resume_errors import ended, not_found
-from hutch.session.json_value import decode_value
+from hutch.session.large_json import decode_large_value
 from hutch.session.schema.problems import check_against_schema
-from hutch.session.suspension import Answer
+from hutch.session.suspension import Answer, encode_answer
 from hutch.session.tools.provider import Provider
 from hutch.store.models import now
 from hutch.store.tables.durable.checkpoints import CheckpointRow, Question, StoredCall
 from hutch.text import cut, printable
 
 if TYPE_CHECKING:
+    from hutch.settings import Settings
     from hutch.store.store import Store
 
 logger = logging.getLogger("hutch.runs")
+
+MAX_BYTES_OF_RUN = 256 * 1024 * 1024
+"""Maximum size of a suspended run with the results that it has got. They are in memory when it continues."""
 
 
 class PendingCalls:
     """Pending calls of all suspended runs of one store."""
 
-    def __init__(
-        self, holds: Holds, open_store: Callable[[], Awaitable[Store]], max_result_bytes: int
-    ) -> None:
-        self._max_result_bytes = max_result_bytes
+    def __init__(self, holds: Holds, open_store: Callable[[], Awaitable[Store]], settings: Settings) -> None:
+        self._settings = settings
         self._holds = holds
         self._open_store = open_store
 
@@ -59,11 +60,10 @@ class PendingCalls:
                     f" it waits for {waiting}.",
                 )
             self._check_size(f"results.{call_id}", answer)
-            _check_result(known[call_id], answer, providers)
+            await _check_result(known[call_id], answer, providers)
         self._holds.calls.difference_update(answers)
-        texts = {call_id: msgspec.json.encode(answer).decode() for call_id, answer in answers.items()}
         answered = [call_id for call_id in answers if known[call_id].has_answer]
-        for call_id in answered or await store.checkpoints.answer(run_id, texts):
+        for call_id in answered or await self._store(store, row, answers):
             raise ResumeError(
                 "already_answered",
                 f"The call {call_id} already has a result. Resume the run without one for this call.",
@@ -73,6 +73,27 @@ class PendingCalls:
         """Returns the calls that a suspended run waits for."""
         store = await self._open_store()
         return await store.checkpoints.calls(run_id)
+
+    async def _store(self, store: Store, row: CheckpointRow, answers: Mapping[str, Answer]) -> list[str]:
+        """Stores results. Returns the ids of the calls that have one already. Raises ResumeError if the run
+        and its results would be too large.
+        """
+        texts = {call_id: encode_answer(answer) for call_id, answer in answers.items()}
+        maximum = self._settings.max_suspended_bytes_per_owner
+        others = await store.checkpoints.stored_bytes(row.owner, row.run_id)
+        refused = await store.checkpoints.answer(row.run_id, texts, min(MAX_BYTES_OF_RUN, maximum - others))
+        if refused:
+            missing = {
+                call.call_id for call in await store.checkpoints.calls(row.run_id) if not call.has_answer
+            }
+            if missing & set(refused):
+                raise ResumeError(
+                    "too_many_suspended",
+                    f"The run {row.run_id} with its results would have more than {MAX_BYTES_OF_RUN} bytes, or"
+                    f" the suspended runs of this owner more than {maximum} (setting"
+                    " max_suspended_bytes_per_owner).",
+                )
+        return refused
 
     async def find(self, token: str) -> tuple[CheckpointRow, str]:
         """Returns the run and the id of the call with a token. Raises ResumeError."""
@@ -85,8 +106,9 @@ class PendingCalls:
 
     def _check_size(self, field: str, answer: Answer) -> None:
         size = 0 if answer.result_json is None else len(answer.result_json)
-        if size > self._max_result_bytes:
-            expected = f"expected at most {self._max_result_bytes} bytes of JSON (max_result_bytes)"
+        maximum = self._settings.max_result_bytes
+        if size > maximum:
+            expected = f"expected at most {maximum} bytes of JSON (max_result_bytes)"
             raise InvalidExecution(field, f"{expected}, got {size}")
 
     async def resolve(self, token: str, answer: Answer) -> str:
@@ -94,7 +116,7 @@ class PendingCalls:
         self._check_size("result", answer)
         store = await self._open_store()
         row, call_id = await self.find(token)
-        if await store.checkpoints.answer(row.run_id, {call_id: msgspec.json.encode(answer).decode()}):
+        if await self._store(store, row, {call_id: answer}):
             raise ResumeError("already_answered", "The call with this token already has a result.")
         return row.run_id
 
@@ -125,7 +147,8 @@ class PendingCalls:
         """Stores the result of a tool that this process runs."""
         store = await self._open_store()
         try:
-            await store.checkpoints.answer(run_id, {call_id: msgspec.json.encode(answer).decode()})
+            if (row := await store.checkpoints.get(run_id)) is not None:
+                await self._store(store, row, {call_id: answer})
         except HutchError as error:
             # If the process dies now, the guest gets an error: the call may have had an effect.
             logger.warning("the result of a call of run %s could not be stored: %s", run_id, error)
@@ -135,12 +158,14 @@ def token_digest(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _check_result(call: StoredCall, answer: Answer, providers: Sequence[Provider]) -> None:
+async def _check_result(call: StoredCall, answer: Answer, providers: Sequence[Provider]) -> None:
     """Raises InvalidExecution if a result does not match the output schema of its tool."""
     provider = next((each for each in providers if each.name == call.provider), None)
     tool = None if provider is None or call.tool is None else provider.tools.get(call.tool)
     if tool is None or tool.output_schema is None or answer.result_json is None:
         return
-    problems = check_against_schema(dict(tool.output_schema), decode_value(answer.result_json))
+    value = await decode_large_value(answer.result_json)
+    # The schema may be that of an MCP server, which may be expensive to check.
+    problems = await asyncio.to_thread(check_against_schema, dict(tool.output_schema), value, untrusted=True)
     if problems:
         raise InvalidExecution(f"results.{call.call_id}", str(problems[0]))

@@ -12,9 +12,9 @@ from hutch.errors import ResumeError, VaultError
 from hutch.store.tables.durable.checkpoints import CheckpointRow
 from hutch.vault import crypto
 
-MAGIC = b"hutch-run-1:"
+MAGIC = b"hutch-run-2:"
 _CONTEXT = "sealed run"
-# Upper bound for the overhead of Base64, the header and the authentication tag.
+# Base64, the header and the authentication of all parts add less than this.
 _MAX_EXPANSION = 1.4
 _MAX_HEADER_BYTES = 64 * 1024
 
@@ -23,10 +23,10 @@ class SealedRun(msgspec.Struct, frozen=True, kw_only=True):
     """Content of a sealed run. The row tells whether the run may be continued, without decoding its state."""
 
     row: CheckpointRow
-    state: bytes
-    """Encoded `Checkpoint`."""
-    answers: dict[str, str]
-    """Unused results of pending calls, by call id, as JSON text of an `Answer`."""
+    state: list[bytes]
+    """Parts of an encoded `Checkpoint`."""
+    answers: dict[str, bytes]
+    """Results that the run had got and not used, as `encode_answer` returns them, by call id."""
 
 
 async def seal(run: SealedRun, home: Path) -> bytes:
@@ -35,8 +35,16 @@ async def seal(run: SealedRun, home: Path) -> bytes:
 
 
 def _seal(run: SealedRun, home: Path) -> bytes:
+    # In parts: encrypting all of it in one call would hold Python's lock, and so stall the event loop.
     keys = crypto.load_master_keys(home, os.environ, create=False)
-    return MAGIC + crypto.encrypt(keys, msgspec.msgpack.encode(run), _CONTEXT).encode()
+    header = msgspec.msgpack.encode((run.row, list(run.answers)))
+    parts = [header, *run.answers.values(), *run.state]
+    run_id = run.row.run_id
+    texts = [
+        crypto.encrypt(keys, part, _CONTEXT, run_id, f"{number}/{len(parts)}").encode()
+        for number, part in enumerate(parts)
+    ]
+    return b"\n".join((MAGIC + run_id.encode(), *texts))
 
 
 async def unseal(data: bytes, home: Path, max_bytes: int) -> SealedRun:
@@ -54,10 +62,17 @@ async def unseal(data: bytes, home: Path, max_bytes: int) -> SealedRun:
 def _unseal(data: bytes, home: Path) -> SealedRun:
     keys = crypto.load_master_keys(home, os.environ, create=False)
     try:
-        text = data[len(MAGIC) :].decode("ascii")
-        return msgspec.msgpack.decode(crypto.decrypt(keys, text, _CONTEXT), type=SealedRun)
-    except (UnicodeDecodeError, VaultError, msgspec.DecodeError):
+        start, *texts = data.split(b"\n")
+        run_id = start[len(MAGIC) :].decode()
+        header, *parts = (
+            crypto.decrypt(keys, text.decode("ascii"), _CONTEXT, run_id, f"{number}/{len(texts)}")
+            for number, text in enumerate(texts)
+        )
+        row, call_ids = msgspec.msgpack.decode(header, type=tuple[CheckpointRow, list[str]])
+    except (ValueError, VaultError, msgspec.DecodeError):
         raise _invalid("it was altered, or sealed with another master key") from None
+    answers = dict(zip(call_ids, parts, strict=False))
+    return SealedRun(row=row, state=parts[len(answers) :], answers=answers)
 
 
 def _invalid(reason: str) -> ResumeError:

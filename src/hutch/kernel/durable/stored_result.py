@@ -2,55 +2,86 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+
 import msgspec
 
+from hutch.errors import ResumeError
+from hutch.kernel.durable.packing import LARGE_BYTES, pack, size_of, take, unpack
 from hutch.session.files.model import File
-from hutch.session.json_value import decode_value
+from hutch.session.large_json import decode_large_value
 from hutch.session.messages import WireError
 from hutch.session.run import CallRecord, Result
 
+# Size of a result without its value and its files: logs and recorded calls.
+OVERHEAD_BYTES = 64 * 1024 * 1024
 
-class StoredResult(msgspec.Struct, frozen=True, omit_defaults=True):
+
+class _Header(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A result without its value and the contents of its files, which follow in this order."""
+
     ok: bool
     logs: list[str]
     logs_truncated: bool
     duration_ms: float
     calls: list[CallRecord]
+    result_bytes: int
+    files: list[tuple[str, str, int]] = []
+    """Name, type and size of each file."""
     error: WireError | None = None
-    """Error with Hutch's code, not the code that is sent to other implementations."""
-    result: msgspec.Raw = msgspec.Raw(b"null")
-    files: list[File] = []
+    """With the code of Hutch, not the one that is sent to other implementations."""
 
 
-def encode_result(result: Result) -> str:
+async def encode_result(result: Result) -> list[bytes]:
+    """Encodes a result in parts."""
     error = None
     if result.error is not None:
         error = msgspec.structs.replace(WireError.of(result.error), code=result.error.code)
-    stored = StoredResult(
+    value = result.result_json or b"null"
+    header = _Header(
         ok=result.ok,
         logs=result.logs,
         logs_truncated=result.logs_truncated,
         duration_ms=result.duration_ms,
         calls=list(result.calls),
+        result_bytes=len(value),
+        files=[(file.name, file.mime_type, file.size) for file in result.files],
         error=error,
-        result=msgspec.Raw(result.result_json or b"null"),
-        files=list(result.files),
     )
-    return msgspec.json.encode(stored).decode("utf-8", "surrogatepass")
+    data = [value, *(file.data for file in result.files)]
+    text = msgspec.msgpack.encode(header)
+    if len(text) + size_of(data) < LARGE_BYTES:
+        return pack(text, data)
+    return await asyncio.to_thread(pack, text, data)
 
 
-def decode_result(text: str, run_id: str) -> Result:
-    stored = msgspec.json.decode(text, type=StoredResult)
-    json = bytes(stored.result)
+async def decode_result(parts: Sequence[bytes], run_id: str, max_bytes: int) -> Result:
+    """`max_bytes`: maximum size of the value and the files. Raises ResumeError."""
+    header, value, files = await asyncio.to_thread(_unpack, parts, max_bytes + OVERHEAD_BYTES)
     return Result(
-        ok=stored.ok,
-        result=decode_value(json) if stored.ok else None,
-        error=None if stored.error is None else stored.error.to_exception(),
-        logs=stored.logs,
-        logs_truncated=stored.logs_truncated,
-        duration_ms=stored.duration_ms,
+        ok=header.ok,
+        result=await decode_large_value(value) if header.ok else None,
+        error=None if header.error is None else header.error.to_exception(),
+        logs=header.logs,
+        logs_truncated=header.logs_truncated,
+        duration_ms=header.duration_ms,
         run_id=run_id,
-        result_json=json if stored.ok else None,
-        calls=stored.calls,
-        files=stored.files,
+        result_json=value if header.ok else None,
+        calls=header.calls,
+        files=files,
     )
+
+
+def _unpack(parts: Sequence[bytes], max_bytes: int) -> tuple[_Header, bytes, list[File]]:
+    text, data = unpack(parts, max_bytes)
+    try:
+        header = msgspec.msgpack.decode(text, type=_Header)
+    except msgspec.DecodeError:
+        raise ResumeError("checkpoint_invalid", "The result of the run cannot be read.") from None
+    value, data = take(data, header.result_bytes)
+    files: list[File] = []
+    for name, mime_type, size in header.files:
+        content, data = take(data, size)
+        files.append(File(name, mime_type, content))
+    return header, value, files

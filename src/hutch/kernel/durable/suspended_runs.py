@@ -20,7 +20,7 @@ from hutch.kernel.durable import checkpoint as checkpoints
 from hutch.kernel.durable.checkpoint import Checkpoint
 from hutch.kernel.durable.checkpoint_storage import CheckpointStorage
 from hutch.kernel.durable.holds import HOLD_SECONDS, POLL_SECONDS, Holds
-from hutch.kernel.durable.pending_calls import PendingCalls
+from hutch.kernel.durable.pending_calls import MAX_BYTES_OF_RUN, PendingCalls
 from hutch.kernel.durable.resume_errors import cancelled, ended, expired, not_found
 from hutch.kernel.durable.sealed_run import SealedRun, seal, unseal
 from hutch.kernel.durable.stored_result import decode_result, encode_result
@@ -28,7 +28,7 @@ from hutch.kernel.execution import Execution
 from hutch.kernel.fair_use import DAY_SECONDS
 from hutch.sandbox.runner.profile import profile_for
 from hutch.session.run import Listener, PendingCall, Result, RunHandle
-from hutch.session.suspension import Answer, SavedSession
+from hutch.session.suspension import Answer, SavedSession, decode_answer
 from hutch.session.tools.provider import Provider
 from hutch.store.models import now
 
@@ -57,7 +57,7 @@ class SuspendedRuns:
         self._open_store = open_store
         self._holds = Holds(kernel, open_store)
         self._checkpoints = CheckpointStorage(settings)
-        self.calls = PendingCalls(self._holds, open_store, settings.max_result_bytes)
+        self.calls = PendingCalls(self._holds, open_store, settings)
         self._is_draining = False
         self._continuing = asyncio.Semaphore(MAX_CONTINUING)
         self._listeners: dict[str, list[Listener]] = {}
@@ -185,9 +185,9 @@ class SuspendedRuns:
             checkpoints.check_bundle(row.bundle)
             checkpoint = await self._checkpoints.decode(data)
             answers = {
-                call_id: msgspec.json.decode(text, type=Answer)
-                for call_id, text in (await store.checkpoints.answers(run_id)).items()
-                if text is not None
+                call_id: decode_answer(data)
+                for call_id, data in (await store.checkpoints.answers(run_id)).items()
+                if data is not None
             }
             for call in checkpoint.session.in_flight:
                 if call.in_flight == "once" and call.call_id not in answers:
@@ -369,8 +369,9 @@ class SuspendedRuns:
     async def result(self, run_id: str, owner: str) -> Result | None:
         """Returns the result of a run that was suspended; None if it has not ended. Raises ResumeError."""
         await self.check_owner(run_id, owner)
-        text = await (await self._open_store()).checkpoints.result(run_id)
-        return None if text is None else decode_result(text, run_id)
+        parts = await (await self._open_store()).checkpoints.result(run_id)
+        max_bytes = self._settings.max_result_bytes + self._settings.max_file_bytes
+        return None if parts is None else await decode_result(parts, run_id, max_bytes)
 
     async def check_owner(self, run_id: str, owner: str) -> None:
         """Raises ResumeError if this owner has no such run that is or was suspended."""
@@ -404,7 +405,7 @@ class SuspendedRuns:
         sealed = SealedRun(
             row=row,
             state=await store.checkpoints.state(row),
-            answers={call_id: text for call_id, text in answers.items() if text is not None},
+            answers={call_id: data for call_id, data in answers.items() if data is not None},
         )
         return await seal(sealed, self._settings.home_path)
 
@@ -432,8 +433,8 @@ class SuspendedRuns:
             raise ResumeError(
                 "checkpoint_superseded", f"The run {run_id} has continued since this checkpoint was taken."
             )
-        # Keeps results that the store already has.
-        await store.checkpoints.answer(run_id, sealed.answers)
+        # Does not change results that the store has.
+        await store.checkpoints.answer(run_id, sealed.answers, MAX_BYTES_OF_RUN)
         return run_id
 
     # --- ending ---
@@ -465,7 +466,8 @@ class SuspendedRuns:
         self, store: Store, run_id: str, holder: str | None, result: Result, *, is_dead: bool = False
     ) -> bool:
         expires_at = now(plus_seconds=self._settings.checkpoint_days * DAY_SECONDS)
-        return await store.checkpoints.end(run_id, holder, encode_result(result), expires_at, is_dead=is_dead)
+        parts = await encode_result(result)
+        return await store.checkpoints.end(run_id, holder, parts, expires_at, is_dead=is_dead)
 
     def _report_end(self, run_id: str, result: Result) -> None:
         for waiter in self._ends.get(run_id, ()):

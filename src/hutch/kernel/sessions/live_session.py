@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import msgspec
 
 from hutch.errors import ResumeError, SessionError
-from hutch.kernel.durable import checkpoint
+from hutch.kernel.durable import packing
+from hutch.session.messages import VmState
 from hutch.session.turn import TurnState
 from hutch.store.tables.durable.sessions import SessionRow
 
@@ -43,11 +44,11 @@ class LiveSession:
         self.state = self._unsaved[self.turn] = state
         self._stored.pop(self.turn, None)
         self.is_changed = True
-        size = sum([len(unsaved.memory) for unsaved in self._unsaved.values()])
+        size = sum([unsaved.memory_bytes for unsaved in self._unsaved.values()])
         for turn in sorted(self._unsaved)[:-1]:
             if size <= max_bytes and turn > self.turn - max_turns:
                 break
-            size -= len(self._unsaved.pop(turn).memory)
+            size -= self._unsaved.pop(turn).memory_bytes
 
     def start_with(self, state: TurnState, turn: int) -> None:
         """Replaces all states by a copy of another session's state."""
@@ -116,25 +117,26 @@ class LiveSession:
         return time.monotonic() < self.held_until
 
 
-async def encode_state(state: TurnState) -> bytes:
-    if len(state.memory) < checkpoint.LARGE_BYTES:
+async def encode_state(state: TurnState) -> list[bytes]:
+    """Encodes a state in parts."""
+    if state.memory_bytes < packing.LARGE_BYTES:
         return _encode(state)
     return await asyncio.to_thread(_encode, state)
 
 
-def _encode(state: TurnState) -> bytes:
-    return checkpoint.compress(msgspec.msgpack.encode(state))
+def _encode(state: TurnState) -> list[bytes]:
+    return packing.pack(msgspec.msgpack.encode(state.vm), state.memory)
 
 
-async def decode_state(data: bytes, max_bytes: int) -> TurnState:
+async def decode_state(parts: Sequence[bytes], max_bytes: int) -> TurnState:
     """Decodes a state whose authenticity was checked. Raises SessionError."""
     # Always in a thread: a few kilobytes may be the compressed form of a large memory.
-    return await asyncio.to_thread(_decode, data, max_bytes)
+    return await asyncio.to_thread(_decode, parts, max_bytes)
 
 
-def _decode(data: bytes, max_bytes: int) -> TurnState:
+def _decode(parts: Sequence[bytes], max_bytes: int) -> TurnState:
     try:
-        text = checkpoint.decompress(data, max_bytes + _OVERHEAD_BYTES)
-        return msgspec.msgpack.decode(text, type=TurnState)
+        header, memory = packing.unpack(parts, max_bytes + _OVERHEAD_BYTES)
+        return TurnState(memory=memory, vm=msgspec.msgpack.decode(header, type=VmState))
     except (ResumeError, msgspec.DecodeError) as error:
         raise SessionError("session_invalid", f"The state of the session cannot be read: {error}") from None

@@ -16,6 +16,7 @@ import msgspec
 from hutch.errors import HutchError, InvalidExecution, SessionError, VaultError
 from hutch.kernel.durable.checkpoint import bundle_digest
 from hutch.kernel.durable.holds import EXTEND_SECONDS, HOLD_SECONDS
+from hutch.kernel.durable.packing import size_of
 from hutch.kernel.execution import Execution
 from hutch.kernel.fair_use import DAY_SECONDS
 from hutch.kernel.sessions.live_session import LiveSession, decode_state, encode_state
@@ -326,7 +327,7 @@ class Sessions:
         """Raises SessionError if an owner's sessions, including unsaved ones, are too large."""
         maximum = self._settings.max_session_bytes_per_owner
         unsaved = sum(
-            len(slot.live.state.memory)
+            slot.live.state.memory_bytes
             for (user, _), slot in self._slots.items()
             if user == owner and slot.live is not None and not slot.live.row.bytes and slot.live.state
         )
@@ -421,7 +422,7 @@ class Sessions:
         try:
             store = await self._open_store()
             data = {number: await encode_state(state) for number, state in states.items()}
-            sizes = {number: len(encoded) for number, encoded in data.items()}
+            sizes = {number: size_of(parts) for number, parts in data.items()}
             kept = live.drop_oldest(sizes, settings.max_checkpoint_bytes)
             row = msgspec.structs.replace(
                 live.row,

@@ -20,7 +20,7 @@ from hutch.http.run_results import result_json
 from hutch.http.server.connections import parse_address
 from hutch.kernel.durable.suspended_runs import SuspendedRuns
 from hutch.protocols.runs.responses import JsonBody, error_response
-from hutch.session.suspension import Answer, answer_of, answers_of
+from hutch.session.suspension import Answer, decoded_answer, with_errors
 from hutch.settings import Settings
 
 logger = logging.getLogger("hutch.runs.api")
@@ -63,7 +63,7 @@ class ResumeHandlers:
             raise ApiError("not_found", "There is no pending call with this token.")
         # Without a valid token, the body is not read.
         await self._runs.calls.find(token)
-        answer = _answer_of_body(await self._body.read_object(request))
+        answer = await _answer_of_body(await self._body.read_object(request))
         run_id = await self._runs.calls.resolve(token, answer)
         await self._runs.continue_answered_run(run_id)
         return JsonBody({"ok": True})
@@ -75,7 +75,8 @@ class ResumeHandlers:
             parsed = msgspec.convert(body, ResumeBody)
         except msgspec.ValidationError as error:
             raise ApiError("invalid_request", f"body: {error}") from None
-        answers = answers_of(parsed.results, parsed.errors)
+        results = {call_id: await decoded_answer(value) for call_id, value in parsed.results.items()}
+        answers = with_errors(results, parsed.errors)
         await self._runs.continue_with(run_id, owner, answers)
         if query_flag(context.query, "wait"):
             waiting = self._runs.wait(run_id, owner, [], lambda: self._access.is_draining)
@@ -85,12 +86,12 @@ class ResumeHandlers:
         return JsonBody({"ok": True, "run_id": run_id}, 202)
 
 
-def _answer_of_body(body: dict[str, Any]) -> Answer:
+async def _answer_of_body(body: dict[str, Any]) -> Answer:
     if len(body) != 1 or not body.keys() <= {"result", "error"}:
         names = ", ".join(sorted(body)[:5])[:200] or "nothing"
         raise ApiError("invalid_request", f"body: expected either `result` or `error`, got {names}")
     if "result" in body:
-        return answer_of(body["result"], "result")
+        return await decoded_answer(body["result"])
     if not isinstance(body["error"], str):
         raise ApiError("invalid_request", "error: expected a string with the message for the guest")
     return Answer(code="tool_error", message=body["error"])

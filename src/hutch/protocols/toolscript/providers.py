@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from hutch.errors import ConfigError, InvalidExecution, ToolError, UpstreamError
-from hutch.protocols.toolscript.gateway.approvals import ApprovalPolicy, Approvals
+from hutch.protocols.toolscript.gateway.approvals import ApprovalPolicy, Approvals, check_size
 from hutch.protocols.toolscript.gateway.catalog import Catalog, CatalogEntry
 from hutch.protocols.toolscript.gateway.gateway import Gateway
 from hutch.protocols.toolscript.gateway.stored_approvals import suspend_until_approved
@@ -87,9 +87,10 @@ async def _call_tool(gateway: Gateway, entry: CatalogEntry, value: Any, context:
         kind = "a list" if isinstance(arguments, list) else type(arguments).__name__
         raise ToolError(f"Expected an object of arguments, got {kind}", "validation_error")
     stored = gateway.stored_approvals
-    if stored is not None and stored.is_needed(entry.server, entry.tool, context):
-        raise suspend_until_approved(entry.server, entry.tool, arguments)
     try:
+        if stored is not None and stored.is_needed(entry.server, entry.tool, context):
+            await check_size(entry.server, entry.tool, arguments)
+            raise suspend_until_approved(entry.server, entry.tool, arguments)
         value = await gateway.call(entry.server, entry.tool, arguments, run=context.run_id)
         return await encode_large_value(value)
     except UpstreamError as error:

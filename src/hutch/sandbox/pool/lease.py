@@ -137,6 +137,8 @@ class Lease:
                 if saved is not None or turn is not None:
                     await session.send_memory()
                 session.begin()
+                if saved is not None:
+                    await session.send_replies()
                 if run.must_suspend:
                     session.suspend(run.on_suspend_refused)
                 await session.wait()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Sequence
 
 import msgspec
 
@@ -63,6 +64,20 @@ class SavedFiles(msgspec.Struct, frozen=True):
     @property
     def size(self) -> int:
         return self.inputs.size + sum(len(output.data) for output in self.outputs)
+
+    def contents(self) -> list[bytes]:
+        """Returns the contents of all files, inputs first."""
+        return [file.data for file in self.inputs.files] + [bytes(output.data) for output in self.outputs]
+
+    def with_contents(self, contents: Sequence[bytes]) -> SavedFiles:
+        """Returns the same files with other contents, in the order of `contents`."""
+        replace, count = msgspec.structs.replace, len(self.inputs.files)
+        inputs = [replace(file, data=data) for file, data in zip(self.inputs.files, contents, strict=False)]
+        outputs = [
+            replace(output, data=bytearray(data))
+            for output, data in zip(self.outputs, contents[count:], strict=True)
+        ]
+        return SavedFiles(replace(self.inputs, files=inputs), outputs, self.call_count)
 
 
 class FileCalls:

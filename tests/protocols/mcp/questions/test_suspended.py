@@ -362,3 +362,21 @@ async def test_client_can_cancel_a_suspended_run(server: DurableServer) -> None:
         for message in (f"The run {run_id} was cancelled.", f"The run {run_id} has ended."):
             answer = await client.call_tool("continue_run", {"run_id": run_id, "cancel": True})
             assert text_of(answer) == message
+
+
+@pytest.mark.parametrize(
+    ("title", "problem"),
+    [
+        ("'x'.repeat(300000)", "have 300012 bytes of JSON; a call that needs an approval may have 262144"),
+        ("'\\ud800'", "half of a surrogate pair"),
+    ],
+)
+async def test_arguments_that_cannot_wait_for_an_approval_are_refused(
+    server: DurableServer, calls: list[Any], title: str, problem: str
+) -> None:
+    """Questions are in the memory of every server, and uncompressed in the store."""
+    code = f"return await tools.github.createIssue({{title: {title}}}).catch((e) => e.message)"
+    async with server.client(elicitation_callback=person(ALLOW)) as client:
+        answer = await client.call_tool("run_code", {"code": code, "language": "javascript"})
+    assert problem in text_of(answer)
+    assert calls == []

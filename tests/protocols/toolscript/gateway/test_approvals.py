@@ -8,6 +8,7 @@ from tests.support.processes import TIMEOUT_SECONDS
 
 from hutch.errors import SettingError
 from hutch.protocols.toolscript.gateway.approvals import (
+    MAX_ARGUMENT_BYTES,
     MAX_PENDING_PER_RUN,
     Approval,
     ApprovalAnswer,
@@ -235,3 +236,10 @@ async def test_pending_approvals_are_limited_per_run() -> None:
     for task in (*waiting, other):
         task.cancel()
     await asyncio.gather(*waiting, other, return_exceptions=True)
+
+
+async def test_arguments_that_no_person_can_judge_are_denied() -> None:
+    approvals = Approvals(ASK)
+    with pytest.raises(CallDenied, match="a call that needs an approval may have 262144"):
+        await approvals.check("github", "create", {"text": "x" * MAX_ARGUMENT_BYTES}, "run")
+    assert approvals.pending() == []

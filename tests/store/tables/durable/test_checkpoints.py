@@ -29,4 +29,4 @@ async def test_process_that_was_overtaken_cannot_overwrite_the_state(store: Stor
     newer = row(2, 200)
     assert await table.save(newer, [b"newer"], [], "second process")
     assert not await table.save(row(2, 300), [b"stale"], [], "first process")
-    assert await table.state(newer) == b"newer"
+    assert await table.state(newer) == [b"newer"]

@@ -16,6 +16,7 @@ import msgspec
 
 from hutch.errors import SettingError, UpstreamError
 from hutch.session.json_value import encode_value
+from hutch.session.large_json import encode_large_value
 from hutch.text import now_rfc3339, printable
 
 logger = logging.getLogger("hutch.toolscript")
@@ -30,6 +31,8 @@ ASK_SECONDS = 300.0
 MAX_PENDING = 1_000
 # Limit for one run, so that the calls of other runs can wait too.
 MAX_PENDING_PER_RUN = 100
+MAX_ARGUMENT_BYTES = 256 * 1024
+"""Maximum size of the arguments of a call that needs an approval, as JSON text."""
 # Number of decided calls whose ids are remembered.
 _MAX_DECIDED = 1_000
 # Maximum number of runs that are tracked. Above it, runs without waiting calls are dropped first.
@@ -132,6 +135,18 @@ class ApprovalEvent(msgspec.Struct, frozen=True):
     approval: Approval
 
 
+async def check_size(server: str, tool: str, arguments: Any) -> None:
+    """Raises CallDenied if a call has arguments that no person can judge. They are in memory, and those of
+    suspended runs in the store, until a person decides.
+    """
+    size = len(await encode_large_value(arguments))
+    if size > MAX_ARGUMENT_BYTES:
+        limit = f"a call that needs an approval may have {MAX_ARGUMENT_BYTES}"
+        raise CallDenied(
+            server, tool, f"The arguments of {server}__{tool} have {size} bytes of JSON; {limit}"
+        )
+
+
 def log_decision(approval: Approval, answer: ApprovalAnswer) -> None:
     decisions.info(
         "the call of %s__%s in run %s was decided: %s by %s (SHA-256 of its arguments: %s)",
@@ -180,6 +195,8 @@ class Approvals:
             raise CallDenied(server, tool, f"The policy denies {server}__{tool}")
         if rule == "ask":
             remembered = None if run is None else self._remembered.get((run, server, tool))
+            if remembered is None:
+                await check_size(server, tool, arguments)
             answer = remembered or await self._ask_person(server, tool, arguments, run)
             if answer.remember and run is not None:
                 self._remembered[run, server, tool] = answer

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from hutch.errors import HutchError, ResumeError, Suspend, UpstreamError
+from hutch.errors import HutchError, ResumeError, Suspend, ToolError, UpstreamError
 from hutch.protocols.toolscript.gateway.approvals import Approval, ApprovalAnswer, log_decision
-from hutch.session.json_value import NotJsonSafe, encode_value
-from hutch.session.suspension import Answer
+from hutch.session.json_value import NotJsonSafe
+from hutch.session.suspension import Answer, decoded_answer
 from hutch.text import now_rfc3339
 
 if TYPE_CHECKING:
@@ -54,12 +54,19 @@ class StoredQuestion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def suspend_until_approved(server: str, tool: str, arguments: dict[str, Any]) -> Suspend:
-    """Returns the error that suspends a run until a person has decided on one of its calls."""
+    """Returns the error that suspends a run until a person has decided on its call. Raises ToolError if the
+    arguments cannot be stored.
+    """
     question = StoredQuestion(
         id=secrets.token_urlsafe(9), server=server, tool=tool, arguments=arguments, asked_at=now_rfc3339()
     )
     message = f"{server}__{tool} waits for an approval"
-    return Suspend(message, token=question.id, question=msgspec.json.encode(question).decode())
+    try:
+        text = msgspec.json.encode(question).decode()
+    except UnicodeEncodeError:
+        reason = "they have half of a surrogate pair, and wait in the store until a person decides"
+        raise ToolError(f"The arguments cannot be used: {reason}", "validation_error") from None
+    return Suspend(message, token=question.id, question=text)
 
 
 class WaitingCall(NamedTuple):
@@ -222,7 +229,7 @@ class StoredApprovals:
             return Answer(code="tool_error", message=message)
         try:
             value = await self._call_tool(asked.server, asked.tool, asked.arguments, run_id)
-            return Answer(result_json=encode_value(value))
+            return await decoded_answer(value)
         except UpstreamError as error:
             code = "validation_error" if error.kind == "invalid_arguments" else "tool_error"
             return Answer(code=code, message=error.message)

@@ -180,15 +180,14 @@ class CheckpointTable:
         (changed,) = await self._database.write(SqlStatement(_TAKE, values))
         return _row(changed.rows[0]) if changed.rows else None
 
-    async def state(self, row: CheckpointRow) -> bytes:
-        """Returns the state of a suspended run. Raises VaultError."""
+    async def state(self, row: CheckpointRow) -> list[bytes]:
+        """Returns the state of a suspended run, in parts. Raises VaultError."""
         sql = "SELECT data FROM checkpoint_parts WHERE run_id = :run_id ORDER BY part"
         texts = [text for (text,) in await self._database.scan(sql, run_id=row.run_id)]
-        parts = [
+        return [
             await self._encryption.decrypt_bytes(text, *_part_context(row, number, len(texts)))
             for number, text in enumerate(texts)
         ]
-        return b"".join(parts)
 
     async def get(self, run_id: str) -> CheckpointRow | None:
         rows = await self._database.read(
@@ -253,27 +252,39 @@ class CheckpointTable:
         (changed,) = await self._database.write(SqlStatement(sql, {"run_id": run_id}))
         return changed.row_count == 1
 
-    async def answer(self, run_id: str, answers: Mapping[str, str]) -> list[str]:
-        """Stores the results of pending calls in one transaction. Returns the ids of the calls that do not
-        exist, or already have a result, which stays unchanged.
+    async def answer(self, run_id: str, answers: Mapping[str, bytes], max_bytes: int) -> list[str]:
+        """Stores the results of pending calls, in one transaction, and counts them as part of the run, which
+        may have `max_bytes`. Returns the ids of the calls that do not exist, have a result, which is not
+        changed, or whose result is too large for the run.
         """
-        sql = """
-            UPDATE pending_calls SET answer = :answer
-            WHERE run_id = :run_id AND call_id = :call_id AND answer IS NULL
-        """
-        statements = [
-            SqlStatement(
-                sql,
-                {
-                    "run_id": run_id,
-                    "call_id": call_id,
-                    "answer": await self._encryption.encrypt(answer, *_answer_context(run_id, call_id)),
-                },
-            )
-            for call_id, answer in answers.items()
-        ]
+        statements = []
+        for call_id, answer in answers.items():
+            text = await self._encryption.encrypt_bytes(answer, *_answer_context(run_id, call_id))
+            call = {"run_id": run_id, "call_id": call_id}
+            is_missing = "run_id = :run_id AND call_id = :call_id AND answer IS NULL"
+            # The first statement locks the row of the run, so that several results at once are all counted.
+            # The last one undoes it for a result that was not stored.
+            statements += [
+                SqlStatement(
+                    "UPDATE checkpoints SET bytes = bytes + :bytes WHERE run_id = :run_id"
+                    f" AND EXISTS (SELECT 1 FROM pending_calls WHERE {is_missing})",
+                    {**call, "bytes": len(text)},
+                ),
+                SqlStatement(
+                    f"UPDATE pending_calls SET answer = :answer WHERE {is_missing} AND EXISTS"
+                    " (SELECT 1 FROM checkpoints WHERE run_id = :run_id AND bytes <= :max_bytes)",
+                    {**call, "answer": text, "max_bytes": max_bytes},
+                ),
+                SqlStatement(
+                    "UPDATE checkpoints SET bytes = bytes - :bytes WHERE run_id = :run_id"
+                    f" AND EXISTS (SELECT 1 FROM pending_calls WHERE {is_missing})",
+                    {**call, "bytes": len(text)},
+                ),
+            ]
         results = await self._database.write(*statements)
-        return [call_id for call_id, result in zip(answers, results, strict=True) if not result.row_count]
+        return [
+            call_id for call_id, result in zip(answers, results[1::3], strict=True) if not result.row_count
+        ]
 
     async def calls(self, run_id: str) -> list[StoredCall]:
         sql = """
@@ -293,14 +304,14 @@ class CheckpointTable:
             )
         ]
 
-    async def answers(self, run_id: str) -> dict[str, str | None]:
-        """Returns the results of the pending calls, with None for missing results."""
+    async def answers(self, run_id: str) -> dict[str, bytes | None]:
+        """Returns the results of the pending calls; None for those that are still missing."""
         sql = "SELECT call_id, answer FROM pending_calls WHERE run_id = :run_id"
         return {
             call_id: None
             if text is None
-            else await self._encryption.decrypt(text, *_answer_context(run_id, call_id))
-            for call_id, text in await self._database.read(sql, run_id=run_id)
+            else await self._encryption.decrypt_bytes(text, *_answer_context(run_id, call_id))
+            for call_id, text in await self._database.scan(sql, run_id=run_id)
         }
 
     async def find_call(self, token_digest: str) -> tuple[CheckpointRow, str] | None:
@@ -365,41 +376,65 @@ class CheckpointTable:
         return changed.row_count == 1
 
     async def end(
-        self, run_id: str, holder: str | None, result: str, expires_at: str, *, is_dead: bool = False
+        self,
+        run_id: str,
+        holder: str | None,
+        result: Sequence[bytes],
+        expires_at: str,
+        *,
+        is_dead: bool = False,
     ) -> bool:
-        """Stores the result of a run and deletes its state. `holder` is the process that has continued the
-        run to its end, or None for a suspended run. With `is_dead`, does so only if the holder has not
-        extended its hold. Returns False if there is no such run.
+        """Stores the parts of the result of a run that `holder` has continued to its end or, with None, of a
+        suspended run, and deletes its state. With `is_dead`, only if the holder has not extended its hold.
+        Returns False if there is no such run.
         """
-        encrypted = await self._encryption.encrypt(result, *_result_context(run_id))
+        # The column has a text that no other result has, and the result itself is in parts.
+        mark = await self._encryption.encrypt("in parts", *_result_context(run_id))
+        texts = [
+            await self._encryption.encrypt_bytes(part, *_result_context(run_id, number, len(result)))
+            for number, part in enumerate(result)
+        ]
         condition = "state = 'suspended'" if holder is None else "holder = :holder"
         values = {"run_id": run_id} if holder is None else {"run_id": run_id, "holder": holder}
         if is_dead:
             condition, values = f"{condition} AND held_until < :now", {**values, "now": now()}
         sql = f"""
-            UPDATE checkpoints SET state = 'ended', holder = NULL, held_until = NULL, result = :result,
+            UPDATE checkpoints SET state = 'ended', holder = NULL, held_until = NULL, result = :mark,
                 expires_at = :expires_at, bytes = :bytes
             WHERE run_id = :run_id AND {condition}
         """
-        is_ended = "SELECT 1 FROM checkpoints WHERE run_id = :run_id AND state = 'ended'"
+        is_ended = "SELECT 1 FROM checkpoints WHERE run_id = :run_id AND result = :mark"
+        guarded = {"run_id": run_id, "mark": mark}
+        size = sum(map(len, texts))
         changed, *_ = await self._database.write(
-            SqlStatement(
-                sql, {**values, "result": encrypted, "expires_at": expires_at, "bytes": len(encrypted)}
+            SqlStatement(sql, {**values, "mark": mark, "expires_at": expires_at, "bytes": size}),
+            *(
+                SqlStatement(f"DELETE FROM {table} WHERE run_id = :run_id AND EXISTS ({is_ended})", guarded)
+                for table in ("checkpoint_parts", "pending_calls")
             ),
             *(
                 SqlStatement(
-                    f"DELETE FROM {table} WHERE run_id = :run_id AND EXISTS ({is_ended})", {"run_id": run_id}
+                    "INSERT INTO checkpoint_parts (run_id, part, data)"
+                    f" SELECT :run_id, :part, :data WHERE EXISTS ({is_ended})",
+                    {**guarded, "part": number, "data": text},
                 )
-                for table in ("checkpoint_parts", "pending_calls")
+                for number, text in enumerate(texts)
             ),
         )
         return changed.row_count == 1
 
-    async def result(self, run_id: str) -> str | None:
-        """Returns the result of a run that has ended, as JSON text."""
-        sql = "SELECT result FROM checkpoints WHERE run_id = :run_id AND result IS NOT NULL"
-        rows = await self._database.read(sql, run_id=run_id)
-        return await self._encryption.decrypt(rows[0][0], *_result_context(run_id)) if rows else None
+    async def result(self, run_id: str) -> list[bytes] | None:
+        """Returns the parts of the result of a run that has ended."""
+        sql = """
+            SELECT p.data FROM checkpoints c JOIN checkpoint_parts p ON p.run_id = c.run_id
+            WHERE c.run_id = :run_id AND c.result IS NOT NULL ORDER BY p.part
+        """
+        texts = [text for (text,) in await self._database.scan(sql, run_id=run_id)]
+        parts = [
+            await self._encryption.decrypt_bytes(text, *_result_context(run_id, number, len(texts)))
+            for number, text in enumerate(texts)
+        ]
+        return parts or None
 
     async def stored_bytes(self, owner: str, other_than: str) -> int:
         """Returns the size of the suspended runs and results of an owner, excluding those of one run."""
@@ -463,8 +498,8 @@ def _question_context(run_id: str, call_id: str) -> tuple[str, ...]:
     return "question", run_id, call_id
 
 
-def _result_context(run_id: str) -> tuple[str, ...]:
-    return "result of a suspended run", run_id
+def _result_context(run_id: str, number: int = 0, count: int = 0) -> tuple[str, ...]:
+    return "result of a suspended run", run_id, f"{number}/{count}"
 
 
 def _answer_context(run_id: str, call_id: str) -> tuple[str, ...]:

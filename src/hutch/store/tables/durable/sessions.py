@@ -10,7 +10,6 @@ import msgspec
 from hutch.store.backends.base import Database, SqlStatement
 from hutch.store.encryption import ColumnEncryption
 from hutch.store.models import new_id, now
-from hutch.store.tables.durable import PART_BYTES
 
 _FIELDS = (
     "session_key",
@@ -100,15 +99,15 @@ class SessionTable:
         sql = "SELECT COALESCE(SUM(bytes), 0) FROM sessions WHERE owner = :owner"
         return int((await self._database.scan(sql, owner=owner))[0][0])
 
-    async def state(self, row: SessionRow, turn: int) -> tuple[bytes, dict[int, int]]:
-        """Returns the state after a turn, and the sizes of all stored states by their turns. The state is
-        empty if it is not stored. Raises VaultError.
+    async def state(self, row: SessionRow, turn: int) -> tuple[builtins.list[bytes], dict[int, int]]:
+        """Returns the parts of the state after a turn, none if it is not stored, and the sizes of all stored
+        states by their turns. Raises VaultError.
         """
         sql = """
             SELECT turn, LENGTH(data), CASE WHEN turn = :turn THEN data END FROM session_parts
             WHERE session_key = :session_key ORDER BY turn, part
         """
-        rows = await self._database.read(sql, session_key=row.session_key, turn=turn)
+        rows = await self._database.scan(sql, session_key=row.session_key, turn=turn)
         sizes: dict[int, int] = {}
         for number, size, _ in rows:
             sizes[number] = sizes.get(number, 0) + size
@@ -117,19 +116,19 @@ class SessionTable:
             await self._encryption.decrypt_bytes(text, *_part_context(row, turn, number, len(texts)))
             for number, text in enumerate(texts)
         ]
-        return b"".join(parts), sizes
+        return parts, sizes
 
     async def save(
         self,
         row: SessionRow,
-        states: Mapping[int, bytes],
+        states: Mapping[int, Sequence[bytes]],
         kept: Sequence[int],
         holder: str,
         previous: str,
     ) -> bool:
-        """Stores the states after some turns, and deletes the states of all turns that are not in `kept`.
-        `row` contains the new version and the new holder. Returns False if another process has used the
-        session since the version `previous`.
+        """Stores the states after some turns, in parts, and deletes those of all turns but `kept`. `row` has
+        the new version, and the holder from now on. Returns False if another process has used the session
+        since the version `previous`.
         """
         fields = msgspec.structs.asdict(row)
         values = {**fields, "holder": holder, "next_holder": row.holder, "previous": previous}
@@ -137,8 +136,7 @@ class SessionTable:
         is_saved = "SELECT 1 FROM sessions WHERE session_key = :session_key AND version = :version"
         guarded = {"session_key": row.session_key, "version": row.version}
         inserts = []
-        for turn, data in states.items():
-            parts = [data[start : start + PART_BYTES] for start in range(0, len(data), PART_BYTES)]
+        for turn, parts in states.items():
             for number, part in enumerate(parts):
                 text = await self._encryption.encrypt_bytes(
                     part, *_part_context(row, turn, number, len(parts))
