@@ -281,6 +281,13 @@ def test_missing_credential_is_named_in_a_command(bo: str) -> None:
     assert "--kind cookie, auth_token, query or body" in done.stderr
     full = json.loads(hutch("ability", "run", "--user", bo, ID, "--json").stdout)
     assert full["missingCredentials"] == [key]
+    definition = ability(dynamic_header_keys=[key], input_schema=None, credential_kinds={key: "query"})
+    assert add(bo, definition)[0] == 0
+    done = hutch("ability", "run", "--user", bo, ID)
+    assert f"`hutch credential set --user {bo} --kind query '{key}'` stores it" in done.stderr
+    assert "a credential that is not a header" not in done.stderr
+    unknown = hutch("ability", "run", "--user", bo, ID, "--version", "9")
+    assert f"`hutch ability versions --user {bo} {ID}` lists its versions" in unknown.stderr
 
 
 def test_missing_code_names_the_option_for_a_file(bo: str) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hutch.cli.support.arguments import parse_params, read_text
 from hutch.cli.support.console import (
     format_age_of,
+    print_error,
     print_facts,
     print_json,
     print_line,
@@ -362,8 +363,8 @@ def run_ability(
             print_note(f"the transform failed: {result['body']['_transform_error']}")
     else:
         line = f"line {body['errorLine']}: " if "errorLine" in body else ""
-        print_note(f"{body['errorCode']}: {line}{body['error']}")
-        for remedy in _remedies(user, body):
+        print_error(f"{body['errorCode']}: {line}{body['error']}")
+        for remedy in _remedies(user, ability_id, version, body):
             print_note(remedy)
         if "body" in result:
             print_note(f"response body: {encode_value(result['body']).decode()[:_MAX_BODY_CHARS]}")
@@ -373,18 +374,22 @@ def run_ability(
 _MAX_BODY_CHARS = 2_000
 
 
-def _remedies(user: str, body: Mapping[str, Any]) -> Iterator[str]:
+def _remedies(user: str, ability_id: str, version: int | None, body: Mapping[str, Any]) -> Iterator[str]:
     """Yields commands that help after an error."""
     match body["errorCode"]:
+        case "NOT_FOUND" if version is not None:
+            yield f"`hutch ability versions --user {user} {ability_id}` lists its versions"
         case "NOT_FOUND":
             yield f"`hutch ability list --user {user}` lists all"
         case "MISSING_CREDENTIALS":
-            for key in body["missingCredentials"]:
-                if "::" in key:
-                    yield f"{_set_command(user, key)} stores it"
-            yield _KIND_NOTE
-        case "EGRESS_REFUSED" if "egress_allow" in body["error"]:
-            yield "--egress-allow HOST:PORT allows it for this run"
+            kinds = body.get("credentialKinds", {})
+            keys = [key for key in body["missingCredentials"] if "::" in key]
+            for key in keys:
+                yield f"{_set_command(user, key, kinds.get(key))} stores it"
+            if any(key not in kinds for key in keys):
+                yield _KIND_NOTE
+    if body["errorCode"] != "NOT_FOUND" and "egress_allow" in body["error"]:
+        yield "--egress-allow HOST:PORT allows it for this run"
 
 
 async def _run(

@@ -125,11 +125,31 @@ async def test_other_dependencies_are_not_run(harness: AbilityHarness, fields: d
     assert targets(harness) == []
 
 
-async def test_failed_login_gives_the_error_of_the_call(harness: AbilityHarness) -> None:
+async def test_failed_login_gives_the_error_of_the_call_and_its_reason(harness: AbilityHarness) -> None:
     harness.api.responses["/login"] = http_response("500 Internal Server Error")
     login = await harness.add(login_code(harness), produces={KEY: "body.access_token"})
     got = await call_dependent(harness, login)
     assert (got.status, got.body["errorCode"]) == (400, "MISSING_CREDENTIALS")
+    assert f"The login {login}, which obtains them, failed: " in got.body["error"]
+    assert got.body["missingCredentials"] == [KEY]
+    await harness.credential("Authorization", f"Bearer {TOKEN}")
+    harness.api.responses["/data"] = http_response("401 Unauthorized")
+    rejected = await call_dependent(harness, login)
+    assert (rejected.status, rejected.body["errorCode"]) == (401, "UPSTREAM_ERROR")
+    assert f"The login {login}, which obtains them, failed: " in rejected.body["error"]
+
+
+async def test_credentials_that_the_login_lacks_are_those_to_store(harness: AbilityHarness) -> None:
+    key = f"{HOST}::password"
+    login = await harness.add(
+        login_code(harness),
+        produces={KEY: "body.access_token"},
+        dynamic_header_keys=[key],
+        credential_kinds={key: "body"},
+    )
+    got = await call_dependent(harness, login)
+    assert got.body["errorCode"] == "MISSING_CREDENTIALS"
+    assert (got.body["missingCredentials"], got.body["credentialKinds"]) == ([key], {key: "body"})
 
 
 async def test_simultaneous_calls_share_one_login(harness: AbilityHarness) -> None:

@@ -197,16 +197,18 @@ class RequestImporter:
         return samples
 
     def _parse_body(self, data: str, headers: dict[str, str]) -> dict[str, _Sample]:
-        """Returns the members of a body. Adds the type that curl sends by default."""
+        """Returns the members of a body. Adds the type if it is missing: that of a form, which curl sends by
+        default, unless the body is a JSON object, whose secrets would be part of the name of a form's field.
+        """
         given = next((value for name, value in headers.items() if name.lower() == "content-type"), None)
-        if given is None:
-            headers["Content-Type"] = given = FORM
-        if given.startswith(FORM):
-            return self._pairs(data, "body")
         try:
             value = decode_value(data.encode())
         except (NotJsonSafe, UnicodeEncodeError):
             value = None
+        if given is None:
+            headers["Content-Type"] = given = JSON if isinstance(value, dict) else FORM
+        if given.startswith(FORM):
+            return self._pairs(data, "body")
         if not isinstance(value, dict):
             raise InvalidInput(self._option, "expected a body that is a JSON object or a form.")
         self._body_type = JSON

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -81,11 +81,35 @@ class AbilityResponse(msgspec.Struct, frozen=True, kw_only=True):
 class MissingCredentials(ApiError):
     """The user has no credentials for some header keys."""
 
-    def __init__(self, resolved: ResolvedHeaders, locked: Sequence[Secret]) -> None:
-        keys = [f"{key.host}::{key.name}" if key.host else key.text for key in resolved.missing]
-        message = _missing_credentials(resolved, locked)
-        super().__init__("missing_credentials", message, missingCredentials=keys)
+    def __init__(self, resolved: ResolvedHeaders, locked: Sequence[Secret], kinds: Mapping[str, str]) -> None:
+        """`kinds` are the kinds of credentials, by key, that the ability declares."""
+        names = {key.text: f"{key.host}::{key.name}" if key.host else key.text for key in resolved.missing}
+        known_kinds = {name: kinds[text] for text, name in names.items() if text in kinds}
+        super().__init__(
+            "missing_credentials",
+            _missing_credentials(resolved, locked),
+            missingCredentials=[*names.values()],
+            **({"credentialKinds": known_kinds} if known_kinds else {}),
+        )
         self.wanted = tuple(_key_text(key) for key in resolved.missing)
+
+    def after_login(self, login: LoginFailure) -> ApiError:
+        """Returns this error with the reason why the login failed. If the login lacks credentials itself,
+        these are what the user has to store.
+        """
+        return ApiError(self.kind, f"{self.message}. {login}", **{**self.extra, **login.missing})
+
+
+class LoginFailure(msgspec.Struct, frozen=True):
+    """A login that ran because a credential was missing or rejected, and the reason why it failed."""
+
+    ability_id: str
+    reason: str
+    missing: dict[str, Any] = {}
+    """Fields of the error about credentials that the login needs itself."""
+
+    def __str__(self) -> str:
+        return f"The login {self.ability_id}, which obtains them, failed: {self.reason}"
 
 
 class _Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,8 +196,12 @@ class AbilityExecutor:
             login_log = await self._log_in(call, error.wanted, started)
             if login_log is None:
                 raise
-        if login_log is None:
+            if isinstance(login_log, LoginFailure):
+                raise error.after_login(login_log) from None
+        if login_log is None or isinstance(login_log, LoginFailure):
             assert response is not None
+            if login_log is not None:
+                response.body["error"] = f"{response.body['error']}. {login_log}"
             return response
         again = await self._execute_once(call, None)
         first_log = response.request_log if response is not None else []
@@ -269,7 +297,7 @@ class AbilityExecutor:
         readable, locked = unlock_secrets(secrets, credential_key)
         resolved = resolve_credentials(keys, readable)
         if resolved.missing:
-            raise MissingCredentials(resolved, locked)
+            raise MissingCredentials(resolved, locked, definition.credential_kinds)
         if sum(len(secret.value) for secret in resolved.secrets) > MAX_HEADER_BYTES:
             max_kib = MAX_HEADER_BYTES // 1024
             message = f"The credentials of this ability have more than {max_kib} KiB"
@@ -360,9 +388,11 @@ class AbilityExecutor:
         builder.about["storedCredentials"] = stored
         return await builder.redact(mask_body(definition.produces, response.body))
 
-    async def _log_in(self, call: _Call, wanted: Sequence[str], started: str) -> list[RequestLogEntry] | None:
-        """Executes the dependency that produces one of the wanted credentials. Returns its requests, or None
-        if the credential was not stored.
+    async def _log_in(
+        self, call: _Call, wanted: Sequence[str], started: str
+    ) -> list[RequestLogEntry] | LoginFailure | None:
+        """Executes the dependency that produces one of the wanted credentials. Returns its requests, why it
+        failed, or None if there is no such dependency.
 
         The login gets no parameters. If another call has logged in since `started`, nothing is executed.
         """
@@ -398,8 +428,11 @@ class AbilityExecutor:
                     response = await self._execute_once(login_call, None)
                 except ApiError as error:
                     logger.info("the login %s failed: %s", ability_id, error.kind)
-                    return None
-                return response.request_log if response.body.get("success") is True else None
+                    missing = error.extra if isinstance(error, MissingCredentials) else {}
+                    return LoginFailure(ability_id, error.message, missing)
+                if response.body.get("success") is not True:
+                    return LoginFailure(ability_id, str(response.body.get("error", "")))
+                return response.request_log
         return None
 
     async def _logins(self, definition: AbilityDefinition, user: User) -> list[Ability]:
