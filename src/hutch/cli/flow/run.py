@@ -138,7 +138,9 @@ def _load_given_flow(arguments: FlowRunArguments) -> tuple[Flow, Path, dict[str,
         )
     except InvalidFlow as error:
         wire = rep_error(error.rep_code, error.message, details=error.details)
-        raise RunRejected(EXIT_INVALID_FLOW, wire) from None
+        # Only the validation also checks the parameters of a flow that has other problems.
+        remedy = "" if arguments.file is None else f"`hutch flow validate {arguments.file}` checks everything"
+        raise RunRejected(EXIT_INVALID_FLOW, wire, remedy) from None
 
 
 def referenced_flows(flow: Flow, manifest: FlowManifest) -> dict[str, Any]:

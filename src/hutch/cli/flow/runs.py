@@ -170,7 +170,8 @@ def show_logs(run_id: str, *, follow: bool, values: bool, as_json: bool) -> int:
     state = lease.run_state(run, waiting_for)
     if not as_json:
         hint = f"; `hutch flow resume {run_id}` resumes it" if state == "interrupted" else ""
-        print_note(f"{run_id} is {state}{hint}")
+        verb = "failed" if state == "failed" else f"is {state}"
+        print_note(f"{run_id} {verb}{hint}")
         for step in waiting_for:
             print_note(_approval_hint(run, step))
     return 0

@@ -29,6 +29,7 @@ from hutch.protocols.tpmjs.health_check import HealthCheck, listed_tools
 from hutch.protocols.tpmjs.models import PackageToolCall, ToolDescription, ToolFailure
 from hutch.session.json_value import encode_value
 from hutch.settings import MIB, Settings, load_settings
+from hutch.text import cut
 
 if TYPE_CHECKING:
     from hutch.app.app import App
@@ -268,11 +269,20 @@ def _format_parameters(schema: dict[str, Any]) -> list[str]:
         return []
     required_names = required if isinstance(required, list) else []
     rows = [
-        (name, _type_name(part), "required" if name in required_names else "", _one_line_description(part))
+        (name, _type_name(part), _presence(part, name in required_names), _one_line_description(part))
         for name, part in properties.items()
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(3)] if rows else []
     return ["    " + "  ".join([*map(str.ljust, row[:3], widths), row[3]]).rstrip() for row in rows]
+
+
+def _presence(schema: object, is_required: bool) -> str:
+    """Says whether a parameter is required, or which default it has."""
+    if is_required:
+        return "required"
+    if not isinstance(schema, dict) or "default" not in schema:
+        return ""
+    return f"default {cut(encode_value(schema['default']).decode(), 40)}"
 
 
 def _type_name(schema: object) -> str:

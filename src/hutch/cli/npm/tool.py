@@ -216,10 +216,16 @@ def _print_outcome(outcome: ToolOutcome, printer: LogPrinter) -> int:
     if outcome.logs_truncated:
         console.print_note("the logs were truncated")
     if outcome.failure is not None:
-        console.print_note(describe_failure(outcome.failure))
+        console.print_error(describe_failure(outcome.failure))
         return 1
     print_json(outcome.output_json or b"null")
     return 0
+
+
+_FACTORY_HINT = (
+    "; the export is a function, which was called to get the tool: --env passes variables that it needs,"
+    " and a tool itself is an object with execute()"
+)
 
 
 def describe_failure(failure: ToolFailure) -> str:
@@ -228,7 +234,8 @@ def describe_failure(failure: ToolFailure) -> str:
 
     location = failure.location
     where = f" (at {location})" if location and location not in failure.message else ""
-    return f"{FAILURE_KINDS[failure.code].code}: {failure.message}{where}"
+    hint = _FACTORY_HINT if failure.code == "configuration_required" else ""
+    return f"{FAILURE_KINDS[failure.code].code}: {failure.message}{where}{hint}"
 
 
 # --- watching ---

@@ -57,6 +57,8 @@ def restore(file: Path, key_file: Path | None) -> int:
     if problem is not None:
         print_note(f"everything is restored, but encrypted data cannot be read yet. {problem}")
         return 1
+    place = "the database" if settings.database_url else str(settings.home_path)
+    print_note(f"everything is restored into {place}; `hutch serve` continues from there")
     return 0
 
 

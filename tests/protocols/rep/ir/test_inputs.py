@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.protocols.rep.flows import document, step
 
-from hutch.protocols.rep.ir.inputs import check_inputs, is_json_schema
+from hutch.protocols.rep.ir.inputs import check_inputs, is_json_schema, optional_names
 from hutch.protocols.rep.ir.parse import parse_flow
 from hutch.protocols.rep.ir.problems import InvalidFlow
 
@@ -80,6 +80,13 @@ def test_optional_inputs_may_be_omitted_and_others_added() -> None:
     assert input_problems(schema, {}) == []
     assert input_problems(schema, {"run_id": "x"}) == []
     assert len(input_problems(schema, {"a": "x", "b": "y"})) == 2
+
+
+def test_optional_names_are_those_that_a_run_may_omit() -> None:
+    assert optional_names({"a": {"type": "int", "required": False}, "b": "int?", "c": "int"}) == {"a", "b"}
+    schema = {"type": "object", "properties": {"a": {}, "b": {}}, "required": ["b"]}
+    assert optional_names(schema) == {"a"}
+    assert optional_names({}) == optional_names({"type": "object"}) == frozenset()
 
 
 def test_json_schema_is_applied() -> None:

@@ -55,6 +55,15 @@ def test_reference_resolves_to_its_value(reference: str, expected: object) -> No
     assert resolve_references(reference, VALUES) == expected
 
 
+def test_optional_input_that_is_not_given_is_null() -> None:
+    values = VALUES._replace(optional_inputs=("note", "name"))
+    assert resolve_references(["$input.note", "$input.name"], values) == [None, "Ada"]
+    assert resolve_references("$input", values) == INPUTS
+    for reference in ("$input.other", "$input.note.text"):
+        with pytest.raises(UnresolvedReference):
+            resolve_references(reference, values)
+
+
 def test_references_are_found_everywhere_in_a_value() -> None:
     value = {"a": ["$input.name", {"b": "$step.many"}], "c": 1, "d": None, "$input.name": "key"}
     assert resolve_references(value, VALUES) == {

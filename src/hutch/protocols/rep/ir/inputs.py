@@ -224,3 +224,14 @@ def declared_names(schema: object) -> frozenset[str] | None:
     properties = schema.get("properties")
     closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
     return frozenset(properties) if closed and isinstance(properties, dict) else None
+
+
+def optional_names(schema: object) -> frozenset[str]:
+    """Returns the names of the declared inputs that a run need not have."""
+    if not isinstance(schema, dict) or not schema:
+        return frozenset()
+    if not is_json_schema(schema):
+        return frozenset(name for name, entry in schema.items() if _is_optional(entry))
+    properties, required = schema.get("properties"), schema.get("required")
+    names = frozenset(properties) if isinstance(properties, dict) else frozenset()
+    return names.difference(required) if isinstance(required, list) else names

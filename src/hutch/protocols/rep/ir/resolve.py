@@ -61,6 +61,8 @@ class ReferenceValues(NamedTuple):
     """Ids of all steps of the flow."""
     item: LoopItem | None = None
     """Set in the inner step of a `for_each`."""
+    optional_inputs: Collection[str] = ()
+    """Names of inputs that are null if the run does not have them."""
 
     @property
     def in_item(self) -> bool:
@@ -73,6 +75,10 @@ class ReferenceValues(NamedTuple):
     def look_up(self, reference: Reference) -> Any:
         """Returns the value of a reference. Raises UnresolvedReference."""
         value = self._root(reference)
+        if value is self.inputs and reference.path and reference.root == "input":
+            name = str(reference.path[0])
+            if name in self.optional_inputs and name not in self.inputs:
+                value = {**self.inputs, name: None}
         for index in range(len(reference.path)):
             value = _member(reference, value, index)
         return value

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from hutch.protocols.rep.ir.inputs import optional_names
 from hutch.protocols.rep.ir.resolve import LoopItem, ReferenceValues
 from hutch.protocols.rep.ir.switch import taken_edges
 from hutch.protocols.rep.jsonrpc import (
@@ -79,6 +80,7 @@ class FlowRun:
         self.trace: TraceContext | None = None
         """Span to which the spans of the steps belong."""
         self.emit = on_event
+        self._optional_inputs = optional_names(flow.inputs_schema)
         self._finished_steps = dict(finished_steps or {})
         self._journal = journal
         self._slots = slots or StepSlots(concurrency)
@@ -141,7 +143,9 @@ class FlowRun:
         """Returns the values that the references of a step resolve to."""
         if self._loop is not None:
             return self._loop.values_for(int(node.id))
-        return ReferenceValues(self.inputs, self.outputs, self.flow.nodes)
+        return ReferenceValues(
+            self.inputs, self.outputs, self.flow.nodes, optional_inputs=self._optional_inputs
+        )
 
     async def run_nested(
         self, flow: Flow, inputs: Mapping[str, Any], parent_id: str, context: RunContext

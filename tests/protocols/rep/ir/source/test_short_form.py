@@ -159,6 +159,16 @@ async def test_step_runs_only_if_its_condition_holds(condition: str, value: Any,
     assert await outputs_of(text, v=value) == {"b": 2 if runs else None, "c": 3}
 
 
+@pytest.mark.parametrize(
+    ("condition", "runs"), [("$input.v", False), ("not $input.v", True), ("$input.v == 1", False)]
+)
+async def test_condition_on_an_optional_input_that_is_not_given(condition: str, runs: bool) -> None:
+    text = CONDITIONAL.replace("CONDITION", f'"{condition}"').replace(
+        "steps:", 'inputs: {v: "any?"}\nsteps:', 1
+    )
+    assert await outputs_of(text) == {"b": 2 if runs else None, "c": 3}
+
+
 async def test_condition_on_the_last_step_needs_no_outputs() -> None:
     text = "{name: x, steps: [{run: echo, with: {value: 1}}, {id: b, run: echo, when: $input.v}]}"
     assert await outputs_of(text, v=True) == {"b": None}

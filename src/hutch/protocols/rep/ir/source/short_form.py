@@ -354,8 +354,13 @@ class _Compiler:
             return None
         operator = " ".join((match["operator"] or "").split())
         if not operator:
-            cases = ["false", "true"] if match["not"] else ["true", "false"]
-            return _Condition(reference, cases[:1], cases[1:])
+            # An optional input that is not given is null.
+            false = ["false", "null"] if reference.startswith("$input.") else ["false"]
+            return (
+                _Condition(reference, false, ["true"])
+                if match["not"]
+                else _Condition(reference, ["true"], false)
+            )
         names = self._case_names(path, match["value"], is_list=operator.endswith("in"))
         if operator in ("==", "in"):
             return _Condition(reference, names, [DEFAULT])
