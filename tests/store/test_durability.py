@@ -5,10 +5,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from hutch.settings import Settings
+from hutch.store.models import User, now
 from hutch.store.store import Store
 
 WRITE = """
@@ -65,3 +67,23 @@ async def test_acknowledged_writes_survive_kill_9(
             assert [each.version for each in versions] == list(range(found.version, 0, -1))
             assert {len(each.document) for each in versions} == {5000}
         assert len(await store.abilities.search("ada", "n")) == len(await store.abilities.list("ada"))
+
+
+READ = """
+import sqlite3, sys
+print(sqlite3.connect(sys.argv[1]).execute("SELECT id FROM users").fetchall())
+"""
+
+
+async def test_other_processes_see_the_writes_of_a_process_that_opens_the_store_twice(tmp_path: Path) -> None:
+    settings = Settings(home=str(tmp_path))
+
+    def read_users() -> str:
+        """Reads the users in another process, which deletes the WAL if the file seems to be unused."""
+        command = [sys.executable, "-c", READ, str(tmp_path / "hutch.db")]
+        return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+    async with await Store.open(settings) as first, await Store.open(settings):
+        assert read_users() == "[]\n"
+        await first.users.add(User(id="ada", name="ada", data_key="", created_at=now()))
+        assert read_users() == "[('ada',)]\n"

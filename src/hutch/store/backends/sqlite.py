@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import sqlite3
 import time
@@ -229,10 +230,20 @@ class SqliteDatabase:
         self._loop_reader = self._connect(0)
 
     def _create_file(self) -> None:
-        """Creates the file with access for its owner only. SQLite gives the WAL files the same mode."""
+        """Creates the file with access for its owner only. SQLite gives the WAL files the same mode.
+
+        Never opens an existing file: closing it would drop the POSIX locks of all connections that this
+        process has to it, and then another process that ends would delete the WAL that they write to.
+        """
         try:
             self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            os.close(os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            try:
+                os.close(os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            except FileExistsError:
+                if self._file.is_dir():
+                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)) from None
+                if not os.access(self._file, os.R_OK | os.W_OK):
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES)) from None
             self._inode = self._file.stat().st_ino
         except OSError as error:
             obstacle = errors.explain_home_error(error)
