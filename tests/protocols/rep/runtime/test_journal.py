@@ -136,6 +136,32 @@ async def test_results_of_concurrent_steps_share_transactions(
     assert len(await store.journal.steps("r")) == 61
 
 
+async def test_event_that_comes_during_a_write_is_stored_soon(
+    runner: JournalHarness, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hutch.store.tables.journal import JournalTable
+
+    written: list[str] = []
+    is_writing, may_end = asyncio.Event(), asyncio.Event()
+    write = JournalTable.write
+
+    async def slow_write(self: JournalTable, run_id: str, holder: str, entries: Any) -> bool:
+        is_writing.set()
+        await may_end.wait()
+        written.extend(entry.kind for entry in entries)
+        return await write(self, run_id, holder, entries)
+
+    monkeypatch.setattr(JournalTable, "write", slow_write)
+    run = runner.run(
+        flow([node("first", "hold"), node("ask", "approve", message="?")], chain("first", "ask"))
+    )
+    await is_writing.wait()
+    run._emit("approval", step_id="first", message="?")
+    may_end.set()
+    await eventually(lambda: "approval" in written)
+    await run.stop()
+
+
 async def test_run_taken_over_by_another_process_stops_writing(runner: JournalHarness, store: Store) -> None:
     run = runner.run(flow([node("a", "hold"), node("b", "echo")], chain("a", "b")))
     await runner.harness.until_running("a")

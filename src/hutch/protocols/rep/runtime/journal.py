@@ -242,7 +242,11 @@ class RunJournal:
         if kind == RECORD_KIND:
             kind = "event"
         self._add(body, kind, subject=self._subject(kind, event.get("step_id")))
-        if self._write_task is None and self._timer is None:
+        if self._write_task is None:
+            self._write_later()
+
+    def _write_later(self) -> None:
+        if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(WRITE_DELAY_SECONDS, self._start_writing)
 
     def _subject(self, kind: str, step_id: str | None) -> str | None:
@@ -327,6 +331,9 @@ class RunJournal:
             raise
         finally:
             self._write_task = None
+        if self._pending and not self.is_over:
+            # Events were added during the write.
+            self._write_later()
 
     # --- other processes ---
 
