@@ -240,10 +240,26 @@ class App:
         """Allows `POST /run` and MCP's `run_code` to suspend runs that wait for an approval."""
         from hutch.protocols.execbox import http_run
         from hutch.protocols.mcp import http as mcp
+
+        durable = frozenset((http_run.PROTOCOL, mcp.PROTOCOL))
+        self._suspend_for_approvals(durable)
+        self.suspended_runs.provide_tools = self._gateway_tools
+        self.suspended_runs.continued_protocols = durable
+
+    def suspend_steps(self) -> SuspendedRuns:
+        """Lets executions of flow steps be suspended while they wait for an approval. The steps continue
+        them. Raises ConfigError.
+        """
+        from hutch.protocols.rep.kinds import code
+
+        if self.gateway.stored_approvals is None:
+            self._suspend_for_approvals(frozenset((code.PROTOCOL,)))
+        return self.suspended_runs
+
+    def _suspend_for_approvals(self, protocols: frozenset[str]) -> None:
         from hutch.protocols.toolscript.gateway.stored_approvals import StoredApprovals
 
         gateway, runs, active = self.gateway, self.suspended_runs, self.kernel.active
-        durable = frozenset((http_run.PROTOCOL, mcp.PROTOCOL))
 
         async def call_tool(server: str, tool: str, arguments: dict[str, Any], run_id: str) -> Any:
             return await gateway.call(server, tool, arguments, run=run_id, is_approved=True)
@@ -252,11 +268,9 @@ class App:
             execution = active[run_id][0] if run_id in active else None
             if execution is None or execution.turn is not None or execution.asks_client:
                 return False
-            return execution.protocol in durable
+            return execution.protocol in protocols
 
         gateway.stored_approvals = StoredApprovals(gateway.approvals, runs, call_tool, may_suspend)
-        runs.provide_tools = self._gateway_tools
-        runs.continued_protocols = durable
 
     async def continue_suspended_runs(self) -> None:
         """Asks for the approvals of stored runs again, continues runs whose calls have a result, and ends

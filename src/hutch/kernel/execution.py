@@ -60,6 +60,8 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     """True for the record of a batch, which has no guest and is not counted in metrics."""
     checkpoint_after_ms: float = 0.0
     """Time after which the run is stored while it waits for running tools; 0 for never."""
+    stores_calls: bool = False
+    """True to store the run before each of its tool calls, so that it continues whenever its process dies."""
     is_durable: bool = False
     """True if every server with the same store has the tools of the run, so that another one can continue it.
     """

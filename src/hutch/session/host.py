@@ -407,7 +407,8 @@ class Session:
         """Suspends the execution when it next waits for tools or timers. `on_refused` is called with the
         reason if it cannot be suspended.
         """
-        self._on_suspend_refused = on_refused
+        if on_refused is not None:
+            self._on_suspend_refused = on_refused
         if self._max_saved_bytes:
             self._suspend()
         elif on_refused is not None:

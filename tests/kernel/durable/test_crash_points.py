@@ -18,22 +18,26 @@ PAST = "2000-01-01T00:00:00.000Z"
 
 
 class DyingTable:
-    """Table of checkpoints of a process that dies before or after the first call of one method. From then on,
-    the process changes nothing in the store.
+    """Table of checkpoints of a process that dies before or after one call of one method. After that, the
+    process changes nothing in the store any more.
     """
 
-    def __init__(self, table: Any, method: str, when: str) -> None:
+    def __init__(self, table: Any, method: str, when: str, number: int = 1) -> None:
+        """`number`: counts the calls of the method, beginning with 1."""
         self._table, self._method, self._when = table, method, when
+        self._calls_left = number
         self.is_dead = False
 
     def __getattr__(self, name: str) -> Any:
         async def call(*args: Any, **options: Any) -> Any:
-            if name == self._method and self._when == "before":
+            self._calls_left -= name == self._method
+            is_last = name == self._method and self._calls_left == 0
+            if is_last and self._when == "before":
                 self.is_dead = True
             if self.is_dead:
                 raise StoreError("the process is dead")
             result = await getattr(self._table, name)(*args, **options)
-            if name == self._method:
+            if is_last:
                 self.is_dead = True
                 raise StoreError("the process is dead")
             return result

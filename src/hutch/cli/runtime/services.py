@@ -92,5 +92,6 @@ def _step_services(app: App) -> StepServices:
         scripts=lambda: app.scripts,
         script_gateway=lambda: app.script_gateway,
         store=app.storage.store,
+        suspended_runs=app.suspend_steps,
         abilities=app.storage.abilities,
     )

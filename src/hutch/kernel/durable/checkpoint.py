@@ -35,6 +35,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     session: SavedSession
     record_level: str | None = None
     """Level of the record that the request for the run asked for."""
+    stores_calls: bool = False
+    """See `Execution.stores_calls`."""
 
 
 @cache

@@ -116,7 +116,8 @@ class SuspendedRuns:
             raise ResumeError("checkpoint_in_use", f"Another process continues the run {run.id}.")
         run.generation += 1
         run.is_stored = True
-        run.before_call = self._holds.before_first_call(store, run.id)
+        if not execution.stores_calls:
+            run.before_call = self._holds.before_first_call(store, run.id)
         self._holds.add_run(run.id)
         for call_id, answer in calls.begin_journal(partial(self.calls.journal, run.id)).items():
             await self.calls.journal(run.id, call_id, answer)
@@ -167,16 +168,22 @@ class SuspendedRuns:
             expires_at=time.time() + self._settings.checkpoint_days * DAY_SECONDS,
             session=run.session.saved,
             record_level=run.record_level,
+            stores_calls=execution.stores_calls,
         )
 
     # --- continuing ---
 
     async def resume(
-        self, run_id: str, owner: str, providers: Sequence[Provider]
+        self, run_id: str, owner: str, providers: Sequence[Provider], *, is_holder_dead: bool = False
     ) -> tuple[Execution, RunHandle]:
-        """Takes a suspended run out of the store. `run` continues it. Raises ResumeError and VaultError."""
+        """Takes a suspended run out of the store. `run` continues it. With `is_holder_dead`, the caller knows
+        that no other process continues the run. Raises ResumeError and VaultError.
+        """
         store = await self._open_store()
-        row = await store.checkpoints.take(run_id, owner, self._holds.holder, now(plus_seconds=HOLD_SECONDS))
+        until = now(plus_seconds=HOLD_SECONDS)
+        row = await store.checkpoints.take(
+            run_id, owner, self._holds.holder, until, is_holder_dead=is_holder_dead
+        )
         if row is None:
             raise await self._refusal(store, run_id, owner)
         self._holds.add_run(run_id)
@@ -208,6 +215,7 @@ class SuspendedRuns:
             saved=checkpoint.session,
             answers=answers,
             checkpoint_after_ms=self._settings.checkpoint_after_ms,
+            stores_calls=checkpoint.stores_calls,
             is_durable=checkpoint.protocol in self.continued_protocols,
         )
         run = RunHandle(
@@ -218,7 +226,8 @@ class SuspendedRuns:
             listeners=self._listeners.get(run_id, []),
             is_stored=True,
         )
-        run.before_call = self._holds.before_first_call(store, run_id)
+        if not checkpoint.stores_calls:
+            run.before_call = self._holds.before_first_call(store, run_id)
         return execution, run
 
     async def run(self, execution: Execution, run: RunHandle) -> Result:
@@ -378,6 +387,11 @@ class SuspendedRuns:
         row = await (await self._open_store()).checkpoints.get(run_id)
         if row is None or row.owner != owner:
             raise not_found(run_id)
+
+    async def forget(self, run_id: str, owner: str) -> None:
+        """Deletes a run that is suspended or has ended, and its result."""
+        await self.cancel(run_id, owner)
+        await (await self._open_store()).checkpoints.delete(run_id, owner)
 
     async def _refusal(self, store: Store, run_id: str, owner: str) -> ResumeError:
         row = await store.checkpoints.get(run_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -32,14 +32,17 @@ PARENT = "tools"
 MAX_CONFIGURATIONS = 16
 
 
-def tool_providers(catalog: Catalog, gateway: Gateway) -> list[Provider]:
-    """Returns a provider per MCP server, with the names that toolscripts use. The catalog must belong to the
-    gateway. Calls go through the gateway and are subject to its approval policy.
+def tool_providers(
+    catalog: Catalog, gateway: Gateway, servers: Collection[str] | None = None
+) -> list[Provider]:
+    """Returns a provider per MCP server, with the names that toolscripts use; of all servers, or of those
+    named. The catalog must belong to the gateway. Calls go through the gateway and are subject to its
+    approval policy.
     """
     providers = _providers.get(catalog)
     if providers is None:
         providers = _providers[catalog] = _build_providers(catalog, gateway)
-    return [*providers]
+    return [provider for server, provider in providers if servers is None or server in servers]
 
 
 def unavailable_servers(gateway: Gateway) -> dict[str, str]:
@@ -52,16 +55,17 @@ def unavailable_servers(gateway: Gateway) -> dict[str, str]:
 
 
 # Building the providers of hundreds of tools takes longer than most executions.
-_providers: WeakKeyDictionary[Catalog, list[Provider]] = WeakKeyDictionary()
+_providers: WeakKeyDictionary[Catalog, list[tuple[str, Provider]]] = WeakKeyDictionary()
 
 
-def _build_providers(catalog: Catalog, gateway: Gateway) -> list[Provider]:
+def _build_providers(catalog: Catalog, gateway: Gateway) -> list[tuple[str, Provider]]:
+    """Returns the names of the servers with their providers."""
 
     async def call(entry: CatalogEntry, value: Any, context: ToolContext) -> bytes:
         return await _call_tool(gateway, entry, value, context)
 
-    providers: dict[str, Provider] = {}
-    for _, entries in groupby(catalog, lambda entry: entry.server):
+    providers: dict[str, tuple[str, Provider]] = {}
+    for server, entries in groupby(catalog, lambda entry: entry.server):
         tools: dict[str, Tool] = {}
         namespace = ""
         for entry in entries:
@@ -77,7 +81,7 @@ def _build_providers(catalog: Catalog, gateway: Gateway) -> list[Provider]:
             )
         name = namespace if is_identifier(namespace) else safe_name(namespace)
         name = _free_name(name, providers)
-        providers[name] = Provider(name, tools, parent=PARENT)
+        providers[name] = server, Provider(name, tools, parent=PARENT)
     return list(providers.values())
 
 

@@ -13,12 +13,15 @@ from hutch.protocols.rep.kinds.registry import Call, Kind, StepFailed
 from hutch.sandbox.runner.profile import profile_for
 from hutch.session.inputs import encode_inputs
 from hutch.session.run import RunHandle, log_listener
+from hutch.text import did_you_mean
 
 if TYPE_CHECKING:
     from hutch.protocols.rep.ir.flow import FlowNode
-    from hutch.protocols.rep.runtime.context import RunContext
+    from hutch.protocols.rep.runtime.context import RunContext, StepServices
     from hutch.session.run import Result
+    from hutch.session.tools.provider import Provider
 
+PROTOCOL = "rep"
 DEFAULT_ENGINE = "quickjs"
 # Errors that a retry cannot fix.
 _PERMANENT_CODES = frozenset({"validation_error", "serialization_error"})
@@ -28,6 +31,8 @@ class CodeParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     code: str
     input: Any | UnsetType = UNSET
     engine: str = DEFAULT_ENGINE
+    tools: list[str] = []
+    """MCP servers whose tools the code may call."""
 
 
 async def _run(call: Call) -> Any:
@@ -40,16 +45,44 @@ async def _run(call: Call) -> Any:
         limits=services.kernel.limits({"timeout_ms": remaining_ms(call)}, clamp=True),
         inputs=inputs,
         owner=call.context.owner,
-        protocol="rep",
+        protocol=PROTOCOL,
         label=f"{call.context.run_id}#{call.step_id}",
     )
     log = log_listener(lambda line: call.log("info", line))
-    result = await services.kernel.run(execution, RunHandle(listeners=[log]))
+    if params.tools:
+        from hutch.protocols.rep.kinds.stored_code import run_with_tools
+
+        providers = await _tools(params.tools, call, services)
+        execution = msgspec.structs.replace(execution, providers=providers)
+        result = await run_with_tools(call, services, execution, log)
+    else:
+        result = await services.kernel.run(execution, RunHandle(listeners=[log]))
     if result.logs_truncated:
         call.log("warning", "the logs were truncated")
     if not result.ok:
         raise _failure(result)
     return result.result
+
+
+async def _tools(names: list[str], call: Call, services: StepServices) -> list[Provider]:
+    """Returns the tools of MCP servers. Raises StepFailed."""
+    from hutch.protocols.toolscript.providers import tool_providers, unavailable_servers
+
+    if "mcp.call" not in call.run.registry:
+        message = "tools: this run may not call tools of MCP servers (its key needs the scope toolscript)"
+        raise StepFailed(message, retriable=False)
+    gateway = services.gateway()
+    catalog = await gateway.catalog()
+    known = [server.name for server in gateway.servers()]
+    unavailable = unavailable_servers(gateway)
+    for name in names:
+        if name not in known:
+            close = did_you_mean(name, known)
+            hint = f"did you mean {close}?" if close else f"known servers: {', '.join(known) or 'none'}"
+            raise StepFailed(f"tools: there is no MCP server {name[:100]!r}; {hint}", retriable=False)
+        if name in unavailable:
+            raise StepFailed(f"tools: the MCP server {name} is not connected: {unavailable[name]}")
+    return tool_providers(catalog, gateway, names)
 
 
 def remaining_ms(call: Call) -> float:

@@ -106,6 +106,8 @@ class Call:
         """Emits an event of another type."""
         self.deadline = deadline
         """Time of `time.monotonic()` at which the attempt is cancelled. None means never."""
+        self.on_stored: list[Callable[[], Awaitable[None]]] = []
+        """Awaited after the result of the step was stored, for example to delete intermediate data."""
 
     @property
     def context(self) -> RunContext:

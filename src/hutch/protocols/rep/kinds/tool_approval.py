@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hutch.protocols.toolscript.gateway.approvals import Approval, ApprovalAnswer
+from hutch.protocols.toolscript.gateway.approvals import Approval, ApprovalAnswer, Decision
 from hutch.session.json_value import encode_value
 from hutch.session.run import new_run_id
 
@@ -31,20 +31,13 @@ class StepApprover:
         if registered is None:
             return ApprovalAnswer("deny", reason="no step can be asked")
         call, lock = registered
-        shown = encode_value(approval.arguments).decode()
-        shown = shown if len(shown) <= _MAX_SHOWN_CHARS else f"{shown[:_MAX_SHOWN_CHARS]}…"
-        message = f"Call {approval.server}__{approval.tool} with {shown}?"
         # A script may make several calls at once, but a step can ask only one question at a time.
         async with lock:
-            decision = await call.context.approvals.wait(
-                call.step_id, lambda: call.emit("approval", message=message)
-            )
-        return ApprovalAnswer("allow" if decision.approved else "deny", reason=decision.reason)
+            return await ask_through_step(call, approval.server, approval.tool, approval.arguments)
 
     @contextmanager
-    def register(self, call: Call) -> Iterator[str]:
+    def register(self, call: Call, run_id: str) -> Iterator[str]:
         """Registers a step and yields the run id for its tool calls."""
-        run_id = new_run_id()
         self._steps[run_id] = (call, asyncio.Lock())
         try:
             yield run_id
@@ -52,8 +45,18 @@ class StepApprover:
             del self._steps[run_id]
 
 
+async def ask_through_step(call: Call, server: str, tool: str, arguments: Any) -> ApprovalAnswer:
+    """Asks for the approval of a tool call as a question of a step."""
+    shown = encode_value(arguments).decode()
+    shown = shown if len(shown) <= _MAX_SHOWN_CHARS else f"{shown[:_MAX_SHOWN_CHARS]}…"
+    message = f"Call {server}__{tool} with {shown}?"
+    decision = await call.context.approvals.wait(call.step_id, lambda: call.emit("approval", message=message))
+    allowed: Decision = "allow" if decision.approved else "deny"
+    return ApprovalAnswer(allowed, reason=decision.reason, decided_by=decision.by)
+
+
 @contextmanager
-def approve_through_step(call: Call, gateway: Gateway) -> Iterator[str]:
+def approve_through_step(call: Call, gateway: Gateway, run_id: str | None = None) -> Iterator[str]:
     """Registers a step, so that approvals of its tool calls are asked for as questions of this step. Yields
     the run id for these tool calls.
     """
@@ -62,7 +65,7 @@ def approve_through_step(call: Call, gateway: Gateway) -> Iterator[str]:
     if not isinstance(approver, StepApprover):
         approver = StepApprover()
         approvals.ask = approver.ask
-    with approver.register(call) as run_id:
+    with approver.register(call, run_id or new_run_id()) as run_id:
         try:
             yield run_id
         finally:

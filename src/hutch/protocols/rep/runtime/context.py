@@ -11,6 +11,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from hutch.egress.client.client import FetchClient
+    from hutch.kernel.durable.suspended_runs import SuspendedRuns
     from hutch.kernel.kernel import Kernel
     from hutch.protocols.abilities.execute import AbilityExecutor
     from hutch.protocols.toolscript.execute import ScriptRunner
@@ -142,6 +143,8 @@ class StepServices(msgspec.Struct, frozen=True, kw_only=True):
     """Interface of the same gateway for toolscripts."""
     store: Callable[[], Awaitable[Store]]
     """Database of users, runs and credentials. Raises StoreError."""
+    suspended_runs: Callable[[], SuspendedRuns]
+    """Stored executions of steps. The approvals of `gateway` suspend them after the first call."""
     abilities: Callable[[], Awaitable[AbilityExecutor]]
     """Executor for abilities. Raises StoreError and VaultError."""
 

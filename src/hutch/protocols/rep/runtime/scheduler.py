@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -271,11 +271,12 @@ class FlowRun:
         try:
             try:
                 with step_span(self.trace, self.context, self.prefix + node.id, node.kind, attempt) as span:
-                    outcome = await StepAttempt(self, node, attempt).run()
+                    step = StepAttempt(self, node, attempt)
+                    outcome = await step.run()
                     span.failed = isinstance(outcome, AttemptFailed)
             finally:
                 self._release_slot(asyncio.current_task())
-            await self._on_attempt_end(node, attempt, outcome)
+            await self._on_attempt_end(node, attempt, outcome, step.clean_up)
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -285,7 +286,11 @@ class FlowRun:
             self._stop(rep_error(PANIC, message, step_id=self.prefix + node.id, cause=type(error).__name__))
 
     async def _on_attempt_end(
-        self, node: FlowNode, attempt: int, outcome: AttemptSucceeded | AttemptFailed
+        self,
+        node: FlowNode,
+        attempt: int,
+        outcome: AttemptSucceeded | AttemptFailed,
+        clean_up: Callable[[], Awaitable[None]],
     ) -> None:
         if not self._is_over and self._retries.should_retry(node, attempt, outcome):
             self._retries.schedule(node, attempt + 1)
@@ -295,6 +300,7 @@ class FlowRun:
             record = outcome.record()
             self.context.quota.use_bytes(len(encode_value(record)))
             await self._journal.step_finished(self.context.run_id, self.prefix + node.id, result, record)
+        await clean_up()
         outcome.emit_event(self.emit)
         if self._is_over:
             return

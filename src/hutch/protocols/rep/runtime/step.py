@@ -125,6 +125,7 @@ class StepAttempt:
         self._number = number
         self._id = run.prefix + node.id
         self._parameters: dict[str, Any] | None = None
+        self._call: Call | None = None
         self._started_at = monotonic()
 
     async def run(self) -> AttemptSucceeded | AttemptFailed:
@@ -158,7 +159,7 @@ class StepAttempt:
         self._parameters = resolve_parameters(run.flow, node, run.reference_values(node), kind.schema)
         params = kind.read(self._parameters)
         seconds = node.timeout_ms / 1000 or None
-        call = Call(
+        self._call = call = Call(
             step_id=self._id,
             attempt=self._number,
             params=params,
@@ -182,6 +183,15 @@ class StepAttempt:
         run.context.quota.use_bytes(_checked_size(output))
         self._check_quota()
         return output
+
+    async def clean_up(self) -> None:
+        """Deletes intermediate data of the attempt, after the result of the step was stored."""
+        for action in [] if self._call is None else self._call.on_stored:
+            try:
+                await action()
+            except HutchError as error:
+                # What was left expires later.
+                logger.warning("data of step %s was left: %s", self._id, error)
 
     def _check_quota(self) -> None:
         if (message := self._run.context.quota.exceeded_message) is not None:

@@ -141,6 +141,22 @@ class StoredApprovals:
         asked.is_decided = True
         return True
 
+    async def carry_out(self, call_id: str, answer: ApprovalAnswer) -> bool:
+        """Decides on a call that `waiting` has returned, and waits until the result of the call is stored.
+        Returns False if it does not wait any more.
+        """
+        asked = self._asked.get(call_id)
+        if asked is None or not self.decide(call_id, answer):
+            return False
+        await asyncio.wait([asked.task])
+        return True
+
+    async def end_interrupted_calls(self, run_id: str) -> None:
+        """Fails the calls of a run that were decided in a process that has died. Raises HutchError."""
+        for stored in await self._runs.calls.questions(run_id):
+            if stored.decision is not None and stored.call_id not in self._asked:
+                await self._answer_interrupted(stored)
+
     def _add_saved(self, checkpoint: Checkpoint) -> None:
         for call in checkpoint.session.pending:
             if call.question is not None:

@@ -39,7 +39,7 @@ _SAVE = f"""
 _TAKE = f"""
     UPDATE checkpoints SET state = 'running', holder = :holder, held_until = :held_until
     WHERE run_id = :run_id AND owner = :owner AND expires_at > :now
-        AND (state = 'suspended' OR (state = 'running' AND held_until < :now))
+        AND (state = 'suspended' OR (state = 'running' AND (held_until < :now OR :is_holder_dead = 1)))
     RETURNING {_COLUMNS}
 """
 
@@ -172,11 +172,20 @@ class CheckpointTable:
         )
         return results[0].row_count == 1
 
-    async def take(self, run_id: str, owner: str, holder: str, held_until: str) -> CheckpointRow | None:
-        """Marks a suspended run as running in the process `holder`. Returns None if the run does not exist or
-        is not suspended.
+    async def take(
+        self, run_id: str, owner: str, holder: str, held_until: str, *, is_holder_dead: bool = False
+    ) -> CheckpointRow | None:
+        """Marks a suspended run as running in the process `holder`. Returns None if there is no such run, or
+        it is not suspended. With `is_holder_dead`, a run that another process continues is taken over.
         """
-        values = {"run_id": run_id, "owner": owner, "holder": holder, "held_until": held_until, "now": now()}
+        values = {
+            "run_id": run_id,
+            "owner": owner,
+            "holder": holder,
+            "held_until": held_until,
+            "now": now(),
+            "is_holder_dead": int(is_holder_dead),
+        }
         (changed,) = await self._database.write(SqlStatement(_TAKE, values))
         return _row(changed.rows[0]) if changed.rows else None
 
@@ -251,6 +260,14 @@ class CheckpointTable:
         sql = "DELETE FROM checkpoints WHERE run_id = :run_id AND state = 'suspended'"
         (changed,) = await self._database.write(SqlStatement(sql, {"run_id": run_id}))
         return changed.row_count == 1
+
+    async def delete(self, run_id: str, owner: str) -> None:
+        """Deletes a run that is suspended or has ended, with its result."""
+        sql = """
+            DELETE FROM checkpoints
+            WHERE run_id = :run_id AND owner = :owner AND state IN ('suspended', 'ended')
+        """
+        await self._database.write(SqlStatement(sql, {"run_id": run_id, "owner": owner}))
 
     async def answer(self, run_id: str, answers: Mapping[str, bytes], max_bytes: int) -> list[str]:
         """Stores the results of pending calls, in one transaction, and counts them as part of the run, which

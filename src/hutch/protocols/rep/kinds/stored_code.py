@@ -1,0 +1,104 @@
+"""Code of a step that calls tools. It is stored before each call, so that a resumed flow continues inside of
+the step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hutch.errors import HutchError
+from hutch.kernel.durable.suspended_runs import SUSPENDED, SuspendedRuns
+from hutch.kernel.execution import Execution
+from hutch.protocols.rep.kinds.tool_approval import approve_through_step, ask_through_step
+from hutch.session.run import RunHandle
+
+if TYPE_CHECKING:
+    from hutch.protocols.rep.kinds.registry import Call
+    from hutch.protocols.rep.runtime.context import StepServices
+    from hutch.protocols.toolscript.gateway.gateway import Gateway
+    from hutch.session.run import Listener, Result
+
+
+async def run_with_tools(call: Call, services: StepServices, execution: Execution, log: Listener) -> Result:
+    """Runs the code of a step, or continues it if an earlier process was killed in it. Approvals of its calls
+    are questions of the step.
+    """
+    gateway = services.gateway()
+    try:
+        await services.store()
+    except HutchError:
+        # Then the flow cannot be resumed either.
+        is_stored = False
+    else:
+        is_stored = execution.profile.engine_spec.can_suspend
+    if not is_stored:
+        with approve_through_step(call, gateway) as run_id:
+            return await services.kernel.run(execution, RunHandle(id=run_id, listeners=[log]))
+    step = _StoredStep(call, services.suspended_runs(), gateway, execution, log)
+    return await step.run(services)
+
+
+class _StoredStep:
+    """One attempt at a step, in this process and in those that continue it."""
+
+    def __init__(
+        self, call: Call, runs: SuspendedRuns, gateway: Gateway, execution: Execution, log: Listener
+    ) -> None:
+        self._call = call
+        self._runs = runs
+        self._gateway = gateway
+        self._execution = msgspec.structs.replace(execution, stores_calls=True)
+        self._owner = execution.owner
+        self._log = log
+
+    async def run(self, services: StepServices) -> Result:
+        runs, owner, run_id = self._runs, self._owner, self._id(self._call.attempt)
+        self._call.on_stored.append(self._forget)
+        state = await runs.state(run_id)
+        if state == "ended" and (ended := await runs.result(run_id, owner)) is not None:
+            # The process died before the result of the step was stored.
+            return ended
+        if state is None:
+            handle = RunHandle(id=run_id, listeners=[self._log])
+            result = await services.kernel.run(self._execution, handle)
+        else:
+            self._call.log("info", "continues inside of the step")
+            result = await self._resume(run_id)
+        while result.error is not None and result.error.code == SUSPENDED:
+            await self._decide(run_id)
+            result = await self._resume(run_id)
+        return result
+
+    def _id(self, attempt: int) -> str:
+        """Returns the id of an attempt at the step, which is the same in all processes."""
+        call, execution = self._call, self._execution
+        tools = ",".join(provider.name for provider in execution.providers)
+        names = (self._owner, call.context.run_id, call.step_id, str(attempt), execution.code, tools)
+        digest = hashlib.sha256("\0".join(names).encode("utf-8", "surrogatepass"))
+        digest.update(b"\0" + (execution.inputs or b""))
+        return digest.hexdigest()[:32]
+
+    async def _forget(self) -> None:
+        for attempt in range(self._call.attempt + 1):
+            await self._runs.forget(self._id(attempt), self._owner)
+
+    async def _resume(self, run_id: str) -> Result:
+        # Only one process executes a flow, so another process that held the run has died.
+        execution, handle = await self._runs.resume(
+            run_id, self._owner, self._execution.providers, is_holder_dead=True
+        )
+        handle.listeners = [*handle.listeners, self._log]
+        return await self._runs.run(execution, handle)
+
+    async def _decide(self, run_id: str) -> None:
+        """Asks for the approvals that the code waits for, and makes the calls that are approved."""
+        stored = self._gateway.stored_approvals
+        assert stored is not None
+        await stored.end_interrupted_calls(run_id)
+        for waiting in await stored.waiting(run_id, self._owner):
+            question = waiting.question
+            answer = await ask_through_step(self._call, question.server, question.tool, question.arguments)
+            await stored.carry_out(waiting.call_id, answer)

@@ -1,0 +1,146 @@
+"""`code.run` steps that call tools: a killed runtime continues inside of the step."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from mcp.types import CallToolResult
+from tests.cli.flow.test_runs import runtime_of
+from tests.support.flows import flow, node
+from tests.support.forked import REAL_RUNTIMES
+from tests.support.mcp_servers.asgi_server import running_app
+from tests.support.mcp_servers.everything import Everything, app, text
+from tests.support.processes import TIMEOUT_SECONDS, hutch, start_hutch, wait_until
+
+NOTE = "const note = (what) => tools.notes.note({what});\n"
+HELD = """
+    const first = await note("first");
+    const held = await note("held").catch((e) => e.message);
+    return [first, held, await note("last")];
+"""
+ASKED = """
+    const [left, right] = await Promise.all([note("left"), tools.notes.buy({what: "book"})]);
+    return [left, right, await note("last")];
+"""
+
+
+class Notes:
+    """An MCP server that records the calls of its tools and can hold one."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.released = threading.Event()
+        tools = Everything()
+        tools.add("note", self._call, what={"type": "string"})
+        tools.add("buy", self._call, what={"type": "string"})
+        self.app = app(tools)
+
+    async def _call(self, arguments: dict[str, Any], _: Any) -> CallToolResult:
+        self.calls.append(arguments["what"])
+        if arguments["what"] == "held":
+            await anyio.to_thread.run_sync(self.released.wait, abandon_on_cancel=True)
+        return text(arguments["what"])
+
+
+class FlowHome:
+    def __init__(self, folder: Path, url: str) -> None:
+        home = folder / "home"
+        home.mkdir()
+        config = folder / "mcp.json"
+        config.write_text(json.dumps({"mcpServers": {"notes": {"type": "http", "url": url}}}))
+        (home / "hutch.toml").write_text(f'mcp_config = ["{config}"]\n[approvals]\nnotes__buy = "ask"\n')
+        self.env = {"HUTCH_HOME": str(home)}
+        self._file = folder / "flow.json"
+
+    def start(self, code: str, run_id: str) -> subprocess.Popen[bytes]:
+        """Starts a flow whose processes a test kills."""
+        step = node("code", "code.run", code=NOTE + code, tools=["notes"])
+        self._file.write_text(json.dumps(flow([step])))
+        env = {**self.env, **REAL_RUNTIMES}
+        command = ["flow", "run", str(self._file), "--run-id", run_id]
+        return start_hutch(command, env=env, stdin=subprocess.DEVNULL)
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return hutch("flow", *arguments, env=self.env)
+
+
+@pytest.fixture(scope="module")
+def notes() -> Iterator[tuple[Notes, str]]:
+    notes = Notes()
+    with running_app(notes.app) as served:
+        yield notes, f"{served.url}/mcp"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory, notes: tuple[Notes, str]) -> FlowHome:
+    return FlowHome(tmp_path_factory.mktemp("flows"), notes[1])
+
+
+def kill_runtime(process: subprocess.Popen[bytes]) -> None:
+    os.kill(runtime_of(process), signal.SIGKILL)
+    assert process.wait(TIMEOUT_SECONDS) == 4
+
+
+def test_runtime_that_was_killed_during_a_call_continues_inside_of_the_step(
+    home: FlowHome, notes: tuple[Notes, str]
+) -> None:
+    server = notes[0]
+    server.calls = []
+    with home.start(HELD, "held") as process:
+        wait_until(lambda: server.calls == ["first", "held"])
+        kill_runtime(process)
+    server.released.set()
+    resumed = home.run("resume", "held")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "continues inside of the step" in resumed.stderr
+    first, held, last = json.loads(resumed.stdout)["code"]
+    assert (first, last) == ("first", "last")
+    assert "may have had an effect" in held
+    assert server.calls == ["first", "held", "last"]
+
+
+def test_runtime_that_was_killed_while_it_waits_for_an_approval_asks_again(
+    home: FlowHome, notes: tuple[Notes, str]
+) -> None:
+    server = notes[0]
+    server.calls = []
+
+    def is_asking() -> bool:
+        runs = json.loads(home.run("runs", "--json").stdout)
+        return any((run["run_id"], run.get("waiting_for")) == ("asked", ["code"]) for run in runs)
+
+    with home.start(ASKED, "asked") as process:
+        wait_until(is_asking)
+        kill_runtime(process)
+    assert server.calls == ["left"]
+    env = {**home.env, **REAL_RUNTIMES}
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
+    with start_hutch(["flow", "resume", "asked"], env=env, **pipes) as process:
+        assert process.stderr is not None
+        while b"asks for approval" not in process.stderr.readline():
+            pass
+        assert home.run("approve", "asked", "code").returncode == 0
+        output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
+    assert json.loads(output)["code"] == ["left", "book", "last"]
+    assert server.calls == ["left", "book", "last"]
+
+
+@pytest.mark.parametrize(
+    ("tools", "expected"),
+    [(["note"], "did you mean notes?"), (["nothing"], "known servers: notes")],
+)
+def test_unknown_server_is_named(home: FlowHome, tmp_path: Path, tools: list[str], expected: str) -> None:
+    file = tmp_path / "flow.json"
+    file.write_text(json.dumps(flow([node("code", "code.run", code="1", tools=tools)])))
+    done = home.run("run", str(file))
+    assert done.returncode != 0
+    assert expected in done.stderr
