@@ -30,7 +30,7 @@ from hutch.settings import Settings
 
 _DESCRIPTION = """\
 Runs untrusted code in a sandbox, for AI agents. Every request that runs something answers with the header
-`X-Run-Id`, the id of its run. Errors that belong to no protocol of their own have the form
+`X-Run-Id`, the id of its run. Errors outside of the protocols have the form
 `{"success": false, "error": {"code", "message"}}`. Responses 429 and 503 have a `Retry-After` header."""
 
 

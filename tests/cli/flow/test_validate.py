@@ -296,8 +296,8 @@ steps:
     done = hutch("flow", "validate", "flow.yaml", cwd=tmp_path)
     assert done.returncode == 0
     url, header = done.stderr.splitlines()
-    assert "steps[1].with.url: ${item} stays as it is; it is replaced only in a step with for_each" in url
-    assert "steps[1].with.headers.x: $index stays as it is" in header
+    assert "steps[1].with.url: ${item} is not replaced, except in a step with for_each" in url
+    assert "steps[1].with.headers.x: $index is not replaced" in header
 
 
 def test_misspelled_key_of_flow_ir_causes_a_warning(tmp_path: Path) -> None:

@@ -207,7 +207,7 @@ async def test_connections_are_limited(
     server.responses["/a"] = send_and_hang(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n")
     session = open_session(client)
     first = [await session.send(make_request(server.url("/a"))) for _ in range(2)]
-    with pytest.raises(FetchError, match="Too many requests are under way") as caught:
+    with pytest.raises(FetchError, match="Too many requests are in progress") as caught:
         await session.send(make_request(server.url("/a")))
     assert caught.value.kind == "unreachable"
     for response in first:
@@ -237,7 +237,7 @@ async def test_connections_being_opened_count_for_their_owner(
     one = open_session(client, owner="one")
     waiting = [asyncio.create_task(one.send(make_request(server.url("/", "localhost")))) for _ in range(3)]
     await asyncio.sleep(0)
-    with pytest.raises(FetchError, match="Too many requests are under way"):
+    with pytest.raises(FetchError, match="Too many requests are in progress"):
         await one.send(make_request(server.url("/")))
     await read_all(await open_session(client, owner="two").send(make_request(server.url("/"))))
     reached.set()

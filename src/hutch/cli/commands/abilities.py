@@ -166,7 +166,7 @@ Examples:
     help="Allow an address that is not public, also over http. May be repeated.",
 )
 @click.option("--trace", is_flag=True, help="Print the wrapper's requests to stderr.")
-@click.option("--version", type=int, metavar="N", help="Run an older version of an own ability.")
+@click.option("--version", type=int, metavar="N", help="Run an older version of the user's own ability.")
 @click.option("--json", is_flag=True, help="Print the full response of the HTTP API on one line.")
 def run_ability(
     user: str,

@@ -106,14 +106,14 @@ def literal_references(nodes: Iterable[FlowNode]) -> Iterator[Problem]:
     for node in nodes:
         for place, text in interpolated_texts(node.kind, node.with_, (*node.json_path, "with")):
             if not node.is_item and (item := misplaced_item(text)) is not None:
-                message = f"{item} stays as it is; it is replaced only in a step with for_each"
+                message = f"{item} is not replaced, except in a step with for_each"
                 yield Problem(format_path(place), message)
             found = literal_reference(text, interpolate=node.interpolate)
             if found is None:
                 continue
             name = found.removeprefix("$").strip("{}").removeprefix(".")
             message = (
-                f"{found} is only a part of this text and stays as it is; to insert the value, write"
+                f"{found} is only a part of this text and is not replaced; to insert the value, write"
                 f" ${{{name}}} in the short form, or in a step with `interpolate: true`"
             )
             yield Problem(format_path(place), message)

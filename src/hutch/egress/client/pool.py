@@ -73,7 +73,7 @@ class ConnectionPool:
     async def connect(self, key: PoolKey, url: Url) -> ClientConnection:
         """Opens a connection to an address that the policy permits. Raises FetchError."""
         if not self._has_capacity(key.owner):
-            raise FetchError("unreachable", "Too many requests are under way; try again later.")
+            raise FetchError("unreachable", "Too many requests are in progress; try again later.")
         self._starting[key.owner] += 1
         try:
             connection = await self._connect(key, url)

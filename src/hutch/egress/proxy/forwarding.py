@@ -377,6 +377,6 @@ class GuestSide(ProxySide):
         if left > 0:
             self._timer = self._loop.call_later(min(left, self._idle_timeout), self._check_idle)
         elif self._request is None and not self._is_over:
-            self._send_error(408, "The request did not come in time.")
+            self._send_error(408, "The request did not arrive in time.")
         else:
             self.abort_both()

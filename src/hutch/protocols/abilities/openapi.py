@@ -181,7 +181,9 @@ def _shares() -> Json:
         ("NOT_FOUND", "INVALID_REQUEST"),
         parameters=[_ID, query("user", TEXT), query("group", TEXT)],
     )
-    listed = _operation("Lists with whom you share your ability", shares, ("NOT_FOUND",), parameters=[_ID])
+    listed = _operation(
+        "Lists the users and groups that can run your ability", shares, ("NOT_FOUND",), parameters=[_ID]
+    )
     return {"get": listed, "post": shared, "delete": removed}
 
 
@@ -217,7 +219,7 @@ def _store_credential() -> Json:
 
 
 def _store_credentials() -> Json:
-    key = header(CREDENTIAL_KEY_HEADER, TEXT, "Without it, encrypted values are stored as they are")
+    key = header(CREDENTIAL_KEY_HEADER, TEXT, "Without it, encrypted values are stored unchanged")
     return _operation(
         "Stores or replaces credentials of one domain",
         _success({"count": COUNT, "credentials": array_of("Credential")}),

@@ -83,7 +83,7 @@ def describe(settings: Settings) -> ApiPart:
                 "label": {**TEXT, "maxLength": 200},
                 "record": {
                     "enum": ["metadata", "errors", "full"],
-                    "description": "What is recorded of the run; the operator's `metadata` takes precedence",
+                    "description": "Level of the run's record; the operator's `metadata` takes precedence",
                 },
             },
         ),
@@ -168,7 +168,7 @@ def _session_paths(operation: OperationBuilder) -> Json:
         "/sessions/{session}/fork": {"post": fork},
         "/sessions/{session}/rollback": {
             "post": operation(
-                "Goes back to the state after a turn, and forgets the later ones",
+                "Restores the state after a turn, and discards the later ones",
                 session,
                 errors,
                 body="Rollback",
@@ -212,5 +212,5 @@ def _websocket() -> Json:
     socket = operation("Opens a WebSocket on which the client is an Execbox host", TEXT)
     del socket["responses"]["200"]
     socket["responses"]["101"] = {"description": "The messages are Execbox's: one JSON object in each"}
-    socket["responses"]["426"] = response("The request is no upgrade", failure(["UPGRADE_REQUIRED"]))
+    socket["responses"]["426"] = response("The request is not an upgrade", failure(["UPGRADE_REQUIRED"]))
     return socket

@@ -222,8 +222,8 @@ class RunHandlers:
             result = await self._suspended_runs.result(run_id, found.row.owner)
         except ResumeError:
             message = (
-                f"The result of run {run_id!r} is not kept:"
-                " only those of asynchronous runs and of runs that were suspended are"
+                f"The result of run {run_id!r} is not stored: only results of asynchronous and suspended"
+                " runs are stored"
             )
             raise ApiError("not_found", message) from None
         if result is None:

@@ -156,7 +156,7 @@ function WaitingRecords() {
   const lost = records.dropped ? ` ${formatCount(records.dropped)} records were lost.` : "";
   return (
     <div class="note note-bad" role="status">
-      The database does not answer. Runs go on; {formatCount(records.waiting)}{" "}
+      The database does not answer. Runs continue; {formatCount(records.waiting)}{" "}
       run records wait to be written and are missing in the lists.{lost}
     </div>
   );

@@ -86,7 +86,7 @@ export default function Access() {
           <Card>
             <Empty title="Choose a user">
               <p>
-                Users have keys with scopes, and credentials that their abilities use and nobody can read.
+                Users have keys with scopes, and credentials that their abilities use and that cannot be read.
               </p>
             </Empty>
           </Card>

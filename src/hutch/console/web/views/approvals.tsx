@@ -53,7 +53,7 @@ export default function Approvals() {
     <Page title="Approvals">
       {id && !shown.length && (
         <Empty title="This call is no longer waiting">
-          <p>Somebody decided on it, it waited too long, or its run has ended.</p>
+          <p>It was decided, it waited too long, or its run has ended.</p>
           <a href="#/approvals">Calls that wait now</a>
         </Empty>
       )}

@@ -145,7 +145,7 @@ def _steps() -> Json:
 def _retry() -> Json:
     steps: Json = {"type": "array", "items": TEXT}
     return _operation(
-        "Begins a run again from a step, with the recorded outputs of the steps before it",
+        "Repeats a run from a step, with the recorded outputs of the steps before it",
         object_of({"ok": {"const": True}, "run_id": TEXT, "repeated": steps, "kept": steps}),
         ("NOT_FOUND", "CONFLICT", "RATE_LIMITED"),
         body="Retry",

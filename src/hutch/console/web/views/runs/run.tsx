@@ -156,7 +156,7 @@ function Failure({ run }: { run: RunDetail }) {
       {error.message === undefined
         ? (
           <p class="quiet">
-            The message is not recorded. The setting <code>record</code> says what is.
+            The message is not recorded. The setting <code>record</code> determines what is recorded.
           </p>
         )
         : <pre>{visible(error.message)}</pre>}
