@@ -136,7 +136,8 @@ def test_gateway_of_the_public_implementation_is_understood(tmp_path: Path) -> N
     }
     with foreign_gateway(bodies) as url:
         done = hutch("tools", "search", "issue", "-g", url, cwd=tmp_path)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "0.90  github__create_issue\n", "")
+        assert done.returncode == 0
+        assert done.stdout.split(maxsplit=1) == ["github__create_issue", "Creates an issue.\n"]
         done = hutch("tools", "search", "issue", "-g", url, "--json", cwd=tmp_path)
         assert json.loads(done.stdout) == found
         done = hutch("tools", "types", "--filter", "github", "-g", url, cwd=tmp_path)
@@ -181,10 +182,14 @@ def test_env_prints_an_export_for_a_shell(variables: dict[str, str], url: str, t
 
 def test_tools_are_listed_found_and_described(env: str) -> None:
     listed = hutch("tools", "list", "--filter", "github").stdout.splitlines()
-    assert [line.split()[0] for line in listed] == ["github__create_issue", "github__get_issue"]
+    assert [line.split()[0] for line in listed] == ["tools.github.createIssue", "tools.github.getIssue"]
     assert listed[0].endswith("Creates an issue.")
+    assert hutch("tools", "list", "--filter", "tools.github.getIssue").stdout.splitlines() == listed[1:]
     [found, *_] = hutch("tools", "search", "creat isue").stdout.splitlines()
-    assert found.split()[1] == "github__create_issue"
+    assert found == listed[0]
+    scored, reason, *_ = hutch("tools", "search", "--scores", "creat isue").stdout.splitlines()
+    assert float(scored.split()[0]) > 0
+    assert "in its name" in reason
     nothing = hutch("tools", "search", "qqqqqqqq")
     assert (nothing.returncode, nothing.stdout) == (1, "")
     assert nothing.stderr == "hutch: nothing found; try other words\n"
@@ -208,8 +213,8 @@ def test_tools_need_no_running_gateway(tmp_path: Path) -> None:
     config = configure(tmp_path, {"github": stdio("tracker")})
     done = hutch("tools", "list", env={"HUTCH_MCP_CONFIG": config}, cwd=tmp_path)
     assert [line.split()[0] for line in done.stdout.splitlines()] == [
-        "github__create_issue",
-        "github__get_issue",
+        "tools.github.createIssue",
+        "tools.github.getIssue",
     ]
 
 

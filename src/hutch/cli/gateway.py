@@ -80,22 +80,28 @@ def list_tools(url: str | None, tool_filter: str | None, *, json: bool) -> int:
     if json:
         print_json(msgspec.json.encode(tools.json))
     for tool in () if json else tools.value:
-        description = (tool.description or "").strip().split("\n")[0]
-        print_line(f"{tool.name:40} {_clip(description)}")
+        print_line(f"{tool.shown_name:40} {_summary(tool)}")
     return 0
+
+
+def _summary(tool: ListedTool) -> str:
+    return _clip((tool.description or "").strip().split("\n")[0])
 
 
 def _clip(text: str) -> str:
     return text if len(text) <= _MAX_DESCRIPTION_CHARS else f"{text[: _MAX_DESCRIPTION_CHARS - 2].rstrip()} …"
 
 
-def search_tools(url: str | None, query: str, limit: int, *, json: bool) -> int:
+def search_tools(url: str | None, query: str, limit: int, *, scores: bool, json: bool) -> int:
     """Prints the tools that match a query. Returns 1 if nothing is found."""
     matches, why_none = event_loop.run_async(_search(url, query, limit))
     if json:
         print_json(msgspec.json.encode(matches.json))
     for match in () if json else matches.value:
-        print_line(f"{match.score:.2f}  {match.tool.name}   {match.reason or ''}".rstrip())
+        score = f"{match.score:.2f}  " if scores else ""
+        print_line(f"{score}{match.tool.shown_name:40} {_summary(match.tool)}".rstrip())
+        if scores and match.reason:
+            print_line(f"      {match.reason}")
     if not matches.value:
         print_note(why_none)
     return 0 if matches.value else 1

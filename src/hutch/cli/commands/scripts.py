@@ -204,16 +204,17 @@ def list_tools(tool_filter: str | None, gateway_url: str | None, json: bool) -> 
 @tools.command(epilog="\b\nExample:\n  hutch tools search 'create an issue'\n")
 @click.argument("query")
 @click.option("--limit", type=int, default=5, show_default=True, metavar="N", help="Maximum number.")
+@click.option("--scores", is_flag=True, help="Show scores and the reasons for them.")
 @gateway_option
 @json_option
-def search(query: str, limit: int, gateway_url: str | None, json: bool) -> int:
+def search(query: str, limit: int, scores: bool, gateway_url: str | None, json: bool) -> int:
     """Search for tools, best matches first.
 
     Exits with 1 if nothing is found.
     """
     from hutch.cli.gateway import search_tools
 
-    return search_tools(gateway_url, query, limit, json=json)
+    return search_tools(gateway_url, query, limit, scores=scores, json=json)
 
 
 @tools.command(epilog="\b\nExample:\n  hutch tools types --compact --filter github\n")

@@ -22,10 +22,16 @@ class ListedTool(msgspec.Struct, frozen=True, rename="camel"):
     server_name: str | None = None
     tool_name: str | None = None
     description: str | None = None
+    script_name: str | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
             raise ValueError("Object missing required field `qualifiedName`")
+
+    @property
+    def shown_name(self) -> str:
+        """The function in scripts. Other gateways report only the qualified name."""
+        return self.script_name or self.name
 
     @property
     def name(self) -> str:

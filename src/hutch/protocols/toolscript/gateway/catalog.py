@@ -152,8 +152,8 @@ class Catalog:
         return self._original.get((server, tool))
 
     def filtered(self, only: str | None) -> Catalog:
-        """Returns the entries that match a filter such as `server,server__tool`. An empty filter selects
-        everything. The names of the entries do not change.
+        """Returns the entries that match a filter such as `server,server__tool,tools.server.tool`. An empty
+        filter selects everything. The names of the entries do not change.
         """
         names = set(filter_items(only))
         if not names:
@@ -173,8 +173,12 @@ def filter_items(only: str | None) -> list[str]:
 
 
 def _filter_names(entry: CatalogEntry) -> tuple[str, ...]:
-    in_script = f"{entry.namespace}__{entry.member}"
-    return entry.server, entry.namespace, entry.qualified, f"{entry.server}__{entry.tool}", in_script
+    namespace, in_script = entry.namespace, f"{entry.namespace}.{entry.member}"
+    return (
+        *(entry.server, namespace, f"tools.{namespace}"),
+        *(entry.qualified, f"{entry.server}__{entry.tool}", f"{namespace}__{entry.member}"),
+        *(in_script, f"tools.{in_script}"),
+    )
 
 
 def _entry(tool: ToolInfo, namespace: str, member: str, taken: dict[str, int]) -> CatalogEntry:
