@@ -164,6 +164,7 @@ def test_served_document_has_the_limits_of_the_server(api: OpenApiChecker) -> No
         ("POST", "/console/links", None, None, 200),
         ("GET", "/console/overview", None, None, 200),
         ("GET", "/console/system", None, None, 200),
+        ("POST", "/console/doctor", None, None, 200),
         ("POST", "/console/users", None, {"name": ""}, 400),
         ("GET", "/console/users/{name}", "/console/users/none", None, 404),
         ("DELETE", "/console/keys/{id}", "/console/keys/none", None, 404),

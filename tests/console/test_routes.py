@@ -166,6 +166,8 @@ def test_user_signs_in_and_does_not_see_the_operators_data(home: str, browser: h
     assert (session["role"], session["user"]) == ("user", "bo")
     assert browser.get("/console/overview").status_code == 403
     assert browser.get("/console/system").status_code == 403
+    headers = {"X-Hutch-Csrf": session["csrf"]}
+    assert browser.post("/console/doctor", headers=headers).status_code == 403
 
 
 @pytest.mark.parametrize("body", [{}, {"key": 3}, {"key": ""}, {"link": ["x"]}])

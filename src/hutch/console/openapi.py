@@ -236,6 +236,23 @@ def _console_paths() -> Json:
             "get": _OPERATOR
             | _operation("Shows isolation, self-test, versions and settings in force", ref("System"))
         },
+        "/console/doctor": {
+            "post": _OPERATOR
+            | _operation(
+                "Checks the machine as `hutch doctor` does, which takes some seconds",
+                object_of(
+                    {
+                        "healthy": FLAG,
+                        "isolation": {"type": ["string", "null"]},
+                        "findings": {
+                            "type": "array",
+                            "items": object_of(dict.fromkeys(("name", "state", "found", "todo"), TEXT)),
+                        },
+                    }
+                ),
+                ("BUSY",),
+            )
+        },
         "/console/packages": {
             "get": _OPERATOR
             | _operation(

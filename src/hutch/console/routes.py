@@ -26,6 +26,7 @@ from hutch.http.errors import ERROR_KINDS, ApiError, Refusal
 from hutch.http.requests import JsonBodyReader
 from hutch.http.sse import encode_event, event_stream
 from hutch.kernel.fair_use import FairUse
+from hutch.sandbox.selftest.doctor import examine_machine
 from hutch.sandbox.selftest.result import SelfTestResult
 from hutch.settings import SECRETS, Settings
 
@@ -81,6 +82,7 @@ def routes(services: ConsoleServices, access: AccessControl) -> list[BaseRoute]:
         operator.route("/console/overview/events", GET=handlers.overview_events),
         scripts.route("/console/check", POST=handlers.check),
         operator.route("/console/system", GET=handlers.system),
+        operator.route("/console/doctor", POST=handlers.doctor),
         *tool_catalog.routes(services.catalog, operator, bodies),
         *accounts.routes(
             services.storage,
@@ -96,6 +98,7 @@ class ConsoleHandlers:
         self._services = services
         self._access = access
         self._bodies = bodies
+        self._examining = asyncio.Lock()
 
     async def check_account_access(self, context: RequestContext) -> None:
         """Allows only the operator to manage users, and no changes on a server without a key. There, every
@@ -221,6 +224,15 @@ class ConsoleHandlers:
                 ],
             }
         )
+
+    async def doctor(self, context: RequestContext) -> Response:
+        """Checks the machine as `hutch doctor` does, which takes some seconds."""
+        if self._examining.locked():
+            message = "The machine is being checked already. Try again in a few seconds."
+            raise ApiError("busy", message, headers={"Retry-After": "3"})
+        async with self._examining:
+            report = await asyncio.to_thread(examine_machine, self._services.settings)
+        return Response(report.json(), media_type="application/json")
 
 
 def _shown(settings: Settings, name: str) -> Any:

@@ -31,10 +31,12 @@ def test_newcomer_runs_the_example_and_finds_the_line_of_a_tool_call(
     server: ServeProcess, open_page: OpenPage
 ) -> None:
     page = open_page(server.url)
-    page.get_by_role("main").get_by_role("link", name="playground").click()
+    page.get_by_role("link", name="Run a snippet").click()
     expect(page.get_by_label("Code", exact=True)).to_contain_text("tools.shop.order")
     page.get_by_role("button", name="Run", exact=True).click()
     expect(page.get_by_text("Tool calls (5)")).to_be_visible()
+    page.locator("summary").filter(has_text="tools.shop.order").click()
+    expect(page.locator(".call-list details[open] .code").first).to_contain_text('"article": "lamp"')
     page.get_by_role("link", name="Timeline").click()
     page.get_by_role("button", name=re.compile("^order lamp")).click()
     expect(page.locator(".line-focus")).to_contain_text("tools.shop.order")

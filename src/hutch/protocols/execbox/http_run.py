@@ -196,7 +196,9 @@ class RunHandler:
 
         def add(event: RunEvent) -> None:
             name: Any = event.__struct_config__.tag
-            buffer.add(encode_event(name, event_json(event, run.id, values=False)))
+            # Values are sent if they are recorded, too.
+            shows_values = run.timeline is not None and run.timeline.keeps_values
+            buffer.add(encode_event(name, event_json(event, run.id, values=shows_values)))
 
         run.listeners.append(add)
         ending = self._run(execution, run, execute)

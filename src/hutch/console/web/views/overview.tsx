@@ -211,7 +211,7 @@ function Outcomes({ outcomes }: { outcomes: Record<string, number> }) {
   const total = rows.reduce((sum, [, count]) => sum + count, 0);
   if (!total) {
     return (
-      <Empty title="Nothing has run yet">
+      <Empty title="Nothing has run since the start">
         <p>
           Run code in the <a href="#/playground">playground</a>, or <a href="#/connect">connect</a> a client.
         </p>

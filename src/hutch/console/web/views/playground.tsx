@@ -21,10 +21,11 @@ interface Draft {
   inputs: string;
   engine: string;
   timeout: string;
+  memory: string;
 }
 
 function storedDraft(): Draft {
-  const empty = { code: FIRST.code, inputs: "", engine: "quickjs", timeout: "" };
+  const empty = { code: FIRST.code, inputs: "", engine: "quickjs", timeout: "", memory: "" };
   try {
     return { ...empty, ...JSON.parse(localStorage.getItem(STORED) ?? "{}") };
   } catch {
@@ -79,8 +80,16 @@ export default function Playground() {
       setProblem(`Time limit: expected seconds, got "${draft.timeout}".`);
       return;
     }
+    const mebibytes = Number(draft.memory);
+    if (draft.memory && !(mebibytes > 0)) {
+      setProblem(`Memory limit: expected MiB, got "${draft.memory}".`);
+      return;
+    }
     setProblem("");
-    const limits = seconds > 0 ? { timeout_ms: seconds * 1_000 } : undefined;
+    const limits = {
+      ...(seconds > 0 && { timeout_ms: seconds * 1_000 }),
+      ...(mebibytes > 0 && { memory_limit_bytes: Math.round(mebibytes * 2 ** 20) }),
+    };
     run({ code: draft.code, engine: draft.engine, inputs, limits, label: "playground", record: "full" });
   };
   const running = progress.value?.state === "running";
@@ -137,11 +146,20 @@ export default function Playground() {
                     onInput={(event) => change({ inputs: event.currentTarget.value })}
                   />
                 </Field>
-                <Field label="Time limit (seconds)" hint="Empty for the server's default.">
+                <Field label="Time limit (seconds)">
                   <input
                     inputMode="decimal"
+                    placeholder="default"
                     value={draft.timeout}
                     onInput={(event) => change({ timeout: event.currentTarget.value })}
+                  />
+                </Field>
+                <Field label="Memory limit (MiB)">
+                  <input
+                    inputMode="decimal"
+                    placeholder="default"
+                    value={draft.memory}
+                    onInput={(event) => change({ memory: event.currentTarget.value })}
                   />
                 </Field>
               </div>
@@ -204,13 +222,24 @@ function Output({ progress }: { progress?: RunProgress }) {
                   <summary>
                     <Badge state={call.ok === undefined ? "running" : call.ok ? "ok" : "failed"} />
                     <code>{visible([call.provider, call.tool].filter(Boolean).join("."))}</code>
+                    <span class="call-argument">{visible(firstArgument(call.input))}</span>
                     {call.line ? <span class="quiet">line {call.line}</span> : null}
                     <span class="quiet call-time">
                       {call.ok === undefined ? "…" : formatDuration(call.duration_ms)}
                     </span>
                   </summary>
-                  {call.input !== undefined && <Json value={call.input} />}
-                  {call.output !== undefined && <Json value={call.output} />}
+                  {call.input !== undefined && (
+                    <>
+                      <h4>Arguments</h4>
+                      <Json value={call.input} />
+                    </>
+                  )}
+                  {call.output !== undefined && (
+                    <>
+                      <h4>Result</h4>
+                      <Json value={call.output} />
+                    </>
+                  )}
                 </details>
               </li>
             ))}
@@ -226,6 +255,14 @@ function Output({ progress }: { progress?: RunProgress }) {
       )}
     </div>
   );
+}
+
+/** Returns the first argument, to tell several calls of one tool apart. */
+function firstArgument(input: unknown): string {
+  const values = typeof input === "object" && input !== null ? Object.values(input) : [input];
+  const first = values.find((value) => typeof value === "string" || typeof value === "number");
+  const text = String(first ?? "");
+  return text.length > 30 ? `${text.slice(0, 29)}…` : text;
 }
 
 interface ResultFile {

@@ -1,8 +1,9 @@
 /** Versions, the self-test of the sandbox, and every setting in force. */
 
 import { useState } from "preact/hooks";
+import { post } from "../api.ts";
 import { visible } from "../format.ts";
-import { Badge, Card, ErrorNote, Page } from "../ui/basics.tsx";
+import { Badge, Button, Card, ErrorNote, Page } from "../ui/basics.tsx";
 import { useData } from "../ui/load.ts";
 
 interface Setting {
@@ -35,24 +36,27 @@ export default function System() {
   return (
     <Page title="System">
       <div class="grid">
-        <Card title="Isolation">
-          <dl class="facts">
-            <dt>Isolation</dt>
-            <dd>
-              <Badge state={data.isolation === "container" ? "ok" : "weak"}>{data.isolation}</Badge>
-            </dd>
-            <dt>System call filter</dt>
-            <dd>{selfTest.seccomp ? "on" : "off"}</dd>
-            <dt>Control groups</dt>
-            <dd>{selfTest.cgroup ?? "none"}</dd>
-            <dt>Hutch</dt>
-            <dd>{data.version}</dd>
-            <dt>Deno</dt>
-            <dd>{data.deno}</dd>
-            <dt>bubblewrap</dt>
-            <dd>{selfTest.bwrap ?? "not installed"}</dd>
-          </dl>
-        </Card>
+        <div class="column">
+          <Card title="Isolation">
+            <dl class="facts">
+              <dt>Isolation</dt>
+              <dd>
+                <Badge state={data.isolation === "container" ? "ok" : "weak"}>{data.isolation}</Badge>
+              </dd>
+              <dt>System call filter</dt>
+              <dd>{selfTest.seccomp ? "on" : "off"}</dd>
+              <dt>Control groups</dt>
+              <dd>{selfTest.cgroup ?? "none"}</dd>
+              <dt>Hutch</dt>
+              <dd>{data.version}</dd>
+              <dt>Deno</dt>
+              <dd>{data.deno}</dd>
+              <dt>bubblewrap</dt>
+              <dd>{selfTest.bwrap ?? "not installed"}</dd>
+            </dl>
+          </Card>
+          <Doctor />
+        </div>
         <Card title="Self-test of the jail">
           <table class="table narrow-rows">
             <tbody>
@@ -73,6 +77,65 @@ export default function System() {
       </div>
       <Settings settings={data.settings} />
     </Page>
+  );
+}
+
+interface Finding {
+  name: string;
+  state: "ok" | "weak" | "missing";
+  found: string;
+  todo: string;
+}
+
+const FINDING_STATES = { ok: "ok", weak: "waiting", missing: "failed" };
+
+/** Checks the machine again, and says what to do about each problem. */
+function Doctor() {
+  const [findings, setFindings] = useState<Finding[]>();
+  const [error, setError] = useState<unknown>();
+  const [isRunning, setIsRunning] = useState(false);
+  const check = async () => {
+    setIsRunning(true);
+    setError(undefined);
+    await post<{ findings: Finding[] }>("/console/doctor").then(
+      ({ findings }) => setFindings(findings),
+      setError,
+    );
+    setIsRunning(false);
+  };
+  const problems = findings?.filter(({ state, todo }) => state !== "ok" || todo) ?? [];
+  return (
+    <Card
+      title="Doctor"
+      actions={
+        <Button small onClick={check} disabled={isRunning}>{isRunning ? "Checking…" : "Check now"}</Button>
+      }
+    >
+      {error !== undefined && <ErrorNote error={error} />}
+      {!findings && (
+        <p class="quiet">
+          Checks this machine anew, as the command <code>hutch doctor</code> does.
+        </p>
+      )}
+      {findings && !problems.length && <p>All {findings.length} checks are fine.</p>}
+      {problems.length > 0 && (
+        <table class="table narrow-rows">
+          <tbody>
+            {problems.map(({ name, state, found, todo }) => (
+              <tr key={name}>
+                <td>
+                  <Badge state={FINDING_STATES[state] ?? "failed"}>{state}</Badge>
+                </td>
+                <td class="name">{name}</td>
+                <td>
+                  {visible(found)} {todo && <p class="quiet">{visible(todo)}</p>}
+                </td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      )}
+    </Card>
   );
 }
 
