@@ -14,6 +14,7 @@ COMMANDS = [
     "auth",
     "backup",
     "check",
+    "cluster",
     "config",
     "console",
     "credential",
@@ -37,6 +38,7 @@ COMMANDS = [
     "trust",
     "user",
     "vault",
+    "worker",
 ]
 GROUPS = {
     "runs": ["cancel", "export", "list", "replay", "show", "tail"],
@@ -76,6 +78,7 @@ GROUPS = {
     "key": ["add", "list", "quota", "remove", "revoke", "show"],
     "credential": ["import", "list", "remove", "set", "show"],
     "vault": ["rotate", "status"],
+    "cluster": ["status"],
 }
 
 

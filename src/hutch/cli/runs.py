@@ -31,7 +31,7 @@ from hutch.vault import flow_keys
 T = TypeVar("T")
 MAX_SHOWN_CHARS = 100
 _MIN_ID_CHARS = 6
-# Longer ids are cut on a terminal, which has no room for them.
+# On a terminal, longer ids are cut, because they do not fit into a line.
 _MAX_SHOWN_ID_CHARS = 14
 EXPORT_PAGE = 500
 MAX_SEARCHES = 20

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from hutch.errors import ExecutionError, HutchError, InvalidExecution, QuotaExceeded, RateLimited
-from hutch.kernel.durable.call_gate import CallGate
+from hutch.kernel.durable.held_calls import HeldCalls
 from hutch.kernel.execution import CheckCode, Execution, Recorder
 from hutch.kernel.fair_use import FairUse
 from hutch.kernel.placement import Placement
@@ -239,22 +239,24 @@ class Kernel:
                 return prepared
             if prepared is not None:
                 execution = msgspec.structs.replace(execution, code="", job=prepared)
-        gate = None
+        held_calls = None
         if execution.stores_calls and self.on_checkpoint is not None and self._max_saved_bytes(execution):
-            run.before_call = gate = CallGate(run)
+            run.before_call = held_calls = HeldCalls(run)
         result = await self._attempt(execution, run)
         if not result.ok:
             result = await self._retry(execution, run, result)
         while (session := run.session) is not None and session.saved is not None:
-            load = await self._checkpoint(execution, run, gate) if session.tool_calls.is_running else None
+            load = (
+                await self._checkpoint(execution, run, held_calls) if session.tool_calls.is_running else None
+            )
             can_continue = await session.wait_for_replies(lambda: run.must_suspend)
             if not can_continue or (run.must_suspend and session.saved is not None):
                 assert session.result is not None
                 return session.result
             # Other tools have returned since the guest was suspended, so it can continue immediately.
             assert session.saved is not None
-            if gate is not None:
-                gate.close()
+            if held_calls is not None:
+                held_calls.hold()
             try:
                 saved = session.saved if load is None else await load(session.saved)
                 execution = msgspec.structs.replace(execution, saved=saved, answers={})
@@ -273,14 +275,14 @@ class Kernel:
         return result
 
     async def _checkpoint(
-        self, execution: Execution, run: RunHandle, gate: CallGate | None
+        self, execution: Execution, run: RunHandle, held_calls: HeldCalls | None
     ) -> LoadSaved | None:
-        """Stores a run that waits for running tools, if its caller wants that, or for a gate, which is opened
-        then. Returns a function that loads the state again; None if the state is in memory.
+        """Stores a run that waits for running tools, if its caller wants that or if calls are held, which are
+        released then. Returns a function that loads the state again; None if the state is in memory.
         """
         if self.on_checkpoint is None:
             return None
-        if gate is None and (not self._max_wait_seconds(execution) or run.must_suspend):
+        if held_calls is None and (not self._max_wait_seconds(execution) or run.must_suspend):
             return None
         saving = asyncio.ensure_future(self.on_checkpoint(execution, run))
         try:
@@ -292,12 +294,12 @@ class Kernel:
         except HutchError as error:
             # The run continues without a checkpoint.
             logger.warning("the run %s could not be stored while it waits: %s", run.id, error)
-            if gate is not None:
-                gate.fail(str(error))
+            if held_calls is not None:
+                held_calls.fail(str(error))
             return None
-        if gate is not None:
+        if held_calls is not None:
             # Most calls end soon, so the state stays in memory.
-            gate.open()
+            held_calls.release()
             return None
         if run.session is not None and run.session.saved is not None:
             run.session.forget_memory()

@@ -206,8 +206,8 @@ async def session_is_dropped(h: hutch.Hutch, session_id: str) -> None:
     slot = (await h._stateful_sessions())._slots["default", session_id]
     assert slot.live is not None
     slot.live.is_changed = True
-    assert slot.keeper is not None
-    await slot.keeper
+    assert slot.saving_task is not None
+    await slot.saving_task
 
 
 async def test_altered_states_are_refused(first: hutch.Hutch) -> None:

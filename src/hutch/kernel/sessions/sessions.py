@@ -74,7 +74,7 @@ class _Slot:
         self.users = 0
         self.live: LiveSession | None = None
         """None while this process does not hold the session."""
-        self.keeper: asyncio.Task[None] | None = None
+        self.saving_task: asyncio.Task[None] | None = None
 
 
 class Sessions:
@@ -223,10 +223,10 @@ class Sessions:
                 await self._save(slot, release=True)
             except HutchError as error:
                 logger.warning("a session could not be stored, so its last turns are lost: %s", error)
-        keepers = [slot.keeper for slot in slots if slot.keeper is not None]
-        for keeper in keepers:
-            keeper.cancel()
-        await asyncio.gather(*keepers, *self._saving, return_exceptions=True)
+        saving_tasks = [slot.saving_task for slot in slots if slot.saving_task is not None]
+        for task in saving_tasks:
+            task.cancel()
+        await asyncio.gather(*saving_tasks, *self._saving, return_exceptions=True)
 
     # --- holding a session ---
 
@@ -267,9 +267,9 @@ class Sessions:
 
     def _hold(self, slot: _Slot, live: LiveSession, session_id: str) -> None:
         slot.live = live
-        if slot.keeper is None or slot.keeper.done():
-            keeper = self._keep(live.row.owner, session_id, slot)
-            slot.keeper = asyncio.get_running_loop().create_task(keeper)
+        if slot.saving_task is None or slot.saving_task.done():
+            saving = self._save_regularly(live.row.owner, session_id, slot)
+            slot.saving_task = asyncio.get_running_loop().create_task(saving)
 
     async def _take(
         self, owner: str, session_id: str, known: LiveSession | None, *, create: bool
@@ -368,7 +368,7 @@ class Sessions:
 
     # --- storing ---
 
-    async def _keep(self, owner: str, session_id: str, slot: _Slot) -> None:
+    async def _save_regularly(self, owner: str, session_id: str, slot: _Slot) -> None:
         """Stores a session after its turns, keeps it reserved while a turn runs, and releases it when it is
         idle.
         """

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.kernel.durable.test_crash_points import DyingTable
+from tests.support.waiting import eventually
 
 from hutch.app.app import App
 from hutch.errors import ResumeError, StoreError
@@ -104,6 +105,10 @@ async def test_killed_run_continues_inside_and_repeats_no_call(
     )
     running = asyncio.ensure_future(first.kernel.run(notes.execution(code), run))
     await notes.reached.wait()
+    session = run.session
+    assert session is not None
+    # The result of "left" is stored before the guest gets it.
+    await eventually(lambda: len(session.tool_calls.open_tools()) == 1)
     # From here on, the first process counts as dead. It hangs in the call.
     other = Notes()
     result = await resume(second, run.id, other)
