@@ -219,9 +219,7 @@ def show_run(run_id: str, url: str | None, key_env: str, *, as_json: bool) -> in
     if as_json:
         print_json_value(run)
         return 0
-    # A flow run has a state, such as `waiting`, which says more than its status.
-    state = "state" if "state" in run else "status"
-    for name in ("run_id", state, "outcome", "protocol", "label", "engine", "created_at", "parent_run_id"):
+    for name in ("run_id", "state", "outcome", "protocol", "label", "engine", "created_at", "parent_run_id"):
         if run.get(name) is not None:
             print_line(f"{name:14} {run[name]}")
     if waits := _waits_for(run):

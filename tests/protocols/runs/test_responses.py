@@ -12,4 +12,5 @@ def test_only_the_details_of_a_run_in_progress_have_the_hash_of_its_code() -> No
     """The hash takes 1 to 3 ms for code of a megabyte, and hundreds of runs can wait."""
     active = ActiveRun(Execution(code="1", profile=profile_for("quickjs")), RunHandle())
     assert "code_hash" not in active.details
+    assert (active.entry["state"], active.detail()["state"]) == ("pending", "pending")
     assert active.detail()["code_hash"] == hashlib.sha256(b"1").hexdigest()

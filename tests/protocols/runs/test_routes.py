@@ -80,6 +80,7 @@ async def test_run_is_recorded_with_code_values_calls_and_times(
     await run(execbox, "a", CODE, 6)
     entry = await newest(operator)
     assert (entry["status"], entry["protocol"], entry["owner"]) == ("completed", "execbox", "key")
+    assert entry["state"] == "completed"
     response = await operator.get(f"/runs/{entry['run_id']}")
     detail = response.json()
     assert (detail["code"], detail["inputs"], detail["output"]) == (CODE, {"n": 4}, 10)
@@ -174,7 +175,7 @@ async def test_cancel_stops_a_run_and_its_outcome_says_so(
     assert (await operator.post(f"/runs/{entry['run_id']}/cancel")).json()["ok"] is True
     await execbox.end("c")
     ended = (await operator.get(f"/runs/{entry['run_id']}")).json()
-    assert (ended["status"], ended["outcome"]) == ("failed", "cancelled")
+    assert (ended["state"], ended["status"], ended["outcome"]) == ("cancelled", "failed", "cancelled")
     again = await operator.post(f"/runs/{entry['run_id']}/cancel")
     assert (again.status_code, again.json()["error"]["message"]) == (
         409,

@@ -357,6 +357,7 @@ def _common() -> Json:
         "owner_name": _TEXT_OR_NULL,
         "label": _TEXT_OR_NULL,
         "engine": TEXT,
+        "state": {**TEXT, "description": "As `status`, or a state of a flow run"},
         "status": _STATUS,
         "outcome": {"type": ["string", "null"], "description": "`ok` or an error code"},
         "error": {"oneOf": [{"type": "null"}, ref("RunError")]},

@@ -52,8 +52,10 @@ class QueuedRun:
         )
         is_running = row.state == "running"
         self._details = {"started_at": _time(row.started_at) if is_running else None, "ended_at": None}
+        state = "running" if is_running else "pending"
         self._open = {
-            "status": "running" if is_running else "pending",
+            "state": state,
+            "status": state,
             "outcome": None,
             "duration_ms": None,
             "recorded": None,

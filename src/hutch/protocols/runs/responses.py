@@ -28,7 +28,7 @@ def ended_entry(row: RunRow, details: Mapping[str, Any]) -> dict[str, Any]:
     is_flow = "completed_steps" in details
     status = status_of(row.outcome)
     state = row.outcome if row.outcome == "cancelled" else status
-    flow = {"flow": row.label, "version": details.get("version"), "state": state} if is_flow else {}
+    flow = {"flow": row.label, "version": details.get("version")} if is_flow else {}
     return {
         "run_id": row.run_id,
         "kind": "flow" if is_flow else "execution",
@@ -37,6 +37,7 @@ def ended_entry(row: RunRow, details: Mapping[str, Any]) -> dict[str, Any]:
         "owner_name": None,
         "label": row.label,
         "engine": row.engine,
+        "state": state,
         "status": status,
         "outcome": row.outcome,
         "error": None if is_ok else _short_error(row, details),
@@ -165,9 +166,11 @@ class ActiveRun:
             parent_run_id=execution.parent_run_id,
         )
         self.row = row
+        state = "running" if run.has_started else "pending"
         self.entry: dict[str, Any] = {
             **ended_entry(row, self.details),
-            "status": "running" if run.has_started else "pending",
+            "state": state,
+            "status": state,
             "outcome": None,
             "duration_ms": None,
             "recorded": None,
@@ -186,7 +189,8 @@ class ActiveRun:
         return {**ended_detail(self.row, details, content), **self.entry_overrides()}
 
     def entry_overrides(self) -> dict[str, Any]:
-        return {name: self.entry[name] for name in ("status", "outcome", "duration_ms", "recorded")}
+        names = ("state", "status", "outcome", "duration_ms", "recorded")
+        return {name: self.entry[name] for name in names}
 
 
 def timestamp(seconds: float) -> str:
