@@ -223,6 +223,8 @@ class Kernel:
         """Starts one runner in advance if there is capacity. With `only_first`, only if no runner exists or
         is starting.
         """
+        if self.placement is not None:
+            return
         stats = self.pool.stats()
         if not only_first or not (stats.processes or stats.starting):
             self.pool.prestart(profile)
@@ -318,7 +320,7 @@ class Kernel:
                 if retries >= MAX_RETRIES:
                     break
                 retries += 1
-            run.session = None
+            run.session = run.open_calls = None
             result = await self._attempt(execution, run)
             run.retries = retries
         return result
@@ -329,7 +331,10 @@ class Kernel:
         """
         calls_before = 0 if execution.saved is None else execution.saved.call_count
         # A lost session has cancelled the tools that ran when the run was suspended.
-        has_called = run.call_count > calls_before or run.open_calls is not None
+        has_lost_calls = run.open_calls is not None and not (
+            run.session is not None and run.session.can_repeat
+        )
+        has_called = run.call_count > calls_before or has_lost_calls
         if run.session is None or not run.lost_runner or has_called or self.pool.is_closed:
             return False
         spec = execution.profile.engine_spec

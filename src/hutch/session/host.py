@@ -68,6 +68,10 @@ class Session:
     """True if the runner's machine had no place for the execution, so that nothing has happened."""
     may_restart = False
     """True if the session was lost with its machine, and starting the guest again does no harm."""
+    can_repeat = False
+    """True if the session was lost with its machine while none of its tools ran, so that a suspended
+    execution can be continued again from the same state.
+    """
     relay: None = None
     """A session of another machine gets its lines here; see `RelayedSession`."""
     saved: SavedSession | None = None
@@ -556,6 +560,7 @@ class Session:
             return
         self.lost, self.may_restart = True, may_restart
         running = [] if self._calls is None else self._calls.running()
+        self.can_repeat = not running
         self._settle(WireError(code="interrupted", message=f"The run was interrupted: {reason}"))
         if running and self.result is not None:
             self.result = msgspec.structs.replace(self.result, calls=[*self.result.calls, *running])

@@ -1,0 +1,152 @@
+"""npm tools, toolscripts and the protocols of a server through its cluster."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import msgspec
+import pytest
+from tests.contract.tpmjs.harness import no_registry_env, tool
+from tests.npm.registry import Registry, run_registry
+from tests.support.clusters import SECRET, FrontApp, open_front, running_nats, running_worker
+from tests.support.flows import flow, node, running_runtime
+from tests.support.processes import ServeProcess, copy_selftest, descendants, is_runner, running_server
+from tests.support.toolscripts import IMPORT, configure, everything_entry
+
+import hutch
+from hutch.npm.package_spec import parse_spec
+from hutch.protocols.toolscript.checker.checker import Script
+from hutch.protocols.toolscript.execute import ScriptRequest
+from hutch.protocols.tpmjs.models import PackageToolCall, ToolOutcome
+
+GREET = """
+    console.log('greeting');
+    return `Hello ${params.name} from ${process.env.PLACE ?? 'nowhere'}`;
+"""
+
+
+@pytest.fixture(scope="module")
+def npm() -> Iterator[Registry]:
+    with run_registry() as registry, pytest.MonkeyPatch.context() as patch:
+        for name, value in {**no_registry_env(), "NPM_CONFIG_REGISTRY": registry.url}.items():
+            patch.setenv(name, value)
+        registry.publish("greet", "1.2.0", {"index.js": tool(GREET)})
+        registry.publish(
+            "fetches", "1.0.0", {"index.js": tool(f"return (await fetch('{registry.url}/greet')).status")}
+        )
+        yield registry
+
+
+@pytest.fixture(scope="module")
+def cluster(npm: Registry, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with running_nats() as nats:
+        allowed = f"127.0.0.1:{npm.port}"
+        env = {"HUTCH_EGRESS_ALLOW": allowed}
+        with running_worker(nats.url, tmp_path_factory.mktemp("worker"), **env):
+            yield nats.url
+
+
+@pytest.fixture(scope="module")
+async def front(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FrontApp]:
+    folder = tmp_path_factory.mktemp("front")
+    with everything_entry() as everything:
+        config = configure(folder, {"every": everything})
+        async with open_front(cluster, folder / "home", mcp_config=(config,), egress="none") as front:
+            yield front
+
+
+@pytest.fixture(scope="module")
+def server(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    env = {
+        "HUTCH_HOME": str(tmp_path_factory.mktemp("server")),
+        "HUTCH_CLUSTER_SECRET": SECRET,
+        "HUTCH_CLUSTER_LOCAL": "false",
+    }
+    with running_server("--cluster", cluster, **env) as server:
+        yield server
+
+
+async def call(front: FrontApp, package: str, **fields: Any) -> ToolOutcome:
+    request = PackageToolCall(
+        spec=parse_spec(*package.split(" ")),
+        name="tool",
+        params={"name": "Bo"},
+        caller="ann",
+        **{"env": {}, **fields},
+    )
+    return await front.app.tools.execute(request)
+
+
+async def test_worker_installs_a_package_and_runs_its_tool(front: FrontApp) -> None:
+    outcome = await call(front, "greet ^1.0.0", env={"PLACE": "the worker"})
+    assert outcome.failure is None
+    assert msgspec.json.decode(outcome.output_json or b"") == "Hello Bo from the worker"
+    assert (outcome.resolved_version, outcome.logs) == ("1.2.0", ["greeting"])
+    assert front.app.packages.list() == []
+
+
+async def test_egress_policy_of_the_worker_applies(front: FrontApp) -> None:
+    """The front's policy allows nothing, but the worker's allows the registry."""
+    outcome = await call(front, "fetches 1.0.0")
+    assert outcome.output_json == b"200"
+
+
+async def test_missing_package_has_the_error_of_the_worker(front: FrontApp) -> None:
+    outcome = await call(front, "missing-package")
+    assert outcome.failure is not None
+    assert (outcome.failure.code, outcome.output_json) == ("package_not_found", None)
+
+
+async def test_tool_is_described_by_the_worker(front: FrontApp) -> None:
+    request = PackageToolCall(spec=parse_spec("greet"), name="tool", params={}, env={}, caller="ann")
+    description, failure, version = await front.app.tools.describe(request)
+    assert failure is None
+    assert description is not None
+    assert (description.description, version) == ("made up", "1.2.0")
+
+
+async def test_script_calls_tools_through_the_gateway_of_the_front(front: FrontApp) -> None:
+    output: list[bytes] = []
+    code = f"{IMPORT}console.log('working'); return (await tools.every.add({{a: 20, b: 22}})).sum"
+    request = ScriptRequest(script=Script(code), on_output=lambda _, data: output.append(data))
+    result = await front.app.scripts.run(request, front.app.script_gateway)
+    assert (result.exit_code, result.value_json) == (0, "42"), (result, output)
+    assert b"".join(output) == b"working\n"
+
+
+async def test_exit_code_of_a_script_comes_from_the_worker(front: FrontApp) -> None:
+    request = ScriptRequest(script=Script("Deno.exit(3)"), check=False)
+    result = await front.app.scripts.run(request, front.app.script_gateway)
+    assert result.exit_code == 3
+
+
+async def test_server_of_a_cluster_serves_all_protocols(server: ServeProcess) -> None:
+    async with httpx2.AsyncClient(base_url=server.url, timeout=60) as http:
+        run = await http.post("/run", json={"code": "console.log('x'); 1 + 1"})
+        assert (run.json()["ok"], run.json()["result"]) == (True, 2)
+        body = {"packageName": "greet", "name": "tool", "params": {"name": "Bo"}}
+        executed = await http.post("/execute-tool", json=body)
+        assert executed.json()["output"] == "Hello Bo from nowhere"
+        metrics = (await http.get("/metrics")).text
+        assert 'hutch_wanted_places{kind="quickjs"} 0.0' in metrics
+        assert "hutch_workers 1.0" in metrics
+        assert "hutch_processes{" not in metrics
+    async with hutch.connect(server.execbox) as remote:
+
+        def double(n: int) -> int:
+            return 2 * n
+
+        result = await remote.run("return await tools.double({n: 21})", tools=[double])
+        assert result.result == 42
+
+
+def test_steps_of_flows_run_on_workers(cluster: str, tmp_path: Path) -> None:
+    copy_selftest(tmp_path)
+    env = {"HUTCH_HOME": str(tmp_path), "HUTCH_CLUSTER_URL": cluster, "HUTCH_CLUSTER_SECRET": SECRET}
+    with running_runtime(**env, HUTCH_CLUSTER_LOCAL="false") as runtime:
+        ended = runtime.run(flow([node("s", "code.run", code="async () => 7")]))
+        assert ended.outputs == {"s": 7}
+        assert not any(is_runner(pid, "quickjs.js") for pid in descendants(runtime.process.pid))
