@@ -25,6 +25,7 @@ CONNECT_SECONDS = 10.0
 """Time for which a starting process tries to reach NATS."""
 RECONNECT_SECONDS = 0.1
 PING_SECONDS = 2
+DISCARD_SECONDS = 0.2
 
 
 class ClusterUnavailable(HutchError):
@@ -50,6 +51,7 @@ class ClusterConnection:
         """Connects. Raises ClusterUnavailable, or SettingError if a setting is wrong."""
         from nats.aio.client import Client
         from nats.errors import Error as NatsError
+        from nats.errors import NoServersError
 
         options = _options(settings)
         connection: list[Self] = []
@@ -79,16 +81,18 @@ class ClusterConnection:
                     reconnected_cb=on_reconnect,
                     connect_timeout=3,
                     reconnect_time_wait=RECONNECT_SECONDS,  # type: ignore[arg-type]
-                    max_reconnect_attempts=-1,
+                    max_reconnect_attempts=1,
                     ping_interval=PING_SECONDS,
                     max_outstanding_pings=2,
                     allow_reconnect=False,
                     **options,
                 )
-                client.options["allow_reconnect"] = True
+                # Without these options, the first connection would be tried for ever.
+                client.options |= {"allow_reconnect": True, "max_reconnect_attempts": -1}
                 break
             except (NatsError, OSError, TimeoutError, ssl.SSLError) as error:
-                reason = last_error[0] if last_error and not str(error) else error
+                await _discard(client)
+                reason = last_error[0] if last_error and isinstance(error, NoServersError) else error
                 if _is_refusal(reason):
                     raise ClusterUnavailable(
                         f"NATS at {_shown(settings)} refused this machine: {_text(reason)}.",
@@ -166,6 +170,20 @@ class ClusterConnection:
         self._away_since = None
         for action in self.on_reconnect:
             action()
+
+
+async def _discard(client: Client) -> None:
+    """Closes the sockets of a client that could not sign in. Its own `close` leaves them open, or waits for
+    the server.
+    """
+    with contextlib.suppress(Exception):
+        async with asyncio.timeout(DISCARD_SECONDS):
+            await client.close()
+    for name in ("_io_writer", "_bare_io_writer"):
+        writer: asyncio.StreamWriter | None = getattr(client._transport, name, None)
+        if writer is not None:
+            writer.transport.abort()
+    await asyncio.sleep(0)
 
 
 def servers_of(settings: Settings) -> list[str]:
