@@ -210,6 +210,7 @@ class Storage:
                 logger.warning("cannot delete the usage of earlier days: %s", error)
             try:
                 await store.sessions.delete_expired(await now())
+                await store.recorded_calls.delete_expired(await now())
             except HutchError as error:
                 logger.warning("cannot delete expired sessions: %s", error)
             try:

@@ -50,6 +50,7 @@ TABLES = (
     "checkpoints",
     "checkpoint_parts",
     "pending_calls",
+    "recorded_calls",
     "sessions",
     "session_parts",
     "queued_runs",

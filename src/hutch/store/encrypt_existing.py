@@ -59,6 +59,7 @@ async def data_key_ids(database: Database) -> set[str]:
         ("checkpoints", "result"),
         ("pending_calls", "answer"),
         ("pending_calls", "question"),
+        ("recorded_calls", "answer"),
         ("session_parts", "data"),
         ("queued_runs", "request"),
         ("queued_runs", "webhook"),

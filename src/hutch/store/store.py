@@ -11,6 +11,7 @@ from hutch.store.tables.abilities import AbilityTable
 from hutch.store.tables.ability_shares import AbilityShareTable
 from hutch.store.tables.credentials import CredentialTable
 from hutch.store.tables.durable.checkpoints import CheckpointTable
+from hutch.store.tables.durable.recorded_calls import RecordedCallTable
 from hutch.store.tables.durable.running_runs import RunningRunTable
 from hutch.store.tables.durable.sessions import SessionTable
 from hutch.store.tables.flows import FlowTable
@@ -66,6 +67,7 @@ class Store:
         self.journal = JournalTable(database, encryption)
         self.checkpoints = CheckpointTable(database, encryption)
         self.running_runs = RunningRunTable(database)
+        self.recorded_calls = RecordedCallTable(database, encryption)
         self.sessions = SessionTable(database, encryption)
         self.queued_runs = QueuedRunTable(database, encryption)
         self.quotas = QuotaTable(database, self.write_behind)

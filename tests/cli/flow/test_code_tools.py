@@ -61,9 +61,8 @@ class FlowHome:
         self.env = {"HUTCH_HOME": str(home)}
         self._file = folder / "flow.json"
 
-    def start(self, code: str, run_id: str) -> subprocess.Popen[bytes]:
-        """Starts a flow whose processes a test kills."""
-        step = node("code", "code.run", code=NOTE + code, tools=["notes"])
+    def start(self, step: dict[str, Any], run_id: str) -> subprocess.Popen[bytes]:
+        """Starts a flow of one step, whose processes a test kills."""
         self._file.write_text(json.dumps(flow([step])))
         env = {**self.env, **REAL_RUNTIMES}
         command = ["flow", "run", str(self._file), "--run-id", run_id]
@@ -95,7 +94,7 @@ def test_runtime_that_was_killed_during_a_call_continues_inside_of_the_step(
 ) -> None:
     server = notes[0]
     server.calls = []
-    with home.start(HELD, "held") as process:
+    with home.start(node("code", "code.run", code=NOTE + HELD, tools=["notes"]), "held") as process:
         wait_until(lambda: server.calls == ["first", "held"])
         kill_runtime(process)
     server.released.set()
@@ -108,39 +107,65 @@ def test_runtime_that_was_killed_during_a_call_continues_inside_of_the_step(
     assert server.calls == ["first", "held", "last"]
 
 
-def test_runtime_that_was_killed_while_it_waits_for_an_approval_asks_again(
-    home: FlowHome, notes: tuple[Notes, str]
-) -> None:
-    server = notes[0]
-    server.calls = []
-
+def wait_for_question(home: FlowHome, run_id: str) -> None:
     def is_asking() -> bool:
         runs = json.loads(home.run("runs", "--json").stdout)
-        return any((run["run_id"], run.get("waiting_for")) == ("asked", ["code"]) for run in runs)
+        return any((run["run_id"], run.get("waiting_for")) == (run_id, ["code"]) for run in runs)
 
-    with home.start(ASKED, "asked") as process:
-        wait_until(is_asking)
-        kill_runtime(process)
-    assert server.calls == ["left"]
+    wait_until(is_asking)
+
+
+def resume_and_approve(home: FlowHome, run_id: str) -> tuple[int, str, str]:
+    """Resumes a flow whose step asks for an approval again. Returns the exit code, the output and the log."""
     env = {**home.env, **REAL_RUNTIMES}
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
-    with start_hutch(["flow", "resume", "asked"], env=env, **pipes) as process:
+    with start_hutch(["flow", "resume", run_id], env=env, text=True, **pipes) as process:
         assert process.stderr is not None
-        while b"asks for approval" not in process.stderr.readline():
-            pass
-        assert home.run("approve", "asked", "code").returncode == 0
-        output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
+        log = ""
+        while "asks for approval" not in log and (line := process.stderr.readline()):
+            log += line
+        if "asks for approval" in log:
+            # The question may be printed before it is stored.
+            wait_until(lambda: home.run("approve", run_id, "code").returncode == 0)
+        output, rest = process.communicate(timeout=TIMEOUT_SECONDS)
+    return process.returncode, output, log + rest
+
+
+SCRIPT = 'import { tools } from "toolscript";\n'
+
+
+@pytest.mark.parametrize(
+    ("kind", "params", "continued"),
+    [
+        ("code.run", {"code": NOTE + ASKED, "tools": ["notes"]}, "continues inside of the step"),
+        ("toolscript.run", {"code": SCRIPT + NOTE + ASKED}, "begins again with the recorded results"),
+    ],
+    ids=["quickjs", "script"],
+)
+def test_runtime_that_was_killed_while_it_waits_for_an_approval_asks_again(
+    home: FlowHome,
+    notes: tuple[Notes, str],
+    request: pytest.FixtureRequest,
+    kind: str,
+    params: dict[str, Any],
+    continued: str,
+) -> None:
+    server, run_id = notes[0], request.node.callspec.id
+    server.calls = []
+    with home.start(node("code", kind, **params), run_id) as process:
+        wait_for_question(home, run_id)
+        wait_until(lambda: server.calls == ["left"])
+        kill_runtime(process)
+    code, output, log = resume_and_approve(home, run_id)
+    assert code == 0, log
+    assert continued in log
     assert json.loads(output)["code"] == ["left", "book", "last"]
     assert server.calls == ["left", "book", "last"]
 
 
-@pytest.mark.parametrize(
-    ("tools", "expected"),
-    [(["note"], "did you mean notes?"), (["nothing"], "known servers: notes")],
-)
-def test_unknown_server_is_named(home: FlowHome, tmp_path: Path, tools: list[str], expected: str) -> None:
+def test_unknown_server_is_named(home: FlowHome, tmp_path: Path) -> None:
     file = tmp_path / "flow.json"
-    file.write_text(json.dumps(flow([node("code", "code.run", code="1", tools=tools)])))
+    file.write_text(json.dumps(flow([node("code", "code.run", code="1", tools=["note"])])))
     done = home.run("run", str(file))
     assert done.returncode != 0
-    assert expected in done.stderr
+    assert "there is no MCP server 'note'; did you mean notes?" in done.stderr

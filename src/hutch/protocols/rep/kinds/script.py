@@ -10,6 +10,7 @@ import msgspec
 
 from hutch.protocols.rep.kinds.code import remaining_ms
 from hutch.protocols.rep.kinds.registry import Call, Kind, StepFailed
+from hutch.protocols.rep.kinds.replayed_step import replayed_calls
 from hutch.protocols.rep.kinds.tool_approval import approve_through_step
 from hutch.protocols.toolscript.checker.checker import Script
 from hutch.protocols.toolscript.checker.diagnostics import InvalidScript
@@ -60,17 +61,24 @@ async def _run(call: Call) -> Any:
 
     try:
         script = await _script(params, call, services.scripts())
-        with approve_through_step(call, services.gateway()) as run_id:
-            request = ScriptRequest(
-                script=script,
-                args=tuple(params.args),
-                timeout_ms=min(remaining_ms(call), call.context.services.settings.max_timeout_ms),
-                check=params.check,
-                owner=call.context.owner,
-                run_id=run_id,
-                on_output=on_output,
-            )
-            outcome = await services.scripts().run(request, services.script_gateway())
+        key = [
+            script.name,
+            script.text,
+            *params.args,
+            *(part for file in script.files.items() for part in file),
+        ]
+        async with replayed_calls(call, services, key) as run_id:
+            with approve_through_step(call, services.gateway(), run_id):
+                request = ScriptRequest(
+                    script=script,
+                    args=tuple(params.args),
+                    timeout_ms=min(remaining_ms(call), call.context.services.settings.max_timeout_ms),
+                    check=params.check,
+                    owner=call.context.owner,
+                    run_id=run_id,
+                    on_output=on_output,
+                )
+                outcome = await services.scripts().run(request, services.script_gateway())
     except InvalidScript as refused:
         problems = [
             {"file": problem.file, "line": problem.line, "message": problem.message}

@@ -4,14 +4,13 @@ the step.
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from hutch.errors import HutchError
 from hutch.kernel.durable.suspended_runs import SUSPENDED, SuspendedRuns
 from hutch.kernel.execution import Execution
+from hutch.protocols.rep.kinds.replayed_step import attempt_id, can_store, replayed_calls
 from hutch.protocols.rep.kinds.tool_approval import approve_through_step, ask_through_step
 from hutch.session.run import RunHandle
 
@@ -24,21 +23,17 @@ if TYPE_CHECKING:
 
 async def run_with_tools(call: Call, services: StepServices, execution: Execution, log: Listener) -> Result:
     """Runs the code of a step, or continues it if an earlier process was killed in it. Approvals of its calls
-    are questions of the step.
+    are questions of the step. Code of another engine than quickjs begins again, with the recorded results of
+    its calls.
     """
     gateway = services.gateway()
-    try:
-        await services.store()
-    except HutchError:
-        # Then the flow cannot be resumed either.
-        is_stored = False
-    else:
-        is_stored = execution.profile.engine_spec.can_suspend
-    if not is_stored:
-        with approve_through_step(call, gateway) as run_id:
+    if execution.profile.engine_spec.can_suspend and await can_store(services):
+        step = _StoredStep(call, services.suspended_runs(), gateway, execution, log)
+        return await step.run(services)
+    key = execution.code, (execution.inputs or b"").decode()
+    async with replayed_calls(call, services, key) as run_id:
+        with approve_through_step(call, gateway, run_id):
             return await services.kernel.run(execution, RunHandle(id=run_id, listeners=[log]))
-    step = _StoredStep(call, services.suspended_runs(), gateway, execution, log)
-    return await step.run(services)
 
 
 class _StoredStep:
@@ -73,13 +68,9 @@ class _StoredStep:
         return result
 
     def _id(self, attempt: int) -> str:
-        """Returns the id of an attempt at the step, which is the same in all processes."""
-        call, execution = self._call, self._execution
+        execution = self._execution
         tools = ",".join(provider.name for provider in execution.providers)
-        names = (self._owner, call.context.run_id, call.step_id, str(attempt), execution.code, tools)
-        digest = hashlib.sha256("\0".join(names).encode("utf-8", "surrogatepass"))
-        digest.update(b"\0" + (execution.inputs or b""))
-        return digest.hexdigest()[:32]
+        return attempt_id(self._call, attempt, (execution.code, tools, (execution.inputs or b"").decode()))
 
     async def _forget(self) -> None:
         for attempt in range(self._call.attempt + 1):

@@ -19,6 +19,7 @@ from hutch.session.json_value import well_formed
 from hutch.telemetry.trace_context import current
 
 if TYPE_CHECKING:
+    from hutch.kernel.durable.call_replay import CallReplay
     from hutch.protocols.toolscript.gateway.search.index import SearchIndex, SearchResult
     from hutch.protocols.toolscript.gateway.stored_approvals import StoredApprovals
 
@@ -113,6 +114,8 @@ class Gateway:
         """Answers questions of tools; see `AskClient`."""
         self.on_call: list[Callable[[CompletedCall], None]] = []
         """Callbacks for every finished call of a known tool."""
+        self.replays: dict[str, CallReplay] = {}
+        """Recorded calls of runs that can be run again after a restart, by run id."""
         self._open_calls: dict[object, tuple[str | None, str]] = {}
         self._tools = tools
         self._snapshot: _CatalogSnapshot | None = None
@@ -234,12 +237,23 @@ class Gateway:
         span_id = None if trace is None else trace.span_id
         self._open_calls[key] = run, f"tools.{entry.namespace}.{entry.member}"
         try:
+            replay = None if run is None else self.replays.get(run)
+            if replay is not None:
+                ok, value = await replay.recorded_result(
+                    server, tool, arguments, is_idempotent=entry.idempotent
+                )
+                if ok:
+                    return value
             if not is_approved:
                 await self.approvals.check(server, tool, arguments, run)
             ask = {} if self.on_input is None else {"on_input": partial(self.on_input, server, tool, run)}
-            value = await self._tools.call(
-                server, tool, arguments, timeout=timeout, on_progress=on_progress, whole=whole, **ask
-            )
+
+            def make() -> Awaitable[Any]:
+                return self._tools.call(
+                    server, tool, arguments, timeout=timeout, on_progress=on_progress, whole=whole, **ask
+                )
+
+            value = await (make() if replay is None else replay.record(server, tool, arguments, make))
             ok = True
             return value
         finally:

@@ -1,0 +1,84 @@
+"""Table of the tool calls of guests that cannot be stored themselves, such as toolscripts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from hutch.store.backends.base import Database, SqlStatement
+from hutch.store.encryption import ColumnEncryption
+
+
+class RecordedCall(msgspec.Struct, frozen=True, kw_only=True):
+    number: int
+    server: str
+    tool: str
+    digest: str
+    """SHA-256 of the arguments."""
+    answer: bytes | None = None
+    """Result or error. None if the call was being made when its process died."""
+
+
+class RecordedCallTable:
+    def __init__(self, database: Database, encryption: ColumnEncryption) -> None:
+        self._database = database
+        self._encryption = encryption
+
+    async def add(self, run_id: str, owner: str, call: RecordedCall, expires_at: str) -> None:
+        """Records a call that is about to be made."""
+        sql = """
+            INSERT INTO recorded_calls (run_id, number, owner, server, tool, digest, bytes, expires_at)
+            VALUES (:run_id, :number, :owner, :server, :tool, :digest, 0, :expires_at)
+        """
+        values = {
+            "run_id": run_id,
+            "number": call.number,
+            "owner": owner,
+            "server": call.server,
+            "tool": call.tool,
+            "digest": call.digest,
+            "expires_at": expires_at,
+        }
+        await self._database.write(SqlStatement(sql, values))
+
+    async def answer(self, run_id: str, number: int, answer: bytes) -> None:
+        """Stores the result of a call."""
+        encrypted = await self._encryption.encrypt_bytes(answer, *_context(run_id, number))
+        sql = """
+            UPDATE recorded_calls SET answer = :answer, bytes = :bytes
+            WHERE run_id = :run_id AND number = :number AND answer IS NULL
+        """
+        values = {"run_id": run_id, "number": number, "answer": encrypted, "bytes": len(encrypted)}
+        await self._database.write(SqlStatement(sql, values))
+
+    async def of_run(self, run_id: str, owner: str) -> list[RecordedCall]:
+        """Returns the calls of a run, in the order in which they were made. Raises VaultError."""
+        sql = """
+            SELECT number, server, tool, digest, answer FROM recorded_calls
+            WHERE run_id = :run_id AND owner = :owner ORDER BY number
+        """
+        calls = []
+        for number, server, tool, digest, text in await self._database.scan(sql, run_id=run_id, owner=owner):
+            answer = None
+            if text is not None:
+                answer = await self._encryption.decrypt_bytes(text, *_context(run_id, number))
+            calls.append(RecordedCall(number=number, server=server, tool=tool, digest=digest, answer=answer))
+        return calls
+
+    async def stored_bytes(self, owner: str) -> int:
+        """Returns the size of all results of an owner."""
+        sql = "SELECT COALESCE(SUM(bytes), 0) FROM recorded_calls WHERE owner = :owner"
+        return int((await self._database.scan(sql, owner=owner))[0][0])
+
+    async def delete(self, run_ids: Sequence[str], owner: str) -> None:
+        sql = "DELETE FROM recorded_calls WHERE run_id IN :run_ids AND owner = :owner"
+        await self._database.write(SqlStatement(sql, {"run_ids": list(run_ids), "owner": owner}))
+
+    async def delete_expired(self, before: str) -> None:
+        sql = "DELETE FROM recorded_calls WHERE expires_at < :before"
+        await self._database.write(SqlStatement(sql, {"before": before}))
+
+
+def _context(run_id: str, number: int) -> tuple[str, ...]:
+    return "recorded call", run_id, str(number)

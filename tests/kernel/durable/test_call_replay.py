@@ -1,0 +1,144 @@
+"""Recorded calls of guests that run again after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.support.waiting import eventually
+
+from hutch.errors import StoreError, UpstreamError
+from hutch.kernel.durable import call_replay
+from hutch.kernel.durable.call_replay import CallReplay
+from hutch.store.store import Store
+
+RUN, OWNER = "run", "ann"
+
+
+class Guest:
+    """Makes calls like a gateway does for a guest, in one process."""
+
+    def __init__(self, replay: CallReplay, *, is_idempotent: bool = False) -> None:
+        self.replay = replay
+        self.made: list[str] = []
+        self.hangs = False
+        self._is_idempotent = is_idempotent
+
+    async def call(self, tool: str, value: Any = None) -> Any:
+        async def make() -> Any:
+            self.made.append(tool)
+            if self.hangs:
+                await asyncio.Event().wait()
+            if tool == "fail":
+                raise UpstreamError("s", tool, "no luck", kind="tool_error")
+            return [tool, value]
+
+        arguments = {"value": value}
+        is_recorded, result = await self.replay.recorded_result(
+            "s", tool, arguments, is_idempotent=self._is_idempotent
+        )
+        return result if is_recorded else await self.replay.record("s", tool, arguments, make)
+
+
+async def guest(store: Store, **options: Any) -> Guest:
+    return Guest(await CallReplay.open(store, RUN, OWNER, 3600), **options)
+
+
+async def test_results_and_errors_are_replayed_and_then_calls_are_made(store: Store) -> None:
+    first = await guest(store)
+    assert await first.call("a", 1) == ["a", 1]
+    assert await first.call("a", 1) == ["a", 1]
+    with pytest.raises(UpstreamError, match="no luck"):
+        await first.call("fail")
+    again = await guest(store)
+    assert again.replay.is_replaying
+    assert await again.call("a", 1) == ["a", 1]
+    with pytest.raises(UpstreamError, match="no luck") as caught:
+        await again.call("fail")
+    assert caught.value.kind == "tool_error"
+    assert await again.call("a", 1) == ["a", 1]
+    assert (again.made, again.replay.is_replaying, again.replay.missing_call()) == ([], False, None)
+    assert await again.call("a", 1) == ["a", 1]
+    assert again.made == ["a"]
+    assert len(await store.recorded_calls.of_run(RUN, OWNER)) == 4
+
+
+@pytest.mark.parametrize("is_idempotent", [False, True])
+async def test_call_that_was_being_made_is_repeated_only_if_it_is_idempotent(
+    store: Store, is_idempotent: bool
+) -> None:
+    first = await guest(store)
+    first.hangs = True
+    call = asyncio.ensure_future(first.call("a"))
+    await eventually(lambda: first.made)
+    again = await guest(store, is_idempotent=is_idempotent)
+    if is_idempotent:
+        assert await again.call("a") == ["a", None]
+    else:
+        with pytest.raises(UpstreamError, match="may have had an effect"):
+            await again.call("a")
+        assert again.made == []
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+
+
+async def test_diverging_call_is_named(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_replay, "DIVERGENCE_SECONDS", 0.02)
+    first = await guest(store)
+    await first.call("a", 1)
+    await first.call("b", 2)
+    again = await guest(store)
+    await again.call("a", 1)
+    with pytest.raises(UpstreamError, match=r"it calls s__b with other arguments \(recorded call 2\)"):
+        await again.call("b", 3)
+    # From then on, no call is made.
+    with pytest.raises(UpstreamError, match="with other arguments"):
+        await again.call("b", 2)
+    other = await guest(store)
+    with pytest.raises(UpstreamError, match=r"it calls s__c instead of s__a \(recorded call 1\)"):
+        await other.call("c")
+    assert (again.made, other.made) == ([], [])
+    ended = await guest(store)
+    await ended.call("a", 1)
+    message = ended.replay.missing_call()
+    assert message is not None
+    assert "it has ended without calling s__b (recorded call 2)" in message
+
+
+async def test_new_call_of_one_branch_waits_for_the_recorded_calls_of_another(store: Store) -> None:
+    first = await guest(store)
+    await first.call("left", 1)
+    await first.call("right", 1)
+    again = await guest(store)
+    new = asyncio.ensure_future(again.call("left", 2))
+    await again.call("left", 1)
+    assert again.made == []
+    await again.call("right", 1)
+    assert await new == ["left", 2]
+
+
+async def test_records_belong_to_their_owner_and_expire(store: Store) -> None:
+    first = await guest(store)
+    await first.call("a", "a secret value")
+    assert await store.recorded_calls.of_run(RUN, "bo") == []
+    rows = await store._database.scan("SELECT answer FROM recorded_calls")
+    assert "a secret value" not in str(rows)
+    assert await store.recorded_calls.stored_bytes(OWNER) > 0
+    await store.recorded_calls.delete_expired("2000-01-01T00:00:00.000Z")
+    assert len(await store.recorded_calls.of_run(RUN, OWNER)) == 1
+    await store.recorded_calls.delete_expired("9000-01-01T00:00:00.000Z")
+    assert await store.recorded_calls.of_run(RUN, OWNER) == []
+
+
+async def test_call_that_cannot_be_recorded_is_not_made(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def add(*_: Any) -> None:
+        raise StoreError("The disk is full.")
+
+    first = await guest(store)
+    monkeypatch.setattr(store.recorded_calls, "add", add)
+    with pytest.raises(UpstreamError, match="could not be recorded before: The disk is full"):
+        await first.call("a")
+    assert first.made == []
