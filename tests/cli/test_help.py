@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from click.testing import CliRunner
 from tests.support.processes import hutch
 
 import hutch as package
+from hutch.cli.commands import SECTIONS
 from hutch.cli.commands import hutch as root
 
 COMMANDS = [
@@ -85,7 +88,11 @@ GROUPS = {
 def test_help_names_every_command_and_gives_an_example() -> None:
     done = hutch("--help")
     assert done.returncode == 0
-    assert listed(done.stdout) == COMMANDS
+    first = "Run code, tools and flows:\n  eval "
+    assert first in done.stdout
+    commands = {line.split()[0] for line in done.stdout.splitlines() if re.match(r"  \w+ +[A-Z]", line)}
+    assert commands >= set(COMMANDS)
+    assert sorted(name for names in SECTIONS.values() for name in names) == COMMANDS
     assert "Example:\n    hutch eval " in done.stdout
 
 
@@ -133,7 +140,7 @@ def test_unknown_command_is_refused() -> None:
 def test_no_command_shows_the_help_and_fails(arguments: list[str]) -> None:
     done = hutch(*arguments)
     assert done.returncode == 2
-    assert "Commands:" in done.stderr
+    assert ("Commands:" if arguments else "Run code, tools and flows:") in done.stderr
 
 
 def test_word_for_several_commands_is_explained() -> None:

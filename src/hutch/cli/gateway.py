@@ -76,7 +76,7 @@ def show_gateway_status(url: str | None, *, json: bool) -> int:
 def list_tools(url: str | None, tool_filter: str | None, *, json: bool) -> int:
     tools, servers = event_loop.run_async(_list_tools(url, tool_filter))
     if not tools.value:
-        print_note(_explain_no_tools(servers, tool_filter))
+        print_note(_explain_no_tools(servers, tool_filter, is_remote=_remote_url(url) is not None))
     if json:
         print_json(msgspec.json.encode(tools.json))
     for tool in () if json else tools.value:
@@ -122,7 +122,14 @@ async def _search(url: str | None, query: str, limit: int) -> tuple[Answer[list[
         if matches.value:
             return matches, ""
         tools, servers = await _get_tools_and_servers(client, None)
-        return matches, "nothing found; try other words" if tools.value else _explain_no_tools(servers, None)
+        if tools.value:
+            return matches, "nothing found; try other words"
+        return matches, _explain_no_tools(servers, None, is_remote=_remote_url(url) is not None)
+
+
+def _remote_url(url: str | None) -> str | None:
+    """Returns the URL of the gateway to use, or None for one in this process."""
+    return url or os.environ.get(GATEWAY_VARIABLE) or None
 
 
 async def _list_tools(
@@ -139,13 +146,15 @@ async def _get_tools_and_servers(
     return tools, (await _get(client, "/servers", list[ListedServer])).value
 
 
-def _explain_no_tools(servers: list[ListedServer], tool_filter: str | None) -> str:
+def _explain_no_tools(servers: list[ListedServer], tool_filter: str | None, *, is_remote: bool) -> str:
     if not servers:
         return "no MCP servers are configured; write .toolscript.json, or name a file in mcp_config"
     names = ", ".join(server.name for server in servers)
     if tool_filter is not None:
         return f"--filter {tool_filter} matches no tool; the servers are {names}"
-    return f"none of the servers has any tools: {names}; `hutch gateway status` shows why"
+    # A gateway of this process has already reported the reasons.
+    hint = "; `hutch gateway status` shows why" if is_remote else ""
+    return f"none of the servers has any tools: {names}{hint}"
 
 
 async def _get_types(url: str | None, tool_filter: str | None, compact: bool) -> str:
@@ -190,7 +199,7 @@ def _check_status(status: int, body: bytes) -> bytes:
 async def _open_client(url: str | None) -> AsyncIterator[httpx2.AsyncClient]:
     """Opens a client of the given gateway, or of a temporary one in this process."""
     settings = load_project_settings(ONE_SHOT_SETTINGS, current_folder())
-    url = url or os.environ.get(GATEWAY_VARIABLE) or None
+    url = _remote_url(url)
     if url is not None:
         async with _open_remote_client(settings, url) as client:
             yield client

@@ -26,39 +26,52 @@ _OTHER_WORDS = {
 }
 
 
-# Module and function of each command. A module is imported when one of its commands is used, because creating
-# all commands takes a tenth of the start-up time.
-_COMMANDS = {
-    "eval": "code:evaluate",
-    "runner": "code:runner",
-    "tool": "npm:tool",
-    "packages": "npm:packages",
-    "exec": "scripts:execute",
-    "gateway": "scripts:gateway",
-    "tools": "scripts:tools",
-    "auth": "scripts:auth",
-    "mcp": "scripts:mcp",
-    "serve": "server:serve",
-    "worker": "cluster:worker",
-    "cluster": "cluster:cluster",
-    "console": "server:console",
-    "check": "server:check",
-    "doctor": "server:doctor",
-    "config": "server:config",
-    "trust": "trust:trust",
-    "user": "vault:user",
-    "group": "groups:group",
-    "key": "vault:key",
-    "credential": "vault:credential",
-    "ability": "abilities:ability",
-    "vault": "vault:vault",
-    "backup": "vault:backup",
-    "restore": "vault:restore",
-    "flow": "flows:flow",
-    "init": "flows:init",
-    "runtime": "runtime:runtime",
-    "runs": "runs:runs",
+# Module and function of each command, by section of the help. A module is imported when one of its commands
+# is used, because creating all commands takes a tenth of the start-up time.
+SECTIONS = {
+    "Run code, tools and flows": {
+        "eval": "code:evaluate",
+        "exec": "scripts:execute",
+        "tool": "npm:tool",
+        "flow": "flows:flow",
+        "runs": "runs:runs",
+    },
+    "MCP servers and npm packages": {
+        "mcp": "scripts:mcp",
+        "tools": "scripts:tools",
+        "gateway": "scripts:gateway",
+        "auth": "scripts:auth",
+        "packages": "npm:packages",
+    },
+    "Abilities, users and secrets": {
+        "ability": "abilities:ability",
+        "credential": "vault:credential",
+        "user": "vault:user",
+        "group": "groups:group",
+        "key": "vault:key",
+        "vault": "vault:vault",
+    },
+    "Server": {
+        "serve": "server:serve",
+        "console": "server:console",
+        "worker": "cluster:worker",
+        "cluster": "cluster:cluster",
+        "backup": "vault:backup",
+        "restore": "vault:restore",
+    },
+    "This machine and project": {
+        "doctor": "server:doctor",
+        "config": "server:config",
+        "trust": "trust:trust",
+        "init": "flows:init",
+    },
+    "For other programs": {
+        "runner": "code:runner",
+        "runtime": "runtime:runtime",
+        "check": "server:check",
+    },
 }
+_COMMANDS = {name: target for commands in SECTIONS.values() for name, target in commands.items()}
 
 
 class LazyCommands(UserDict[str, click.Command]):
@@ -80,6 +93,15 @@ class LazyCommands(UserDict[str, click.Command]):
 
 
 class RootGroup(click.Group):
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the commands by section, those that most people need first."""
+        limit = formatter.width - 6 - max(map(len, _COMMANDS))
+        widest = max(map(len, _COMMANDS))
+        for title, names in SECTIONS.items():
+            with formatter.section(title):
+                rows = [(name.ljust(widest), self.commands[name].get_short_help_str(limit)) for name in names]
+                formatter.write_dl(rows)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
