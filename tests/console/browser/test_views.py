@@ -39,9 +39,17 @@ def filled(server: ServeProcess, home: str) -> ServeProcess:
     httpx2.post(server.url + "/flows", content=FLOW, headers={"Content-Type": "application/yaml"})
     hutch("user", "add", "ann", env={"HUTCH_HOME": home})
     hutch("key", "add", "ann", env={"HUTCH_HOME": home})
-    for code in ("return 1 + 1", "throw new Error('it broke')"):
+    for code in ("return 1 + 1", "display('x'); throw new Error('it broke')"):
         httpx2.post(server.url + "/run", json={"code": code, "label": "example"}, timeout=60)
+    httpx2.post(server.url + "/sessions", json={"id": "work"})
+    httpx2.post(server.url + "/sessions/work/run", json={"code": "let prices = [1]"}, timeout=60)
     return server
+
+
+def detail_pages(server: ServeProcess) -> Iterator[str]:
+    """Returns the path of one page of each kind below the views."""
+    failed = httpx2.get(server.url + "/runs", params={"status": "failed", "limit": 1}).json()["runs"][0]
+    yield from (f"runs/{failed['run_id']}", "sessions/work", "flows/greet", "access/ann")
 
 
 def test_every_view_opens_and_fits_a_phone(filled: ServeProcess, open_page: OpenPage) -> None:
@@ -52,8 +60,11 @@ def test_every_view_opens_and_fits_a_phone(filled: ServeProcess, open_page: Open
         expect(page.get_by_role("heading", level=1)).to_have_text(title)
         expect(page.get_by_role("link", name=title, exact=True)).to_have_attribute("aria-current", "page")
         page.set_viewport_size({"width": 390, "height": 800})
-        # Charts adapt a moment after the page.
-        page.wait_for_function("document.documentElement.scrollWidth <= 390")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    for path in detail_pages(filled):
+        page.goto(f"{filled.url}/#/{path}")
+        expect(page.locator("main .card").first).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 def test_api_page_shows_operations_with_examples_and_fits_a_phone(
@@ -94,6 +105,10 @@ def test_no_view_has_a_serious_problem_for_assistive_technology(
         page.goto(f"{filled.url}/#/{path}")
         expect(page.get_by_role("heading", level=1)).to_have_text(title)
         found += [f"{title}: {problem}" for problem in serious_problems(page, options)]
+    for path in detail_pages(filled):
+        page.goto(f"{filled.url}/#/{path}")
+        expect(page.locator("main .card").first).to_be_visible()
+        found += [f"{path}: {problem}" for problem in serious_problems(page, options)]
     assert found == []
 
 

@@ -89,10 +89,10 @@ function Step({ node, x, y, step, selected, onSelect }: {
       tabIndex={0}
       role="button"
       aria-pressed={selected}
-      aria-label={`${node.id}, ${node.type}, ${state}`}
       onClick={onSelect}
       onKeyDown={onKeyDown}
     >
+      <title>{`${visible(node.id)}, ${visible(node.type)}, ${state}`}</title>
       <rect width={NODE.width} height={NODE.height} rx="9" />
       <text x="12" y="22" class="flow-node-id">{shorten(node.id)}</text>
       <text x="12" y="40" class="flow-node-type">

@@ -18,6 +18,7 @@ export const FILTERS = [
   "parent",
   "text",
   "since",
+  "until",
   "sort",
   "order",
 ] as const;
@@ -71,7 +72,7 @@ export function Filters({ counts, complete }: { counts?: Record<string, number>;
     ...names.map((name) => ({ value: `-${name}`, label: `not ${name}` })),
   ];
   const others = FILTERS.filter((name) =>
-    ["code", "label", "tool", "host", "parent", "owner"].includes(name) && value(name)
+    ["code", "label", "tool", "host", "parent", "owner", "until"].includes(name) && value(name)
   );
   return (
     <div class="filters">
@@ -155,6 +156,16 @@ function TextFilter({ name, placeholder }: { name: string; placeholder: string }
   );
 }
 
+const HINTS: Record<string, string> = {
+  code: "timeout, or -timeout",
+  tool: "shop.order, or -shop.order",
+  host: "api.example.com",
+  label: "sync*, or -sync*",
+  parent: "id of a run",
+  until: "1h, or a time",
+  owner: "ann, or -ann",
+};
+
 /** Adds a filter with a value that is typed. `-` before the value excludes it. */
 function AddFilter() {
   const names = [
@@ -163,6 +174,7 @@ function AddFilter() {
     "host",
     "label",
     "parent",
+    "until",
     ...(session.value?.role === "admin" ? ["owner"] : []),
   ];
   const [name, setName] = useState("");
@@ -184,7 +196,7 @@ function AddFilter() {
         <input
           name="value"
           aria-label={`Value of ${name}`}
-          placeholder={`${name}; -${name} excludes`}
+          placeholder={HINTS[name]}
           ref={(input) => input?.focus()}
         />
       )}
