@@ -56,6 +56,7 @@ PROTOCOL_IMPORTS: dict[str, set[str]] = {
     "execbox": set(),
     "mcp": {"abilities", "toolscript"},
     "rep": {"abilities", "toolscript", "tpmjs"},
+    "queue": set(),
     "runs": set(),
     "toolscript": set(),
     "tpmjs": set(),

@@ -378,6 +378,7 @@ class App:
         from hutch.protocols.abilities.queued_ability import QueuedAbility
         from hutch.protocols.execbox import routes as execbox
         from hutch.protocols.mcp.http import McpEndpoint
+        from hutch.protocols.queue import routes as queue
         from hutch.protocols.rep.runtime import lease
         from hutch.protocols.rep.server import routes as rep
         from hutch.protocols.rep.server.queued_flow import QueuedFlow
@@ -439,6 +440,7 @@ class App:
                     self.suspended_runs,
                     self.queue,
                 ),
+                *queue.routes(self.queue, access, self.settings),
                 *tpmjs.routes(
                     self.tools,
                     access,

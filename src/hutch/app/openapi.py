@@ -22,6 +22,7 @@ from hutch.http.openapi import (
 )
 from hutch.protocols.abilities import openapi as abilities
 from hutch.protocols.execbox import openapi as execbox
+from hutch.protocols.queue import openapi as queue
 from hutch.protocols.rep.server import openapi as rep
 from hutch.protocols.runs import openapi as runs
 from hutch.protocols.toolscript.gateway import openapi as gateway
@@ -44,6 +45,7 @@ def document(settings: Settings) -> Json:
         abilities.describe(),
         rep.describe(),
         runs.describe(),
+        queue.describe(),
         *console.describe(),
         _server(),
     )

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -214,6 +215,10 @@ class Storage:
             except HutchError as error:
                 logger.warning("cannot delete expired sessions: %s", error)
             try:
+                await self._prune_queue(store)
+            except HutchError as error:
+                logger.warning("cannot delete old asynchronous runs: %s", error)
+            try:
                 if self.settings.keep_runs_days:
                     older = await now(plus_seconds=-_DAY_SECONDS * self.settings.keep_runs_days)
                     await store.runs.prune(older)
@@ -223,6 +228,18 @@ class Storage:
             except HutchError as error:
                 logger.warning("cannot delete old runs: %s", error)
             await asyncio.sleep(_PRUNE_SECONDS)
+
+    async def _prune_queue(self, store: Store) -> None:
+        now = store.retention.now
+        ended = await now(plus_seconds=-_DAY_SECONDS * self.settings.async_result_days)
+        dead_days = self.settings.keep_runs_days
+        dead = await now(plus_seconds=-_DAY_SECONDS * dead_days) if dead_days else None
+        await store.queued_runs.prune(_milliseconds(ended), 0 if dead is None else _milliseconds(dead))
+        await store.webhooks.prune(_milliseconds(ended))
+
+
+def _milliseconds(text: str) -> int:
+    return int(datetime.fromisoformat(text).timestamp() * 1000)
 
 
 def _check_ability_settings(settings: Settings) -> None:

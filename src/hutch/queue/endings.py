@@ -38,10 +38,14 @@ ReportEnd = Callable[["QueuedRunRow", EndOfRun], Awaitable["SqlStatement | None"
 
 
 class Endings:
-    def __init__(self, kernel: Kernel, store: Store, report_end: ReportEnd) -> None:
+    def __init__(
+        self, kernel: Kernel, store: Store, report_end: ReportEnd, on_message: Callable[[], None]
+    ) -> None:
+        """`on_message` is called after a message was added."""
         self._kernel = kernel
         self._store = store
         self._report_end = report_end
+        self._on_message = on_message
         self.is_closing = False
 
     async def finish(self, attempt: Attempt, result: HandlerResult) -> None:
@@ -83,9 +87,12 @@ class Endings:
 
         async def write() -> bool:
             reported = msgspec.structs.replace(end, delivery=await self._report_end(row, end))
-            return await self._store.queued_runs.end(
+            is_held = await self._store.queued_runs.end(
                 row.run_id, row.generation, reported, is_waiting=is_waiting
             )
+            if reported.delivery is not None:
+                self._on_message()
+            return is_held
 
         is_held = await self._write(write)
         if not is_held and not is_waiting:

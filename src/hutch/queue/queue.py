@@ -13,11 +13,15 @@ from hutch.queue.dispatcher import CHANNEL, Dispatcher
 from hutch.queue.endings import Endings
 from hutch.queue.intake import Intake
 from hutch.queue.models import Accepted, QueueCaller, RunHandler, RunOptions, RunRequest
+from hutch.queue.schedules.ticker import Ticker
+from hutch.queue.webhooks.messages import DAY_MS, end_message
+from hutch.queue.webhooks.sender import WebhookSender
 from hutch.queue.webhooks.target import TargetPolicy
 from hutch.sandbox.process_lease import this_holder
 from hutch.store.models import now
 
 if TYPE_CHECKING:
+    from hutch.egress.client.client import FetchClient
     from hutch.kernel.kernel import Kernel
     from hutch.settings import Settings
     from hutch.store.backends.base import SqlStatement
@@ -45,6 +49,9 @@ class RunQueue:
         """Handlers by kind."""
         self._intake = Intake(settings.max_queued_runs_per_owner, self._on_added)
         self._dispatcher: Dispatcher | None = None
+        self._sender: WebhookSender | None = None
+        self._ticker: Ticker | None = None
+        self._client: FetchClient | None = None
         self._notifying: asyncio.Task[None] | None = None
         self._must_notify = False
 
@@ -86,6 +93,12 @@ class RunQueue:
         self._on_added()
         return True
 
+    async def send_again(self, delivery_id: str) -> bool:
+        """Sends a webhook message again. Returns False if there is no such message."""
+        is_found = await (await self.store()).webhooks.send_again(delivery_id, DAY_MS)
+        self._on_message()
+        return is_found
+
     # --- life cycle ---
 
     async def start(self) -> None:
@@ -101,6 +114,10 @@ class RunQueue:
             holder=this_holder(),
         )
         self._dispatcher.start()
+        self._sender = WebhookSender(store, self._http_client, this_holder())
+        self._sender.start()
+        self._ticker = Ticker(store, self.submit)
+        self._ticker.start()
 
     async def drain(self, seconds: float) -> None:
         if self._dispatcher is not None:
@@ -109,15 +126,32 @@ class RunQueue:
     async def close(self) -> None:
         if self._dispatcher is not None:
             await self._dispatcher.close()
+        if self._ticker is not None:
+            await self._ticker.close()
+        if self._sender is not None:
+            await self._sender.close()
+        if self._client is not None:
+            await self._client.close()
         if self._notifying is not None:
             self._notifying.cancel()
             await asyncio.gather(self._notifying, return_exceptions=True)
 
     async def _endings(self) -> Endings:
-        return Endings(self._kernel, await self.store(), self._report_end)
+        return Endings(self._kernel, await self.store(), self._report_end, self._on_message)
+
+    def _on_message(self) -> None:
+        if self._sender is not None:
+            self._sender.wake()
+
+    def _http_client(self) -> FetchClient:
+        if self._client is None:
+            from hutch.egress.client.client import FetchClient
+
+            self._client = FetchClient(self._settings)
+        return self._client
 
     async def _report_end(self, row: QueuedRunRow, end: EndOfRun) -> SqlStatement | None:
-        return None
+        return await end_message(await self.store(), row, end)
 
     async def _check_caller(self, caller: QueueCaller) -> None:
         """Raises Unauthorized if the user or the key of a run does not exist any more."""

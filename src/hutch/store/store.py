@@ -19,6 +19,8 @@ from hutch.store.tables.groups import GroupTable
 from hutch.store.tables.journal import JournalTable
 from hutch.store.tables.meta import MetaTable
 from hutch.store.tables.queue.queued_runs import QueuedRunTable
+from hutch.store.tables.queue.schedules import SavedScriptTable, ScheduleTable, TriggerTable
+from hutch.store.tables.queue.webhooks import WebhookTable
 from hutch.store.tables.quotas import QuotaTable
 from hutch.store.tables.rate_limits import RateLimiter
 from hutch.store.tables.runs import RunTable
@@ -70,6 +72,10 @@ class Store:
         self.recorded_calls = RecordedCallTable(database, encryption)
         self.sessions = SessionTable(database, encryption)
         self.queued_runs = QueuedRunTable(database, encryption)
+        self.webhooks = WebhookTable(database, encryption)
+        self.saved_scripts = SavedScriptTable(database, encryption)
+        self.schedules = ScheduleTable(database, encryption)
+        self.triggers = TriggerTable(database, encryption)
         self.quotas = QuotaTable(database, self.write_behind)
         self.rate_limits = RateLimiter(database if shares_rate_limits else None)
 

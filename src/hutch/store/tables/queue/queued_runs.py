@@ -408,13 +408,14 @@ class QueuedRunTable:
             values["owner"] = owner
         return [_row(row) for row in await self._database.scan(sql, **values)]
 
-    async def counts(self) -> dict[str, int]:
-        """Returns the number of open runs and of dead letters by state."""
-        sql = """
+    async def counts(self, owner: str | None = None) -> dict[str, int]:
+        """Returns the number of open runs and of dead letters by state, of one owner or of all."""
+        condition, values = ("", {}) if owner is None else ("AND owner = :owner", {"owner": owner})
+        sql = f"""
             SELECT state, COUNT(*) FROM queued_runs
-            WHERE state IN ('delayed', 'queued', 'running', 'dead') GROUP BY state
+            WHERE state IN ('delayed', 'queued', 'running', 'dead') {condition} GROUP BY state
         """
-        return {state: int(count) for state, count in await self._database.scan(sql)}
+        return {state: int(count) for state, count in await self._database.scan(sql, **values)}
 
     async def _taken(self, values: Values) -> TakenRun:
         *fields, request, now = values

@@ -1,0 +1,1 @@
+"""HTTP interface of the queue: dead letters, webhooks, saved scripts, schedules and triggers."""

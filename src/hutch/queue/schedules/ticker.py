@@ -1,0 +1,123 @@
+"""Starts the runs of schedules: one for each tick, however many servers there are."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from hutch.errors import HutchError, InvalidInput
+from hutch.queue.models import Accepted, KeyInUse, QueueCaller, RunOptions, RunRequest
+from hutch.queue.schedules.cron import next_tick, ticks
+from hutch.queue.targets import StartOptions, caller_of, target_request
+
+if TYPE_CHECKING:
+    from hutch.store.store import Store
+    from hutch.store.tables.queue.schedules import Schedule
+
+logger = logging.getLogger("hutch.schedules")
+
+POLL_SECONDS = 1.0
+MISSED_MS = 60_000
+"""A tick that is older than this when a server sees it was missed."""
+MAX_MISSED = 1_000
+"""Maximum number of missed ticks that the policy `all` starts at once; further ones follow."""
+
+Submit = Callable[[RunRequest, QueueCaller, RunOptions, str], Awaitable[Accepted]]
+
+
+class Ticker:
+    def __init__(self, store: Store, submit: Submit) -> None:
+        self._store = store
+        self._submit = submit
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="hutch schedules")
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            seconds = POLL_SECONDS
+            try:
+                next_in = await self._store.schedules.next_in()
+                if next_in is not None and next_in <= 0:
+                    await self.run_due()
+                    continue
+                if next_in is not None:
+                    seconds = min(POLL_SECONDS, next_in / 1000)
+            except HutchError as error:
+                logger.warning("schedules cannot be started: %s", error)
+            except Exception:
+                logger.exception("schedules cannot be started")
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    async def run_due(self) -> None:
+        """Starts the runs of all ticks that are due."""
+        now = await self._store.queued_runs.now()
+        for row in await self._store.schedules.due():
+            try:
+                await self._run_schedule(row, now)
+            except HutchError as error:
+                logger.error("the schedule %s of %s cannot be started: %s", row.name, row.owner, error)
+                if isinstance(error, InvalidInput):
+                    # The target does not exist any more. Try again at the next tick.
+                    await self._store.schedules.advance(row, next_tick(row.cron, row.timezone, now), None)
+                else:
+                    raise
+
+    async def _run_schedule(self, row: Schedule, now: int) -> None:
+        due, next_at = due_ticks(row, now)
+        run_id = None
+        if due:
+            options = msgspec.json.decode(await self._store.schedules.options(row.id), type=StartOptions)
+            request = await target_request(
+                self._store, row.owner, row.target_kind, row.target, options.inputs
+            )
+            for tick in due:
+                # Another server that starts the same tick gets the same run.
+                run_options = options.run_options(f"schedule {row.id} {tick}")
+                try:
+                    source = f"schedule {row.name}"
+                    run_id = (await self._submit(request, caller_of(row), run_options, source)).run_id
+                except KeyInUse:
+                    pass  # the schedule was changed meanwhile, and another server has started this tick
+        await self._store.schedules.advance(row, next_at, run_id)
+
+
+def due_ticks(row: Schedule, now: int) -> tuple[list[int], int]:
+    """Returns the ticks to start now, by the policy for missed ticks, and the next tick after them."""
+    recent_from = now - MISSED_MS
+    is_missed = row.next_at < recent_from
+    if is_missed and row.missed == "all":
+        found = [row.next_at, *islice(ticks(row.cron, row.timezone, row.next_at), MAX_MISSED)]
+        due = [tick for tick in found if tick <= now]
+    else:
+        due = [row.next_at]
+        first = row.next_at
+        if is_missed:
+            due = [row.next_at] if row.missed == "once" else []
+            first = recent_from
+        for tick in ticks(row.cron, row.timezone, first):
+            if tick > now:
+                break
+            due.append(tick)
+    last = max(due[-1] if due else 0, now if not (is_missed and row.missed == "all") else 0)
+    return due, next_tick(row.cron, row.timezone, last)

@@ -1,0 +1,212 @@
+"""Adds, pauses and removes schedules and triggers, and starts the runs of triggers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from hutch.errors import HutchError, InvalidInput
+from hutch.queue.models import Accepted, QueueCaller
+from hutch.queue.schedules.cron import next_tick
+from hutch.queue.targets import StartOptions, caller_of, check_name, scope_of, target_request
+from hutch.queue.triggers.mapping import check_mapping, map_inputs
+from hutch.queue.triggers.signatures import (
+    check_secret,
+    check_signature,
+    delivery_id,
+    new_token,
+    token_digest,
+)
+from hutch.queue.webhooks.signature import new_secret
+from hutch.store.models import new_id
+from hutch.store.tables.queue.schedules import MissedPolicy, Schedule, SignatureScheme, TargetKind, Trigger
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hutch.queue.queue import RunQueue
+    from hutch.store.store import Store
+
+
+class NotFound(HutchError):
+    """There is no such schedule, trigger or script."""
+
+    code = "not_found"
+
+
+class Forbidden(HutchError):
+    """The key has not the scope of the target."""
+
+    code = "forbidden"
+
+
+class TriggerOptions(StartOptions, frozen=True, kw_only=True, omit_defaults=True):
+    mapping: dict[str, str] = msgspec.field(default_factory=dict)
+    secret: str | None = None
+
+
+class NewTrigger(NamedTuple):
+    trigger: Trigger
+    token: str
+    secret: str | None
+    """Secret of the signature, if it was created."""
+
+
+class Starters:
+    """Schedules and triggers of one server, or of a command."""
+
+    def __init__(self, queue: RunQueue) -> None:
+        self._queue = queue
+
+    async def _check_target(
+        self, caller: QueueCaller, kind: TargetKind, target: str, inputs: dict[str, Any]
+    ) -> None:
+        """Checks the target and, if the queue has handlers, its inputs. Raises HutchError and ApiError."""
+        store = await self._queue.store()
+        request = await target_request(store, caller.owner, kind, target, inputs)
+        for scope in {scope_of(kind), request.protocol} if kind == "flow" else {request.protocol}:
+            if not caller.may(scope):
+                raise Forbidden(f"This key is not for {scope}.")
+        if kind == "flow" and await store.flows.newest_version(caller.owner, target) is None:
+            raise InvalidInput("target", f"there is no stored flow {target!r}.")
+
+    # --- schedules ---
+
+    async def add_schedule(
+        self,
+        caller: QueueCaller,
+        name: str,
+        kind: TargetKind,
+        target: str,
+        cron: str,
+        *,
+        timezone: str = "UTC",
+        missed: MissedPolicy = "skip",
+        options: StartOptions | None = None,
+    ) -> Schedule:
+        """Adds a schedule. Raises InvalidInput, AlreadyExists and Forbidden."""
+        options = options or StartOptions()
+        check_name(name)
+        store = await self._queue.store()
+        next_at = next_tick(cron, timezone, await store.queued_runs.now())
+        await self._check_target(caller, kind, target, options.inputs)
+        row = Schedule(
+            id=new_id(),
+            owner=caller.owner,
+            scopes=_scopes(caller),
+            name=name,
+            target_kind=kind,
+            target=target,
+            cron=cron,
+            timezone=timezone,
+            missed=missed,
+            next_at=next_at,
+        )
+        await store.schedules.add(row, msgspec.json.encode(options))
+        return row
+
+    async def pause_schedule(self, row: Schedule, *, is_paused: bool) -> None:
+        """Pauses or continues a schedule. Ticks while it is paused are not missed ticks."""
+        store = await self._queue.store()
+        next_at = next_tick(row.cron, row.timezone, await store.queued_runs.now())
+        await store.schedules.pause(row.id, is_paused=is_paused, next_at=next_at)
+
+    # --- triggers ---
+
+    async def add_trigger(
+        self,
+        caller: QueueCaller,
+        name: str,
+        kind: TargetKind,
+        target: str,
+        *,
+        signature: SignatureScheme = "none",
+        options: TriggerOptions | None = None,
+    ) -> NewTrigger:
+        """Adds a trigger with a new URL. Without a secret, one is created if it needs one."""
+        options = options or TriggerOptions()
+        check_name(name)
+        check_mapping(options.mapping)
+        check_secret(signature, options.secret)
+        await self._check_target(caller, kind, target, options.inputs)
+        secret = options.secret
+        if secret is None and signature != "none":
+            secret = new_secret()
+        options = msgspec.structs.replace(options, secret=secret)
+        token = new_token()
+        row = Trigger(
+            id=new_id(),
+            owner=caller.owner,
+            scopes=_scopes(caller),
+            name=name,
+            target_kind=kind,
+            target=target,
+            token_digest=token_digest(token),
+            signature=signature,
+        )
+        await (await self._queue.store()).triggers.add(row, msgspec.json.encode(options))
+        return NewTrigger(row, token, secret)
+
+    async def find_trigger(self, token: str) -> Trigger:
+        """Raises NotFound."""
+        row = await (await self._queue.store()).triggers.by_token(token_digest(token))
+        if row is None:
+            raise NotFound("There is no trigger with this URL.")
+        return row
+
+    async def fire(
+        self, row: Trigger, headers: Mapping[str, str], query: Mapping[str, str], body: bytes, now: float
+    ) -> Accepted:
+        """Starts the run of a trigger. Raises Unauthorized, InvalidInput, NotFound and StoreError."""
+        store = await self._queue.store()
+        options = msgspec.json.decode(await store.triggers.options(row.id), type=TriggerOptions)
+        check_signature(row.signature, options.secret or "", headers, body, now)
+        if row.is_paused:
+            raise NotFound("This trigger is paused.")
+        payload = _decode(body, headers)
+        inputs = {**options.inputs, **map_inputs(options.mapping, payload, headers, query)}
+        request = await target_request(store, row.owner, row.target_kind, row.target, inputs)
+        repeated = delivery_id(row.signature, headers, payload)
+        key = None if repeated is None else f"trigger {row.id[:12]} {repeated}"
+        accepted = await self._queue.submit(
+            request, caller_of(row), options.run_options(key), f"trigger {row.name}"
+        )
+        await store.triggers.note_run(row.id, accepted.run_id)
+        return accepted
+
+
+def _scopes(caller: QueueCaller) -> str | None:
+    return None if caller.scopes is None else msgspec.json.encode(list(caller.scopes)).decode()
+
+
+def _decode(body: bytes, headers: Mapping[str, str]) -> Any:
+    if not body.strip():
+        return {}
+    kind = headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind == "application/x-www-form-urlencoded":
+        from urllib.parse import parse_qsl
+
+        fields = dict(parse_qsl(body.decode("utf-8", "replace")))
+        # GitHub can send JSON in a form.
+        return msgspec.json.decode(fields["payload"]) if "payload" in fields else fields
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        raise InvalidInput("body", "expected JSON or a form.") from None
+
+
+async def find_schedule(store: Store, owner: str, name: str) -> Schedule:
+    """Raises NotFound."""
+    row = await store.schedules.find(owner, name)
+    if row is None:
+        raise NotFound(f"There is no schedule {name!r}.")
+    return row
+
+
+async def find_trigger(store: Store, owner: str, name: str) -> Trigger:
+    """Raises NotFound."""
+    row = await store.triggers.find(owner, name)
+    if row is None:
+        raise NotFound(f"There is no trigger {name!r}.")
+    return row

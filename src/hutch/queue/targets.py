@@ -1,0 +1,71 @@
+"""Targets of schedules and triggers: stored flows and saved scripts."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from hutch.errors import InvalidInput
+from hutch.queue.models import QueueCaller, RunOptions, RunRequest, Webhook
+from hutch.session.json_value import encode_decoded_value
+
+if TYPE_CHECKING:
+    from hutch.store.store import Store
+    from hutch.store.tables.queue.schedules import StarterRow, TargetKind
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_SCOPES = {"flow": "rep", "script": "toolscript"}
+
+
+class StartOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Options of the runs that a schedule or a trigger starts."""
+
+    inputs: dict[str, Any] = {}
+    attempts: int | None = None
+    webhook: Webhook | None = None
+
+    def run_options(self, idempotency_key: str | None) -> RunOptions:
+        return RunOptions(attempts=self.attempts, webhook=self.webhook, idempotency_key=idempotency_key)
+
+
+def check_name(name: object) -> str:
+    """Returns a valid name of a script, a schedule or a trigger. Raises InvalidInput."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidInput(
+            "name",
+            "expected 1 to 100 letters, digits, dots, underscores and hyphens, not one of these first.",
+        )
+    return name
+
+
+def caller_of(row: StarterRow) -> QueueCaller:
+    """Returns the caller of a run that a schedule or a trigger starts. It has the scopes of the key that
+    added it, but does not end with that key.
+    """
+    scopes = None if row.scopes is None else tuple(msgspec.json.decode(row.scopes))
+    return QueueCaller(row.owner, None, scopes)
+
+
+def scope_of(kind: TargetKind) -> str:
+    """Returns the scope that the owner's key needs for a target."""
+    return _SCOPES[kind]
+
+
+async def target_request(
+    store: Store, owner: str, kind: TargetKind, target: str, inputs: dict[str, Any]
+) -> RunRequest:
+    """Returns the request of a run of a target. Raises InvalidInput if there is no such script."""
+    if kind == "flow":
+        body = encode_decoded_value({"flow": target, "start": {"inputs": inputs}})
+        return RunRequest(kind="flow", protocol="rep", label=target, body=body)
+    script = await store.saved_scripts.get(owner, target)
+    if script is None:
+        raise InvalidInput("target", f"there is no saved script {target!r}.")
+    if script.engine == "script":
+        arguments = [encode_decoded_value(inputs).decode()]
+        body = encode_decoded_value({"code": script.code, "args": arguments, "name": target})
+        return RunRequest(kind="script", protocol="toolscript", label=target, body=body)
+    code = {"code": script.code, "inputs": inputs, "engine": script.engine, "label": target}
+    return RunRequest(kind="code", protocol="execbox", label=target, body=encode_decoded_value(code))

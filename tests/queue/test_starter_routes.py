@@ -1,0 +1,154 @@
+"""Dead letters, webhooks, saved scripts, schedules and triggers over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from tests.queue.test_routes import OPERATOR, add, ended
+from tests.support.processes import TIMEOUT_SECONDS, ServeProcess, hutch, running_server
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def server(home: Path) -> Iterator[ServeProcess]:
+    with running_server(
+        HUTCH_HOME=str(home), HUTCH_API_KEY=OPERATOR, HUTCH_EGRESS_ALLOW="127.0.0.1"
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(server: ServeProcess) -> AsyncIterator[httpx2.AsyncClient]:
+    headers = {"Authorization": f"Bearer {OPERATOR}"}
+    async with httpx2.AsyncClient(base_url=server.url, headers=headers, timeout=TIMEOUT_SECONDS) as client:
+        yield client
+
+
+async def test_dead_letter_is_listed_retried_and_removed(client: httpx2.AsyncClient) -> None:
+    run_id = (await add(client, "throw new Error('no')", attempts=1)).json()["runId"]
+    await ended(client, run_id)
+    listed = (await client.get("/queue")).json()
+    assert listed["counts"]["dead"] == 1
+    assert [(run["run_id"], run["state"]) for run in listed["runs"]] == [(run_id, "dead")]
+    assert (await client.post(f"/queue/{run_id}/retry")).status_code == 202
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        while (await ended(client, run_id))["queue"]["state"] != "dead":  # noqa: ASYNC110 - polls
+            await asyncio.sleep(0.02)
+    assert (await client.delete(f"/queue/{run_id}")).json()["ok"] is True
+    assert (await client.get("/queue")).json()["runs"] == []
+    assert (await client.post(f"/queue/{run_id}/retry")).status_code == 409
+    assert (await client.post("/queue/unknown/retry")).status_code == 404
+
+
+async def test_deliveries_are_listed_with_statuses_and_sent_again(client: httpx2.AsyncClient) -> None:
+    # The server itself is the target: it has no such page.
+    url = f"{str(client.base_url).rstrip('/')}/no-such-page"
+    run_id = (await add(client, webhook=url)).json()["runId"]
+
+    async def delivery(attempts: int) -> dict[str, Any]:
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            while True:
+                found = (await client.get("/webhooks", params={"run_id": run_id})).json()["deliveries"]
+                if found and found[0]["attempt_count"] >= attempts:
+                    return dict(found[0])
+                await asyncio.sleep(0.02)
+
+    first = await delivery(1)
+    assert [attempt["status"] for attempt in first["attempts"]] == [404]
+    assert (first["state"], first["event"]) == ("pending", "run.completed")
+    assert (await client.post(f"/webhooks/{first['id']}/send")).status_code == 202
+    assert (await delivery(2))["attempts"][1]["status"] == 404
+    assert (await client.post("/webhooks/unknown/send")).status_code == 404
+    secret = (await client.get("/webhooks/secret")).json()["secret"]
+    assert secret.startswith("whsec_")
+    assert (await client.post("/webhooks/secret")).json()["secret"] != secret
+
+
+async def test_schedule_of_a_saved_script_runs_it(client: httpx2.AsyncClient) -> None:
+    saved = await client.put("/scripts/greet", json={"code": "return `Hi ${name}`", "engine": "quickjs"})
+    assert saved.status_code == 200
+    assert [script["name"] for script in (await client.get("/scripts")).json()["scripts"]] == ["greet"]
+    body = {"name": "often", "script": "greet", "cron": "* * * * * *", "inputs": {"name": "Bo"}}
+    added = await client.post("/schedules", json=body)
+    assert added.status_code == 201, added.text
+    assert (await client.post("/schedules", json=body)).status_code == 409
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        while (run_id := (await client.get("/schedules")).json()["schedules"][0]["last_run_id"]) is None:  # noqa: ASYNC110 - polls
+            await asyncio.sleep(0.05)
+    detail = await ended(client, run_id)
+    assert detail["result"]["result"] == "Hi Bo"
+    assert detail["queue"]["source"] == "schedule often"
+    paused = await client.patch("/schedules/often", json={"paused": True})
+    assert (paused.json()["paused"], paused.json()["next_at"]) == (True, None)
+    assert (await client.delete("/schedules/often")).status_code == 200
+    assert (await client.get("/schedules")).json() == {"schedules": []}
+    invalid = await client.post("/schedules", json={**body, "cron": "often"})
+    assert (invalid.status_code, "cron: expected" in invalid.text) == (400, True)
+
+
+async def test_trigger_starts_a_run_for_a_signed_request(client: httpx2.AsyncClient) -> None:
+    code = {"code": "return `${event} to ${repo}`", "engine": "quickjs"}
+    await client.put("/scripts/on-push", json=code)
+    mapping = {"repo": "body.repository.name", "event": "headers.x-github-event"}
+    body = {"name": "push", "script": "on-push", "signature": "github", "map": mapping}
+    added = (await client.post("/triggers", json=body)).json()
+    url, secret = added["url"], added["secret"]
+    payload = json.dumps({"repository": {"name": "hutch"}}).encode()
+    signature = "sha256=" + hmac.new(secret.encode(), payload, hashlib.sha256).hexdigest()
+    headers = {
+        "x-hub-signature-256": signature,
+        "x-github-event": "push",
+        "x-github-delivery": "d-1",
+        "content-type": "application/json",
+    }
+    async with httpx2.AsyncClient(base_url=client.base_url, timeout=TIMEOUT_SECONDS) as github:
+        accepted = await github.post(url, content=payload, headers=headers)
+        assert accepted.status_code == 202, accepted.text
+        repeated = await github.post(url, content=payload, headers=headers)
+        assert repeated.json() == accepted.json()  # one run for a delivery that is repeated
+        forged = await github.post(url, content=payload + b" ", headers=headers)
+        assert forged.status_code == 401
+        assert (await github.post("/hooks/guess", content=payload, headers=headers)).status_code == 404
+        detail = await ended(client, accepted.json()["runId"])
+        assert detail["result"]["result"] == "push to hutch"
+        listed = (await client.get("/triggers")).json()["triggers"]
+        assert [(each["name"], each["last_run_id"]) for each in listed] == [
+            ("push", accepted.json()["runId"])
+        ]
+        assert secret not in json.dumps(listed)
+        await client.patch("/triggers/push", json={"paused": True})
+        assert (await github.post(url, content=payload, headers=headers)).status_code == 404
+    assert (await client.delete("/triggers/push")).status_code == 200
+
+
+async def test_users_manage_only_what_belongs_to_them(
+    client: httpx2.AsyncClient, server: ServeProcess, home: Path
+) -> None:
+    env = {"HUTCH_HOME": str(home)}
+    hutch("user", "add", "ann", env=env)
+    key = hutch("key", "add", "ann", "--scope", "execbox", env=env).stdout.split()[-1].strip()
+    await client.put("/scripts/secret", json={"code": "return 1", "engine": "quickjs"})
+    body = {"name": "own", "script": "secret", "cron": "0 0 1 1 *"}
+    assert (await client.post("/schedules", json=body)).status_code == 201
+    headers = {"Authorization": f"Bearer {key}"}
+    async with httpx2.AsyncClient(base_url=server.url, headers=headers, timeout=TIMEOUT_SECONDS) as ann:
+        assert (await ann.get("/scripts")).json() == {"scripts": []}
+        assert (await ann.get("/schedules")).json() == {"schedules": []}
+        assert (await ann.delete("/schedules/own")).status_code == 404
+        assert (await ann.get("/queue")).json()["runs"] == []
+        # Her key is not for toolscripts.
+        await ann.put("/scripts/mine", json={"code": "return 1"})
+        refused = await ann.post("/schedules", json={**body, "script": "mine"})
+        assert refused.status_code == 403
