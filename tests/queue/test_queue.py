@@ -113,10 +113,10 @@ async def test_run_past_its_deadline_is_not_started_or_is_stopped(harness: Queue
     harness.handler.behaviour = hang
     await harness.queue.start()
     assert (await harness.until(late.run_id, "ended")).outcome == "deadline_exceeded"
-    assert harness.kernel.records == {late.run_id: "deadline_exceeded"}
     slow = await harness.add(deadline_ms=200)
     assert (await harness.until(slow.run_id, "ended")).outcome == "deadline_exceeded"
     assert [attempt.run_id for attempt in harness.handler.started] == [slow.run_id]
+    assert harness.kernel.records == {late.run_id: "deadline_exceeded"}
 
 
 # --- attempts ---
@@ -227,6 +227,7 @@ async def test_run_that_may_have_had_effects_is_interrupted(harness: QueueHarnes
     row = await harness.until(run_id, "ended", "dead")
     assert (row.state, row.outcome) == ("ended", "interrupted")
     assert harness.handler.started == []
+    await harness.queue.close()
     assert harness.kernel.records == {run_id: "interrupted"}
 
 

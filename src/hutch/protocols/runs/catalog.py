@@ -233,6 +233,9 @@ class RunCatalog:
             with contextlib.suppress(StoreError):
                 await store.write_behind.flush()
             row = await store.runs.get(run_id)
+        if row is None and queued is not None:
+            # It has ended without having started, and has no record yet.
+            return FoundRun(queued=queued)
         if row is None or not visible.allows(row.owner, row.protocol):
             return None
         return FoundRun(row=row, has_ended_queue=queued is not None)

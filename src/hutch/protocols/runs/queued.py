@@ -15,6 +15,7 @@ from hutch.protocols.runs.events import RETRY_HINT, LiveEvents, encoded_events
 from hutch.protocols.runs.responses import JsonBody, ended_detail, timestamp
 from hutch.queue.requests import OPTION_NAMES, REPLAYED_HEADER, parse_options, queue_caller
 from hutch.store.models import RunRow
+from hutch.store.tables.run_search import status_of
 from hutch.text import cut
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ async def queued_events(
     after = max(after, 1)
     while not access.is_draining:
         found, detail = await find()
-        if found.active is not None or found.queued is None:
+        if found.active is not None or found.queued is None or not found.queued.is_open:
             run = None if found.active is None else found.active[1]
             async for chunk in encoded_events(LiveEvents(run, detail, after), access):
                 yield chunk
