@@ -87,6 +87,7 @@ class App:
         self._indexing: asyncio.Task[None] | None = None
         self._sampling: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
+        self._watching_memory: asyncio.Task[None] | None = None
         self.front: Front | None = None
         """Connection to the workers of the cluster, if this is a server of one."""
         self._uplinks = JailUplinks(self.egress)
@@ -277,8 +278,11 @@ class App:
         runs that cannot be continued. Repeats this every few seconds, because other servers may use the
         store.
         """
+        from hutch.kernel.durable.memory_pressure import MemoryPressure
+
         await self._continue_suspended_runs()
         self._ending = asyncio.create_task(self._keep_continuing_runs())
+        self._watching_memory = asyncio.create_task(MemoryPressure(self.kernel).watch())
 
     async def _continue_suspended_runs(self) -> None:
         stored = self.gateway.stored_approvals
@@ -544,7 +548,7 @@ class App:
                 stack.push_async_callback(self.gateway.stored_approvals.close)
             if "mcp_servers" in built:
                 stack.push_async_callback(self.mcp_servers.close)
-            for task in (self._indexing, self._sampling, self._ending):
+            for task in (self._indexing, self._sampling, self._ending, self._watching_memory):
                 if task is not None:
                     stack.push_async_callback(_cancel, task)
             stack.push_async_callback(self.pool.close)

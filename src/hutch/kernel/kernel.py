@@ -42,6 +42,8 @@ _MAXIMUM_SETTINGS = {
 MAX_RETRIES = 2
 # Time after which a waiting run is stored while the process shuts down.
 DRAINING_WAIT_SECONDS = 0.1
+# Size above which the state of a run that is stored before each call is not kept in memory.
+MAX_KEPT_BYTES = 256 * 1024
 LoadSaved: TypeAlias = Callable[[SavedSession], Awaitable[SavedSession]]
 """Adds the stored memory to the state of a suspended session."""
 # Maximum length of a tool's name in the record of a wait.
@@ -72,6 +74,8 @@ class Kernel:
         Returns False if another process can continue the run.
         """
         self._is_draining = False
+        self._storing: set[str] = set()
+        """Runs that are stored when they next wait, because memory is scarce."""
         self.placement: Placement | None = None
         """Chooses the machine of each execution. None to run all executions here."""
         self.precompiles = True
@@ -169,6 +173,7 @@ class Kernel:
             raise
         finally:
             del self.active[run.id]
+            self._storing.discard(run.id)
             self._pauses.pop(run.id, None)
         self._record_end(execution, run, result)
         return result
@@ -284,7 +289,9 @@ class Kernel:
         """
         if self.on_checkpoint is None:
             return None
-        if held_calls is None and (not self._max_wait_seconds(execution) or run.must_suspend):
+        is_wanted = run.id in self._storing or bool(self._max_wait_seconds(execution))
+        self._storing.discard(run.id)
+        if held_calls is None and (not is_wanted or run.must_suspend):
             return None
         saving = asyncio.ensure_future(self.on_checkpoint(execution, run))
         try:
@@ -300,9 +307,11 @@ class Kernel:
                 held_calls.fail(str(error))
             return None
         if held_calls is not None:
-            # Most calls end soon, so the state stays in memory.
             held_calls.release()
-            return None
+            # Most calls end soon, so a small state stays in memory.
+            saved = None if run.session is None else run.session.saved
+            if saved is None or saved.memory_bytes < MAX_KEPT_BYTES:
+                return None
         if run.session is not None and run.session.saved is not None:
             run.session.forget_memory()
             if run.listeners:
@@ -384,6 +393,20 @@ class Kernel:
         for execution, run in list(self.active.values()):
             if execution.is_durable and run.session is not None and run.session.result is None:
                 run.session.suspend()
+
+    def can_store(self, run_id: str) -> bool:
+        """Returns True if a run waits for running tools and may be stored meanwhile."""
+        execution, run = self.active[run_id]
+        session = run.session
+        wants = execution.is_durable or execution.checkpoint_after_ms > 0
+        return wants and session is not None and session.result is None and session.tool_calls.is_running
+
+    def store_waiting_run(self, run_id: str) -> None:
+        """Stores a run that waits for running tools, to free its memory. It continues here."""
+        session = self.active[run_id][1].session
+        if session is not None:
+            self._storing.add(run_id)
+            session.suspend()
 
     def _max_wait_seconds(self, execution: Execution) -> float:
         if self._is_draining and execution.is_durable:

@@ -218,3 +218,15 @@ async def test_explicit_suspension_lets_waiting_calls_begin(apps: tuple[App, App
     assert error.code == "suspended"
     assert (await resume(app, run.id, notes)).result == ALL
     assert notes.calls == ALL
+
+
+async def test_large_state_is_not_kept_in_memory_while_a_call_is_made(apps: tuple[App, App]) -> None:
+    app, notes, run = apps[0], Notes(), RunHandle()
+    notes.held = "first"
+    large = "const data = Array.from({length: 20_000}, () => Math.random());"
+    running = asyncio.ensure_future(app.kernel.run(notes.execution(large + CODE), run))
+    await notes.reached.wait()
+    await eventually(lambda: run.session is not None and run.session.saved is not None)
+    await eventually(lambda: run.session.saved.memory == [])  # type: ignore[union-attr]
+    notes.released.set()
+    assert (await running).result == ALL
