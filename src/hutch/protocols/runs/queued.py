@@ -52,12 +52,15 @@ class QueuedRun:
             outcome="ok",
         )
         is_running = row.state == "running"
-        self._details = {"started_at": _time(row.started_at) if is_running else None, "ended_at": None}
+        started_at = _time(row.started_at) if is_running else None
+        self._details = {"started_at": started_at, "ended_at": _time(row.ended_at)}
         state = "running" if is_running else "pending"
+        if row.outcome is not None:
+            state = status_of(row.outcome)
         self._open = {
             "state": state,
             "status": state,
-            "outcome": None,
+            "outcome": row.outcome,
             "duration_ms": None,
             "recorded": None,
             "error": None,
