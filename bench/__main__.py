@@ -19,6 +19,7 @@ import uvloop
 from bench import (
     abilities,
     checkpoints,
+    cluster,
     console,
     context,
     deno,
@@ -62,6 +63,7 @@ BENCHES: dict[str, Callable[[Scale], Coroutine[Any, Any, list[Row]]]] = {
     "fairness": fairness.fairness,
     "runs": run_search.run_search,
     "console": console.console,
+    "cluster": cluster.cluster,
 }
 # Measured with both event loops: asyncio's own, as in the README's example, and uvloop, as in the server. The
 # other rows use uvloop.
