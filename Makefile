@@ -1,7 +1,7 @@
 # Needs Python >= 3.11 with pip and venv, and make; everything else is downloaded. Stamp files in .venv avoid repeated work.
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install serve test pytest checks bench docs lint style types guest fmt lock wheel wheel-check clean
+.PHONY: help install serve test pytest checks bench chaos docs lint style types guest fmt lock wheel wheel-check clean
 
 # Let Python cache the compiled tests.
 unexport PYTHONDONTWRITEBYTECODE
@@ -45,6 +45,9 @@ checks:
 
 bench: install .venv/.bench ## measure speed and size against baselines
 	.venv/bin/python -m bench $(ARGS)
+
+chaos: install .venv/.postgres ## kill machines of a cluster at random for two minutes; options in ARGS
+	.venv/bin/python -m tests.cluster.chaos $(ARGS)
 
 docs: install .venv/.docs ## build the documentation site in build/site
 	@.venv/bin/python -m docs.site

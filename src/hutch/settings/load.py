@@ -59,6 +59,8 @@ _LISTS = ("allowed_hosts", "allowed_origins", "egress_allow", "egress_http_hosts
 _TABLES = ("metadata", "package_egress", "approvals", "record_protocols", "record_keys", "worker_places")
 # HUTCH_DENO and HUTCH_BWRAP name binaries; they are not settings.
 _BINARIES = ("deno", "bwrap")
+# Read by other modules.
+_OTHER_VARIABLES = ("master_key",)
 
 # A value and the place where it was set. Error messages name the place.
 _Sourced = tuple[Any, str]
@@ -304,7 +306,7 @@ def _warn_of_typos(environ: Mapping[str, str]) -> None:
     """Warns about HUTCH_* variables that look like a misspelled setting. This is not an error, because
     another program may use the same prefix.
     """
-    known = (*Settings.__struct_fields__, *_RENAMED, *_BINARIES)
+    known = (*Settings.__struct_fields__, *_RENAMED, *_BINARIES, *_OTHER_VARIABLES)
     for name in environ:
         key = name.removeprefix("HUTCH_").lower()
         if name.startswith("HUTCH_") and key not in known:
