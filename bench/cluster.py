@@ -62,7 +62,7 @@ async def cluster(scale: Scale) -> list[Row]:
             data={"call_ms": call, "local_ms": local_call},
         ),
         Row(
-            what=f"cluster: executions a second, each waits 50 ms for a tool, {WORKERS} workers, {PLACES} places each",
+            what=f"cluster: executions a second that wait 50 ms each, {WORKERS} workers with {PLACES} places",
             measured=f"{number(rates[1])}",
             baseline=f"{number(rates[0])}: 1 worker",
             ratio=speed_up,

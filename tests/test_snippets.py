@@ -444,7 +444,21 @@ def test_settings_and_yaml_are_valid() -> None:
 
 
 def test_other_languages_are_output_diagrams_or_examples_that_other_tests_run() -> None:
-    known = {"sh", "python", "json", "toml", "yaml", "mermaid", "text", "", "js", "ts", "ini", "nginx"}
+    known = {
+        "sh",
+        "python",
+        "json",
+        "toml",
+        "yaml",
+        "mermaid",
+        "text",
+        "",
+        "js",
+        "ts",
+        "ini",
+        "nginx",
+        "conf",
+    }
     found = set()
     for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         found |= set(re.findall(r"^ *```(\w+)$", path.read_text(), re.M))
