@@ -11,14 +11,22 @@ const MAX_GAP = 3;
 /** Beyond the image, blocks of words are copied whole unless all are 0: most of them are in use there. */
 const BLOCK_WORDS = 64;
 
-/** Words beyond `base` count as changed if they are not 0. */
-export function encodeDifference(memory: Uint32Array, base: Uint32Array): Uint32Array {
+/**
+ * Words beyond `base` count as changed if they are not 0. Returns the size in bytes, and builds nothing, if it
+ * exceeds `maxBytes`.
+ */
+export function encodeDifference(
+  memory: Uint32Array,
+  base: Uint32Array,
+  maxBytes: number,
+): Uint32Array | number {
   const shared = Math.min(memory.length, base.length), bounds: number[] = [];
   addChangedWords(bounds, memory, base, shared);
   const sharedBounds = bounds.length;
   addUsedBlocks(bounds, memory, shared);
   let size = bounds.length;
   for (let i = 0; i < bounds.length; i += 2) size += bounds[i + 1] - bounds[i];
+  if (size * 4 > maxBytes) return size * 4;
   const out = new Uint32Array(size);
   for (let i = 0, at = 0, last = 0; i < bounds.length; i += 2) {
     const start = bounds[i], end = bounds[i + 1];

@@ -185,11 +185,12 @@ export class Runner {
     const { id, vm, suspendBelow } = run;
     if (!run.isWaiting) return;
     run.suspendBelow = 0;
-    const { words, ...memory } = vm.save();
-    if (words.byteLength > suspendBelow) {
-      this.#wire.send(suspendedLine(id, { tooLarge: words.byteLength }));
+    const saved = vm.save(suspendBelow);
+    if (typeof saved === "number") {
+      this.#wire.send(suspendedLine(id, { tooLarge: saved }));
       return;
     }
+    const { words, ...memory } = saved;
     sendMemory(this.#wire, id, words);
     this.#wire.send(suspendedLine(id, { state: run.state(memory, this.#openCalls(run)) }));
     run.over = true;
@@ -312,12 +313,13 @@ export class Runner {
   #endTurn(run: Run, result?: string): void {
     const { form, maxBytes } = run.request.turn!;
     if (form === "variables") return this.#end(run, { ok: true, result });
-    const { words, ...vm } = run.vm.save();
-    if (words.byteLength > maxBytes) {
-      const message = `The memory of the session has ${words.byteLength} bytes; the limit is ${maxBytes}` +
+    const saved = run.vm.save(maxBytes);
+    if (typeof saved === "number") {
+      const message = `The memory of the session has ${saved} bytes; the limit is ${maxBytes}` +
         " (setting max_checkpoint_bytes)";
       return this.#end(run, { ok: false, error: { code: "memory_limit", message } });
     }
+    const { words, ...vm } = saved;
     sendMemory(this.#wire, run.id, words);
     this.#end(run, { ok: true, result, vm });
   }

@@ -225,13 +225,17 @@ export class Vm {
     seed[0] |= 1;
   }
 
-  /** Returns the difference to the image. No guest code may be running, because its stack is not included. */
-  save(): SavedMemory {
+  /**
+   * Returns the difference to the image, or only its size if that exceeds `maxBytes`. No guest code may be
+   * running, because its stack is not included.
+   */
+  save(maxBytes: number): SavedMemory | number {
     const e = this.#exports, { heap, stackPointer } = this.#image;
     const pages = e.hutch_pages.value as number;
     const memory = new Uint32Array(e.memory.buffer, stackPointer, (pages * PAGE - stackPointer) / 4);
     const base = new Uint32Array(heap.buffer, heap.byteOffset, heap.length / 4);
-    return { pages, faults: this.faults, words: encodeDifference(memory, base) };
+    const words = encodeDifference(memory, base, maxBytes);
+    return typeof words === "number" ? words : { pages, faults: this.faults, words };
   }
 
   /** Restores the image and applies the difference, after `limit`. Throws VmError if it does not fit. */
