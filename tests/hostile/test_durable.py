@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -14,6 +15,7 @@ from tests.support.stalls import LoopStalls, repeat_on_stall
 from tests.support.waiting import eventually
 
 import hutch
+from hutch.kernel.state_memory import StateMemory
 
 MIB = 1024 * 1024
 RANDOM = """
@@ -96,3 +98,35 @@ async def test_stopped_runner_does_not_hold_up_the_turn_whose_memory_it_gets(
         assert (await session.run("bytes.length", timeout_ms=1_000)).result == 8
         assert time.monotonic() - began < 20
         await eventually(lambda: not exists(guest))
+
+
+async def test_states_in_memory_are_bounded_although_the_stored_ones_are_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One owner made the host use 3 GB with 40 sessions that have a few kilobytes each in the store."""
+    used: list[int] = []
+    change = StateMemory.change
+
+    def noting(memory: StateMemory, owner: str, size: int) -> None:
+        change(memory, owner, size)
+        used.append(memory.used_bytes)
+
+    monkeypatch.setattr(StateMemory, "change", noting)
+    fill = f"var bytes = new Uint8Array({6 * MIB}).fill(7); bytes.length"
+    settings = {"home": str(tmp_path), "max_state_bytes": 40 * MIB, "max_checkpoint_bytes": 16 * MIB}
+    async with hutch.Hutch(**settings) as h:  # type: ignore[arg-type]
+        sessions = [h.session(f"s{n}") for n in range(6)]
+        for session in sessions:
+            assert (await session.run(fill)).result == 6 * MIB
+            await session.store()
+        # All of them, with their new states, have more than twice what an owner may have.
+        turns = (session.run("bytes.fill(8); bytes.length") for session in sessions)
+        results = await asyncio.gather(*turns, return_exceptions=True)
+        for result in results:
+            is_busy = isinstance(result, hutch.Busy)
+            assert is_busy or result.error is None or result.error.code == "memory_limit"  # type: ignore[union-attr]
+        assert 12 * MIB < max(used) <= 32 * MIB
+        # The runner is not blamed for what it sends in vain, and another owner has room.
+        assert (await h.run("return 1")).result == 1
+        assert (await h.session("other", owner="other").run(fill)).result == 6 * MIB
+    assert used[-1] == 0

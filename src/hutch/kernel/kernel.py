@@ -16,6 +16,7 @@ from hutch.kernel.execution import CheckCode, Execution, Recorder
 from hutch.kernel.fair_use import FairUse
 from hutch.kernel.placement import Placement
 from hutch.kernel.precompile import Precompiler
+from hutch.kernel.state_memory import StateMemory
 from hutch.sandbox.pool.lease import Lease
 from hutch.sandbox.pool.pool import Pool
 from hutch.sandbox.runner.profile import Profile
@@ -90,6 +91,8 @@ class Kernel:
         self._default_limits = self._limits({}, clamp=True)
         self.no_files = InputFiles([], FileLimits(settings.max_files, settings.max_file_bytes))
         """Files of an execution without input files, which can only write files."""
+        self.states = StateMemory(settings.max_state_bytes, settings.queue_seconds)
+        """Counts the memory of the states of suspended runs and sessions."""
         self.precompiler = Precompiler(pool, record, owners_share=settings.owners_share)
 
     def limits(self, requested: dict[str, Any], *, clamp: bool = False) -> Limits:
@@ -152,6 +155,8 @@ class Kernel:
         if run.listeners:
             run.emit(RunQueued())
         self.active[run.id] = execution, run
+        if run.charge is None and (execution.turn is not None or self._max_saved_bytes(execution)):
+            run.charge = self.states.charge(execution.owner)
         try:
             result = await self._run(execution, run)
             if result.error is not None or execution.unavailable_servers or _has_promise_text(result):
@@ -175,6 +180,8 @@ class Kernel:
             del self.active[run.id]
             self._storing.discard(run.id)
             self._pauses.pop(run.id, None)
+            if run.charge is not None:
+                run.charge.release()
         self._record_end(execution, run, result)
         return result
 

@@ -39,7 +39,7 @@ from hutch.session.messages import (
     suspend_line,
 )
 from hutch.session.peer import BACKSTOP_SECONDS, START_TIMEOUT_SECONDS, Peer, limit_error
-from hutch.session.run import CallRecord, Listener, Result, RunEvent, RunLog
+from hutch.session.run import CallRecord, Charge, Listener, Result, RunEvent, RunLog
 from hutch.session.suspension import Answer, MemoryCollector, SavedSession
 from hutch.session.tool_calls import ToolCalls
 from hutch.session.tools.provider import Provider
@@ -95,6 +95,10 @@ class Session:
     _answers: Mapping[str, Answer] | None = None
     _memory_line = b""
     _memory: MemoryCollector | None = None
+    charge: Charge | None = None
+    """Counts the memory of the state that the runner sends."""
+    _is_host_full = False
+    """True if there was no room for the state in the host."""
     _turn_state: TurnState | None = None
     _on_suspend_refused: Callable[[str], None] | None = None
     _elapsed_before = 0.0
@@ -438,8 +442,17 @@ class Session:
         if isinstance(message, Memory):
             if not memory.add(message.data):
                 self.mark_lost("it sent too much memory")
+            elif self._is_host_full or (self.charge is not None and not self.charge.add(len(message.data))):
+                # The runner sends the rest, too. So the session ends when it has done so.
+                self._is_host_full = True
+                memory.clear()
+                if self.charge is not None:
+                    self.charge.release()
             return True
         self._memory = None
+        if self._is_host_full:
+            self.fail(_HOST_FULL)
+            return True
         if message.state is UNSET:
             self.tool_calls.forget_replies()
             size = 0 if message.too_large is UNSET else message.too_large
@@ -520,6 +533,8 @@ class Session:
         """Frees the memory of a suspended execution, which was stored."""
         assert self.saved is not None
         self.saved = msgspec.structs.replace(self.saved, memory=[], manifests=[], files=None)
+        if self.charge is not None:
+            self.charge.release()
 
     def _remaining_seconds(self) -> float:
         return (self.limits.timeout_ms - self._run_ms()) / 1000
@@ -587,6 +602,8 @@ class Session:
     def _done(self, done: Done) -> None:
         if self._cancelling:
             self._settle_done(done, self._timeout)
+        elif self._is_host_full and done.ok:
+            self._settle_done(done, _HOST_FULL)
         elif not done.ok:
             assert done.error is not UNSET
             self._settle_done(done, self._judge(done.error))
@@ -760,6 +777,13 @@ class Session:
         self._peer.send(encode(Cancel(self.id)))
         self.unresponsive = True
         self._settle(WireError(code="internal_error", message=message))
+
+
+_HOST_FULL = WireError(
+    code="memory_limit",
+    message="The state of the execution cannot be stored: states of this owner, or of all owners, already"
+    " need all memory that they may have (setting max_state_bytes)",
+)
 
 
 def _not_json(error: NotJsonSafe) -> WireError:

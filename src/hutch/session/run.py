@@ -328,6 +328,17 @@ class TextRedactor(Protocol):
         """Like `text`, but lets other tasks run meanwhile."""
 
 
+class Charge(Protocol):
+    """Counts the bytes of an execution's state in the host; see `kernel.state_memory`."""
+
+    def add(self, size: int) -> bool:
+        """Returns False, and adds nothing, if there is no room."""
+
+    def set(self, size: int) -> None: ...
+
+    def release(self) -> None: ...
+
+
 class RunHandle(msgspec.Struct, eq=False):
     """A run in progress: its id, its controls, and the data for its run record besides the result.
 
@@ -383,6 +394,8 @@ class RunHandle(msgspec.Struct, eq=False):
     is_stored: bool = False
     """True if this process holds the run in the store: it was resumed, or stored while it waited for tools.
     """
+    charge: Charge | None = None
+    """Counts the memory of the execution's state in the host, if it has one."""
     must_suspend: bool = False
     """True if the run has to be suspended when it next waits, and must not be continued here; see `suspend`.
     """

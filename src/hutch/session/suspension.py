@@ -137,5 +137,9 @@ class MemoryCollector:
         self._parts.append(part)
         return True
 
+    def clear(self) -> None:
+        """Frees the parts. Later ones are still counted."""
+        self._parts = []
+
     def memory(self) -> list[bytes]:
         return self._parts

@@ -81,6 +81,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Maximum size of the `execute` messages of one Execbox client that wait or run, together."""
     max_checkpoint_bytes: Positive = 64 * MIB
     """Maximum size of a suspended execution: the part of its memory that differs from that of a new one."""
+    max_state_bytes: Positive = 1024 * MIB
+    """Maximum memory of the host for the states of suspended runs and sessions that are being stored,
+    restored or used. One owner may use four fifths of it.
+    """
     checkpoint_after_ms: Count = 0
     """Milliseconds after which an execution that waits for tools is stored and frees its VM, while the tools
     continue. It then survives the end of the process. 0 for never.

@@ -35,6 +35,7 @@ class SettingOverrides(TypedDict, total=False):
     max_line_bytes: int
     max_pending_bytes: int
     max_checkpoint_bytes: int
+    max_state_bytes: int
     checkpoint_after_ms: int
     max_suspended_bytes_per_owner: int
     checkpoint_days: int

@@ -111,8 +111,10 @@ async def test_run_is_stored_while_it_waits_and_continues_with_each_result(
     assert session.saved is not None
     assert session.saved.memory == []
     tools.release("quick").set()
-    # The guest continues with one result while the other tool runs, and is stored again.
-    assert len(await stored(run)) == 1
+    # The guest continues with one result while the other tool runs, and is stored again. On a busy machine,
+    # it may also be stored while it calls `note`.
+    while len(await stored(run)) != 1:
+        pass
     assert tools.calls == ["slow", "quick", "quicker"]
     tools.release("slow").set()
     result = await run.result()

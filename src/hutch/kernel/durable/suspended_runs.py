@@ -126,7 +126,9 @@ class SuspendedRuns:
             row = await store.checkpoints.get(run.id)
             if row is None or row.holder != self._holds.holder:
                 raise ResumeError("checkpoint_in_use", f"Another process continues the run {run.id}.")
+            run.charge = await self._kernel.states.reserve(execution.owner, self._checkpoints.max_bytes)
             stored = (await self._checkpoints.decode(await store.checkpoints.state(row))).session
+            run.charge.set(stored.memory_bytes)
             return msgspec.structs.replace(saved, memory=stored.memory, manifests=stored.manifests)
 
         return load
@@ -180,6 +182,8 @@ class SuspendedRuns:
         that no other process continues the run. Raises ResumeError and VaultError.
         """
         store = await self._open_store()
+        await self.check_owner(run_id, owner)
+        charge = await self._kernel.states.reserve(owner, self._checkpoints.max_bytes)
         until = now(plus_seconds=HOLD_SECONDS)
         row = await store.checkpoints.take(
             run_id, owner, self._holds.holder, until, is_holder_dead=is_holder_dead
@@ -203,6 +207,9 @@ class SuspendedRuns:
             self._holds.runs.discard(run_id)
             await store.checkpoints.release(run_id, self._holds.holder)
             raise
+        files = checkpoint.session.files
+        results = sum(len(answer.result_json or b"") for answer in answers.values())
+        charge.set(checkpoint.session.memory_bytes + results + (0 if files is None else files.size))
         execution = Execution(
             code=checkpoint.code,
             profile=profile_for("quickjs"),
@@ -225,6 +232,7 @@ class SuspendedRuns:
             record_level=checkpoint.record_level,
             listeners=self._listeners.get(run_id, []),
             is_stored=True,
+            charge=charge,
         )
         if not checkpoint.stores_calls:
             run.before_call = self._holds.before_first_call(store, run_id)

@@ -10,6 +10,7 @@ import msgspec
 
 from hutch.errors import ResumeError, SessionError
 from hutch.kernel.durable import packing
+from hutch.kernel.state_memory import StateCharge
 from hutch.session.messages import VmState
 from hutch.session.turn import TurnState
 from hutch.store.tables.durable.sessions import SessionRow
@@ -33,6 +34,8 @@ class LiveSession:
         """Monotonic time until which no other process can take the session."""
         self.is_changed = False
         """True if the store has an older state."""
+        self.charge: StateCharge | None = None
+        """Counts the memory of the states."""
         self._stored = stored
         self._unsaved: dict[int, TurnState] = {}
 
@@ -49,6 +52,14 @@ class LiveSession:
             if size <= max_bytes and turn > self.turn - max_turns:
                 break
             size -= self._unsaved.pop(turn).memory_bytes
+
+    def count_memory(self) -> None:
+        """Charges the states that are in memory now."""
+        if self.charge is not None:
+            states = {
+                id(state): state for state in (self.state, *self._unsaved.values()) if state is not None
+            }
+            self.charge.set(sum(state.memory_bytes for state in states.values()))
 
     def start_with(self, state: TurnState, turn: int) -> None:
         """Replaces all states by a copy of another session's state."""

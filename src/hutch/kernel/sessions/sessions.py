@@ -76,6 +76,12 @@ class _Slot:
         """None while this process does not hold the session."""
         self.saving_task: asyncio.Task[None] | None = None
 
+    def drop(self) -> None:
+        """Frees the memory of the session."""
+        if self.live is not None and self.live.charge is not None:
+            self.live.charge.release()
+        self.live = None
+
 
 class Sessions:
     """Stateful sessions of one store. A session is identified by its owner and its id."""
@@ -117,6 +123,7 @@ class Sessions:
             state = None if run.session is None else run.session.turn_state
             if state is not None:
                 live.add(state, self._settings.max_session_history, self._settings.max_checkpoint_bytes)
+                live.count_memory()
             return result
 
     async def variables(self, session_id: str, owner: str, protocol: str) -> list[Variable]:
@@ -171,6 +178,8 @@ class Sessions:
             copy.held_until = started + HOLD_SECONDS
             if state is not None:
                 copy.start_with(state, turn)
+                copy.charge = self._kernel.states.charge(owner)
+                copy.count_memory()
             self._hold(slot, copy, copy_id)
 
     # --- the list of sessions ---
@@ -208,7 +217,7 @@ class Sessions:
             if not await store.sessions.delete(owner, session_id, self._holder):
                 row = await store.sessions.get(owner, session_id)
                 raise _not_found(session_id) if row is None else _in_use(row)
-            slot.live = None
+            slot.drop()
 
     async def store_now(self, session_id: str, owner: str) -> None:
         """Stores a session that this process holds, and frees its memory. Raises HutchError."""
@@ -261,7 +270,10 @@ class Sessions:
         async with self._locked(owner, session_id) as slot:
             live = slot.live
             if live is None or not live.is_held:
+                charge = await self._kernel.states.reserve(owner, self._settings.max_checkpoint_bytes)
                 live = await self._take(owner, session_id, live, create=create)
+                live.charge = charge
+                live.count_memory()
                 self._hold(slot, live, session_id)
             yield slot, live
 
@@ -407,7 +419,9 @@ class Sessions:
                 return
             live.held_until = started + HOLD_SECONDS
             if release or not is_held:
-                slot.live = None
+                slot.drop()
+            else:
+                live.count_memory()
             if not is_held:
                 raise SessionError("session_in_use", "Another process has used it, so turns were lost.")
 

@@ -122,6 +122,7 @@ class Lease:
             max_wait_seconds=max_wait_seconds,
             files=files,
         )
+        session.charge = run.charge
         multiplexer.add(session)
         self._session = run.session = session
         timer: asyncio.TimerHandle | None = None
