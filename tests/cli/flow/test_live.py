@@ -36,7 +36,6 @@ def test_run_that_may_succeed_when_resumed_gets_a_hint_to_resume(end: RunOutcome
 @pytest.mark.parametrize(
     "error",
     [
-        rep_error(2001, "SyntaxError", retriable=False),
         rep_error(1003, "inputs.x: is missing"),
         rep_error(3001, "There is no such program", cause="CannotStart"),
         rep_error(3002, "The master key is not the one", cause="VaultError"),
@@ -44,6 +43,11 @@ def test_run_that_may_succeed_when_resumed_gets_a_hint_to_resume(end: RunOutcome
 )
 def test_run_that_would_fail_again_gets_no_hint(error: dict[str, Any]) -> None:
     assert next_step_hint(failed(error), JOURNALED) is None
+
+
+def test_failed_step_gets_a_hint_to_its_values() -> None:
+    hint = next_step_hint(failed(rep_error(2001, "SyntaxError", retriable=False)), JOURNALED)
+    assert hint == "`hutch flow logs r --values` shows what its steps got and returned"
 
 
 def test_option_that_would_have_helped_is_named() -> None:

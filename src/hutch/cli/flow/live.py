@@ -163,4 +163,6 @@ def next_step_hint(outcome: RunOutcome, options: RunOptions) -> str | None:
     lost_runtime = error.get("code", 0) >= 3000 and data.get("cause") not in _PERMANENT_CAUSES
     if outcome.cancelled or data.get("retriable") or lost_runtime:
         return f"`hutch flow resume {outcome.run_id}` resumes it"
+    if 2000 <= error.get("code", 0) < 3000:
+        return f"`hutch flow logs {outcome.run_id} --values` shows what its steps got and returned"
     return None
