@@ -13,9 +13,9 @@ from tests.support.messages import TRANSCRIPT
 from tests.support.processes import TIMEOUT_SECONDS
 
 from hutch import tool
+from hutch.session.channels.peer import GUEST_CODES
 from hutch.session.limits import Limits
 from hutch.session.multiplexer import BYTES_PER_DROP, MALFORMED_COST, MAX_LATE_SESSIONS, Multiplexer
-from hutch.session.peer import GUEST_CODES
 from hutch.session.tools.provider import Provider
 
 

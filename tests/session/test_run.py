@@ -8,10 +8,10 @@ import msgspec
 from msgspec import Raw
 
 from hutch.errors import ExecutionError
+from hutch.session.channels.peer import Peer
 from hutch.session.host import Session
 from hutch.session.limits import Limits
 from hutch.session.messages import Cancel, encode
-from hutch.session.peer import Peer
 from hutch.session.run import (
     MAX_RECORDED_CALLS,
     CallLog,

@@ -14,9 +14,9 @@ from tests.support.messages import MALFORMED, TRANSCRIPT, execute, tool_failure,
 from tests.support.processes import TIMEOUT_SECONDS
 
 from hutch.errors import Busy, ExecutionError, InvalidExecution, QuotaExceeded, RateLimited, ToolError
+from hutch.session.channels.peer import Peer
 from hutch.session.host import Session
 from hutch.session.limits import Limits
-from hutch.session.peer import Peer
 from hutch.session.run import Result
 from hutch.session.runner import (
     MAX_LOGGED_DROPS,

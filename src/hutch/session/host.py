@@ -15,6 +15,9 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from hutch.session.calls.link import SessionLink
+from hutch.session.calls.tool_calls import ToolCalls
+from hutch.session.channels.peer import BACKSTOP_SECONDS, START_TIMEOUT_SECONDS, Peer, limit_error
 from hutch.session.files.calls import FileCalls
 from hutch.session.files.model import InputFiles
 from hutch.session.json_value import NotJsonSafe, decode_value, encode_value
@@ -38,10 +41,8 @@ from hutch.session.messages import (
     memory_lines,
     suspend_line,
 )
-from hutch.session.peer import BACKSTOP_SECONDS, START_TIMEOUT_SECONDS, Peer, limit_error
 from hutch.session.run import CallRecord, Charge, Listener, Result, RunEvent, RunLog
 from hutch.session.suspension import Answer, MemoryCollector, SavedSession
-from hutch.session.tool_calls import ToolCalls
 from hutch.session.tools.provider import Provider
 from hutch.session.turn import Turn, TurnState, turn_json
 from hutch.telemetry.trace_context import TraceContext
@@ -136,7 +137,7 @@ class Session:
 
         `saved`: suspended session to continue. `answers`: results of its pending calls. `max_saved_bytes`:
         maximum size of the memory of an execution that is suspended; 0 if the runner cannot suspend it.
-        `turn`: the execution is a turn of a stateful session. `before_call`: see `ToolCalls`. `open_calls`:
+        `turn`: the execution is a turn of a stateful session. `before_call`: see `SessionLink`. `open_calls`:
         calls of the continued session, if tools are still running. `max_wait_seconds`: time after which an
         execution that waits for tools is suspended while the tools continue; 0 for never. `files`: input
         files, if the guest has `files` and `display`; a continued session has the files that it had before.
@@ -179,24 +180,15 @@ class Session:
     def tool_calls(self) -> ToolCalls:
         """Tool calls of the guest. Made when they are first needed, because many guests call no tool."""
         if self._calls is None:
-            self._files = self._file_calls()
-            on_wait = self._suspend if self._max_saved_bytes else None
             self._calls = ToolCalls(
                 self.run_id,
                 self.limits,
                 self._providers,
-                self._send_result,
+                self._link(),
                 self._listeners,
-                writable=self._peer.writable,
-                on_abuse=self.mark_lost,
                 loop=self._loop,
                 # A trusted peer makes the spans of the calls itself.
                 trace=None if self._peer.trusted else self._trace,
-                on_all_pending=on_wait,
-                before_call=self._before_call,
-                on_long_wait=on_wait,
-                max_wait_seconds=self._max_wait_seconds,
-                files=self._files,
             )
             self._calls.deadline = self._tool_deadline
             self._calls.started_at = self._sent_at if self._started_at is None else self._started_at
@@ -205,24 +197,23 @@ class Session:
     def _continue_calls(self, calls: ToolCalls) -> None:
         """Continues with the calls of a session whose tools still run."""
         self._calls, self._has_open_calls = calls, True
-        self._files = self._file_calls()
-        on_wait = self._suspend if self._max_saved_bytes else None
-        calls.attach(
-            self._send_result,
-            writable=self._peer.writable,
-            on_abuse=self.mark_lost,
-            on_all_pending=on_wait,
-            before_call=self._before_call,
-            on_long_wait=on_wait,
-            files=self._files,
-            max_wait_seconds=self._max_wait_seconds,
-        )
+        calls.attach(self._link())
 
-    def _file_calls(self) -> FileCalls | None:
-        if self._input_files is None:
-            return None
-        saved = None if self._resumed is None else self._resumed.files
-        return FileCalls(self._input_files, self.limits.max_calls, saved)
+    def _link(self) -> SessionLink:
+        if self._input_files is not None:
+            saved = None if self._resumed is None else self._resumed.files
+            self._files = FileCalls(self._input_files, self.limits.max_calls, saved)
+        on_wait = self._suspend if self._max_saved_bytes else None
+        return SessionLink(
+            send=self._send_result,
+            on_abuse=self.mark_lost,
+            writable=self._peer.writable,
+            before_call=self._before_call,
+            on_all_pending=on_wait,
+            on_long_wait=on_wait,
+            max_wait_seconds=self._max_wait_seconds,
+            files=self._files,
+        )
 
     @property
     def started(self) -> bool:

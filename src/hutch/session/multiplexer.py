@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 from msgspec import UNSET
 
 from hutch.errors import ProtocolError
+from hutch.session.channels.peer import BACKSTOP_SECONDS, RUNNER_CODES, START_TIMEOUT_SECONDS, Peer
 from hutch.session.channels.stream import Channel
 from hutch.session.host import Session
 from hutch.session.limits import Limits
+from hutch.session.message_decoding import decode_from_runner
 from hutch.session.messages import (
     Done,
     Log,
@@ -18,9 +20,7 @@ from hutch.session.messages import (
     RunnerMessage,
     Suspended,
     ToolCall,
-    decode_from_runner,
 )
-from hutch.session.peer import BACKSTOP_SECONDS, RUNNER_CODES, START_TIMEOUT_SECONDS, Peer
 from hutch.session.relayed_session import AnySession, RelayedSession
 from hutch.session.run import Listener
 from hutch.session.tools.provider import Provider

@@ -17,9 +17,9 @@ from hutch.session.json_value import decode_value
 from hutch.text import cut, format_rfc3339
 
 if TYPE_CHECKING:
+    from hutch.session.calls.tool_calls import ToolCalls
     from hutch.session.events.timeline import RunTimeline
     from hutch.session.host import Session
-    from hutch.session.tool_calls import ToolCalls
     from hutch.telemetry.trace_context import TraceContext
 
 # Maximum number of tool calls in a run record, and maximum length of a name in them. Run records are stored

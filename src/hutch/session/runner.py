@@ -31,6 +31,7 @@ from hutch.session.channels.stream import Channel
 from hutch.session.host import TIMED_OUT
 from hutch.session.inputs import decode_inputs
 from hutch.session.json_value import encode_value
+from hutch.session.message_decoding import RefusedExecute, decode_from_host, decode_long_from_host
 from hutch.session.messages import (
     Cancel,
     Done,
@@ -39,14 +40,11 @@ from hutch.session.messages import (
     Log,
     Manifest,
     Options,
-    RefusedExecute,
     Started,
     ToolCall,
     ToolItem,
     ToolResult,
     WireError,
-    decode_from_host,
-    decode_long_from_host,
     encode,
 )
 from hutch.session.run import Result, RunHandle, log_listener

@@ -11,7 +11,7 @@ from tests.contract.abilities.harness import HOST, PLAIN, AbilityHarness, abilit
 import hutch
 from hutch.kernel.execution import Execution
 from hutch.sandbox.runner.profile import profile_for
-from hutch.session.messages import decode_from_host
+from hutch.session.message_decoding import decode_from_host
 from hutch.settings import Settings
 
 pytestmark = pytest.mark.anyio

@@ -186,7 +186,8 @@ async def test_result_that_was_stored_before_a_kill_is_delivered(
 
     session = run._handle.session
     assert session is not None
-    monkeypatch.setattr(session.tool_calls, "_journal", lambda call_id, answer: die(run.id, call_id, answer))
+    replies = session.tool_calls._suspension
+    monkeypatch.setattr(replies, "_journal", lambda call_id, answer: die(run.id, call_id, answer))
     tools.release("once").set()
     await journaled.wait()
     resumed = await second.resume(run.id or "", tools=tools.all)

@@ -23,9 +23,9 @@ from hutch.sandbox.runner.priority import set_background
 from hutch.sandbox.runner.process_exit import ProcessExit
 from hutch.sandbox.runner.profile import Profile
 from hutch.session.channels.low_latency import LowLatencyChannel
+from hutch.session.channels.peer import BACKSTOP_SECONDS, GUEST_CODES, RUNNER_CODES, START_TIMEOUT_SECONDS
 from hutch.session.channels.stream import Channel, StreamChannel
 from hutch.session.multiplexer import Multiplexer
-from hutch.session.peer import BACKSTOP_SECONDS, GUEST_CODES, RUNNER_CODES, START_TIMEOUT_SECONDS
 from hutch.session.relayed_session import AnySession
 from hutch.session.run import Result
 

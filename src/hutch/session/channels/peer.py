@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from hutch.session.calls.description import MAX_NAME_CHARS
 from hutch.session.messages import WireError
-from hutch.session.tool_calls import MAX_NAME_CHARS
 from hutch.session.tools.provider import MAX_MESSAGE_CHARS
 
 BACKSTOP_SECONDS = 0.1

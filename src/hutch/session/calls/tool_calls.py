@@ -7,14 +7,28 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from time import monotonic, time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec import UNSET, Raw
 
 from hutch.errors import Suspend, ToolError, wire_code
+from hutch.session.calls.description import (
+    deferred_call,
+    is_idempotent,
+    is_oversized,
+    line_of,
+    repeated_call,
+    running_call,
+    shown,
+    shown_name,
+)
+from hutch.session.calls.file_tasks import FileCallTasks
+from hutch.session.calls.link import SessionLink
+from hutch.session.calls.reports import CallReports
+from hutch.session.calls.suspension_replies import SuspensionReplies
 from hutch.session.files import calls as file_calls
 from hutch.session.files.calls import FileCalls
-from hutch.session.json_value import NotJsonSafe, decode_value, encode_value, well_formed
+from hutch.session.json_value import NotJsonSafe, decode_value
 from hutch.session.large_json import LARGE_TEXT_BYTES, decode_large_value
 from hutch.session.messages import ToolCall, ToolResult, WireError, encode, tool_item_line, tool_result_line
 from hutch.session.run import (
@@ -32,7 +46,6 @@ from hutch.session.tools.provider import Provider
 from hutch.session.tools.tool import ToolContext
 from hutch.tasks import start_now
 from hutch.telemetry.trace_context import TraceContext, current
-from hutch.text import cut
 
 if TYPE_CHECKING:
     import anyio
@@ -41,11 +54,6 @@ if TYPE_CHECKING:
 
 MAX_OPEN_INPUT_BYTES = 64 * 1024 * 1024
 MAX_INVALID_INPUT_BYTES = 32 * 1024 * 1024
-# Limits on the names in a tool call. They bound the memory that a guest with forged calls can use in the
-# host.
-MAX_CALL_ID_CHARS = 128
-MAX_NAME_CHARS = 1_024
-MAX_SHOWN_NAME_CHARS = 100
 MAX_REMEMBERED_ERRORS = 1_000
 
 
@@ -57,26 +65,13 @@ class ToolCalls:
         run_id: str,
         limits: Limits,
         providers: Mapping[str, Provider],
-        send: Callable[[bytes], None],
+        link: SessionLink,
         listeners: Sequence[Listener],
         *,
-        writable: Callable[[], Awaitable[None]] | None,
-        on_abuse: Callable[[str], None],
         loop: asyncio.AbstractEventLoop,
         trace: TraceContext | None = None,
-        on_all_pending: Callable[[], None] | None = None,
-        before_call: Callable[[bool], Awaitable[None]] | None = None,
-        on_long_wait: Callable[[], None] | None = None,
-        max_wait_seconds: float = 0.0,
-        files: FileCalls | None = None,
     ) -> None:
-        """`writable`: waits while the channel's buffer is full. `on_abuse`: called with the reason if the
-        runner sends too many invalid calls. `trace`: span of the run. `on_all_pending`: called when all open
-        calls are pending; None if the run cannot be suspended. `before_call`: awaited before each call, with
-        True if its tool is idempotent; a ToolError that it raises fails the call. `on_long_wait`: called when
-        tools are running and the guest has neither made a call nor received a reply for `max_wait_seconds`;
-        0 for never. `files`: answers calls of the guest's `files`; None if the guest has no `files`.
-        """
+        """`trace`: span of the run."""
         self.run_id = run_id
         self.deadline = 0.0
         """End of the execution's time limit, on the event loop's clock."""
@@ -90,32 +85,19 @@ class ToolCalls:
         """Codes and messages of the errors that the guest has received, at most MAX_REMEMBERED_ERRORS."""
         self.pending: dict[str, PendingCall] = {}
         """Open calls whose results will arrive later, by id."""
-        self._on_all_pending = on_all_pending
-        self._before_call = before_call
-        self._files = files
-        self._recent_replies: list[tuple[str, bytes]] | None = None
-        """Replies since the runner was asked to suspend the run, with the ids of their calls. The runner may
-        have suspended the run before it received them.
-        """
-        self._finished: dict[str, tuple[PendingCall, Answer | None]] = {}
-        """Calls that ended since the runner was asked to suspend the run. None for a streamed result."""
+        self._link = link
+        self._suspension: SuspensionReplies | None = None
+        """None until the runner is asked to suspend the run."""
         self._is_suspended = False
-        self._journal: Callable[[str, Answer], Awaitable[None]] | None = None
-        self._journaled: set[str] = set()
-        """Ids of calls whose results are stored before the guest receives them."""
-        self._on_long_wait, self._max_wait_seconds = on_long_wait, max_wait_seconds
         self._active_at = 0.0
         self._wait_timer: asyncio.TimerHandle | None = None
         self._limits = limits
         self._providers = providers
-        self._send = send
         self._listeners = listeners
-        self._writable = writable
-        self._on_abuse = on_abuse
         self._trace = trace
         self._loop, self._thread = loop, threading.get_ident()
         self._ids: set[str] = set()
-        self._file_tasks: dict[str, asyncio.Task[None]] = {}
+        self._file_tasks: FileCallTasks | None = None
         self._tasks: dict[str, tuple[asyncio.Task[None], ToolCall, float]] = {}
         """Running tools, with the calls and the times at which they began."""
         self._open_bytes = self._invalid_input_bytes = self._refused = 0
@@ -124,13 +106,13 @@ class ToolCalls:
 
     def receive(self, call: ToolCall) -> bool:
         """Starts the tool of a call, or refuses the call. Returns True if the call was expected."""
-        if self._is_cancelled or call.call_id in self._ids or _is_oversized(call):
+        if self._is_cancelled or call.call_id in self._ids or is_oversized(call):
             return False
-        if self._files is not None and call.provider_name == file_calls.PROVIDER:
-            return self._receive_file_call(call, self._files)
+        if self._link.files is not None and call.provider_name == file_calls.PROVIDER:
+            return self._receive_file_call(call, self._link.files)
         provider = self._providers.get(call.provider_name)
         if provider is None or call.safe_tool_name not in provider.tools:
-            self._refuse(call, f"Unknown tool {_shown_name(call)}", "internal_error")
+            self._refuse(call, f"Unknown tool {shown_name(call)}", "internal_error")
             return False
         limits, size = self._limits, memoryview(call.input).nbytes
         if size > limits.max_result_bytes:
@@ -157,62 +139,39 @@ class ToolCalls:
             self._tasks[call.call_id] = task, call, began
             self._watch_wait()
 
+    def _receive_file_call(self, call: ToolCall, files: FileCalls) -> bool:
+        if self._file_tasks is None:
+            self._file_tasks = FileCallTasks(self._reply, self._reply_error, self._loop)
+        problem = self._file_tasks.problem(files, self._limits)
+        if problem is not None:
+            self._refuse(call, problem)
+        else:
+            self._ids.add(call.call_id)
+            self._file_tasks.start(call, files, self._link.writable)
+        return True
+
     def _watch_wait(self) -> None:
         """Starts the timer for `on_long_wait`."""
-        if not self._max_wait_seconds:
+        if not self._link.max_wait_seconds:
             return
         self._active_at = self._loop.time()
         if self._wait_timer is None:
-            self._wait_timer = self._loop.call_later(self._max_wait_seconds, self._check_wait)
+            self._wait_timer = self._loop.call_later(self._link.max_wait_seconds, self._check_wait)
 
     def _check_wait(self) -> None:
         self._wait_timer = None
-        if not self._tasks or self._is_suspended or self._is_cancelled or self._on_long_wait is None:
+        if not self._tasks or self._is_suspended or self._is_cancelled or self._link.on_long_wait is None:
             return
-        seconds_left = self._active_at + self._max_wait_seconds - self._loop.time()
+        seconds_left = self._active_at + self._link.max_wait_seconds - self._loop.time()
         if seconds_left > 0:
             self._wait_timer = self._loop.call_later(seconds_left, self._check_wait)
         else:
-            self._on_long_wait()
-
-    def _receive_file_call(self, call: ToolCall, files: FileCalls) -> bool:
-        if len(self._file_tasks) >= self._limits.max_outstanding_calls:
-            self._refuse(call, f"More than {self._limits.max_outstanding_calls} calls of files at once")
-            return True
-        if files.count >= self._limits.max_calls:
-            self._refuse(call, f"More than {self._limits.max_calls} calls of files in one execution")
-            return True
-        self._ids.add(call.call_id)
-        task = start_now(self._answer_file_call(call, files), self._loop)
-        if not task.done():
-            self._file_tasks[call.call_id] = task
-        return True
-
-    async def _answer_file_call(self, call: ToolCall, files: FileCalls) -> None:
-        try:
-            # A write must not wait, because the run may end with the next message.
-            if self._writable is not None and call.safe_tool_name == "read":
-                # Read one file at a time. Otherwise all waiting reads would send their data as soon as one of
-                # them can.
-                async with files.reading:
-                    await self._writable()
-                    self._reply_to_file_call(call, files)
-                    await asyncio.sleep(0)
-            else:
-                self._reply_to_file_call(call, files)
-        except ToolError as error:
-            self._reply_error(call.call_id, error.tool_code, error.message)
-        finally:
-            self._file_tasks.pop(call.call_id, None)
-
-    def _reply_to_file_call(self, call: ToolCall, files: FileCalls) -> None:
-        result = files.call(call.safe_tool_name, bytes(call.input))
-        self._reply(call.call_id, tool_result_line(call.call_id, result))
+            self._link.on_long_wait()
 
     def open_tools(self) -> list[str]:
         """Returns the names of the tools whose results the guest waits for."""
-        running = [_shown_name(call) for _, call, _ in self._tasks.values()]
-        return running + [_shown(call.provider, call.tool) for call in self.pending.values()]
+        running = [shown_name(call) for _, call, _ in self._tasks.values()]
+        return running + [shown(call.provider, call.tool) for call in self.pending.values()]
 
     # --- suspension ---
 
@@ -226,37 +185,18 @@ class ToolCalls:
         # Unlike `pending`, the runner's state also contains calls that were answered while it was suspended.
         self._ids = {call_id for call_id, _, _, _ in saved.state.calls}
 
-    def attach(
-        self,
-        send: Callable[[bytes], None],
-        *,
-        writable: Callable[[], Awaitable[None]] | None,
-        on_abuse: Callable[[str], None],
-        on_all_pending: Callable[[], None] | None,
-        before_call: Callable[[bool], Awaitable[None]] | None,
-        on_long_wait: Callable[[], None] | None,
-        files: FileCalls | None,
-        max_wait_seconds: float,
-    ) -> None:
-        """Continues in another session of the same run while tools are still running. See `__init__`."""
-        self._send, self._writable, self._on_abuse, self._files = send, writable, on_abuse, files
-        self._on_all_pending, self._before_call, self._on_long_wait = (
-            on_all_pending,
-            before_call,
-            on_long_wait,
-        )
-        self._max_wait_seconds = max_wait_seconds
+    def attach(self, link: SessionLink) -> None:
+        """Continues in another session of the same run while tools are still running."""
+        self._link = link
         self._is_suspended = False
 
     def take_held(self) -> list[bytes]:
         """Returns the replies that the guest has not got. The caller sends them to the runner in which it
         continues.
         """
-        held, self._recent_replies = self._recent_replies or [], None
-        self._finished = {}
         if self._tasks:
             self._watch_wait()
-        return [line for _, line in held]
+        return [] if self._suspension is None else self._suspension.take()
 
     def repeat(self, call: PendingCall) -> None:
         """Repeats a call that another process was making when it died."""
@@ -266,29 +206,24 @@ class ToolCalls:
             self.answer(call.call_id, Answer(code="tool_error", message=reason))
             return
         self.pending.pop(call.call_id)
-        line = UNSET if call.line is None else call.line
-        message = ToolCall(
-            call_id=call.call_id,
-            provider_name=call.provider,
-            safe_tool_name=call.tool,
-            input=Raw(call.input_json),
-            line=line,
-        )
-        self._start(message, provider, is_repeated=True)
+        self._start(repeated_call(call), provider, is_repeated=True)
 
     def expect_suspension(self) -> None:
         """Stores replies from now on, because the runner was asked to suspend the run."""
-        self._recent_replies, self._finished = [], {}
+        if self._suspension is None:
+            self._suspension = SuspensionReplies()
+        else:
+            self._suspension.begin()
 
     def forget_replies(self) -> None:
         """Drops the stored replies, because the run was not suspended."""
-        self._recent_replies, self._finished = None, {}
+        if self._suspension is not None:
+            self._suspension.forget()
 
     def in_flight(self) -> list[PendingCall]:
         """Returns the calls of a suspended run whose tools still run, or ended after the suspension."""
-        running = [self._pending_call(call, began) for _, call, began in self._tasks.values()]
-        held = {call_id for call_id, _ in self._recent_replies or []}
-        return running + [call for call_id, (call, _) in self._finished.items() if call_id in held]
+        running = [self._running_call(call, began) for _, call, began in self._tasks.values()]
+        return running if self._suspension is None else running + self._suspension.finished_calls()
 
     def running(self) -> list[CallRecord]:
         """Returns records of the calls whose tools are running, to be used if the process dies."""
@@ -298,8 +233,8 @@ class ToolCalls:
                 self._providers[call.provider_name].tools[call.safe_tool_name].name,
                 False,
                 monotonic() - began,
-                start_ms=round((began - self.started_at) * 1000, 3),
-                line=_line_of(call),
+                start_ms=self._start_ms(began),
+                line=line_of(call),
                 code="interrupted",
             )
             for _, call, began in self._tasks.values()
@@ -309,27 +244,17 @@ class ToolCalls:
         """From now on, passes the results of all running tools to `journal` before the guest gets them.
         Returns the results that arrived since the run was suspended.
         """
-        self._journal = journal
+        assert self._suspension is not None
         # The results of streams are not stored, because the guest has already received some of their items.
-        self._journaled = {
-            call_id for call_id, (_, call, _) in self._tasks.items() if call.stream is not True
-        }
-        held = {call_id for call_id, _ in self._recent_replies or []}
-        finished = {call_id: answer for call_id, (_, answer) in self._finished.items() if call_id in held}
-        return {call_id: answer for call_id, answer in finished.items() if answer is not None}
+        running = [call_id for call_id, (_, call, _) in self._tasks.items() if call.stream is not True]
+        return self._suspension.begin_journal(journal, running)
 
     def hold(self, open_calls: Mapping[str, int]) -> None:
         """Holds back replies from now on, because the run is suspended. `open_calls`: calls whose results it
         has not received, with the number of items that it has received.
         """
-        received = dict(open_calls)
-        missing: list[tuple[str, bytes]] = []
-        for call_id, line in self._recent_replies or []:
-            if received.get(call_id, 0) > 0:
-                received[call_id] -= 1
-            elif call_id in received:
-                missing.append((call_id, line))
-        self._recent_replies = missing
+        assert self._suspension is not None
+        self._suspension.drop_received(open_calls)
         self._is_suspended = True
 
     @property
@@ -344,7 +269,7 @@ class ToolCalls:
     @property
     def held_lines(self) -> list[bytes]:
         """Replies that the suspended run has not received."""
-        return [line for _, line in self._recent_replies or []]
+        return [] if self._suspension is None else self._suspension.lines
 
     def answer(self, call_id: str, answer: Answer) -> None:
         """Sends the result of a pending call to the guest."""
@@ -366,16 +291,7 @@ class ToolCalls:
                 CallRecord.of(*names, ok, elapsed, start_ms=call.start_ms, line=call.line, code=code or None)
             )
         if self._listeners:
-            self._emit(
-                ToolCallEnded(
-                    call_id=call_id,
-                    ok=ok,
-                    duration_ms=round(elapsed * 1000, 3),
-                    code=code or UNSET,
-                    message=message or UNSET,
-                    output_json=Raw(result) if ok and result is not None else UNSET,
-                )
-            )
+            self._emit_end(call_id, elapsed, result if ok else None, code, message)
 
     def refuse_pending(self, reason: str) -> None:
         """Fails all pending calls, because the run cannot be suspended."""
@@ -386,34 +302,11 @@ class ToolCalls:
     def _too_large(self, tool: str, size: int) -> str:
         return f"Tool {tool} returned {size} bytes of JSON; the limit is {self._limits.max_result_bytes}"
 
-    def _defer(self, call: ToolCall, suspend: Suspend, began: float) -> None:
-        self.pending[call.call_id] = PendingCall(
-            call_id=call.call_id,
-            provider=call.provider_name,
-            tool=call.safe_tool_name,
-            input_json=bytes(call.input),
-            message=well_formed(suspend.message),
-            token=suspend.token,
-            question=suspend.question,
-            started_at=time() - (monotonic() - began),
-            start_ms=round((began - self.started_at) * 1000, 3),
-            line=_line_of(call),
-        )
+    def _running_call(self, call: ToolCall, began: float) -> PendingCall:
+        return running_call(call, self._providers[call.provider_name], began, self._start_ms(began))
 
-    def _pending_call(self, call: ToolCall, began: float) -> PendingCall:
-        """Describes a call whose tool is running."""
-        tool = self._providers[call.provider_name].tools[call.safe_tool_name]
-        return PendingCall(
-            call_id=call.call_id,
-            provider=call.provider_name,
-            tool=call.safe_tool_name,
-            input_json=bytes(call.input),
-            message=f"{_shown_name(call)} is running",
-            started_at=time() - (monotonic() - began),
-            start_ms=round((began - self.started_at) * 1000, 3),
-            line=_line_of(call),
-            in_flight="repeatable" if tool.idempotent and call.stream is not True else "once",
-        )
+    def _start_ms(self, began: float) -> float:
+        return round((began - self.started_at) * 1000, 3)
 
     def cancel(self) -> None:
         """Cancels the running tools. No call is accepted or answered from now on."""
@@ -422,7 +315,9 @@ class ToolCalls:
             self._cancelled.set()
         if self._wait_timer is not None:
             self._wait_timer.cancel()
-        for task in [*self._file_tasks.values(), *(task for task, _, _ in self._tasks.values())]:
+        if self._file_tasks is not None:
+            self._file_tasks.cancel()
+        for task in [task for task, _, _ in self._tasks.values()]:
             task.cancel()
 
     def end(self) -> None:
@@ -431,14 +326,12 @@ class ToolCalls:
         self.cancel()
         # The session cannot be lost or suspended any more. Drop the references to it, so that it is freed
         # together with its run and not by the garbage collector, which took an eighth of the host's CPU time.
-        self._on_abuse, self._on_long_wait = _ignore, None
-        if self._on_all_pending is not None:
-            self._on_all_pending = _ignore
+        self._link, self._file_tasks = self._link.without_session(), None
 
     def _refuse(self, call: ToolCall, message: str, code: str = wire_code("call_limit")) -> None:
         self._refused += 1
         if self._refused > self._limits.max_calls:
-            self._on_abuse("it made too many tool calls")
+            self._link.on_abuse("it made too many tool calls")
             return
         self._reply_error(call.call_id, code, message)
 
@@ -457,31 +350,33 @@ class ToolCalls:
                     call_id=call.call_id,
                     provider=call.provider_name,
                     tool=call.safe_tool_name,
-                    line=_line_of(call),
+                    line=line_of(call),
                     input_json=call.input,
                 )
             )
         try:
-            if self._writable is not None:
-                await self._writable()
-            if self._before_call is not None and not is_repeated:
-                await self._before_call(_is_idempotent(call, provider))
+            if self._link.writable is not None:
+                await self._link.writable()
+            if self._link.before_call is not None and not is_repeated:
+                await self._link.before_call(is_idempotent(call, provider))
             result = await self._invoke(call, provider)
             if len(result) > self._limits.max_result_bytes:
                 raise ToolError(self._too_large(call.safe_tool_name, len(result)), "serialization_error")
             ok = True
-            if self._journaled or self._recent_replies is not None:
-                await self._note_end(call, began, Answer(result_json=result))
+            if self._suspension is not None:
+                ended = Answer(result_json=result)
+                await self._suspension.note_end(call, ended, partial(self._running_call, call, began))
             line = tool_result_line(call.call_id, b"null" if call.stream is True else result)
             self._reply(call.call_id, line)
         except ToolError as error:
-            is_pending = isinstance(error, Suspend) and self._on_all_pending is not None
+            is_pending = isinstance(error, Suspend) and self._link.on_all_pending is not None
             if is_pending and isinstance(error, Suspend):
-                self._defer(call, error, began)
+                self.pending[call.call_id] = deferred_call(call, error, began, self._start_ms(began))
             else:
                 code, message = error.tool_code, error.message
-                if self._journaled or self._recent_replies is not None:
-                    await self._note_end(call, began, Answer(code=code, message=message))
+                if self._suspension is not None:
+                    ended = Answer(code=code, message=message)
+                    await self._suspension.note_end(call, ended, partial(self._running_call, call, began))
                 self._reply_error(call.call_id, code, message)
         except asyncio.CancelledError:
             code = "tool_error"
@@ -496,10 +391,9 @@ class ToolCalls:
             if not is_pending:
                 self._open_bytes -= memoryview(call.input).nbytes
             elapsed = monotonic() - began
-            if self.pending and not self._tasks and self._on_all_pending is not None:
-                self._on_all_pending()
+            if self.pending and not self._tasks and self._link.on_all_pending is not None:
+                self._link.on_all_pending()
             if len(self.records) < MAX_RECORDED_CALLS and not is_pending:
-                start_ms = round((began - self.started_at) * 1000, 3)
                 names = call.provider_name, call.safe_tool_name
                 span_id = None if trace is None or trace is self._trace else trace.span_id
                 self.records.append(
@@ -507,8 +401,8 @@ class ToolCalls:
                         *names,
                         ok,
                         elapsed,
-                        start_ms=start_ms,
-                        line=_line_of(call),
+                        start_ms=self._start_ms(began),
+                        line=line_of(call),
                         code=code or None,
                         span_id=span_id,
                     )
@@ -516,25 +410,7 @@ class ToolCalls:
             # A call that is cancelled because the run has ended emits no event, because the last event of the
             # run was emitted before.
             if self._listeners and not self._has_ended and not is_pending:
-                self._emit(
-                    ToolCallEnded(
-                        call_id=call.call_id,
-                        ok=ok,
-                        duration_ms=round(elapsed * 1000, 3),
-                        code=code or UNSET,
-                        message=message or UNSET,
-                        output_json=Raw(result) if ok else UNSET,
-                    )
-                )
-
-    async def _note_end(self, call: ToolCall, began: float, answer: Answer) -> None:
-        """Stores the result of a call if the call is in the store."""
-        if call.call_id in self._journaled and self._journal is not None:
-            self._journaled.discard(call.call_id)
-            await self._journal(call.call_id, answer)
-        if self._recent_replies is not None:
-            stored = None if call.stream is True else answer
-            self._finished[call.call_id] = self._pending_call(call, began), stored
+                self._emit_end(call.call_id, elapsed, result if ok else None, code, message)
 
     async def _invoke(self, call: ToolCall, provider: Provider) -> bytes:
         text = bytes(call.input)
@@ -553,9 +429,9 @@ class ToolCalls:
             deadline=self.deadline,
             cancelled=self._cancelled,
             call_id=call.call_id,
-            line=_line_of(call) if self._listeners else None,
-            can_suspend=self._on_all_pending is not None,
-            _reports=_CallReports(self, call, self._limits.max_result_bytes),
+            line=line_of(call) if self._listeners else None,
+            can_suspend=self._link.on_all_pending is not None,
+            _reports=CallReports(self, call, self._limits.max_result_bytes),
         )
         return await provider.dispatch(call.safe_tool_name, value, context)
 
@@ -565,7 +441,7 @@ class ToolCalls:
         """
         self._invalid_input_bytes += size
         if self._invalid_input_bytes > MAX_INVALID_INPUT_BYTES:
-            self._on_abuse("it sent inputs that are not JSON")
+            self._link.on_abuse("it sent inputs that are not JSON")
 
     def _reply_error(self, call_id: str, code: str, message: str) -> None:
         if len(self.errors) < MAX_REMEMBERED_ERRORS:
@@ -574,16 +450,27 @@ class ToolCalls:
         self._reply(call_id, encode(ToolResult(call_id=call_id, ok=False, error=error)))
 
     def _reply(self, call_id: str, line: bytes) -> None:
-        if self._max_wait_seconds:
+        if self._link.max_wait_seconds:
             self._active_at = self._loop.time()
-        if self._recent_replies is not None:
-            self._recent_replies.append((call_id, line))
+        if self._suspension is not None:
+            self._suspension.add(call_id, line)
         if not self._is_cancelled and not self._is_suspended:
-            self._send(line)
+            self._link.send(line)
 
     def _emit(self, event: RunEvent) -> None:
         for listener in self._listeners:
             listener(event)
+
+    def _emit_end(self, call_id: str, seconds: float, result: bytes | None, code: str, message: str) -> None:
+        event = ToolCallEnded(
+            call_id=call_id,
+            ok=result is not None,
+            duration_ms=round(seconds * 1000, 3),
+            code=code or UNSET,
+            message=message or UNSET,
+            output_json=UNSET if result is None else Raw(result),
+        )
+        self._emit(event)
 
     def report_progress(self, call_id: str, value: Callable[[], bytes]) -> None:
         """Passes the JSON text of a value to the listeners. Without listeners, the text is not computed. May
@@ -602,62 +489,8 @@ class ToolCalls:
         self._reply(call_id, tool_item_line(call_id, item))
 
 
-class _CallReports:
-    """Receives progress and items of one tool call."""
-
-    __slots__ = ("_call", "_calls", "_item_bytes", "_max_bytes")
-
-    def __init__(self, calls: ToolCalls, call: ToolCall, max_bytes: int) -> None:
-        self._calls = calls
-        self._call = call
-        self._max_bytes = max_bytes
-        self._item_bytes = 0
-
-    def progress(self, value: Any) -> None:
-        self._calls.report_progress(self._call.call_id, partial(encode_value, value))
-
-    def item(self, json: bytes) -> None:
-        call = self._call
-        self._item_bytes += len(json) + 1
-        if self._item_bytes > self._max_bytes:
-            raise ToolError(
-                f"Tool {call.safe_tool_name} yielded more than {self._max_bytes} bytes of JSON",
-                "serialization_error",
-            )
-        self._calls.report_progress(call.call_id, lambda: json)
-        if call.stream is True:
-            self._calls.send_item(call.call_id, json)
-
-
-def _ignore(_: str = "") -> None: ...
-
-
 def _new_event() -> anyio.Event:
     # Loaded with the first call, because it takes a twentieth of the time in which a short command starts.
     import anyio
 
     return anyio.Event()
-
-
-def _shown_name(call: ToolCall) -> str:
-    return _shown(call.provider_name, call.safe_tool_name)
-
-
-def _shown(provider: str, tool: str) -> str:
-    return cut(f"{provider}.{tool}", MAX_SHOWN_NAME_CHARS)
-
-
-def _line_of(call: ToolCall) -> int | None:
-    return call.line if call.line is not UNSET and call.line > 0 else None
-
-
-def _is_oversized(call: ToolCall) -> bool:
-    return (
-        len(call.call_id) > MAX_CALL_ID_CHARS
-        or len(call.provider_name) + len(call.safe_tool_name) > MAX_NAME_CHARS
-    )
-
-
-def _is_idempotent(call: ToolCall, provider: Provider) -> bool:
-    tool = provider.tools.get(call.safe_tool_name)
-    return tool is not None and tool.idempotent and call.stream is not True

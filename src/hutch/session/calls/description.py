@@ -1,0 +1,86 @@
+"""Describes tool calls for messages, for records, and for the store."""
+
+from __future__ import annotations
+
+from time import monotonic, time
+
+from msgspec import UNSET, Raw
+
+from hutch.errors import Suspend
+from hutch.session.json_value import well_formed
+from hutch.session.messages import ToolCall
+from hutch.session.run import PendingCall
+from hutch.session.tools.provider import Provider
+from hutch.text import cut
+
+# Limits on the names in a tool call. They bound the memory that a guest with forged calls can use in the
+# host.
+MAX_CALL_ID_CHARS = 128
+MAX_NAME_CHARS = 1_024
+MAX_SHOWN_NAME_CHARS = 100
+
+
+def shown_name(call: ToolCall) -> str:
+    return shown(call.provider_name, call.safe_tool_name)
+
+
+def shown(provider: str, tool: str) -> str:
+    return cut(f"{provider}.{tool}", MAX_SHOWN_NAME_CHARS)
+
+
+def line_of(call: ToolCall) -> int | None:
+    return call.line if call.line is not UNSET and call.line > 0 else None
+
+
+def is_oversized(call: ToolCall) -> bool:
+    return (
+        len(call.call_id) > MAX_CALL_ID_CHARS
+        or len(call.provider_name) + len(call.safe_tool_name) > MAX_NAME_CHARS
+    )
+
+
+def is_idempotent(call: ToolCall, provider: Provider) -> bool:
+    tool = provider.tools.get(call.safe_tool_name)
+    return tool is not None and tool.idempotent and call.stream is not True
+
+
+def deferred_call(call: ToolCall, suspend: Suspend, began: float, start_ms: float) -> PendingCall:
+    """Describes a call whose result will arrive later. `began` is a time of the monotonic clock."""
+    return PendingCall(
+        call_id=call.call_id,
+        provider=call.provider_name,
+        tool=call.safe_tool_name,
+        input_json=bytes(call.input),
+        message=well_formed(suspend.message),
+        token=suspend.token,
+        question=suspend.question,
+        started_at=time() - (monotonic() - began),
+        start_ms=start_ms,
+        line=line_of(call),
+    )
+
+
+def running_call(call: ToolCall, provider: Provider, began: float, start_ms: float) -> PendingCall:
+    """Describes a call whose tool is running. `began` is a time of the monotonic clock."""
+    return PendingCall(
+        call_id=call.call_id,
+        provider=call.provider_name,
+        tool=call.safe_tool_name,
+        input_json=bytes(call.input),
+        message=f"{shown_name(call)} is running",
+        started_at=time() - (monotonic() - began),
+        start_ms=start_ms,
+        line=line_of(call),
+        in_flight="repeatable" if is_idempotent(call, provider) else "once",
+    )
+
+
+def repeated_call(call: PendingCall) -> ToolCall:
+    """Returns the message with which the guest made the call."""
+    return ToolCall(
+        call_id=call.call_id,
+        provider_name=call.provider,
+        safe_tool_name=call.tool,
+        input=Raw(call.input_json),
+        line=UNSET if call.line is None else call.line,
+    )

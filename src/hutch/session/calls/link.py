@@ -1,0 +1,43 @@
+"""What tool calls need from the session in which their guest runs."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from hutch.session.files.calls import FileCalls
+
+
+class SessionLink(msgspec.Struct, frozen=True, eq=False, kw_only=True):
+    """Functions of a session for its tool calls. A run that continues in another session gets a new link."""
+
+    send: Callable[[bytes], None]
+    on_abuse: Callable[[str], None]
+    """Called with the reason if the runner sends too many invalid calls."""
+    writable: Callable[[], Awaitable[None]] | None = None
+    """Waits while the channel's buffer is full."""
+    before_call: Callable[[bool], Awaitable[None]] | None = None
+    """Awaited before each call, with True if its tool is idempotent. A ToolError fails the call."""
+    on_all_pending: Callable[[], None] | None = None
+    """Called when all open calls are pending. None if the run cannot be suspended."""
+    on_long_wait: Callable[[], None] | None = None
+    """Called when tools are running and the guest has neither made a call nor received a reply for
+    `max_wait_seconds`.
+    """
+    max_wait_seconds: float = 0.0
+    """0 for never."""
+    files: FileCalls | None = None
+    """Answers calls of the guest's `files`. None if the guest has no `files`."""
+
+    def without_session(self) -> SessionLink:
+        """Returns a link without functions of the session that keep it in memory after its end."""
+        return msgspec.structs.replace(
+            self,
+            on_abuse=_ignore,
+            on_long_wait=None,
+            on_all_pending=None if self.on_all_pending is None else _ignore,
+        )
+
+
+def _ignore(_: str = "") -> None: ...
