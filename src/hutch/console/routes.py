@@ -122,7 +122,8 @@ class ConsoleHandlers:
             return denied
         caller = await self._access.authenticate(request, None)
         if isinstance(caller, Refusal):
-            return JSONResponse({"signedIn": False, "version": __version__, "reason": caller.message})
+            reason = caller.message if self._access.api_key_of(request) else "This server needs an API key."
+            return JSONResponse({"signedIn": False, "version": __version__, "reason": reason})
         session = self._access.browsers.find(request)
         return JSONResponse(
             {

@@ -43,7 +43,7 @@ def test_call_that_waits_longer_than_the_time_limit_is_allowed_beside_its_code(
     expect(page.get_by_role("link", name="Approvals")).to_contain_text("1")
     page.wait_for_timeout(3_100)  # the time limit
     approval.get_by_role("button", name="Allow").click()
-    expect(page.locator(".code").filter(has_text="80")).to_be_visible()
+    expect(page.get_by_text("80", exact=True)).to_be_visible()
     page.get_by_role("link", name="Timeline").click()
     expect(page.get_by_role("button", name=re.compile("^order"))).to_be_visible()
     expect(page.get_by_role("alert")).to_have_count(0)

@@ -2,6 +2,7 @@
 
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
+import { ApiError } from "../api.ts";
 import { formatAge, formatJson, formatTime, visible } from "../format.ts";
 import { clock } from "./clock.ts";
 
@@ -144,6 +145,24 @@ export function ErrorNote({ error, retry }: { error: unknown; retry?: () => void
       <span>{visible(message)}</span>
       {retry && <Button small onClick={retry}>Try again</Button>}
     </div>
+  );
+}
+
+/** A view whose data could not be loaded. */
+export function Broken({ title, error, retry }: { title: string; error: unknown; retry?: () => void }) {
+  const isForbidden = error instanceof ApiError && error.status === 403;
+  return (
+    <Page title={title}>
+      {isForbidden
+        ? (
+          <Card>
+            <Empty title="Your key does not allow this view">
+              <p>{visible(error.message)}</p>
+            </Empty>
+          </Card>
+        )
+        : <ErrorNote error={error} retry={retry} />}
+    </Page>
   );
 }
 

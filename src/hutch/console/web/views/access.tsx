@@ -4,7 +4,19 @@ import { useState } from "preact/hooks";
 import { post, remove } from "../api.ts";
 import { visible } from "../format.ts";
 import { link, location, navigate } from "../router.ts";
-import { Age, Badge, Button, Card, Copy, Dialog, Empty, ErrorNote, Field, Page } from "../ui/basics.tsx";
+import {
+  Age,
+  Badge,
+  Broken,
+  Button,
+  Card,
+  Copy,
+  Dialog,
+  Empty,
+  ErrorNote,
+  Field,
+  Page,
+} from "../ui/basics.tsx";
 import { useData } from "../ui/load.ts";
 import { type Quota, QuotaForm, quotaText, type Used, usedText } from "./access/quota.tsx";
 
@@ -59,7 +71,7 @@ const KINDS = ["header", "cookie", "query", "body"];
 export default function Access() {
   const list = useData<UserList>("/console/users");
   const name = location.value.path[1];
-  if (list.error) return <ErrorNote error={list.error} retry={list.reload} />;
+  if (list.error) return <Broken title="Access" error={list.error} retry={list.reload} />;
   if (!list.data) return null;
   return (
     <Page wide title="Access">

@@ -7,6 +7,7 @@ import { link, location, navigate } from "../router.ts";
 import {
   Age,
   Badge,
+  Broken,
   Button,
   Card,
   Copy,
@@ -36,7 +37,7 @@ export default function Flows() {
 
 function FlowList() {
   const { data, error, reload } = useData<{ flows: FlowHead[] }>("/flows?limit=1000");
-  if (error) return <ErrorNote error={error} retry={reload} />;
+  if (error) return <Broken title="Flows" error={error} retry={reload} />;
   if (!data) return null;
   return (
     <Page title="Flows">
@@ -90,7 +91,7 @@ function FlowView({ name }: { name: string }) {
   const { data: flow, error, reload } = useData<Flow>(`/flows/${encodeURIComponent(name)}`);
   const runs = useData<{ runs: FlowRun[] }>("/runs?protocol=rep&limit=200", REFRESH_MS);
   const [selected, setSelected] = useState<string>();
-  if (error) return <ErrorNote error={error} retry={reload} />;
+  if (error) return <Broken title="Flows" error={error} retry={reload} />;
   if (!flow) return null;
   const node = flow.document.graph.nodes.find((node) => node.id === selected);
   const own = runs.data?.runs.filter((run) => run.flow === name) ?? [];
@@ -199,7 +200,7 @@ function FlowRunView({ name, id }: { name: string; id: string }) {
   const steps = useSteps(id, run.reload);
   const [selected, setSelected] = useState<string>();
   const [error, setError] = useState<unknown>();
-  if (run.error) return <ErrorNote error={run.error} retry={run.reload} />;
+  if (run.error) return <Broken title="Flows" error={run.error} retry={run.reload} />;
   if (!run.data) return null;
   const state = run.data.state ?? run.data.status;
   const isOver = run.data.ended_at != null;

@@ -4,7 +4,7 @@ import { useEffect, useState } from "preact/hooks";
 import { get, session, subscribe } from "../api.ts";
 import { formatBytes, formatCount, formatDuration, visible } from "../format.ts";
 import { link } from "../router.ts";
-import { Age, Badge, Card, Empty, ErrorNote, Page } from "../ui/basics.tsx";
+import { Age, Badge, Broken, Card, Empty, ErrorNote, Page } from "../ui/basics.tsx";
 import { Chart } from "../ui/chart.tsx";
 import { useData } from "../ui/load.ts";
 import { pending } from "./approvals.tsx";
@@ -54,22 +54,35 @@ export default function Overview() {
   return session.value?.role === "user" ? <UserOverview /> : <OperatorOverview />;
 }
 
+const COUNTED = {
+  running: "Running now",
+  completed: "Completed, last day",
+  failed: "Failed, last day",
+  suspended: "Suspended, last day",
+};
+
+/** What a user sees: only the operator sees the load of the server. */
 function UserOverview() {
+  const { data } = useData<RunPage>("/runs?limit=1&since=24h", REFRESH_MS);
   return (
-    <Page title="Overview">
-      <Card title={`Welcome, ${session.value?.user}`}>
-        <p>
-          <a href="#/runs">Runs</a> shows what ran with your keys; <a href="#/connect">Connect</a>{" "}
-          shows how to use this server.
-        </p>
-      </Card>
+    <Page title={`Welcome, ${visible(session.value?.user ?? "")}`}>
+      <FirstSteps />
+      <div class="tiles">
+        {Object.entries(COUNTED).map(([status, label]) => (
+          <a key={status} class="tile tile-link" href={link(["runs"], { status, since: "24h" })}>
+            <div class="tile-label">{label}</div>
+            <div class="tile-value">{data?.counts ? formatCount(data.counts[status] ?? 0) : "–"}</div>
+          </a>
+        ))}
+      </div>
+      <LastFailures />
     </Page>
   );
 }
 
 function OperatorOverview() {
   const { samples, totals, error } = useLoad();
-  if (error) return <ErrorNote error={error} />;
+  if (error) return <Broken title="Overview" error={error} />;
   if (!samples || !totals) return null;
   const times = samples.map((sample) => sample.time);
   const pick = (name: keyof LoadSample) => samples.map((sample) => sample[name]);

@@ -4,7 +4,7 @@ import { useState } from "preact/hooks";
 import { post } from "../api.ts";
 import { formatBytes, visible } from "../format.ts";
 import { location, navigate } from "../router.ts";
-import { Age, Button, Card, Empty, ErrorNote, Page, Snippet } from "../ui/basics.tsx";
+import { Age, Broken, Button, Card, Empty, ErrorNote, Page, Snippet } from "../ui/basics.tsx";
 import { useData } from "../ui/load.ts";
 import { type Session, SessionDetail } from "./sessions/session.tsx";
 
@@ -13,7 +13,7 @@ const REFRESH_MS = 5_000;
 export default function Sessions() {
   const { data, error, reload } = useData<{ sessions: Session[] }>("/sessions", REFRESH_MS);
   const id = location.value.path[1];
-  if (error && !data) return <ErrorNote error={error} retry={reload} />;
+  if (error && !data) return <Broken title="Sessions" error={error} retry={reload} />;
   if (!data) return null;
   const sessions = [...data.sessions].sort((left, right) => right.used_at.localeCompare(left.used_at));
   const session = sessions.find((session) => session.id === id);

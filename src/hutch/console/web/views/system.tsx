@@ -3,7 +3,7 @@
 import { useState } from "preact/hooks";
 import { post } from "../api.ts";
 import { visible } from "../format.ts";
-import { Badge, Button, Card, ErrorNote, Page } from "../ui/basics.tsx";
+import { Badge, Broken, Button, Card, ErrorNote, Page } from "../ui/basics.tsx";
 import { useData } from "../ui/load.ts";
 
 interface Setting {
@@ -30,7 +30,7 @@ interface SystemState {
 
 export default function System() {
   const { data, error, reload } = useData<SystemState>("/console/system");
-  if (error) return <ErrorNote error={error} retry={reload} />;
+  if (error) return <Broken title="System" error={error} retry={reload} />;
   if (!data) return null;
   const { selfTest } = data;
   return (

@@ -5,7 +5,7 @@ import { useEffect, useState } from "preact/hooks";
 import { session } from "../api.ts";
 import { visible } from "../format.ts";
 import { location, navigate, setQuery } from "../router.ts";
-import { Card, Empty, ErrorNote, Page, Tabs } from "../ui/basics.tsx";
+import { Broken, Card, Empty, Page, Tabs } from "../ui/basics.tsx";
 import { useData } from "../ui/load.ts";
 import { type Ability, AbilityDetail } from "./tools/abilities.tsx";
 import { type McpTool, type ServerStatus, ServerTiles, TryMcpTool } from "./tools/mcp.tsx";
@@ -39,7 +39,7 @@ export default function Tools() {
     text && isAdmin ? `/search?q=${encodeURIComponent(text)}&limit=50` : undefined,
   );
   const error = status.error ?? npm.error ?? abilities.error;
-  if (error) return <ErrorNote error={error} retry={abilities.reload} />;
+  if (error) return <Broken title="Tools" error={error} retry={abilities.reload} />;
   if (!abilities.data || (isAdmin && (!status.data || !npm.data))) return null;
   const listed = abilities.data.abilities.map(toAbility);
   const results = Array.isArray(found.data) ? found.data : found.data?.results;

@@ -182,8 +182,8 @@ function Rows({ runs, selected, toggle, selectAll, more, hasMore, onTop }: {
             {isAdmin && <th class="owner wide-only">Owner</th>}
             <th class="number calls wide-only">Calls</th>
             <th class="number wide-only">Waited</th>
-            <th class="number">Ran</th>
-            <th class="number">When</th>
+            <th class="number wide-only">Ran</th>
+            <th class="number when">When</th>
           </tr>
         </thead>
         <tbody>
@@ -223,7 +223,7 @@ function Rows({ runs, selected, toggle, selectAll, more, hasMore, onTop }: {
               {isAdmin && <td class="wide-only">{visible(ownerOf(run))}</td>}
               <td class="number wide-only">{run.tool_calls || ""}</td>
               <td class="number quiet wide-only">{waited(run)}</td>
-              <td class="number">{isActive(run) ? "…" : formatDuration(run.duration_ms)}</td>
+              <td class="number wide-only">{isActive(run) ? "…" : formatDuration(run.duration_ms)}</td>
               <td class="number quiet">
                 <Age time={run.created_at} />
               </td>
