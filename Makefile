@@ -35,8 +35,8 @@ test: install .venv/.postgres .venv/.curl .venv/.chromium style ## lint, type ch
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going pytest checks
 
 # Two processes per core, at most 8: tests often wait, but those with timing need some of the processor.
-pytest: .venv/.collected
-	.venv/bin/python -m pytest -n $$(n=$$(nproc); echo $$((n < 4 ? 2 * n : 8))) --dist loadfile --no-loadscope-reorder $(ARGS)
+pytest: install
+	.venv/bin/python -m pytest --processes $$(n=$$(nproc); echo $$((n < 4 ? 2 * n : 8))) $(ARGS)
 
 # Runs in parallel with the Python tests; its output is printed at the end.
 checks:
@@ -130,11 +130,6 @@ $(BUNDLE): .venv/.installed $(BUNDLE_SOURCES)
 # Keeps `import hutch` fast where PYTHONDONTWRITEBYTECODE is set.
 .venv/.compiled: .venv/.installed $(PYTHON_SOURCES)
 	@.venv/bin/python -m compileall -q src/hutch
-	@touch $@
-
-# Compiles the tests once; otherwise each of the test processes would do it at the first run.
-.venv/.collected: .venv/.installed
-	@.venv/bin/python -m pytest --collect-only -qq >/dev/null 2>&1 || true  # The tests themselves report errors.
 	@touch $@
 
 .venv/.bench: .venv/.installed

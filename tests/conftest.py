@@ -29,6 +29,8 @@ ALIASES = ("EXECUTOR_API_KEY", "PROXY_URL")
 
 Run = Callable[..., Awaitable[hutch.Result]]
 
+pytest_plugins = ["tests.support.parallel"]
+
 # Shells start background jobs with SIGINT ignored, which child processes would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
