@@ -97,6 +97,7 @@ export function createToolFunction(
   { maxInputBytes, callStack }: CallOptions = {},
   streams = false,
 ): (input?: unknown) => Promise<unknown> {
+  const label = `The input of ${name}`;
   return (input) => {
     // With very many calls at once, their stack traces would use up the memory.
     const failure = backlog.length < MAX_CALL_SITES ? new CallSite() : undefined;
@@ -105,7 +106,7 @@ export function createToolFunction(
     const result = new Promise((resolve, reject) => {
       let text: string;
       try {
-        text = toJson(input, `The input of ${name}`, maxInputBytes) ?? "null";
+        text = toJson(input, label, maxInputBytes) ?? "null";
       } catch (error) {
         if (!(error instanceof NotJsonSafe)) throw error;
         return reject(trustedError("serialization_error", error.message, failure));

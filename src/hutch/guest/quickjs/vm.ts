@@ -23,6 +23,11 @@ const MAX_FAULTS = 1_000;
 const RED_ZONE_BYTES = 128;
 /** Size of the area for a call's arguments; its last word receives lengths. */
 export const SCRATCH_BYTES = 64;
+/**
+ * A text of this length is encoded where QuickJS reads it, in a buffer that is long enough for any text. A
+ * separate array takes longer than a short text.
+ */
+const MAX_SHORT_CHARS = 1_000;
 /** Flag of `qjs_compile`. */
 const STRIP_SOURCE = 1 << 4;
 
@@ -131,8 +136,8 @@ export class Vm {
         host_interrupt: new Suspending(() => this.#interrupt()),
         host_call: (name: number, _length: number, _self: number, argc: number, argv: number) => {
           if (this.#stopped) return this.undefined();
-          const view = new DataView(this.#exports.memory.buffer);
-          const args = Array.from({ length: argc }, (_, i) => view.getUint32(argv + 4 * i, true));
+          const { buffer } = this.#exports.memory, view = new DataView(buffer), args: number[] = [];
+          for (let i = 0; i < argc; i++) args.push(view.getUint32(argv + 4 * i, true));
           return names[view.getUint8(name)](this, args);
         },
         host_get_timezone_offset: () => 0,
@@ -265,13 +270,15 @@ export class Vm {
 
   #write(text: string): [number, number] {
     const e = this.#exports;
-    const bytes = encoder.encode(text);
-    const address = e.wasm_malloc(bytes.length + 1);
+    const bytes = text.length <= MAX_SHORT_CHARS ? undefined : encoder.encode(text);
+    const address = e.wasm_malloc((bytes?.length ?? 3 * text.length) + 1);
     if (address === 0) throw new VmError("out of memory");
     const memory = new Uint8Array(e.memory.buffer);
-    memory.set(bytes, address);
-    memory[address + bytes.length] = 0;
-    return [address, bytes.length];
+    let { length } = bytes ?? text;
+    if (bytes) memory.set(bytes, address);
+    else length = encoder.encodeInto(text, memory.subarray(address, address + 3 * length)).written;
+    memory[address + length] = 0;
+    return [address, length];
   }
 
   string(text: string): number {
