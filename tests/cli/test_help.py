@@ -31,16 +31,21 @@ COMMANDS = [
     "key",
     "mcp",
     "packages",
+    "queue",
     "restore",
     "runner",
     "runs",
     "runtime",
+    "schedule",
+    "script",
     "serve",
     "tool",
     "tools",
+    "trigger",
     "trust",
     "user",
     "vault",
+    "webhooks",
     "worker",
 ]
 GROUPS = {
@@ -82,6 +87,11 @@ GROUPS = {
     "credential": ["import", "list", "remove", "set", "show"],
     "vault": ["rotate", "status"],
     "cluster": ["status"],
+    "queue": ["list", "remove", "retry"],
+    "webhooks": ["list", "secret", "send"],
+    "script": ["list", "remove", "save", "show"],
+    "schedule": ["add", "list", "pause", "remove", "resume"],
+    "trigger": ["add", "list", "pause", "remove", "resume"],
 }
 
 

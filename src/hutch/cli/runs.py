@@ -61,7 +61,8 @@ class LocalRuns:
         if found.flow is not None:
             return await self._catalog.flow_fields(found.flow)
         detail = await self._catalog.detail(found)
-        assert found.row is not None
+        if found.row is None:
+            return detail
         return {**detail, "replay": replay_modes(found.row, await self._catalog.content(found.row))}
 
 
@@ -100,7 +101,7 @@ class RemoteRuns:
                     yield json.loads(line[5:])
 
 
-def _with_server(url: str | None, key_env: str, action: Callable[[RemoteRuns], Awaitable[T]]) -> T:
+def with_server(url: str | None, key_env: str, action: Callable[[RemoteRuns], Awaitable[T]]) -> T:
     """Runs `action` with a server: the given one, or the one of this machine's settings."""
     import httpx2
 
@@ -122,7 +123,7 @@ def _with_server(url: str | None, key_env: str, action: Callable[[RemoteRuns], A
 def _with_runs(url: str | None, key_env: str, action: Callable[[RunSource], Awaitable[T]]) -> T:
     """Runs `action` with the runs of the server `url`, or with those of this machine's store."""
     if url is not None:
-        return _with_server(url, key_env, action)
+        return with_server(url, key_env, action)
 
     async def run() -> T:
         store = await flow_keys.open_store(load_settings())
@@ -305,7 +306,7 @@ def tail_run(run_id: str, url: str | None, key_env: str) -> int:
             outcome = event.get("outcome") or outcome
         return outcome
 
-    return 0 if _with_server(url, key_env, follow) == "ok" else 1
+    return 0 if with_server(url, key_env, follow) == "ok" else 1
 
 
 def cancel_runs(run_ids: Sequence[str], url: str | None, key_env: str) -> int:
@@ -315,7 +316,7 @@ def cancel_runs(run_ids: Sequence[str], url: str | None, key_env: str) -> int:
             await server.call("POST", f"/runs/{quote(found, safe='')}/cancel")
             print_line(f"cancelled {found}")
 
-    _with_server(url, key_env, cancel)
+    with_server(url, key_env, cancel)
     return 0
 
 
@@ -335,7 +336,7 @@ def replay_run(
         path = f"/runs/{quote(await _full_id(server, run_id), safe='')}/replay"
         return await server.call("POST", path, params={"wait": "true"}, json=body, timeout=600.0)
 
-    run = _with_server(url, key_env, call)
+    run = with_server(url, key_env, call)
     for log in run.get("logs", ()):
         print_note(log["line"])
     if run.get("error") is not None:

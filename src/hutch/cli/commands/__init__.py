@@ -36,6 +36,13 @@ SECTIONS = {
         "flow": "flows:flow",
         "runs": "runs:runs",
     },
+    "Asynchronous runs": {
+        "queue": "queue:queue",
+        "webhooks": "queue:webhooks",
+        "script": "queue:script",
+        "schedule": "queue:schedule",
+        "trigger": "queue:trigger",
+    },
     "MCP servers and npm packages": {
         "mcp": "scripts:mcp",
         "tools": "scripts:tools",
