@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from hutch.console.load_history import LoadHistory
     from hutch.errors import ExecutionError
     from hutch.http.auth import AccessControl
+    from hutch.kernel.durable.stored_values import StoredValues
     from hutch.kernel.durable.suspended_runs import SuspendedRuns
     from hutch.kernel.execution import Execution
     from hutch.kernel.kernel import LoadSaved
@@ -179,6 +180,13 @@ class App:
         from hutch.queue.queue import RunQueue
 
         return RunQueue(self.settings, self.kernel, self.storage.store)
+
+    @cached_property
+    def values(self) -> StoredValues:
+        """Large results of code that later calls can use."""
+        from hutch.kernel.durable.stored_values import StoredValues
+
+        return StoredValues(self.settings, self.storage.store)
 
     @cached_property
     def sessions(self) -> Sessions:

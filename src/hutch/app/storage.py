@@ -212,6 +212,7 @@ class Storage:
             try:
                 await store.sessions.delete_expired(await now())
                 await store.recorded_calls.delete_expired(await now())
+                await store.stored_values.delete_expired(await now())
             except HutchError as error:
                 logger.warning("cannot delete expired sessions: %s", error)
             try:

@@ -97,6 +97,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Maximum number of stateful sessions of one owner."""
     max_session_bytes_per_owner: Positive = 1024 * MIB
     """Maximum size of the stateful sessions of one owner in the store."""
+    max_value_bytes_per_owner: Positive = 64 * MIB
+    """Maximum size of the large results of one owner that are kept for later calls."""
+    value_hours: Positive = 24
+    """Hours for which a large result is kept."""
     max_session_history: Positive = 20
     """Maximum number of turns that a stateful session can be rolled back."""
     session_days: Positive = 30

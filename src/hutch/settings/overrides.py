@@ -40,6 +40,8 @@ class SettingOverrides(TypedDict, total=False):
     max_suspended_bytes_per_owner: int
     checkpoint_days: int
     max_sessions_per_owner: int
+    max_value_bytes_per_owner: int
+    value_hours: int
     max_session_bytes_per_owner: int
     max_session_history: int
     session_days: int

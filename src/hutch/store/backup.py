@@ -51,6 +51,8 @@ TABLES = (
     "checkpoint_parts",
     "pending_calls",
     "recorded_calls",
+    "stored_values",
+    "stored_value_parts",
     "sessions",
     "session_parts",
     "queued_runs",

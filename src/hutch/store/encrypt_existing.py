@@ -60,6 +60,7 @@ async def data_key_ids(database: Database) -> set[str]:
         ("pending_calls", "answer"),
         ("pending_calls", "question"),
         ("recorded_calls", "answer"),
+        ("stored_value_parts", "data"),
         ("session_parts", "data"),
         ("queued_runs", "request"),
         ("queued_runs", "webhook"),

@@ -14,6 +14,7 @@ from hutch.store.tables.durable.checkpoints import CheckpointTable
 from hutch.store.tables.durable.recorded_calls import RecordedCallTable
 from hutch.store.tables.durable.running_runs import RunningRunTable
 from hutch.store.tables.durable.sessions import SessionTable
+from hutch.store.tables.durable.stored_values import StoredValueTable
 from hutch.store.tables.flows import FlowTable
 from hutch.store.tables.groups import GroupTable
 from hutch.store.tables.journal import JournalTable
@@ -70,6 +71,7 @@ class Store:
         self.checkpoints = CheckpointTable(database, encryption)
         self.running_runs = RunningRunTable(database)
         self.recorded_calls = RecordedCallTable(database, encryption)
+        self.stored_values = StoredValueTable(database, encryption)
         self.sessions = SessionTable(database, encryption)
         self.queued_runs = QueuedRunTable(database, encryption)
         self.webhooks = WebhookTable(database, encryption)

@@ -73,6 +73,7 @@ class McpHarness:
         self.scripts = app.scripts
         self.suspended_runs = app.suspended_runs
         self.sessions = app.sessions
+        self.values = app.values
         self.storage = app.storage
         self._approvals = Approvals(ApprovalPolicy(rules), seconds=TIMEOUT_SECONDS)
         self._approvals.on_wait_begin.append(app.kernel.pause_timeout)

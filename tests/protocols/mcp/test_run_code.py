@@ -18,7 +18,7 @@ from tests.protocols.mcp.harness import (
 from tests.protocols.toolscript.fakes import returning
 
 from hutch.app.app import App
-from hutch.protocols.mcp.results import MAX_CHARS, MAX_LISTED_CALLS, fair_shares
+from hutch.protocols.mcp.results import MAX_CHARS, MAX_LISTED_CALLS, MAX_PREVIEW_CHARS, fair_shares
 from hutch.protocols.mcp.server import HutchMcpServer
 
 PIXEL = {"type": "image", "data": "iVBORw0KGgo=", "mimeType": "image/png"}
@@ -187,16 +187,35 @@ async def test_timeout_names_the_tool_that_the_code_waited_for(
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-async def test_long_result_is_truncated_with_a_note(client: Client, language: str) -> None:
+async def test_long_result_is_kept_and_later_code_can_use_it(client: Client, language: str) -> None:
     code = "return Array.from({ length: 20000 }, (_, i) => i)"
-    answer = await run(client, code, language)
     found = await run_structured(client, code, language)
     whole = json.dumps([*range(20_000)], separators=(",", ":"))
     assert found["truncated"] is True
-    note = f"… truncated, {len(whole) - MAX_CHARS} more characters"
-    assert found["result"] == whole[:MAX_CHARS] + note
-    assert text_of(answer) == found["result"]
-    assert len(json.dumps(found)) < MAX_CHARS + 1_000
+    note = f"… truncated, {len(whole) - MAX_PREVIEW_CHARS} more characters"
+    assert found["result"] == whole[:MAX_PREVIEW_CHARS] + note
+    name = found["value"]["name"]
+    assert found["value"]["bytes"] == len(whole)
+    answer = text_of(await run(client, code, language))
+    assert answer.startswith(found["result"])
+    assert "is kept as v_" in answer
+    use = f"return values.{name}.reduce((a, b) => a + b)"
+    assert (await run_structured(client, use, "javascript", values=[name]))["result"] == sum(range(20_000))
+    turn = await run_structured(
+        client, f"let kept = values.{name}", "javascript", values=[name], session="kept"
+    )
+    assert turn["ok"], turn
+    found = await run_structured(client, "kept.length", "javascript", session="kept")
+    assert found["result"] == 20_000
+
+
+async def test_unknown_value_is_an_error_that_lists_the_known_ones(client: Client) -> None:
+    known = (await run_structured(client, "return 'x'.repeat(40_000)", "javascript"))["value"]["name"]
+    error = text_of(await run(client, "return values.v_1", "javascript", values=["v_1"]))
+    assert error.startswith("values: there is no value 'v_1', or it has expired; known values: ")
+    assert known in error
+    error = text_of(await run(client, "return 1", "toolscript", values=[known]))
+    assert error.startswith('values: expected language "javascript"')
 
 
 async def test_string_result_is_returned_unchanged(client: Client) -> None:

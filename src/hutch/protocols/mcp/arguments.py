@@ -71,6 +71,14 @@ class RunCode(msgspec.Struct, forbid_unknown_fields=True):
             " The code runs like `javascript`; types are removed and not checked."
         ),
     ] = None
+    values: Annotated[
+        list[str],
+        Meta(
+            max_length=20,
+            description="Names of earlier results that were too large to be returned. The code, which must be"
+            " `javascript`, has them as `values.NAME`.",
+        ),
+    ] = []
     timeout_seconds: Annotated[
         Annotated[float, Meta(gt=0)] | None, Meta(description="Time limit; two minutes by default.")
     ] = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from hutch.kernel.durable.stored_values import StoredValues
 from hutch.kernel.durable.suspended_runs import SuspendedRuns
 from hutch.kernel.kernel import Kernel
 from hutch.kernel.sessions.sessions import Sessions
@@ -46,6 +47,8 @@ class McpServices(Protocol):
     def suspended_runs(self) -> SuspendedRuns: ...
     @property
     def sessions(self) -> Sessions: ...
+    @property
+    def values(self) -> StoredValues: ...
     @property
     def storage(self) -> OpensStore: ...
     @property

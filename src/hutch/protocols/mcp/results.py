@@ -15,6 +15,8 @@ from hutch.session.json_value import NotJsonSafe, encode_value, well_formed
 
 MAX_CHARS = 30_000
 """Maximum length of one result."""
+MAX_PREVIEW_CHARS = 4_000
+"""Length of the beginning of a result that is kept."""
 MAX_LISTED_CALLS = 100
 """Maximum number of calls that are listed individually."""
 MAX_LISTED_PROBLEMS = 20
@@ -57,6 +59,13 @@ class RunFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     problems: Sequence[ReportedProblem] = ()
 
 
+class KeptValue(msgspec.Struct, frozen=True):
+    """Name of a large result, for the argument `values` of run_code."""
+
+    name: str
+    bytes: int
+
+
 class RunReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Report about a run. A result that is too long is replaced by the beginning of its text or JSON."""
 
@@ -72,6 +81,8 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     duration_ms: float = 0.0
     truncated: bool = False
     files: list[ReportedFile] = []
+    value: KeptValue | None = None
+    """The whole result, if it was too large."""
 
 
 class CapturedOutput:
@@ -116,13 +127,15 @@ def fair_shares(sizes: Sequence[int], total: int) -> list[int]:
 def cut_report(
     report: RunReport, stdout: CapturedOutput | None = None, stderr: CapturedOutput | None = None
 ) -> RunReport:
-    """Cuts a report to the maximum length."""
+    """Cuts a report to the maximum length. Of a result that is kept, it has only the beginning."""
     error = report.error.message if report.error is not None else ""
     result = _result_text(report.result)
     out, err = stdout or CapturedOutput(), stderr or CapturedOutput()
     logs = "\n".join(report.logs)
     sizes = [len(error), len(result), out.length, err.length, len(logs)]
     shares = fair_shares(sizes, MAX_CHARS)
+    if report.value is not None:
+        shares[1] = min(shares[1], MAX_PREVIEW_CHARS)
     calls = report.tool_calls[:MAX_LISTED_CALLS]
     return msgspec.structs.replace(
         report,
@@ -182,6 +195,12 @@ def _report_parts(report: RunReport) -> Iterable[str]:
             text = text.removesuffix(report.error.message).rstrip()
         if text:
             yield f"{name}:\n{text}"
+    if report.value is not None:
+        name = report.value.name
+        yield (
+            f"The whole result ({report.value.bytes} bytes of JSON) is kept as {name}. To use it, call"
+            f' run_code with language "javascript" and values ["{name}"]: its code has it as `values.{name}`.'
+        )
     if report.files:
         yield "files:\n" + "\n".join(map(_file_line, report.files))
     failed = sum(not call.ok for call in report.tool_calls)

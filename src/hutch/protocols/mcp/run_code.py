@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 from mcp.types import CallToolResult
 
-from hutch.errors import InvalidExecution
+from hutch.errors import HutchError, InvalidExecution
 from hutch.kernel.durable.suspended_runs import SUSPENDED
 from hutch.kernel.execution import Execution
 from hutch.protocols.mcp.arguments import RunCode
@@ -18,9 +19,11 @@ from hutch.protocols.mcp.interfaces import McpServices
 from hutch.protocols.mcp.media import MAX_MEDIA, file_blocks, take_media
 from hutch.protocols.mcp.questions.held_calls import Questions
 from hutch.protocols.mcp.results import (
+    MAX_CHARS,
     MAX_LISTED_CALLS,
     MAX_LISTED_PROBLEMS,
     CapturedOutput,
+    KeptValue,
     ReportedCall,
     ReportedProblem,
     RunFailure,
@@ -35,11 +38,13 @@ from hutch.protocols.toolscript.gateway.gateway import CompletedCall
 from hutch.protocols.toolscript.providers import tool_providers, unavailable_servers
 from hutch.sandbox.runner.profile import profile_for
 from hutch.session.files.model import File
-from hutch.session.json_value import NotJsonSafe
+from hutch.session.json_value import NotJsonSafe, well_formed
 from hutch.session.large_json import decode_large_value
 from hutch.session.run import Result, RunHandle, new_run_id
 from hutch.session.tools.names import letters
 from hutch.settings import Settings
+
+logger = logging.getLogger("hutch.mcp")
 
 Output: TypeAlias = dict[str, CapturedOutput]
 """Output of a program, by stream: `stdout` and `stderr`."""
@@ -122,21 +127,39 @@ class CodeRunner:
         code cannot be started.
         """
         files: Sequence[File] = ()
+        json: bytes | None = None
         output: Output = {"stdout": CapturedOutput(), "stderr": CapturedOutput()}
         try:
             if arguments.language == "javascript" or arguments.session is not None:
                 result = await self._javascript(arguments, run)
                 if result.error is not None and result.error.code == SUSPENDED:
                     return SuspendedRun(result.run_id)
-                files = result.files
+                files, json = result.files, result.result_json
                 report = _javascript_report(result, _common_fields(run, result.duration_ms))
             else:
-                report = await self._toolscript(arguments, run, output)
+                report, json = await self._toolscript(arguments, run, output)
         except InvalidScript as error:
             gateway = self._hutch.gateway
             explained = _with_servers(error, unavailable_servers(gateway))
             report = RunReport(ok=False, error=_invalid_script(explained), exit_code=1)
+        report = await self._keep_large(report, json, run)
         return _tool_result(report, output, files, structured=arguments.format == "json")
+
+    async def continued_result(self, result: Result, run: ClientRun, *, structured: bool) -> CallToolResult:
+        """Returns the tool result of a run that was suspended."""
+        report = await self._keep_large(_continued_report(result), result.result_json, run)
+        return _tool_result(report, {}, result.files, structured=structured)
+
+    async def _keep_large(self, report: RunReport, json: bytes | None, run: ClientRun) -> RunReport:
+        """Keeps a result that is too large for the report, so that later code can use it."""
+        if json is None or len(json) <= MAX_CHARS:
+            return report
+        try:
+            name = await self._hutch.values.add(run.owner or self._owner, json)
+        except HutchError as error:
+            logger.warning("a large result could not be kept: %s", error)
+            return report
+        return msgspec.structs.replace(report, value=KeptValue(name, len(json)))
 
     def find(self, run_id: str | None) -> ClientRun | None:
         return self._runs_by_id.get(run_id or "")
@@ -158,7 +181,12 @@ class CodeRunner:
 
     # --- toolscripts ---
 
-    async def _toolscript(self, arguments: RunCode, run: ClientRun, output: Output) -> RunReport:
+    async def _toolscript(
+        self, arguments: RunCode, run: ClientRun, output: Output
+    ) -> tuple[RunReport, bytes | None]:
+        """Returns the report and the JSON text of the result."""
+        if arguments.values:
+            raise InvalidExecution("values", 'expected language "javascript", whose code can use values')
         request = ScriptRequest(
             script=Script(arguments.code),
             timeout_ms=_timeout_ms(arguments, self._hutch.settings),
@@ -172,7 +200,8 @@ class CodeRunner:
             result = await self._hutch.scripts.run(request, self._hutch.script_gateway)
         for stream in ("stdout", "stderr"):
             output[stream].add(b"", final=True)
-        return await _script_report(result, run, output["stderr"])
+        json = None if result.value_json is None else well_formed(result.value_json).encode()
+        return await _script_report(result, run, output["stderr"]), json
 
     # --- JavaScript ---
 
@@ -187,6 +216,7 @@ class CodeRunner:
             providers=tool_providers(await gateway.catalog(), gateway),
             unavailable_servers=dict.fromkeys(unavailable_servers(gateway), ""),
             files=kernel.no_files,
+            inputs=await self._hutch.values.inputs(run.owner or self._owner, arguments.values),
             owner=run.owner or self._owner,
             protocol="mcp",
             label="run_code",
@@ -274,8 +304,8 @@ def _with_servers(error: InvalidScript, servers: Iterable[str]) -> InvalidScript
     return InvalidScript([explained(problem) for problem in error.problems])
 
 
-def continued_result(result: Result, *, structured: bool) -> CallToolResult:
-    """Builds the tool result of a run that was suspended. Its calls may have been made by other servers."""
+def _continued_report(result: Result) -> RunReport:
+    """Reports a run that was suspended. Its calls may have been made by other servers."""
     calls = [
         ReportedCall(call.provider, call.tool, call.ok, round(call.duration_ms, 1))
         for call in result.calls[:MAX_LISTED_CALLS]
@@ -285,7 +315,7 @@ def continued_result(result: Result, *, structured: bool) -> CallToolResult:
         "tool_call_count": len(result.calls),
         "duration_ms": round(result.duration_ms, 1),
     }
-    return _tool_result(_javascript_report(result, fields), {}, result.files, structured=structured)
+    return _javascript_report(result, fields)
 
 
 def _tool_result(

@@ -52,7 +52,7 @@ from hutch.protocols.mcp.questions.held_calls import HeldCalls, HeldCallState, Q
 from hutch.protocols.mcp.questions.request_state import RequestStateMiddleware, StateCodec
 from hutch.protocols.mcp.questions.suspended import SuspendedRunCalls, SuspendedRunState
 from hutch.protocols.mcp.results import text_result
-from hutch.protocols.mcp.run_code import ClientRun, CodeRunner, SuspendedRun, continued_result
+from hutch.protocols.mcp.run_code import ClientRun, CodeRunner, SuspendedRun
 from hutch.protocols.mcp.search import describe_tools, search_tools
 from hutch.protocols.mcp.session_shares import SESSION_SHARE, SessionShare
 from hutch.protocols.mcp.tools import CONTINUE_RUN, OWN_TOOL_NAMES, instructions, one_line, own_tools
@@ -282,7 +282,9 @@ class HutchMcpServer:
         await self._suspended.check_owner(run_id, owner)
         with self._runs.registered(run_id, run):
             outcome = await self._suspended.proceed(run, run_id, owner, structured=structured)
-        return continued_result(outcome, structured=structured) if isinstance(outcome, Result) else outcome
+        if isinstance(outcome, Result):
+            return await self._runs.continued_result(outcome, run, structured=structured)
+        return outcome
 
     @contextlib.asynccontextmanager
     async def _reported_run(self, context: Context) -> AsyncIterator[ClientRun]:

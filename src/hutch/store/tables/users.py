@@ -86,6 +86,7 @@ class UserTable:
             SqlStatement("DELETE FROM checkpoints WHERE owner = :id", {"id": id}),
             SqlStatement("DELETE FROM sessions WHERE owner = :id", {"id": id}),
             SqlStatement("DELETE FROM recorded_calls WHERE owner = :id", {"id": id}),
+            SqlStatement("DELETE FROM stored_values WHERE owner = :id", {"id": id}),
         )
         return changed.row_count == 1
 
