@@ -13,8 +13,8 @@ from hutch.kernel.state_memory import StateMemory
 async def test_owner_waits_for_room_and_leaves_a_fifth_to_others() -> None:
     memory = StateMemory(100, max_wait_seconds=30.0)
     first = await memory.reserve("hog", 50)
-    assert not memory.has_room("hog", 31)
-    assert memory.has_room("other", 50)
+    assert not memory.fits("hog", 31)
+    assert memory.fits("other", 50)
     waiting = [asyncio.ensure_future(memory.reserve("hog", 40)) for _ in range(2)]
     await asyncio.sleep(0)
     other = await memory.reserve("other", 20)
@@ -23,14 +23,14 @@ async def test_owner_waits_for_room_and_leaves_a_fifth_to_others() -> None:
     first.set(10)
     done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     assert len(done) == 1
-    assert not memory.has_room("hog", 40)
+    assert not memory.fits("hog", 40)
     other.release()
     for task in done:
         (await task).release()
     for task in waiting:
         (await task).release()
     first.release()
-    assert memory.has_room("hog", 80)
+    assert memory.fits("hog", 80)
 
 
 async def test_wait_for_room_ends() -> None:

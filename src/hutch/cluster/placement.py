@@ -114,7 +114,7 @@ class ClusterPlacement:
         total = sum(worker.in_flight[kind] for worker in usable)
         max_load = max(1, math.ceil(MAX_LOAD_FACTOR * (total + 1) / len(usable)))
         preferred = self.membership.workers.get(self._affinities.get(placed.affinity, ""))
-        if preferred is not None and preferred in usable and self._has_room(preferred, kind, max_load):
+        if preferred is not None and preferred in usable and self._has_capacity(preferred, kind, max_load):
             self._affinities.move_to_end(placed.affinity)
             return preferred
         free = [worker for worker in usable if worker.free(kind, front) > 0]
@@ -127,7 +127,7 @@ class ClusterPlacement:
                 self._affinities.popitem(last=False)
         return chosen
 
-    def _has_room(self, worker: KnownWorker, kind: PlaceKind, max_load: int) -> bool:
+    def _has_capacity(self, worker: KnownWorker, kind: PlaceKind, max_load: int) -> bool:
         return worker.in_flight[kind] < max_load and worker.free(kind, self._front) > 0
 
     def _rank(self, worker: KnownWorker, placed: PlacedExecution, max_load: int) -> tuple[bool, int, int]:

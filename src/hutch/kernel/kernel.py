@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from hutch.errors import ExecutionError, HutchError, InvalidExecution, QuotaExceeded, RateLimited
-from hutch.kernel.durable.held_calls import HeldCalls
+from hutch.kernel.durable.call_hold import CallHold
 from hutch.kernel.execution import CheckCode, Execution, Recorder
 from hutch.kernel.fair_use import FairUse
 from hutch.kernel.placement import Placement
@@ -253,15 +253,15 @@ class Kernel:
                 return prepared
             if prepared is not None:
                 execution = msgspec.structs.replace(execution, code="", job=prepared)
-        held_calls = None
+        call_hold = None
         if execution.stores_calls and self.on_checkpoint is not None and self._max_saved_bytes(execution):
-            run.before_call = held_calls = HeldCalls(run)
+            run.before_call = call_hold = CallHold(run)
         result = await self._attempt(execution, run)
         if not result.ok:
             result = await self._retry(execution, run, result)
         while (session := run.session) is not None and session.saved is not None:
             load = (
-                await self._checkpoint(execution, run, held_calls) if session.tool_calls.is_running else None
+                await self._checkpoint(execution, run, call_hold) if session.tool_calls.is_running else None
             )
             can_continue = await session.wait_for_replies(lambda: run.must_suspend)
             if not can_continue or (run.must_suspend and session.saved is not None):
@@ -269,8 +269,8 @@ class Kernel:
                 return session.result
             # Other tools have returned since the guest was suspended, so it can continue immediately.
             assert session.saved is not None
-            if held_calls is not None:
-                held_calls.hold()
+            if call_hold is not None:
+                call_hold.hold()
             try:
                 saved = session.saved if load is None else await load(session.saved)
                 execution = msgspec.structs.replace(execution, saved=saved, answers={})
@@ -289,7 +289,7 @@ class Kernel:
         return result
 
     async def _checkpoint(
-        self, execution: Execution, run: RunHandle, held_calls: HeldCalls | None
+        self, execution: Execution, run: RunHandle, call_hold: CallHold | None
     ) -> LoadSaved | None:
         """Stores a run that waits for running tools, if its caller wants that or if calls are held, which are
         released then. Returns a function that loads the state again; None if the state is in memory.
@@ -298,7 +298,7 @@ class Kernel:
             return None
         is_wanted = run.id in self._storing or bool(self._max_wait_seconds(execution))
         self._storing.discard(run.id)
-        if held_calls is None and (not is_wanted or run.must_suspend):
+        if call_hold is None and (not is_wanted or run.must_suspend):
             return None
         saving = asyncio.ensure_future(self.on_checkpoint(execution, run))
         try:
@@ -310,11 +310,11 @@ class Kernel:
         except HutchError as error:
             # The run continues without a checkpoint.
             logger.warning("the run %s could not be stored while it waits: %s", run.id, error)
-            if held_calls is not None:
-                held_calls.fail(str(error))
+            if call_hold is not None:
+                call_hold.fail(str(error))
             return None
-        if held_calls is not None:
-            held_calls.release()
+        if call_hold is not None:
+            call_hold.release()
             # Most calls end soon, so a small state stays in memory.
             saved = None if run.session is None else run.session.saved
             if saved is None or saved.memory_bytes < MAX_KEPT_BYTES:

@@ -25,14 +25,14 @@ class StateCharge:
         self._bytes = 0
 
     def add(self, size: int) -> bool:
-        """Adds to the charge. Returns False, and adds nothing, if there is no room."""
-        if not self._memory.has_room(self._owner, size):
+        """Adds to the charge. Returns False, and adds nothing, if a limit would be exceeded."""
+        if not self._memory.fits(self._owner, size):
             return False
         self.set(self._bytes + size)
         return True
 
     def set(self, size: int) -> None:
-        """Changes the charge, also beyond the limit."""
+        """Changes the charge, even if that exceeds a limit."""
         change, self._bytes = size - self._bytes, size
         self._memory.change(self._owner, change)
 
@@ -52,7 +52,7 @@ class _Waiter(NamedTuple):
 
 
 class StateMemory:
-    """Counts the bytes of all states in the host. An owner may use all of it but a fifth."""
+    """Counts the bytes of all states in the host. One owner may use four fifths of the limit."""
 
     def __init__(self, max_bytes: int, max_wait_seconds: float) -> None:
         self._max_bytes = max_bytes
@@ -69,16 +69,16 @@ class StateMemory:
     def charge(self, owner: str) -> StateCharge:
         return StateCharge(self, owner)
 
-    def has_room(self, owner: str, size: int) -> bool:
+    def fits(self, owner: str, size: int) -> bool:
         used = self._by_owner.get(owner, 0)
         return used + size <= self._per_owner and self._total + size <= self._max_bytes
 
     async def reserve(self, owner: str, size: int) -> StateCharge:
-        """Waits until there is room, before a state is read whose size is at most `size`. The caller sets the
+        """Waits until a state of this size fits, before it is read. `size` is a maximum: the caller sets the
         charge to the real size afterwards. Raises Busy.
         """
         size = min(size, self._per_owner)
-        if not self.has_room(owner, size):
+        if not self.fits(owner, size):
             waiter = _Waiter(owner, size, asyncio.get_running_loop().create_future())
             self._waiters.append(waiter)
             try:
@@ -107,7 +107,7 @@ class StateMemory:
             self._wake()
 
     def _wake(self) -> None:
-        """Wakes those waiters that have room together."""
+        """Wakes the waiters whose states fit together, the oldest first."""
         total, planned = 0, dict[str, int]()
         for owner, size, future in [*self._waiters]:
             own = planned.get(owner, 0)

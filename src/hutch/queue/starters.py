@@ -36,7 +36,7 @@ class NotFound(HutchError):
 
 
 class Forbidden(HutchError):
-    """The key has not the scope of the target."""
+    """The key lacks the scope that the target needs."""
 
     code = "forbidden"
 
@@ -50,7 +50,7 @@ class NewTrigger(NamedTuple):
     trigger: Trigger
     token: str
     secret: str | None
-    """Secret of the signature, if it was created."""
+    """Secret of the signature, if the server has created one."""
 
 
 class Starters:

@@ -99,7 +99,7 @@ class Session:
     charge: Charge | None = None
     """Counts the memory of the state that the runner sends."""
     _is_host_full = False
-    """True if there was no room for the state in the host."""
+    """True if the state would have exceeded the memory limit of the host."""
     _turn_state: TurnState | None = None
     _on_suspend_refused: Callable[[str], None] | None = None
     _elapsed_before = 0.0
@@ -434,7 +434,7 @@ class Session:
             if not memory.add(message.data):
                 self.mark_lost("it sent too much memory")
             elif self._is_host_full or (self.charge is not None and not self.charge.add(len(message.data))):
-                # The runner sends the rest, too. So the session ends when it has done so.
+                # The runner still sends the rest, so the session ends only after that.
                 self._is_host_full = True
                 memory.clear()
                 if self.charge is not None:

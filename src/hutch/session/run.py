@@ -332,7 +332,7 @@ class Charge(Protocol):
     """Counts the bytes of an execution's state in the host; see `kernel.state_memory`."""
 
     def add(self, size: int) -> bool:
-        """Returns False, and adds nothing, if there is no room."""
+        """Returns False, and adds nothing, if a limit would be exceeded."""
 
     def set(self, size: int) -> None: ...
 

@@ -138,7 +138,7 @@ class MemoryCollector:
         return True
 
     def clear(self) -> None:
-        """Frees the parts. Later ones are still counted."""
+        """Frees the parts. Later parts are still counted."""
         self._parts = []
 
     def memory(self) -> list[bytes]:

@@ -208,7 +208,7 @@ Deno.test("a difference of memory can be applied to the image, and an invalid on
     for (let i = random(40); i > 0; i--) memory[random(memory.length || 1)] = random(2 ** 31);
     const words = encodeDifference(memory, base, Infinity), restored = new Uint32Array(memory.length);
     assert(typeof words !== "number");
-    // Of a difference that is too large, only the size is computed: building it would take as much memory again.
+    // If a difference is too large, only its size is computed. Building it would double the memory.
     assert.deepEqual(encodeDifference(memory, base, words.byteLength), words);
     if (words.length) assert.equal(encodeDifference(memory, base, words.byteLength - 1), words.byteLength);
     restored.set(base);

@@ -35,8 +35,8 @@ INTERRUPTED = "interrupted"
 
 class CallReplay:
     """Recorded calls of one run. A call of a guest that runs again gets the result of the recorded call with
-    the same tool and arguments. All recorded calls were made knowing only recorded results, so a guest that
-    does the same again makes them before any other call.
+    the same tool and arguments. Every recorded call depended only on recorded results. So a guest that does
+    the same again makes all recorded calls before any other call.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class CallReplay:
 
     @classmethod
     async def open(cls, store: Store, run_id: str, owner: str, seconds: float) -> CallReplay:
-        """Opens the recorded calls of a run, of which there may be none. They expire after `seconds`. Raises
+        """Opens the recorded calls of a run, which may have none. They expire after `seconds`. Raises
         HutchError.
         """
         recorded = await store.recorded_calls.of_run(run_id, owner)
@@ -70,9 +70,9 @@ class CallReplay:
     async def recorded_result(
         self, server: str, tool: str, arguments: Any, *, is_idempotent: bool
     ) -> tuple[bool, Any]:
-        """Returns True and the recorded result of a call, or False if it has to be made. Raises
-        UpstreamError: the recorded error, or because the call may have been made, or because the guest
-        makes other calls than before.
+        """Returns True and the recorded result of a call, or False if the call has to be made. Raises
+        UpstreamError if the recorded call failed, if the process died while it made the call, or if the
+        guest makes other calls than before.
         """
         call = await self._take(server, tool, _digest(arguments))
         if call is None:
@@ -129,7 +129,7 @@ class CallReplay:
         return call.number + 1, _name(call.server, call.tool)
 
     async def record(self, server: str, tool: str, arguments: Any, make: Callable[[], Awaitable[Any]]) -> Any:
-        """Makes a call that is recorded before, and records its result. Raises UpstreamError."""
+        """Records a call, makes it, and records its result. Raises UpstreamError."""
         number, self._next_number = self._next_number, self._next_number + 1
         call = RecordedCall(number=number, server=server, tool=tool, digest=_digest(arguments))
         try:

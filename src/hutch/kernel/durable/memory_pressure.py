@@ -1,4 +1,4 @@
-"""Stores waiting runs when memory becomes scarce, so that they free it before a process is ended for it."""
+"""Stores waiting runs when memory becomes scarce, so that no process has to be ended to free memory."""
 
 from __future__ import annotations
 

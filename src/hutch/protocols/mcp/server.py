@@ -308,7 +308,7 @@ class HutchMcpServer:
         caller = self._caller(context)
         run = ClientRun(context, on_call, caller.owner, can_ask=can_ask(context))
         run.name = caller_name(caller)
-        if is_asked_on_return(context) and self._held.has_room(caller.owner):
+        if is_asked_on_return(context) and self._held.has_capacity(caller.owner):
             run.questions = Questions()
         return run
 

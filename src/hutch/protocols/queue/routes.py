@@ -237,7 +237,7 @@ class QueueHandlers:
         return json_response({"ok": True, "name": name})
 
     async def fire(self, request: Request) -> Response:
-        """Starts the run of a trigger. The token in the path, and the signature, are the authority."""
+        """Starts the run of a trigger. The token in the path and the signature replace the API key."""
         try:
             if (refusal := self._access.check(request, public=True)) is not None:
                 raise refusal.error()

@@ -23,7 +23,7 @@ logger = logging.getLogger("hutch.schedules")
 
 POLL_SECONDS = 1.0
 MISSED_MS = 60_000
-"""A tick that is older than this when a server sees it was missed."""
+"""A tick counts as missed if it is older than this when a server sees it."""
 MAX_MISSED = 1_000
 """Maximum number of missed ticks that the policy `all` starts at once; further ones follow."""
 

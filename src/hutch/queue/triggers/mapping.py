@@ -1,7 +1,7 @@
 """Maps the request that starts a trigger to inputs.
 
 A mapping has a path for each input: `body.repository.full_name`, `body.commits[0].id`,
-`headers.x-github-event`, `query.page` or `body`. A path that leads nowhere gives null.
+`headers.x-github-event`, `query.page` or `body`. A path to a value that does not exist gives null.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class WebhookSender:
                 pass
 
     async def _look(self) -> float:
-        """Sends what is due. Returns the seconds until the next look."""
+        """Sends what is due. Returns the seconds until it should be called again."""
         next_in = await self._table.next_in()
         if next_in is None or next_in > 0:
             return POLL_SECONDS if next_in is None else min(POLL_SECONDS, next_in / 1000)
@@ -139,7 +139,7 @@ class WebhookSender:
         try:
             await self._table.finish(row.id, self._holder, state, encoded, delay_ms)
         except HutchError as failure:
-            # It is sent again when the lease has expired: at least once.
+            # The message is sent again when the lease has expired. So it is delivered at least once.
             logger.warning("the delivery of webhook %s cannot be recorded: %s", row.id, failure)
         if state == "failed":
             logger.warning("the webhook %s of run %s was given up: %s", row.id, row.run_id, error)

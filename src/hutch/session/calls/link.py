@@ -1,4 +1,4 @@
-"""What tool calls need from the session in which their guest runs."""
+"""Connects tool calls to the session in which their guest runs."""
 
 from __future__ import annotations
 

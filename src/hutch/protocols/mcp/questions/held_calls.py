@@ -86,7 +86,7 @@ class HeldCalls:
     def __init__(self) -> None:
         self._calls: dict[str, HeldCall[Any]] = {}
 
-    def has_room(self, owner: str | None) -> bool:
+    def has_capacity(self, owner: str | None) -> bool:
         of_owner = sum(call.run.owner == owner for call in self._calls.values())
         return len(self._calls) < MAX_HELD_CALLS and of_owner < MAX_HELD_CALLS_PER_OWNER
 

@@ -33,7 +33,7 @@ class SavedScript(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StarterRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What schedules and triggers have in common: they start runs of a target."""
+    """Fields that schedules and triggers have in common. Both start runs of a target."""
 
     id: str
     owner: str
@@ -108,7 +108,7 @@ class SavedScriptTable:
 
 
 class _StarterTable:
-    """What the tables of schedules and triggers have in common. `options` are encrypted JSON text."""
+    """Base of the tables of schedules and triggers. `options` are encrypted JSON text."""
 
     table: str
     row_type: type[Any]

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from hutch.session.run import RunHandle
 
 
-class HeldCalls:
+class CallHold:
     """Holds the tool calls of one run until the run is stored. The first call suspends the run. When the run
     is stored, all held calls begin. If the process dies later, the store has the state in which the guest
     waits for them.
