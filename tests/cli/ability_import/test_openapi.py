@@ -96,7 +96,7 @@ def test_parameters_reach_the_api_as_the_document_says(echo_api: EchoApi) -> Non
     ("ability_id", "params", "message"),
     [
         ("deleteOrder", {"order_id": ".."}, "expected a value for the path"),
-        ("deleteOrder", {}, '"order_id" is a required property'),
+        ("deleteOrder", {}, "params.order_id: is required"),
         (
             "orders_create",
             {"body": {"part_of": {"article": ""}, "article": "x"}},

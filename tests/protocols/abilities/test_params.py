@@ -34,7 +34,7 @@ def test_error_names_the_path() -> None:
     found = problem(NESTED, {"user": {"tags": ["a", 2]}})
     assert found is not None
     assert "params.user.tags[1]: 2 is not of type" in found
-    assert 'params: "count" is a required property' in found
+    assert "params.count: is required" in found
 
 
 def test_odd_names_are_quoted_in_paths() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ _MAX_PROBLEMS = 5
 _MAX_WORK_ALL_PROBLEMS = 20_000
 _TOO_EXPENSIVE = "params: too expensive to validate against input_schema; send less, or simplify the schema"
 _MAX_MESSAGE_CHARS = 200
+_MISSING = re.compile(r'(".*") is a required property', re.S)
 
 
 def params_error(schema: dict[str, Any] | None, params: Mapping[str, Any]) -> str | None:
@@ -80,6 +82,13 @@ def _problems(validator: Validator, params: Mapping[str, Any], cost_of: int) -> 
 
 
 def _describe(error: ValidationError) -> Problem:
+    missing = _MISSING.fullmatch(error.message)
+    if missing is not None:
+        try:
+            name = msgspec.json.decode(missing[1], type=str)
+        except (msgspec.MsgspecError, UnicodeError):
+            name = missing[1]
+        return Problem(_path((*error.instance_path, name), "params"), "is required")
     return Problem(_path(error.instance_path, "params"), _one_line(error.message))
 
 

@@ -78,11 +78,11 @@ class AbilityTools:
         result = response.body.get("result")
         body = result.get("body") if isinstance(result, dict) else None
         if response.body.get("success") is True:
-            return text_result(_body_text(body), response.body)
+            return text_result(_body_text(body))
         parts = [str(response.body.get("error", "The ability failed"))]
         if body is not None:
             parts.append(_body_text(body))
-        return text_result("\n\n".join(parts), response.body, failed=True)
+        return text_result("\n\n".join(parts), failed=True)
 
     async def _all(self, caller: Identity) -> AsyncIterator[Ability]:
         store, after = await self._services.store(), ""
