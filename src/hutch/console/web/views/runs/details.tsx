@@ -12,7 +12,7 @@ import type { Span } from "./timeline.tsx";
 export function Details({ run, span }: { run: RunDetail; span?: Span }) {
   const hasCode = typeof run.code === "string";
   const [tab, setTab] = useState(hasCode ? "code" : isActive(run) ? "logs" : "data");
-  const isPart = span !== undefined && span.kind !== "run";
+  const isPart = span !== undefined && span.id !== "run";
   const tabs = [
     { id: "code", label: "Code" },
     { id: "data", label: isPart ? "Selected" : "Input and output" },
@@ -58,7 +58,7 @@ function CodeTab({ run, span }: { run: RunDetail; span?: Span }) {
         <Copy label="Copy as curl" text={asCurl(run, run.code)} />
         <Copy label="Copy as Python" text={asPython(run, run.code)} />
       </div>
-      {span && span.kind !== "run" && <SpanData span={span} />}
+      {span && span.id !== "run" && <SpanData span={span} />}
     </>
   );
 }

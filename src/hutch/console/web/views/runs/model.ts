@@ -104,6 +104,8 @@ export interface RunDetail extends RunBase {
   output?: unknown;
   files?: RunFile[];
   pending_calls?: PendingCall[];
+  /** Place in the queue, if the run is asynchronous. */
+  queue?: { state: string; due_at: string | null; attempts: number; source: string | null } | null;
   replay?: { same: boolean; recorded: boolean; reason: string | null };
 }
 

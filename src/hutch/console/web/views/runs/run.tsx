@@ -2,7 +2,7 @@
 
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { ApiError, get, post, subscribe } from "../../api.ts";
-import { formatDuration, visible } from "../../format.ts";
+import { formatDuration, formatTime, visible } from "../../format.ts";
 import { link, location, navigate } from "../../router.ts";
 import { Age, Badge, Button, Card, Copy, Crumbs, Empty, ErrorNote, Page } from "../../ui/basics.tsx";
 import { Fact, FactRow } from "../../ui/facts.tsx";
@@ -118,6 +118,15 @@ function Facts({ run }: { run: RunDetail }) {
       <Fact name="Created">
         <Age time={run.created_at} />
       </Fact>
+      {run.queue && (
+        <Fact name="Asynchronous">
+          {run.queue.state}
+          {run.queue.state === "delayed" && run.queue.due_at &&
+            ` until ${formatTime(run.queue.due_at).slice(0, 16)}`}
+          {run.queue.attempts > 1 && `, attempt ${run.queue.attempts}`}
+          {run.queue.source && `, by ${visible(run.queue.source)}`}
+        </Fact>
+      )}
       <Fact name="Queue" title="Waited for a runner">{formatDuration(run.queue_ms)}</Fact>
       {run.install_ms ? <Fact name="Install">{formatDuration(run.install_ms)}</Fact> : null}
       <Fact name="Ran">{isActive(run) ? "…" : formatDuration(run.duration_ms)}</Fact>

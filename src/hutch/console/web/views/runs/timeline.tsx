@@ -32,12 +32,12 @@ export function spansOf(run: RunDetail, nowMs: number): Span[] {
   const isOpen = run.status === "running" || run.status === "pending";
   const whole: Span = {
     id: "run",
-    kind: "run",
-    label: "Ran",
+    kind: run.status === "pending" ? "queue" : "run",
+    label: run.status === "pending" ? "Waits for its turn" : isOpen ? "Runs" : "Ran",
     start: 0,
     duration: elapsed,
     ok: run.status !== "failed",
-    active: run.status === "running",
+    active: isOpen,
     line: run.status === "failed" ? run.error?.line : undefined,
     detail: undefined,
   };
@@ -131,7 +131,7 @@ export function Timeline({ spans, selected, onSelect }: {
           onClick={() => onSelect(span)}
         >
           <span
-            class={span.kind === "run" ? "span-label span-whole" : "span-label"}
+            class={span.id === "run" ? "span-label span-whole" : "span-label"}
             title={visible(span.label)}
           >
             {visible(span.label)}
