@@ -45,9 +45,12 @@ export function encodeDifference(
 
 /** Adds the start and the end of each run of words that differ from the image. */
 function addChangedWords(bounds: number[], memory: Uint32Array, base: Uint32Array, shared: number): void {
+  // V8 compares pairs of words as 64-bit integers, which takes half the time of single words.
+  const pairs = shared >> 1;
+  const memoryPairs = new BigInt64Array(memory.buffer, memory.byteOffset, pairs);
+  const basePairs = new BigInt64Array(base.buffer, base.byteOffset, pairs);
   for (let word = 0; word < shared;) {
-    // Most words are equal, and comparing several at once takes half the time.
-    while (word + 8 <= shared && isEqualBlock(memory, base, word)) word += 8;
+    if (word % 2 === 0) word = 2 * skipEqualPairs(memoryPairs, basePairs, word >> 1);
     if (word === shared) break;
     if (memory[word] === base[word]) {
       word++;
@@ -64,10 +67,13 @@ function addChangedWords(bounds: number[], memory: Uint32Array, base: Uint32Arra
   }
 }
 
-function isEqualBlock(memory: Uint32Array, base: Uint32Array, at: number): boolean {
-  return ((memory[at] ^ base[at]) | (memory[at + 1] ^ base[at + 1]) | (memory[at + 2] ^ base[at + 2]) |
-    (memory[at + 3] ^ base[at + 3]) | (memory[at + 4] ^ base[at + 4]) | (memory[at + 5] ^ base[at + 5]) |
-    (memory[at + 6] ^ base[at + 6]) | (memory[at + 7] ^ base[at + 7])) === 0;
+/** Skips groups of four equal pairs. */
+function skipEqualPairs(memory: BigInt64Array, base: BigInt64Array, at: number): number {
+  while (
+    at + 4 <= memory.length && memory[at] === base[at] && memory[at + 1] === base[at + 1] &&
+    memory[at + 2] === base[at + 2] && memory[at + 3] === base[at + 3]
+  ) at += 4;
+  return at;
 }
 
 /** Adds the start and the end of each run of blocks beyond the image that are not 0. */
