@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -45,31 +46,42 @@ class TakenMedia(NamedTuple):
 
 def take_media(value: Any) -> TakenMedia:
     """Takes MCP content blocks with binary data or resources out of a result."""
-    found: dict[int, tuple[dict[str, Any], MediaBlock]] = {}
-    for block in _candidates(value):
+    notes: dict[int, dict[str, Any]] = {}
+    blocks: list[MediaBlock] = []
+    parents: dict[int, Any] = {}
+    for block in _candidates(value, parents):
         checked = _checked(block)
         if checked is not None:
-            found[id(block)] = _note(block, len(found) + 1), checked
-            if len(found) == MAX_MEDIA:
+            blocks.append(checked)
+            notes[id(block)] = _note(block, len(blocks))
+            if len(blocks) == MAX_MEDIA:
                 break
-    if not found:
+    if not blocks:
         return TakenMedia(value, [])
-    notes = {key: note for key, (note, _) in found.items()}
-    return TakenMedia(_replaced(value, notes, 0), [block for _, block in found.values()])
+    changed = set(notes)
+    for key in notes:
+        while (parent := parents.get(key)) is not None:
+            key = id(parent)
+            changed.add(key)
+    return TakenMedia(_replaced(value, notes, changed), blocks)
 
 
-def _candidates(value: Any) -> Iterator[dict[str, Any]]:
-    level, visited = [value], 0
+def _candidates(value: Any, parents: dict[int, Any]) -> Iterator[dict[str, Any]]:
+    """Yields the objects that may be blocks. Notes the container of each object and list that was visited."""
+    level, visited = [(value, None)], 0
     for _ in range(_MAX_DEPTH):
-        below: list[Any] = []
-        for item in level:
+        below: list[tuple[Any, Any]] = []
+        for item, parent in level:
             visited += 1
             if visited > _MAX_VALUES:
                 return
+            if isinstance(item, (dict, list)):
+                parents[id(item)] = parent
             if isinstance(item, dict) and item.get("type") in _KINDS:
                 yield item
             elif isinstance(item, (dict, list)) and len(below) < _MAX_VALUES:
-                below += item.values() if isinstance(item, dict) else item
+                items = item.values() if isinstance(item, dict) else item
+                below += ((each, item) for each in islice(items, _MAX_VALUES))
         level = below
 
 
@@ -95,14 +107,18 @@ def _note(block: dict[str, Any], number: int) -> dict[str, Any]:
     return {**block, "resource": {**kept, "content": note}}
 
 
-def _replaced(value: Any, notes: dict[int, dict[str, Any]], depth: int) -> Any:
+def _replaced(value: Any, notes: dict[int, dict[str, Any]], changed: set[int]) -> Any:
+    """Copies the containers of the blocks only: a result may have 250 000 values."""
+    if id(value) not in changed:
+        return value
     if id(value) in notes:
         return notes[id(value)]
-    if depth < _MAX_DEPTH and isinstance(value, dict):
-        return {name: _replaced(item, notes, depth + 1) for name, item in value.items()}
-    if depth < _MAX_DEPTH and isinstance(value, list):
-        return [_replaced(item, notes, depth + 1) for item in value]
-    return value
+    if isinstance(value, dict):
+        return {
+            name: _replaced(item, notes, changed) if id(item) in changed else item
+            for name, item in value.items()
+        }
+    return [_replaced(item, notes, changed) if id(item) in changed else item for item in value]
 
 
 # --- files ---
