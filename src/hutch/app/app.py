@@ -241,6 +241,7 @@ class App:
         approvals = Approvals(ApprovalPolicy(self.settings.approvals))
         approvals.on_wait_begin.append(self.kernel.pause_timeout)
         approvals.on_wait_end.append(self.kernel.resume_timeout)
+        approvals.owner_of = self.kernel.owner_of
         gateway = Gateway(self.mcp_servers, approvals)
         self._recorder.on_end.append(lambda run: approvals.forget(run.id))
         return gateway

@@ -226,6 +226,11 @@ class Kernel:
             self._record_end(execution, run, result)
             yield result, runner
 
+    def owner_of(self, run_id: str | None) -> str:
+        """Returns the owner of a run in progress, or the id of a run that is not known."""
+        active = self.active.get(run_id or "")
+        return run_id or "" if active is None else active[0].owner
+
     @property
     def has_capacity(self) -> bool:
         """True if another process could start and no execution waits for a process."""

@@ -91,7 +91,11 @@ async def test_processes_that_share_a_postgres_share_its_counters(postgres: data
     settings = Settings(database_url=postgres.new_database())
     async with await Store.open(settings) as one, await Store.open(settings) as other:
         waits = [await store.rate_limits.hit("ada", 4, HOUR) for store in (one, other) * 4]
+        raced = await asyncio.gather(
+            *(store.rate_limits.hit("raced", 10, HOUR) for store in (one, other) * 25)
+        )
     assert [wait is None for wait in waits] == [True] * 4 + [False] * 4
+    assert raced.count(None) == 10
 
 
 async def test_expired_postgres_counters_are_deleted(postgres: databases.PostgresServer) -> None:

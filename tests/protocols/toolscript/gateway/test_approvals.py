@@ -243,3 +243,25 @@ async def test_arguments_that_no_person_can_judge_are_denied() -> None:
     with pytest.raises(CallDenied, match="a call that needs an approval may have 262144"):
         await approvals.check("github", "create", {"text": "x" * MAX_ARGUMENT_BYTES}, "run")
     assert approvals.pending() == []
+
+
+async def test_calls_of_one_owner_leave_room_for_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hutch.protocols.toolscript.gateway.approvals.MAX_PENDING", 10)
+    approvals = Approvals(ASK)
+    approvals.owner_of = lambda run: (run or "").partition("-")[0]
+    # A call of a suspended run waits in the store, and takes no place here.
+    stored = Approval(id="x", server="mail", tool="send", arguments={}, run="s", asked_at="", seconds=None)
+    waiting = [asyncio.create_task(approvals.wait_for_decision(stored))]
+    waiting += [check(approvals, f"hog-{number}") for number in range(8)]  # type: ignore[misc]
+    await asked(approvals, 9)
+    with pytest.raises(CallDenied, match="Too many calls of yours are waiting for approval already"):
+        await check(approvals, "hog-8")
+    waiting.append(check(approvals, "other-0"))  # type: ignore[arg-type]
+    await asked(approvals, 10)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    freed = check(approvals, "hog-9")
+    await asked(approvals)
+    freed.cancel()
+    await asyncio.gather(freed, return_exceptions=True)

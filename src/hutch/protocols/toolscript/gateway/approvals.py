@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, get_args
 import msgspec
 
 from hutch.errors import SettingError, UpstreamError
+from hutch.owner_shares import OwnerShares
 from hutch.session.json_value import encode_value
 from hutch.session.large_json import encode_large_value
 from hutch.text import now_rfc3339, printable
@@ -184,6 +185,11 @@ class Approvals:
         self._seconds = seconds
         self._open: dict[str, tuple[Approval, asyncio.Future[ApprovalAnswer]]] = {}
         self._decided: deque[str] = deque(maxlen=_MAX_DECIDED)
+        self.owner_of: Callable[[str | None], str] = lambda run: run or ""
+        """Returns the owner of a run, so that the calls of one owner leave room for those of others."""
+        self._asking = 0
+        """Number of calls that wait in memory. Those of suspended runs are limited when they are stored."""
+        self._shares = OwnerShares(MAX_PENDING)
         self._remembered: dict[tuple[str, str, str], ApprovalAnswer] = {}
         self._waits: dict[str, _RunWait] = {}
         self._listeners: set[asyncio.Queue[ApprovalEvent | None]] = set()
@@ -291,8 +297,11 @@ class Approvals:
     # --- asking ---
 
     async def _ask_person(self, server: str, tool: str, arguments: Any, run: str | None) -> ApprovalAnswer:
-        if len(self._open) >= MAX_PENDING:
-            raise CallDenied(server, tool, f"{MAX_PENDING} calls are waiting for approval already")
+        owner = self.owner_of(run)
+        if self._asking >= MAX_PENDING or not self._shares.may_take(owner):
+            whose = "" if self._asking >= MAX_PENDING else " of yours"
+            message = f"Too many calls{whose} are waiting for approval already"
+            raise CallDenied(server, tool, message)
         wait = None if run is None else self._wait_of(run)
         if wait is not None and wait.calls >= MAX_PENDING_PER_RUN:
             message = f"{MAX_PENDING_PER_RUN} calls of this script are waiting for approval already"
@@ -312,6 +321,8 @@ class Approvals:
         )
         decided: asyncio.Future[ApprovalAnswer] = asyncio.get_running_loop().create_future()
         self._open[approval.id] = (approval, decided)
+        self._asking += 1
+        self._shares.take(owner)
         outcome = "withdrawn"
         try:
             with self._waiting(run, wait, f"{server}__{tool}"):
@@ -328,6 +339,8 @@ class Approvals:
             message = f"{server}__{tool} was not approved within {self._seconds:g} s"
             raise CallDenied(server, tool, message) from None
         finally:
+            self._asking -= 1
+            self._shares.give_back(owner)
             del self._open[approval.id]
             self._decided.append(approval.id)
             self._notify(outcome, approval)
