@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.support.clusters import (
+    SECRET,
     FrontApp,
     NatsServer,
     WorkerProcess,
@@ -22,9 +23,19 @@ from tests.support.clusters import (
 from tests.support.processes import Traces, descendants, is_runner
 from tests.support.waiting import eventually
 
+from hutch.app.app import App
+from hutch.app.cluster import open_worker
+from hutch.errors import Busy, HutchError
 from hutch.session.run import RunHandle
+from hutch.settings import load_settings
 
 LONG = {"timeout_ms": 60_000}
+GAP_SECONDS = 2.0
+SKEWED = """
+import time
+real = time.time
+time.time = lambda: real() - 600
+"""
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +186,16 @@ async def test_session_survives_a_restart_of_nats(tmp_path: Path) -> None:
             assert (await running).result == 1_000_001
             assert (await front.run("1 + 1")).result == 2
             assert gate.calls == ["a", "b"]
+            # A server that is cut off for two seconds.
+            waiting = asyncio.ensure_future(
+                front.run("return await tools.wait({key: 'c'})", tools=[gate.wait])
+            )
+            await gate.called("c")
+            os.kill(nats.pid, signal.SIGSTOP)
+            gate.answer("c", 3)
+            await asyncio.sleep(GAP_SECONDS)
+            os.kill(nats.pid, signal.SIGCONT)
+            assert (await waiting).result == 3
 
 
 async def test_draining_worker_hands_over_what_waits_and_finishes_the_rest(
@@ -200,3 +221,64 @@ async def test_draining_worker_hands_over_what_waits_and_finishes_the_rest(
         gate.answer("a", 2)
         assert (await waiting).result == 3
         assert gate.calls == ["a"]
+
+
+async def test_stopped_worker_cannot_interfere_when_it_continues(
+    nats: NatsServer, tmp_path: Path, first: WorkerProcess
+) -> None:
+    """Its execution has begun again elsewhere. What it still sends for it is dropped."""
+    calls: list[str] = []
+
+    def mark(key: str) -> None:
+        calls.append(key)
+
+    async with AsyncExitStack() as stack:
+        front = await stack.enter_async_context(open_front(nats.url, tmp_path / "front"))
+        await known(front, "first")
+        spin = "const end = Date.now() + 1000; while (Date.now() < end) {}"
+        code = f"{spin} await tools.mark({{key: 'x'}}); return 'done'"
+        running = await started(front, code, tools=[mark])
+        os.kill(first.pid, signal.SIGSTOP)
+        stack.enter_context(running_worker(nats.url, tmp_path / "second", name="second"))
+        assert (await running).result == "done"
+        os.kill(first.pid, signal.SIGCONT)
+        await known(front, "first", "second")
+        assert (await front.run("1 + 1", owner="another")).result == 2
+        assert calls == ["x"]
+
+
+async def test_clocks_of_machines_may_differ(nats: NatsServer, tmp_path: Path) -> None:
+    tmp_path.joinpath("sitecustomize.py").write_text(SKEWED)
+    with running_worker(nats.url, tmp_path / "worker", PYTHONPATH=str(tmp_path)):
+        async with open_front(nats.url, tmp_path / "front") as front:
+            result = await front.run("setTimeout(() => {}, 1); return 1 + 1", limits={"timeout_ms": 2_000})
+            assert result.result == 2
+
+
+async def test_worker_of_another_version_is_refused_with_a_message(
+    nats: NatsServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {
+        "cluster_url": nats.url,
+        "cluster_secret": SECRET,
+        "home": str(tmp_path),
+        "cluster_node": "old",
+    }
+    app = await App.create(load_settings(settings))
+    worker, connection = await open_worker(app, version="9.0.0")
+    try:
+        async with open_front(nats.url, tmp_path / "front", queue_seconds=0.1) as front:
+            await known(front, "old")
+            with pytest.raises(Busy, match="No worker is connected"):
+                await front.run("1 + 1")
+            assert "the worker old gets no work: it has version 9.0.0" in caplog.text
+            # A front that asks all the same is refused by the worker.
+            assert front.app.front is not None
+            for known_worker in front.app.front.membership.workers.values():
+                known_worker.problem = None
+            with pytest.raises(HutchError, match=r"has version 9.0.0, the front"):
+                await front.run("1", "deno")
+    finally:
+        await worker.close()
+        await connection.close()
+        await app.close()

@@ -44,7 +44,7 @@ class ClusterPlacement:
     def __init__(self, settings: Settings, pool: Pool, front: str, bundle: str) -> None:
         self.pool = pool
         self._front = front
-        self._bundle = bundle
+        self.bundle = bundle
         self._runs_locally = settings.cluster_local
         self._local_places = places_of(settings)
         self.local_in_flight: Counter[PlaceKind] = Counter()
@@ -107,7 +107,7 @@ class ClusterPlacement:
         usable = [
             worker
             for worker in self.membership.usable(placed.engine)
-            if not placed.needs_bundle or worker.announcement.bundle == self._bundle
+            if not placed.needs_bundle or worker.announcement.bundle == self.bundle
         ]
         if not usable:
             return None
@@ -167,7 +167,11 @@ class PlacedExecution:
             profile.engine in ENGINES and profile == profile_for(profile.engine)
         )
         self.is_local = not isinstance(recipe, PackageRecipe)
-        self.needs_bundle = not (execution.job is None and execution.saved is None and execution.turn is None)
+        # The memory of a suspended execution fits only one bundle. Other executions can run on workers with
+        # another version.
+        self.needs_bundle = bool(
+            execution.saved or execution.turn or execution.is_durable or execution.checkpoint_after_ms
+        )
         self.package = f"{recipe.name}@{recipe.version}" if isinstance(recipe, PackageRecipe) else ""
         self.affinity = self.package or execution.owner
         self._worker: KnownWorker | None = None
@@ -177,6 +181,7 @@ class PlacedExecution:
     def take(self, worker: KnownWorker) -> None:
         self._worker = worker
         self._runner = worker.open_runner(self._execution.profile, self.kind, self._run_id)
+        self._runner.can_suspend = worker.announcement.bundle == self._placement.bundle
 
     def take_here(self) -> None:
         self._is_here = True

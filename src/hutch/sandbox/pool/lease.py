@@ -115,7 +115,7 @@ class Lease:
             trace=run.trace,
             saved=saved,
             answers=answers,
-            max_saved_bytes=max_saved_bytes,
+            max_saved_bytes=max_saved_bytes if runner.can_suspend else 0,
             turn=turn,
             before_call=run.before_call,
             open_calls=run.open_calls,

@@ -38,6 +38,8 @@ class Runner(ABC):
         self.is_stuck_in_background = False
         """True if the process cannot get its priority back, so that it has to be replaced."""
         self.has_exited = False
+        self.can_suspend = True
+        """False if the state of an execution would not fit the other runners."""
         self._exit_event = asyncio.Event()
 
     @property
