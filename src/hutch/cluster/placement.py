@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -36,6 +37,8 @@ from hutch.settings import Settings
 # A worker that an execution prefers may have this much more to do than the average worker.
 MAX_LOAD_FACTOR = 1.25
 MAX_AFFINITIES = 10_000
+# Of more workers than this, so many are chosen at random and compared.
+MAX_COMPARED = 16
 
 
 class ClusterPlacement:
@@ -48,6 +51,7 @@ class ClusterPlacement:
         self._runs_locally = settings.cluster_local
         self._local_places = places_of(settings)
         self.local_in_flight: Counter[PlaceKind] = Counter()
+        self.remote_in_flight: Counter[PlaceKind] = Counter()
         self.queue = PlaceQueue(settings)
         self._affinities: OrderedDict[str, str] = OrderedDict()
         self.membership: Membership
@@ -64,11 +68,8 @@ class ClusterPlacement:
 
     def wanted(self) -> dict[str, int]:
         """Returns the number of places that executions of this front use or wait for."""
-        workers = self.membership.workers.values()
         return {
-            kind: sum(worker.in_flight[kind] for worker in workers)
-            + self.local_in_flight[kind]
-            + self.queue.waiting(kind)
+            kind: self.remote_in_flight[kind] + self.local_in_flight[kind] + self.queue.waiting(kind)
             for kind in PLACE_KINDS
         }
 
@@ -103,32 +104,48 @@ class ClusterPlacement:
         )
 
     def _choose_worker(self, placed: PlacedExecution) -> KnownWorker | None:
-        kind, front = placed.kind, self._front
-        usable = [
-            worker
-            for worker in self.membership.usable(placed.engine)
-            if not placed.needs_bundle or worker.announcement.bundle == self.bundle
-        ]
-        if not usable:
+        kind, workers = placed.kind, self.membership.workers
+        if not workers:
             return None
-        total = sum(worker.in_flight[kind] for worker in usable)
-        max_load = max(1, math.ceil(MAX_LOAD_FACTOR * (total + 1) / len(usable)))
-        preferred = self.membership.workers.get(self._affinities.get(placed.affinity, ""))
-        if preferred is not None and preferred in usable and self._has_capacity(preferred, kind, max_load):
+        # Counted here, because asking all of many workers would take longer than an execution.
+        max_load = max(1, math.ceil(MAX_LOAD_FACTOR * (self.remote_in_flight[kind] + 1) / len(workers)))
+        preferred = workers.get(self._affinities.get(placed.affinity, ""))
+        if preferred is not None and not self._can_run(preferred, placed):
+            preferred = None
+        if (
+            preferred is not None
+            and preferred.in_flight[kind] < max_load
+            and preferred.free(kind, self._front) > 0
+        ):
             self._affinities.move_to_end(placed.affinity)
             return preferred
-        free = [worker for worker in usable if worker.free(kind, front) > 0]
-        if not free:
-            return None
-        chosen = min(free, key=lambda worker: self._rank(worker, placed, max_load))
-        if preferred is None or preferred not in usable:
+        chosen = self._best(placed, max_load)
+        if chosen is not None and preferred is None:
             self._affinities[placed.affinity] = chosen.id
             while len(self._affinities) > MAX_AFFINITIES:
                 self._affinities.popitem(last=False)
         return chosen
 
-    def _has_capacity(self, worker: KnownWorker, kind: PlaceKind, max_load: int) -> bool:
-        return worker.in_flight[kind] < max_load and worker.free(kind, self._front) > 0
+    def _best(self, placed: PlacedExecution, max_load: int) -> KnownWorker | None:
+        """Returns the best of all workers with a free place, or of some of many."""
+        candidates = [*self.membership.workers.values()]
+        if len(candidates) > MAX_COMPARED and placed.affinity in self._affinities:
+            some = [
+                worker
+                for worker in random.sample(candidates, MAX_COMPARED)
+                if self._has_place(worker, placed)
+            ]
+            candidates = some or candidates
+        free = (worker for worker in candidates if self._has_place(worker, placed))
+        return min(free, key=lambda worker: self._rank(worker, placed, max_load), default=None)
+
+    def _has_place(self, worker: KnownWorker, placed: PlacedExecution) -> bool:
+        return self._can_run(worker, placed) and worker.free(placed.kind, self._front) > 0
+
+    def _can_run(self, worker: KnownWorker, placed: PlacedExecution) -> bool:
+        if placed.needs_bundle and worker.announcement.bundle != self.bundle:
+            return False
+        return worker.is_usable(placed.engine)
 
     def _rank(self, worker: KnownWorker, placed: PlacedExecution, max_load: int) -> tuple[bool, int, int]:
         """Returns the order of a worker: those with less to do first, then those with the package, then the
@@ -180,6 +197,7 @@ class PlacedExecution:
 
     def take(self, worker: KnownWorker) -> None:
         self._worker = worker
+        self._placement.remote_in_flight[self.kind] += 1
         self._runner = worker.open_runner(self._execution.profile, self.kind, self._run_id)
         self._runner.can_suspend = worker.announcement.bundle == self._placement.bundle
 
@@ -232,6 +250,7 @@ class PlacedExecution:
         runner.close(result, session)
         if self._worker is not None:
             self._worker.forget_runner(runner, self.kind)
+            self._placement.remote_in_flight[self.kind] -= 1
         self._worker = self._runner = None
         self._placement.place_freed()
 
