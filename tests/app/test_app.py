@@ -17,7 +17,7 @@ from hutch.settings import Settings
 
 CONTENT_TYPES = ("text/plain", "application/x-www-form-urlencoded")
 # Routes whose requests have no body.
-BODILESS = {"/console/links", "/runs/x/cancel", "/runs/x/resume", "/webhooks/secret"}
+BODILESS = {"/console/doctor", "/console/links", "/runs/x/cancel", "/runs/x/resume", "/webhooks/secret"}
 
 
 async def test_every_route_with_a_body_requires_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,6 +41,9 @@ async def test_every_route_with_a_body_requires_json(tmp_path: Path, monkeypatch
                 answer = await client.request(method, path, content=b"{}", headers=headers)
                 if answer.status_code not in (404, 405):
                     statuses[path, kind] = answer.status_code
+            for path in BODILESS:
+                answer = await client.post(path, headers={"Origin": "https://example.com"})
+                assert answer.status_code == 403, f"pages of other sites can use {path}"
     finally:
         await app.close()
     # The SDK answers 400 at `/mcp`. Routes for users need a key first. A server without a key refuses changes
