@@ -142,20 +142,22 @@ class CodeRunner:
             gateway = self._hutch.gateway
             explained = _with_servers(error, unavailable_servers(gateway))
             report = RunReport(ok=False, error=_invalid_script(explained), exit_code=1)
-        report = await self._keep_large(report, json, run)
+        report = await self._keep_large(report, json, run.owner)
         return _tool_result(report, output, files, structured=arguments.format == "json")
 
-    async def continued_result(self, result: Result, run: ClientRun, *, structured: bool) -> CallToolResult:
+    async def continued_result(
+        self, result: Result, owner: str | None, *, structured: bool
+    ) -> CallToolResult:
         """Returns the tool result of a run that was suspended."""
-        report = await self._keep_large(_continued_report(result), result.result_json, run)
+        report = await self._keep_large(_continued_report(result), result.result_json, owner)
         return _tool_result(report, {}, result.files, structured=structured)
 
-    async def _keep_large(self, report: RunReport, json: bytes | None, run: ClientRun) -> RunReport:
+    async def _keep_large(self, report: RunReport, json: bytes | None, owner: str | None) -> RunReport:
         """Keeps a result that is too large for the report, so that later code can use it."""
         if json is None or len(json) <= MAX_CHARS:
             return report
         try:
-            name = await self._hutch.values.add(run.owner or self._owner, json)
+            name = await self._hutch.values.add(owner or self._owner, json)
         except HutchError as error:
             logger.warning("a large result could not be kept: %s", error)
             return report

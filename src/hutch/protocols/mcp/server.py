@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import anyio
 import msgspec
@@ -47,10 +47,17 @@ from hutch.protocols.mcp.passthrough import (
     wrap_resource,
     wrap_result,
 )
-from hutch.protocols.mcp.questions.elicitation import Elicitor, caller_name, can_ask, is_asked_on_return
+from hutch.protocols.mcp.questions.elicitation import (
+    TASKS_EXTENSION,
+    Elicitor,
+    caller_name,
+    can_ask,
+    is_asked_on_return,
+)
 from hutch.protocols.mcp.questions.held_calls import HeldCalls, HeldCallState, Questions
 from hutch.protocols.mcp.questions.request_state import RequestStateMiddleware, StateCodec
 from hutch.protocols.mcp.questions.suspended import SuspendedRunCalls, SuspendedRunState
+from hutch.protocols.mcp.questions.tasks import TaskParams, Tasks, UpdateTaskParams
 from hutch.protocols.mcp.results import text_result
 from hutch.protocols.mcp.run_code import ClientRun, CodeRunner, SuspendedRun
 from hutch.protocols.mcp.search import describe_tools, search_tools
@@ -105,6 +112,7 @@ class HutchMcpServer:
         self._elicitor = Elicitor(self._runs, self._gateway.approvals, is_only_client=access is None)
         self.state_codec = StateCodec(hutch.storage.store)
         self._suspended = SuspendedRunCalls(hutch, self.state_codec)
+        self.tasks = Tasks(self._suspended, self._task_result)
         self._held = HeldCalls()
         self._listed: tuple[Catalog, dict[str, CatalogEntry], list[Tool]] | None = None
         self._changes = ToolChanges()
@@ -141,7 +149,7 @@ class HutchMcpServer:
         """Returns all tools except abilities. Users need a key with SCRIPT_SCOPE for these tools."""
         if not caller.may(SCRIPT_SCOPE):
             return []
-        own = own_tools(self._gateway.servers(), can_suspend=self._can_suspend)
+        own = own_tools(self._gateway.servers(), can_suspend=self.can_suspend)
         return own + (await self._passed_tools())[1] if self._pass_through else own
 
     async def _names(self, caller: Caller) -> list[str]:
@@ -149,10 +157,10 @@ class HutchMcpServer:
         if not caller.may(SCRIPT_SCOPE):
             return []
         passed = (await self._passed_tools())[0] if self._pass_through else ()
-        return [*OWN_TOOL_NAMES, *([CONTINUE_RUN] if self._can_suspend else []), *passed]
+        return [*OWN_TOOL_NAMES, *([CONTINUE_RUN] if self.can_suspend else []), *passed]
 
     @property
-    def _can_suspend(self) -> bool:
+    def can_suspend(self) -> bool:
         """True if runs can be suspended, which happens only while they wait for approvals."""
         is_asked = "ask" in self._gateway.approvals.policy.rules.values()
         return is_asked and self._gateway.stored_approvals is not None
@@ -283,8 +291,23 @@ class HutchMcpServer:
         with self._runs.registered(run_id, run):
             outcome = await self._suspended.proceed(run, run_id, owner, structured=structured)
         if isinstance(outcome, Result):
-            return await self._runs.continued_result(outcome, run, structured=structured)
+            return await self._runs.continued_result(outcome, run.owner, structured=structured)
+        if isinstance(outcome, SuspendedRun):
+            # The SDK passes on results with the type of an extension as they are.
+            return cast("CallToolResult", await self.tasks.created(run_id, owner))
         return outcome
+
+    async def _task_result(self, result: Result, owner: str) -> CallToolResult:
+        return await self._runs.continued_result(result, owner, structured=False)
+
+    async def get_task(self, context: Context, params: TaskParams) -> dict[str, Any]:
+        return await self.tasks.get(params.task_id, self._caller(context).owner)
+
+    async def update_task(self, context: Context, params: UpdateTaskParams) -> dict[str, Any]:
+        return await self.tasks.update(params.task_id, params.input_responses, self._caller(context))
+
+    async def cancel_task(self, context: Context, params: TaskParams) -> dict[str, Any]:
+        return await self.tasks.cancel(params.task_id, self._caller(context).owner)
 
     @contextlib.asynccontextmanager
     async def _reported_run(self, context: Context) -> AsyncIterator[ClientRun]:
@@ -471,6 +494,11 @@ class _SdkServer(Server[Any]):
             on_subscriptions_listen=None if changes is None else changes.streams,
         )
         self._tools_change = changes is not None
+        if mcp.can_suspend:
+            self.extensions[TASKS_EXTENSION] = {}
+            self.add_request_handler("tasks/get", TaskParams, mcp.get_task)
+            self.add_request_handler("tasks/update", UpdateTaskParams, mcp.update_task)
+            self.add_request_handler("tasks/cancel", TaskParams, mcp.cancel_task)
         # The only middleware of the SDK is that of OpenTelemetry. It would make the client's trace context
         # the current one, also if Hutch exports no traces, and the SDK would pass it on to MCP servers.
         self.middleware.clear()

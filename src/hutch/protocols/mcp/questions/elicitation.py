@@ -38,6 +38,7 @@ from hutch.session.json_value import well_formed
 
 T = TypeVar("T")
 
+TASKS_EXTENSION = "io.modelcontextprotocol/tasks"
 _MAX_SHOWN = 2_000
 _CANNOT_ASK = (
     "the policy requires an approval, and this client cannot ask its user for one;"
@@ -147,6 +148,13 @@ def can_ask(client: ServerRequestContext[Any, Any]) -> bool:
 def is_asked_on_return(client: ServerRequestContext[Any, Any]) -> bool:
     """Returns True if the client's user can be asked when a call returns `input_required`."""
     return client.protocol_version in MODERN_PROTOCOL_VERSIONS and supports_forms(client)
+
+
+def declares_tasks(client: ServerRequestContext[Any, Any]) -> bool:
+    """Returns True if the client has declared in this request that it understands tasks."""
+    capabilities = client.session.client_capabilities
+    extensions = None if capabilities is None else capabilities.extensions
+    return client.protocol_version in MODERN_PROTOCOL_VERSIONS and TASKS_EXTENSION in (extensions or {})
 
 
 def supports_forms(client: ServerRequestContext[Any, Any]) -> bool:

@@ -18,15 +18,18 @@ from mcp.types import (
 
 from hutch.errors import HutchError, ResumeError
 from hutch.kernel.durable.holds import POLL_SECONDS
+from hutch.kernel.durable.resume_errors import not_found
 from hutch.kernel.durable.suspended_runs import SUSPENDED
 from hutch.protocols.mcp.questions.elicitation import (
     approval_request,
     caller_name,
+    declares_tasks,
     is_asked_on_return,
     to_answer,
 )
 from hutch.protocols.mcp.questions.held_calls import MAX_QUESTIONS
 from hutch.protocols.mcp.results import RunFailure, clip, json_text, structured_result, text_result
+from hutch.protocols.mcp.run_code import ClientRun, SuspendedRun
 from hutch.protocols.toolscript.gateway.approvals import arguments_digest
 from hutch.session.json_value import well_formed
 from hutch.text import now_rfc3339
@@ -36,9 +39,9 @@ if TYPE_CHECKING:
     from hutch.kernel.durable.checkpoint import Checkpoint
     from hutch.protocols.mcp.interfaces import McpServices
     from hutch.protocols.mcp.questions.request_state import StateCodec
-    from hutch.protocols.mcp.run_code import ClientRun
     from hutch.protocols.toolscript.gateway.stored_approvals import StoredApprovals, WaitingCall
     from hutch.session.run import Result
+    from hutch.store.tables.durable.checkpoints import CheckpointRow
 
 Context = ServerRequestContext[Any, Any]
 
@@ -89,13 +92,15 @@ class SuspendedRunCalls:
 
     async def proceed(
         self, run: ClientRun, run_id: str, owner: str, *, structured: bool
-    ) -> Result | CallToolResult | InputRequiredResult:
-        """Waits until the run has ended or needs a decision. Returns the result, or the question for the
-        client. Raises HutchError.
+    ) -> Result | CallToolResult | InputRequiredResult | SuspendedRun:
+        """Waits until the run has ended or needs a decision. Returns the result, the question for the client,
+        or the suspended run for a client that follows it as a task. Raises HutchError.
         """
         outcome = await self._next(run_id, owner)
         if not isinstance(outcome, list):
             return outcome
+        if declares_tasks(run.client):
+            return SuspendedRun(run_id)
         if is_asked_on_return(run.client):
             await self._codec.load()
             return _input_required(run_id, outcome[:MAX_QUESTIONS])
@@ -137,6 +142,31 @@ class SuspendedRunCalls:
         result = await self._result(run_id, owner)
         state = "is running, and cannot be cancelled now" if result is None else "has ended"
         return text_result(f"The run {run_id} {state}.", failed=True)
+
+    async def row(self, run_id: str, owner: str) -> CheckpointRow:
+        """Returns the stored run. Raises ResumeError."""
+        await self.check_owner(run_id, owner)
+        row = await (await self._open_store()).checkpoints.get(run_id)
+        if row is None:
+            raise not_found(run_id)
+        return row
+
+    async def state(self, run_id: str, owner: str) -> tuple[Result | None, list[WaitingCall]]:
+        """Returns the result of a run if it has ended, otherwise the calls that wait for a decision. Takes
+        the run over if its process has died. Raises HutchError.
+        """
+        result = await self._result(run_id, owner)
+        if result is not None:
+            return result, []
+        waiting = await self._stored.waiting(run_id, owner)
+        if not waiting:
+            await self._stored.recover(run_id)
+        return None, waiting
+
+    async def stop(self, run_id: str, owner: str) -> None:
+        """Ends a run that waits, or requests that a running one ends."""
+        if not await self._runs.cancel(run_id, owner):
+            await self._runs.request_cancel(run_id, owner)
 
     async def _next(self, run_id: str, owner: str) -> Result | list[WaitingCall]:
         saved = asyncio.Event()
