@@ -12,7 +12,7 @@ from tests.protocols.mcp.harness import ERAS, McpHarness, run, text_of
 from tests.protocols.toolscript.fakes import FakeTool
 
 from hutch.protocols.mcp.results import MAX_CHARS
-from hutch.protocols.mcp.server import HutchMcpServer
+from hutch.protocols.mcp.server import LIST_TTL_MS, HutchMcpServer
 
 
 async def test_instructions_describe_code_mode_and_servers(client: Client) -> None:
@@ -37,8 +37,11 @@ async def test_initialize_does_not_wait_for_hanging_servers(
             assert "- github: GitHub (no tools)" in (client.instructions or "")
 
 
-async def test_tools_have_valid_schemas(client: Client) -> None:
-    listed = {each.name: each for each in (await client.list_tools()).tools}
+async def test_tools_have_valid_schemas(client: Client, era: str) -> None:
+    answer = await client.list_tools()
+    if era != "legacy":
+        assert (answer.ttl_ms, answer.cache_scope) == (LIST_TTL_MS, "private")
+    listed = {each.name: each for each in answer.tools}
     assert [*listed] == ["search_tools", "describe_tools", "run_code"]
     assert "github, file-system, slack" in (listed["search_tools"].description or "")
     for each in listed.values():

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 
 import anyio
 import msgspec
+from mcp.server.caching import CacheableMethod, CacheHint
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.lowlevel.server import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
@@ -81,6 +82,9 @@ INITIALIZE_SECONDS = 10.0
 # Like INITIALIZE_SECONDS, for `server/discover`. Clients made with the SDK wait 10 s and then use an older
 # protocol.
 DISCOVER_SECONDS = 6.0
+# Time for which clients may reuse the list of Hutch's own tools and the description of the server.
+LIST_TTL_MS = 5_000
+_CACHEABLE: tuple[CacheableMethod, ...] = ("tools/list", "server/discover")
 # Scope that a user's key needs to run code with the operator's MCP servers.
 SCRIPT_SCOPE = "toolscript"
 
@@ -492,6 +496,8 @@ class _SdkServer(Server[Any]):
             on_list_resources=mcp.list_resources if mcp.passes_through else None,
             on_read_resource=mcp.read_resource if mcp.passes_through else None,
             on_subscriptions_listen=None if changes is None else changes.streams,
+            # Tools that are passed through can change at any time; Hutch's own change with their servers.
+            cache_hints=None if mcp.passes_through else dict.fromkeys(_CACHEABLE, CacheHint(LIST_TTL_MS)),
         )
         self._tools_change = changes is not None
         if mcp.can_suspend:
