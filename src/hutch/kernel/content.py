@@ -142,8 +142,10 @@ def _file(file: File, run: RunHandle, budget: _Budget) -> RecordedFile:
 
 
 def _logs(run: RunHandle, result: Result) -> list[RecordedLog]:
-    """Returns all log lines, with their times if these are known."""
-    if run.timeline is not None and len(run.timeline.logs) == len(result.logs):
+    """Returns all log lines, with their times if these are known. Lines of a script's output are only in the
+    timeline.
+    """
+    if run.timeline is not None and (not result.logs or len(run.timeline.logs) == len(result.logs)):
         return run.timeline.logs
     return [RecordedLog(cut(line, MAX_LOG_LINE_CHARS)) for line in result.logs]
 

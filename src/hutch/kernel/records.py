@@ -132,7 +132,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             reason=error.message if error and run.lost_runner else None,
             limits=execution.limits,
             retries=run.retries,
-            log_lines=len(result.logs),
+            log_lines=max(len(result.logs), 0 if run.timeline is None else len(run.timeline.logs)),
             logs_truncated=result.logs_truncated,
             tool_calls=run.call_count,
             calls=run.calls,

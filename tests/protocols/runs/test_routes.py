@@ -165,6 +165,19 @@ async def test_logs_are_followed_live_also_if_they_are_not_recorded(
     assert "early" not in (await operator.get(f"/runs/{run_id}/events")).text or level == "errors"
 
 
+async def test_output_of_a_failed_script_is_recorded_as_its_log(
+    server: ServeProcess, operator: httpx2.AsyncClient
+) -> None:
+    request = {"code": "console.log('one');\nconsole.error('two');\nDeno.exit(3);"}
+    body = {"async": True, "kind": "script", "request": request}
+    run_id = (await operator.post("/runs", json=body)).json()["runId"]
+    shown = partial(httpx2.get, f"{server.url}/runs/{run_id}", headers=dict(operator.headers))
+    await asyncio.to_thread(wait_until, lambda: shown().json()["status"] == "failed")
+    run = shown().json()
+    assert (run["outcome"], run["log_lines"], run["recorded"]) == ("script_failed", 2, "errors")
+    assert sorted(log["line"] for log in run["logs"]) == ["one", "two"]
+
+
 async def test_cancel_stops_a_run_and_its_outcome_says_so(
     operator: httpx2.AsyncClient, execbox: ExecboxClient
 ) -> None:

@@ -153,7 +153,8 @@ class ActiveRun:
         self.tools = [f"{call.provider}.{call.tool}" for call in record.calls]
         self.hosts = [request["host"] for request in record.requests]
         self.details = {**record_fields(record), "started_at": record.started_at, "ended_at": None}
-        self.details["log_lines"] = 0 if run.session is None else run.session.log_lines
+        if run.session is not None:
+            self.details["log_lines"] = max(record.log_lines, run.session.log_lines)
         row = RunRow(
             run_id=run.id,
             owner=execution.owner,

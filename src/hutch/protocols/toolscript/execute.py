@@ -21,6 +21,7 @@ from hutch.protocols.toolscript.jail_server.http1 import JailRequest, JailRespon
 from hutch.sandbox import temp_dirs
 from hutch.sandbox.jail.jail import Isolation, Mount
 from hutch.sandbox.runner.profile import Profile
+from hutch.session.events.output_lines import OutputLines
 from hutch.session.limits import Limits, timeout_message
 from hutch.session.run import CallLog, OnOutput, Result, RunHandle, new_run_id
 
@@ -129,7 +130,8 @@ class ScriptRunner:
                 label=script.name,
                 source=Source(script.text, msgspec.json.encode(request.args)),
             )
-            run = calls.run = _ScriptRun(run_id, on_output=request.on_output, call_log=calls)
+            run = calls.run = _ScriptRun(run_id, call_log=calls)
+            run.on_output = run.output = OutputLines(run, request.on_output)
             if request.preparation is not None:
                 await request.preparation.begin(run)
             result = await self._kernel.run(execution, run)
@@ -215,6 +217,14 @@ class _ScriptRun(RunHandle):
     """Run of a script. Its error message is not trusted, but it affects only the record of this run."""
 
     _failure: str | None = None
+    output: OutputLines | None = None
+
+    def end(self, result: Result) -> None:
+        if self.output is not None:
+            self.output.end()
+            # The output refers to the run.
+            self.output = self.on_output = None
+        super().end(result)
 
     def failure_code(self, value: Any) -> str | None:
         exit_code = _exit_code(value)
