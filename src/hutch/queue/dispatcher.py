@@ -289,7 +289,7 @@ class Dispatcher:
         for run_id in held:
             attempt = self.attempts.get(run_id)
             if attempt is None:
-                continue  # has ended meanwhile
+                continue  # the run has ended meanwhile
             attempt.is_lost = run_id not in kept
             if attempt.is_lost and await self._is_lost(attempt):
                 logger.warning("the run %s is stopped: another server has taken it over", run_id)

@@ -171,7 +171,7 @@ class RunQueue:
         if self._dispatcher is not None:
             self._dispatcher.wake()
             if self._dispatcher.free_places > 0:
-                return  # this server takes the run, so that no other one has to be told
+                return  # this server takes the run, so the other servers need no notification
         self._must_notify = True
         if self._notifying is None or self._notifying.done():
             self._notifying = asyncio.get_running_loop().create_task(self._notify())

@@ -301,7 +301,7 @@ async def test_poisoned_realm_affects_only_its_own_call(tools: ToolServer) -> No
 
 
 async def test_prototype_names_are_passed_as_data(tools: ToolServer) -> None:
-    """Such names are passed unchanged in the parameters and in the output."""
+    """Names such as `__proto__` are passed unchanged in the parameters and in the output."""
     params = json.loads('{"__proto__": {"polluted": 1}, "constructor": {"prototype": {"polluted": 1}}}')
     answer = await tools.run(tool("return [({}).polluted ?? null, params]"), params=params)
     assert answer["output"] == [None, params]

@@ -13,7 +13,8 @@ const IDLE_MS = 5;
 const TYPESCRIPT_MS = 3_000;
 
 const module = await WebAssembly.compile(Deno.readFileSync(`${bundleFolder}/quickjs.wasm`));
-// Guests inside QuickJS have no stdout, so messages use it: unlike a socket it has a synchronous write.
+// Messages are written to stdout, which guests inside QuickJS cannot reach. Unlike a socket, it has a
+// synchronous write.
 const socket = await connect();
 const wire = new Wire({
   read: (buffer) => socket.read(buffer),

@@ -190,7 +190,7 @@ class StepAttempt:
             try:
                 await action()
             except HutchError as error:
-                # What was left expires later.
+                # The remaining data expires later.
                 logger.warning("data of step %s was left: %s", self._id, error)
 
     def _check_quota(self) -> None:
