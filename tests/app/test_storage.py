@@ -12,7 +12,7 @@ import httpx2
 import pytest
 from tests.http.execbox_client import connect_execbox
 from tests.protocols.abilities.harness import start_ability_server
-from tests.store.factories import make_run
+from tests.store.factories import add_runs, make_run
 from tests.support.messages import execute
 from tests.support.processes import hutch, running_server
 
@@ -122,7 +122,7 @@ async def test_clock_that_jumped_a_year_ahead_deletes_no_runs(
     settings = Settings(home=str(tmp_path), quickjs_warm=0, deno_warm=0)
     async with await Store.open(settings) as store:
         await RetentionClock(store.meta, lambda: datetime.now(UTC) - timedelta(days=365)).now()
-        await store.runs.add_many([make_run(run_id="kept", created_at=now(plus_seconds=-364 * 86_400))])
+        await add_runs(store, [make_run(run_id="kept", created_at=now(plus_seconds=-364 * 86_400))])
     app = await App.create(settings)
     try:
         await app.storage.start()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from hutch.store.models import Ability, ApiKey, Credential, FlowRunRow, RunRow, User, new_id, now
+from hutch.store.models import Ability, ApiKey, Credential, FlowRunRow, NewRun, RunRow, User, new_id, now
 from hutch.store.store import Store
 
 
@@ -50,3 +51,8 @@ async def add_user(store: Store, name: str = "ada") -> User:
     user = make_user(name)
     await store.users.add(user)
     return user
+
+
+async def add_runs(store: Store, rows: Sequence[RunRow]) -> None:
+    """Inserts run records without content."""
+    await store.runs.add_new([NewRun(row) for row in rows])

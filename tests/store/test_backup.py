@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.store.factories import make_ability, make_run
+from tests.store.factories import add_runs, make_ability, make_run
 from tests.support import databases
 
 from hutch.errors import StoreError
@@ -46,7 +46,7 @@ async def fill(settings: Settings) -> None:
         await vault.issue_key(user, "laptop")
         await vault.put_credential(user, "api.test", "header", "Authorization", "Bearer secret-value-1")
         await store.abilities.put(make_ability(user, shared=True, description="Grüße"))
-        await store.runs.add_many([make_run(label=f"run {number}") for number in range(1_200)])
+        await add_runs(store, [make_run(label=f"run {number}") for number in range(1_200)])
         await store.flows.put("ada", "deploy", '{"graph": {}}', now())
 
 

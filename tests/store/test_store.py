@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.store.factories import add_user, make_ability, make_run
+from tests.store.factories import add_runs, add_user, make_ability, make_run
 from tests.support import databases
 from tests.support.processes import TIMEOUT_SECONDS, wait_until
 
@@ -67,7 +67,7 @@ async def test_every_earlier_version_is_migrated_with_its_data(
             assert await store.users.list() == [user]
             assert len(await store.abilities.search(user.id, "user")) == 1
         run = make_run()
-        await store.runs.add_many([run])
+        await add_runs(store, [run])
         assert await store.runs.list("ada") == [run]
 
 

@@ -27,8 +27,6 @@ MAX_WAITING_BYTES = 64 * 1024 * 1024
 # Bytes that the front may send before the runner is there.
 MAX_EARLY_BYTES = 128 * 1024 * 1024
 
-MakeProfile = Callable[[Open], Awaitable[tuple[Profile, PackageDetails | None]]]
-
 
 class WorkerLease:
     def __init__(self, number: int, request: Open, link: Link, pool: Pool, kind: PlaceKind) -> None:

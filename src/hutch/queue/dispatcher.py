@@ -19,6 +19,7 @@ from hutch.owner_shares import OwnerShares, OwnerTurns
 from hutch.queue.attempt import Attempt, LeaseLost
 from hutch.queue.endings import Endings, failure
 from hutch.queue.models import HandlerResult, QueueCaller, RunHandler, RunReleased
+from hutch.queue.polling import POLL_SECONDS, poll
 
 if TYPE_CHECKING:
     from hutch.store.store import Store
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("hutch.queue")
 
 CHANNEL = "hutch_queue"
-POLL_SECONDS = 1.0
-"""Interval at which a server looks for runs that it was not told about."""
 RENEW_SECONDS = 2.0
 """Maximum interval at which leases are renewed, and cancellations noticed."""
 MAX_LOST = 3
@@ -80,7 +79,7 @@ class Dispatcher:
         self._background = [
             loop.create_task(work, name=f"hutch queue: {name}")
             for name, work in (
-                ("take", self._keep_taking()),
+                ("take", poll(self._take_due, self._wake, "queued runs cannot be taken")),
                 ("renew", self._keep_renewing()),
                 ("listen", self._keep_listening()),
             )
@@ -105,24 +104,8 @@ class Dispatcher:
 
     # --- taking runs ---
 
-    async def _keep_taking(self) -> None:
-        while True:
-            self._wake.clear()
-            seconds = POLL_SECONDS
-            try:
-                seconds = await self._look()
-            except HutchError as error:
-                logger.warning("queued runs cannot be taken: %s", error)
-            except Exception:
-                logger.exception("queued runs cannot be taken")
-            try:
-                async with asyncio.timeout(seconds):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
-
-    async def _look(self) -> float:
-        """Does what there is to do. Returns the seconds until the next look."""
+    async def _take_due(self) -> float:
+        """Takes runs that are due, and ends or recovers others. Returns the seconds until the next check."""
         pulse = await self._table.pulse()
         if pulse.has_late:
             for row in await self._table.past_deadline():

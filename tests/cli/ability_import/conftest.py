@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.processes import TIMEOUT_SECONDS, hutch
+from tests.support.network.threaded_http import QuietHandler, ThreadedHttpServer
+from tests.support.processes import hutch
 
 
-class EchoApi:
+class EchoApi(ThreadedHttpServer):
     """API on loopback. Its responses repeat the request, and `documents` are served by their path."""
 
     def __init__(self) -> None:
@@ -21,10 +20,7 @@ class EchoApi:
         self.seen: list[str] = []
         api = self
 
-        class Handler(BaseHTTPRequestHandler):
-            # Sends headers and body at once.
-            wbufsize = 65_536
-
+        class Handler(QuietHandler):
             def _respond(self) -> None:
                 api.seen.append(f"{self.command} {self.path}")
                 length = int(self.headers.get("Content-Length") or 0)
@@ -40,22 +36,7 @@ class EchoApi:
 
             do_GET = do_POST = do_PUT = do_DELETE = _respond
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"127.0.0.1:{self._server.server_address[1]}"
-        self.url = f"http://{self.address}"
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-
-    def __enter__(self) -> EchoApi:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(TIMEOUT_SECONDS)
+        super().__init__(Handler)
 
     def run(self, ability_id: str, **params: Any) -> dict[str, Any]:
         """Runs an ability of the user bo and returns the echo of its request."""

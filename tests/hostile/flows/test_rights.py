@@ -10,7 +10,7 @@ import pytest
 from tests.hostile.flows.helpers import MARK, assert_error, flow_of_attempts, run_attempts
 from tests.protocols.abilities.harness import ability
 from tests.protocols.rep.flow_server import FlowClient, FlowServer
-from tests.store.factories import make_run
+from tests.store.factories import add_runs, make_run
 from tests.support.flows import flow, node
 from tests.support.processes import TIMEOUT_SECONDS
 
@@ -123,7 +123,7 @@ async def test_duplicate_run_id_reveals_and_hides_nothing(
     owner = await server.store.users.by_name(f"bo-{rid}")
     assert owner is not None
     other = make_run(run_id=f"{rid}-execbox", owner=owner.id, protocol="cli")
-    await server.store.runs.add_many([other])
+    await add_runs(server.store, [other])
     await eve.start_run(short, other.run_id)
     assert (await eve.wait_for_end(other.run_id))["flow"] == "short"
     assert (await bo.get_json(f"/runs/{other.run_id}"))["protocol"] == "cli"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 from collections.abc import AsyncIterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import httpx2
+from tests.support.network.threaded_http import QuietHandler, ThreadedHttpServer
 from tests.support.processes import TIMEOUT_SECONDS, ServeProcess, running_server
 
 from hutch.protocols.abilities.definition import definition_row, parse_definition
@@ -36,18 +35,15 @@ export async function wrapper(payload, options) {{
 SCHEMA = {"type": "object", "properties": {"username": {"type": "string"}}, "required": ["username"]}
 
 
-class FakeApi:
+class FakeApi(ThreadedHttpServer):
     """Fake API on loopback, over http."""
 
     def __init__(self) -> None:
         self.seen: list[dict[str, str]] = []
         seen = self.seen
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             protocol_version = "HTTP/1.1"
-            # Sends headers and body at once: otherwise the second part waits for the acknowledgement of the
-            # first.
-            wbufsize = 65_536
 
             def do_GET(self) -> None:
                 seen.append(
@@ -61,22 +57,7 @@ class FakeApi:
                 self.end_headers()
                 self.wfile.write(body)
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.port = self._server.server_address[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-
-    def __enter__(self) -> FakeApi:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(TIMEOUT_SECONDS)
+        super().__init__(Handler)
 
 
 def ability(upstream: str = "https://api.example.com", **changes: Any) -> dict[str, Any]:

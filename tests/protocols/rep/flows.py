@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -84,3 +85,18 @@ def compiled() -> Json:
         inputs={"endpoint": {"type": "string"}, "ids": {"type": "list<string>"}},
         source_file="plant/monitor.wdl",
     )
+
+
+def change(path: str, value: object) -> Callable[[dict[str, Any]], None]:
+    """Sets the value at a dotted path; ... deletes it."""
+
+    def apply(target: Any) -> None:
+        *parents, last = [int(part) if part.isdecimal() else part for part in path.split(".")]
+        for part in parents:
+            target = target[part]
+        if value is ...:
+            del target[last]
+        else:
+            target[last] = value
+
+    return apply

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.store.factories import make_flow_run, make_run
+from tests.store.factories import add_runs, make_flow_run, make_run
 from tests.support import databases
 from tests.support.processes import wait_until
 
@@ -189,7 +189,7 @@ async def test_failed_run_can_be_retried_and_ends_again(store: Store) -> None:
 
 async def test_run_record_of_another_protocol_is_never_overwritten(store: Store) -> None:
     other = make_run("bob", run_id="same")
-    await store.runs.add_many([other])
+    await add_runs(store, [other])
     run = await add_claimed_run(store, run_id="same")
     assert await store.journal.finish(run, record(run), "{}", now())
     assert await store.runs.get("same") == other
@@ -246,7 +246,7 @@ async def test_old_runs_are_pruned_in_batches(store: Store, monkeypatch: pytest.
             run.run_id, "me", [JournalEntry(each, "{}") for each in range(1, lines + 1)]
         )
         await store.journal.finish(run, record(run), "{}", long_ago)
-    await store.runs.add_many([make_run(created_at=long_ago) for _ in range(25)])
+    await add_runs(store, [make_run(created_at=long_ago) for _ in range(25)])
     write = store._database.write
     sizes = list[int]()
 

@@ -4,7 +4,7 @@ import itertools
 import logging
 
 import pytest
-from tests.store.factories import add_user, make_key, make_run, make_user
+from tests.store.factories import add_runs, add_user, make_key, make_run, make_user
 from tests.support.processes import TIMEOUT_SECONDS
 from tests.support.stalls import LoopStalls, repeat_on_stall
 
@@ -21,7 +21,7 @@ from hutch.store.tables.runs import RunTable
 
 async def test_run_round_trip(store: Store) -> None:
     run = make_run(label="get_user", duration_ms=12.345678, outcome="timeout", details='{"calls":[]}')
-    await store.runs.add_many([run])
+    await add_runs(store, [run])
     assert await store.runs.get(run.run_id) == run
     assert await store.runs.get("unknown") is None
 
@@ -30,7 +30,7 @@ async def test_runs_of_an_owner_are_listed_newest_first_in_pages(store: Store) -
     moment = now()
     runs = [make_run(run_id=f"r{number}", created_at=moment) for number in range(3)]
     runs += [make_run(run_id="new", created_at=now(plus_seconds=1))]
-    await store.runs.add_many([*runs, make_run("bob")])
+    await add_runs(store, [*runs, make_run("bob")])
     assert [each.run_id for each in await store.runs.list("ada")] == ["new", "r2", "r1", "r0"]
     first = await store.runs.list("ada", 2)
     last = first[-1]
@@ -39,8 +39,8 @@ async def test_runs_of_an_owner_are_listed_newest_first_in_pages(store: Store) -
 
 
 async def test_search_distinguishes_suspended_runs_from_failed_ones(store: Store) -> None:
-    await store.runs.add_many(
-        [make_run(run_id=outcome, outcome=outcome) for outcome in ("ok", "timeout", "suspended")]
+    await add_runs(
+        store, [make_run(run_id=outcome, outcome=outcome) for outcome in ("ok", "timeout", "suspended")]
     )
     found = {"completed": "ok", "failed": "timeout", "suspended": "suspended"}
     for owner in (Match(), Match(("ada",))):
@@ -56,13 +56,13 @@ async def test_search_distinguishes_suspended_runs_from_failed_ones(store: Store
 
 async def test_old_runs_are_pruned(store: Store) -> None:
     old, new = make_run(created_at=now(plus_seconds=-100)), make_run()
-    await store.runs.add_many([old, new])
+    await add_runs(store, [old, new])
     assert await store.runs.prune(now(plus_seconds=-50)) == 1
     assert await store.runs.list("ada") == [new]
 
 
 async def test_runs_from_before_the_clock_jumped_back_are_kept_until_they_are_old(store: Store) -> None:
-    await store.runs.add_many([make_run(run_id="future", created_at=now(plus_seconds=3_600)), make_run()])
+    await add_runs(store, [make_run(run_id="future", created_at=now(plus_seconds=3_600)), make_run()])
     assert await store.runs.prune(now(plus_seconds=60)) == 1
     assert [run.run_id for run in await store.runs.list("ada")] == ["future"]
     assert await store.runs.prune(now(plus_seconds=7_200)) == 1
@@ -70,9 +70,9 @@ async def test_runs_from_before_the_clock_jumped_back_are_kept_until_they_are_ol
 
 async def test_duplicate_run_id_keeps_the_first_record(store: Store) -> None:
     first = make_run(run_id="same")
-    await store.runs.add_many([first])
-    await store.runs.add_many([make_run(run_id="same", outcome="timeout"), make_run(run_id="other")])
-    await store.runs.add_many([])
+    await add_runs(store, [first])
+    await add_runs(store, [make_run(run_id="same", outcome="timeout"), make_run(run_id="other")])
+    await add_runs(store, [])
     assert await store.runs.get("same") == first
     assert len(await store.runs.list("ada")) == 2
 
@@ -134,7 +134,7 @@ async def test_runs_stay_queued_while_the_database_fails_and_the_oldest_are_drop
 
 async def test_unstorable_characters_of_a_run_are_replaced(store: Store) -> None:
     runs = [make_run(run_id="odd", label="a\0b\ud800"), make_run(run_id="even")]
-    await store.runs.add_many(runs)
+    await add_runs(store, runs)
     found = await store.runs.get("odd")
     assert found is not None
     assert found.label == "a\ufffdb\ufffd"

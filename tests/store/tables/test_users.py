@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 from tests.store.factories import (
+    add_runs,
     add_user,
     create_flow_key,
     make_ability,
@@ -51,7 +52,7 @@ async def test_removing_a_user_removes_everything_but_run_records(store: Store) 
         await store.flows.put(user.id, "deploy", "{}", now())
         await store.journal.add(make_flow_run(user.id))
     run = make_run(ada.id)
-    await store.runs.add_many([run])
+    await add_runs(store, [run])
     assert await store.users.remove(ada.id)
     assert not await store.users.remove(ada.id)
     assert await store.api_keys.by_digest("ada") is None

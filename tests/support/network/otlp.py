@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from tests.support.processes import TIMEOUT_SECONDS, wait_until
+from tests.support.network.threaded_http import QuietHandler, ThreadedHttpServer
+from tests.support.processes import wait_until
 
 KINDS = {1: "internal", 2: "server", 3: "client"}
 
@@ -25,13 +24,13 @@ class ReceivedSpan(NamedTuple):
     message: str
 
 
-class OtlpReceiver:
+class OtlpReceiver(ThreadedHttpServer):
     def __init__(self) -> None:
         self.spans: list[ReceivedSpan] = []
         self.headers: dict[str, str] = {}
         receiver = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 receiver.headers = {name.lower(): value for name, value in self.headers.items()}
@@ -39,21 +38,7 @@ class OtlpReceiver:
                 self.send_response(200)
                 self.end_headers()
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-
-    def __enter__(self) -> OtlpReceiver:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(TIMEOUT_SECONDS)
+        super().__init__(Handler)
 
     def trace(self, trace_id: str, count: int) -> dict[str, ReceivedSpan]:
         """Waits until a trace has at least `count` spans, and returns them by name."""

@@ -27,7 +27,6 @@ _ALWAYS = ("UNAUTHORIZED", "FORBIDDEN", "INTERNAL_ERROR", "UNAVAILABLE")
 _TEXT_OR_NULL: Json = {"type": ["string", "null"]}
 _TIME_OR_NULL: Json = {"type": ["string", "null"], "format": "date-time"}
 _OK = {"ok": {"const": True}}
-_IN_BODY = ("INVALID_REQUEST", "PAYLOAD_TOO_LARGE", "UNSUPPORTED_MEDIA_TYPE")
 _ID, _NAME = path_param("id", TEXT), path_param("name", TEXT)
 _operation = OperationBuilder(ERROR_KINDS, _ALWAYS, failure)
 

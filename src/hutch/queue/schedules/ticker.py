@@ -12,6 +12,7 @@ import msgspec
 
 from hutch.errors import HutchError, InvalidInput
 from hutch.queue.models import Accepted, KeyInUse, QueueCaller, RunOptions, RunRequest
+from hutch.queue.polling import POLL_SECONDS, poll
 from hutch.queue.schedules.cron import next_tick, ticks
 from hutch.queue.targets import StartOptions, caller_of, target_request
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hutch.schedules")
 
-POLL_SECONDS = 1.0
 MISSED_MS = 60_000
 """A tick counts as missed if it is older than this when a server sees it."""
 MAX_MISSED = 1_000
@@ -38,7 +38,9 @@ class Ticker:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="hutch schedules")
+        self._task = asyncio.get_running_loop().create_task(
+            poll(self._start_due, self._wake, "schedules cannot be started"), name="hutch schedules"
+        )
 
     def wake(self) -> None:
         self._wake.set()
@@ -48,26 +50,13 @@ class Ticker:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _run(self) -> None:
-        while True:
-            self._wake.clear()
-            seconds = POLL_SECONDS
-            try:
-                next_in = await self._store.schedules.next_in()
-                if next_in is not None and next_in <= 0:
-                    await self.run_due()
-                    continue
-                if next_in is not None:
-                    seconds = min(POLL_SECONDS, next_in / 1000)
-            except HutchError as error:
-                logger.warning("schedules cannot be started: %s", error)
-            except Exception:
-                logger.exception("schedules cannot be started")
-            try:
-                async with asyncio.timeout(seconds):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
+    async def _start_due(self) -> float:
+        """Starts the runs of ticks that are due. Returns the seconds until the next check."""
+        next_in = await self._store.schedules.next_in()
+        if next_in is not None and next_in <= 0:
+            await self.run_due()
+            return 0.0
+        return POLL_SECONDS if next_in is None else min(POLL_SECONDS, next_in / 1000)
 
     async def run_due(self) -> None:
         """Starts the runs of all ticks that are due."""

@@ -14,6 +14,7 @@ from hutch.egress.client.models import FetchError, FetchLimits, FetchRequest, In
 from hutch.errors import HutchError
 from hutch.owner_shares import OwnerShares
 from hutch.queue.backoff import with_jitter
+from hutch.queue.polling import POLL_SECONDS, poll
 from hutch.queue.webhooks.messages import StoredMessage
 from hutch.queue.webhooks.signature import decode_secret, sign
 from hutch.store.tables.queue.webhooks import DeliveryAttempt, DeliveryState, TakenDelivery
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hutch.webhooks")
 
-POLL_SECONDS = 1.0
 MAX_SENDING = 16
 """Maximum number of messages that one server sends at once; one owner gets at most four fifths."""
 SEND_SECONDS = 15.0
@@ -60,7 +60,9 @@ class WebhookSender:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="hutch webhooks")
+        self._task = asyncio.get_running_loop().create_task(
+            poll(self._send_due, self._wake, "webhooks cannot be sent"), name="hutch webhooks"
+        )
 
     def wake(self) -> None:
         self._wake.set()
@@ -71,23 +73,7 @@ class WebhookSender:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self) -> None:
-        while True:
-            self._wake.clear()
-            seconds = POLL_SECONDS
-            try:
-                seconds = await self._look()
-            except HutchError as error:
-                logger.warning("webhooks cannot be sent: %s", error)
-            except Exception:
-                logger.exception("webhooks cannot be sent")
-            try:
-                async with asyncio.timeout(seconds):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
-
-    async def _look(self) -> float:
+    async def _send_due(self) -> float:
         """Sends what is due. Returns the seconds until it should be called again."""
         next_in = await self._table.next_in()
         if next_in is None or next_in > 0:

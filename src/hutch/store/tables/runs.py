@@ -63,10 +63,6 @@ class RunTable:
         self._search = RunSearch(database, RUN_COLUMNS, _run_from_row, self._message)
         self._warned = False
 
-    async def add_many(self, rows: Sequence[RunRow]) -> None:
-        """Inserts records without content; see `add_new`."""
-        await self.add_new([NewRun(row) for row in rows])
-
     async def add_new(self, runs: Sequence[NewRun]) -> None:
         """Inserts records in one transaction. Replaces records of runs that were suspended, believed to be
         interrupted, or are tried again. Other existing records stay unchanged.

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.protocols.rep.flows import chain, compiled, document, edge, step
+from tests.protocols.rep.flows import chain, change, compiled, document, edge, step
 
 from hutch.protocols.rep.ir.flow import Flow
 from hutch.protocols.rep.ir.parse import parse_flow
@@ -64,21 +63,6 @@ def test_unknown_keys_are_ignored_where_allowed() -> None:
     value["extra"] = True
     value["metadata"]["tool"] = "x"
     assert isinstance(parse_flow(value), Flow)
-
-
-def change(path: str, value: object) -> Callable[[dict[str, Any]], None]:
-    """Sets the value at a dotted path; ... deletes it."""
-
-    def apply(target: Any) -> None:
-        *parents, last = [int(part) if part.isdecimal() else part for part in path.split(".")]
-        for part in parents:
-            target = target[part]
-        if value is ...:
-            del target[last]
-        else:
-            target[last] = value
-
-    return apply
 
 
 WRONG_SHAPES = [

@@ -6,7 +6,6 @@ import copy
 import json
 import random
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,21 +27,6 @@ def problems(value: object) -> list[str]:
         parse_flow(value)
     assert refused.value.rep_code == 1003
     return [str(problem) for problem in refused.value.problems]
-
-
-def change(path: str, value: object) -> Callable[[dict[str, Any]], None]:
-    """Sets the value at a dotted path; ... deletes it."""
-
-    def apply(target: Any) -> None:
-        *parents, last = [int(part) if part.isdecimal() else part for part in path.split(".")]
-        for part in parents:
-            target = target[part]
-        if value is ...:
-            del target[last]
-        else:
-            target[last] = value
-
-    return apply
 
 
 def switch(cases: object, edges: list[dict[str, Any]], **extra: object) -> dict[str, Any]:

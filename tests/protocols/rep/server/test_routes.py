@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.protocols.rep.flow_server import ALL_SCOPES, FlowClient, FlowServer
 from tests.protocols.rep.server.helpers import LONG, WAIT, assert_error, wait_for_approvals
-from tests.store.factories import make_run
+from tests.store.factories import add_runs, make_run
 from tests.support.flows import chain, edge, flow, node
 from tests.support.processes import TIMEOUT_SECONDS, hutch
 
@@ -360,7 +360,7 @@ async def test_runs_of_every_protocol_are_served(server: FlowServer, operator: F
     user = await server.store.users.by_name("everywhere")
     assert user is not None
     row = make_run(user.id, label="get_user", details='{"tool_calls":0}')
-    await server.store.runs.add_many([row])
+    await add_runs(server.store, [row])
     result = await key.get_json(f"/runs/{row.run_id}")
     assert (result["protocol"], result["status"], result["label"]) == ("abilities", "completed", "get_user")
     *_, (_, name, end) = await key.events(row.run_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.store.factories import make_run
+from tests.store.factories import add_runs, make_run
 
 from hutch.store.models import NewRun, now
 from hutch.store.store import Store
@@ -17,7 +17,7 @@ async def test_only_runs_without_record_or_checkpoint_are_interrupted(store: Sto
     )
     await table.put("dead", [lost, ended, stored])
     await table.put("alive", [other])
-    await store.runs.add_many([make_run(run_id="ended")])
+    await add_runs(store, [make_run(run_id="ended")])
     checkpoint = CheckpointRow(
         run_id="stored", owner="ada", protocol="python", bundle="b", generation=1, expires_at=later, bytes=1
     )
@@ -40,7 +40,7 @@ async def test_only_runs_without_record_or_checkpoint_are_interrupted(store: Sto
 async def test_late_record_replaces_interrupted(store: Store) -> None:
     await store.running_runs.put("slow", [NewRun(make_run(run_id="run", outcome="interrupted"))])
     await store.running_runs.interrupt("slow", now(plus_seconds=60))
-    await store.runs.add_many([make_run(run_id="run")])
+    await add_runs(store, [make_run(run_id="run")])
     run = await store.runs.get("run")
     assert run is not None
     assert run.outcome == "ok"

@@ -1,0 +1,33 @@
+"""Loop of the tasks that look for work in the store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+
+from hutch.errors import HutchError
+
+logger = logging.getLogger("hutch.queue")
+
+POLL_SECONDS = 1.0
+"""Maximum time between two checks. Another server may have added work without waking this one."""
+
+
+async def poll(check: Callable[[], Awaitable[float]], wake: asyncio.Event, problem: str) -> None:
+    """Calls `check` until cancelled: when `wake` is set, and after the seconds that `check` has returned.
+    `problem` is logged if it fails.
+    """
+    while True:
+        wake.clear()
+        seconds = POLL_SECONDS
+        try:
+            seconds = await check()
+        except HutchError as error:
+            logger.warning("%s: %s", problem, error)
+        except Exception:
+            logger.exception(problem)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await wake.wait()
