@@ -79,7 +79,7 @@ class RemoteRuns:
         except ValueError:
             body = {"error": {"message": f"status {response.status_code}, and no JSON"}}
         if response.status_code >= 400:
-            raise InvalidInput("server", str(body["error"]["message"]))
+            raise InvalidInput("server", _error_message(body, response.status_code))
         return body
 
     async def list(self, parameters: Sequence[tuple[str, str]]) -> dict[str, Any]:
@@ -87,18 +87,27 @@ class RemoteRuns:
         return found
 
     async def show(self, run_id: str) -> dict[str, Any]:
-        found: dict[str, Any] = await self.call("GET", f"/runs/{quote(run_id, safe='')}")
+        found: Any = await self.call("GET", f"/runs/{quote(run_id, safe='')}")
+        if not isinstance(found, dict) or not isinstance(found.get("run_id"), str):
+            raise InvalidInput("server", "the response is not a run; is it a server of Hutch?")
         return found
 
     async def events(self, run_id: str) -> AsyncIterator[dict[str, Any]]:
         path = f"/runs/{quote(run_id, safe='')}/events"
         async with self._client.stream("GET", path, timeout=None) as response:
             if response.status_code >= 400:
-                await response.aread()
-                raise InvalidInput("server", str(response.json()["error"]["message"]))
+                raise InvalidInput(
+                    "server", _error_message(json.loads(await response.aread()), response.status_code)
+                )
             async for line in response.aiter_lines():
                 if line.startswith("data:"):
                     yield json.loads(line[5:])
+
+
+def _error_message(body: Any, status: int) -> str:
+    error = body.get("error") if isinstance(body, dict) else None
+    message = error.get("message") if isinstance(error, dict) else error
+    return message if isinstance(message, str) else f"status {status}"
 
 
 def with_server(url: str | None, key_env: str, action: Callable[[RemoteRuns], Awaitable[T]]) -> T:
