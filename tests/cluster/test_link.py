@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from tests.support.waiting import eventually
 
@@ -111,6 +112,19 @@ async def test_changed_and_foreign_packets_are_dropped() -> None:
     assert len(pair.received) == 1
     pair.close()
     stranger.close()
+
+
+async def test_invalid_message_ends_the_link() -> None:
+    pair = Pair()
+
+    def decode(*_: object) -> None:
+        raise msgspec.DecodeError("missing field")
+
+    pair.worker._on_frame = decode
+    pair.front.send(1, 1, b"x")
+    await eventually(lambda: pair.lost)
+    assert pair.lost == ["it sent an invalid message: missing field"]
+    pair.close()
 
 
 async def test_content_is_not_readable() -> None:

@@ -15,8 +15,10 @@ from tests.support.clusters import SECRET, FrontApp, open_front, running_nats, r
 from tests.support.flows import flow, node, running_runtime
 from tests.support.processes import ServeProcess, copy_selftest, descendants, is_runner, running_server
 from tests.support.toolscripts import IMPORT, configure, everything_entry
+from tests.support.waiting import eventually
 
 import hutch
+from hutch.cluster.messages import FrameType, GatewayRequest, GatewayResponse, decode, encode
 from hutch.npm.package_spec import parse_spec
 from hutch.protocols.toolscript.checker.checker import Script
 from hutch.protocols.toolscript.execute import ScriptRequest
@@ -115,6 +117,23 @@ async def test_script_calls_tools_through_the_gateway_of_the_front(front: FrontA
     result = await front.app.scripts.run(request, front.app.script_gateway)
     assert (result.exit_code, result.value_json) == (0, "42"), (result, output)
     assert b"".join(output) == b"working\n"
+
+
+async def test_worker_cannot_call_tools_for_runs_that_it_does_not_have(front: FrontApp) -> None:
+    assert front.app.front is not None
+    [worker] = front.app.front.membership.workers.values()
+    revision = await front.app.script_gateway.revision()
+    worker.gateways.add(revision)
+    sent: list[GatewayResponse] = []
+    for run_id in (None, "the run of another worker"):
+        request = GatewayRequest(
+            gateway=revision, run_id=run_id, method="POST", url=b"/tools/every__add", headers=[], body=b"{}"
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(worker.link, "send", lambda *frame: sent.append(decode(frame[2], GatewayResponse)))
+            front.app.front._on_request(worker, FrameType.REQUEST, 1, encode(request))
+            await eventually(lambda: sent)
+        assert sent.pop().status == 403
 
 
 async def test_exit_code_of_a_script_comes_from_the_worker(front: FrontApp) -> None:

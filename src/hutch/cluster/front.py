@@ -54,7 +54,11 @@ class Front:
 
     @property
     def problem(self) -> str | None:
-        """Why executions cannot be placed on workers, or None."""
+        """Why executions cannot run, or None. Without workers, a front may run them itself."""
+        if self.node.settings.cluster_local:
+            return None
+        if self.node.connection.problem is None and not self.load().workers:
+            return "no worker is connected"
         return self.node.connection.problem
 
     def load(self) -> ClusterLoad:
@@ -117,19 +121,20 @@ class Front:
 
     async def _answer(self, worker: KnownWorker, number: int, content: bytes) -> None:
         request = messages.decode(content, GatewayRequest)
-        gateway = self._gateways.get(request.gateway)
+        gateway = self._gateways.get(request.gateway) if request.gateway in worker.gateways else None
+        runner = worker.runner_of(request.run_id)
         response = CollectedResponse()
+        reads = request.method in ("GET", "HEAD")
         if gateway is None:
             await response.send(404, [], b"The gateway of this script is gone")
+        elif runner is None and not (request.run_id is None and reads):
+            # A worker may call tools only for executions that it runs. A script that is starting reads the
+            # module of the tools.
+            await response.send(403, [], b"This run is not on this worker")
         else:
-            runner = worker.runner_of(request.run_id)
-            if runner is not None and request.method not in ("GET", "HEAD"):
+            if runner is not None and not reads:
                 runner.has_effects = True
-            if runner is None and request.run_id is not None:
-                # Only the worker that runs an execution may call tools for it.
-                await response.send(403, [], b"This run is not on this worker")
-            else:
-                await self._handle(gateway, request, response)
+            await self._handle(gateway, request, response)
         if worker.link.is_closed:
             return
         reply = GatewayResponse(status=response.status, headers=response.headers, body=bytes(response.body))

@@ -9,14 +9,18 @@ packets of at most `max_payload`, whatever the size of its frames.
 from __future__ import annotations
 
 import asyncio
+import logging
 import struct
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
 
+import msgspec
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from hutch.cluster.encryption import open_sealed
+
+logger = logging.getLogger("hutch.cluster")
 
 LINK_ID_BYTES = 16
 HELLO, DATA, ACK = 1, 2, 3
@@ -228,7 +232,13 @@ class Link:
                 break
             content = bytes(memoryview(received)[start + _FRAME.size : end])
             start = end
-            self._on_frame(type, number, content)
+            try:
+                self._on_frame(type, number, content)
+            except msgspec.DecodeError as error:
+                self._lose(f"it sent an invalid message: {error}")
+            except Exception:
+                # The other executions of the link go on.
+                logger.exception("a message of another machine could not be handled")
             if self.is_closed:
                 return
         del received[:start]

@@ -34,6 +34,8 @@ class KnownWorker:
         """Why this worker gets no work at all."""
         self.link: Link
         self.runners: dict[int, RemoteRunner] = {}
+        self.gateways: set[str] = set()
+        """Revisions of the gateways whose scripts this worker has got."""
         self.in_flight: Counter[PlaceKind] = Counter()
         self.is_full: set[PlaceKind] = set()
         """Kinds of places of which the worker had none left, although its announcement said so."""
@@ -75,6 +77,8 @@ class KnownWorker:
 
     def runner_of(self, run_id: str | None) -> RemoteRunner | None:
         """Returns the runner of a run of this front, if it is on this worker."""
+        if run_id is None:
+            return None
         return next((runner for runner in self.runners.values() if runner.run_id == run_id), None)
 
     def forget_runner(self, runner: RemoteRunner, kind: PlaceKind) -> None:
