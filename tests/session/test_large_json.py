@@ -6,14 +6,20 @@ import contextlib
 import json
 import random
 from collections.abc import Callable
+from datetime import date
 from typing import Any
 
 import pytest
 from tests.support.stalls import LoopStalls, repeat_on_stall
 
 from hutch.session import large_json
-from hutch.session.json_value import NotJsonSafe, decode_value
-from hutch.session.large_json import DuplicateKey, decode_large_value, encode_large_value
+from hutch.session.json_value import NotJsonSafe, decode_value, encode_value
+from hutch.session.large_json import (
+    DuplicateKey,
+    decode_large_value,
+    encode_large_result,
+    encode_large_value,
+)
 from hutch.strict_json import find_duplicate_key
 
 MILLION = 1_000_000
@@ -183,3 +189,41 @@ async def test_value_with_long_strings_is_encoded_in_pieces() -> None:
         text = await encode_large_value(value)
     assert json.loads(text) == value
     stalls.assert_short()
+
+
+LONG = 'é"\x01\ud800😀' * 60_000
+RESULTS: list[Any] = [
+    LONG,
+    [LONG, {"a": LONG, "": [1, None, {"b": [LONG]}]}, 2.5, LONG],
+    {LONG: LONG, "n": list(range(20_000))},
+    {1: LONG, "1": True},
+    [LONG] * 5,
+    (LONG, LONG),
+    {"date": date(2031, 2, 3), "text": LONG},
+]
+
+
+@pytest.mark.parametrize("value", RESULTS, ids=range(len(RESULTS)))
+async def test_large_result_is_encoded_as_at_once(value: Any) -> None:
+    assert await encode_large_result(value) == encode_value(value)
+
+
+def nested(levels: int) -> Any:
+    value: Any = LONG
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ([LONG, {"a": [float("nan")]}], r"\$\[1\]\.a\[0\] is NaN"),
+        ({"a": LONG, "b": object()}, r"\$\.b is an object"),
+        (nested(200), "nested deeper than 128 levels"),
+    ],
+    ids=["NaN", "an object", "levels"],
+)
+async def test_large_result_that_is_not_json_names_the_invalid_part(value: Any, problem: str) -> None:
+    with pytest.raises(NotJsonSafe, match=problem):
+        await encode_large_result(value)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import sys
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from itertools import islice
 from typing import Any
 
@@ -22,8 +23,9 @@ from hutch.session.json_value import (
     decode_bounded,
     decode_value,
     encode_decoded_value,
+    encode_value,
 )
-from hutch.strict_json import MAX_VALUES, slices
+from hutch.strict_json import MAX_VALUES, ExcessCounter, slices
 from hutch.tasks import TimeSlices
 
 LARGE_TEXT_BYTES = 64 * 1024
@@ -84,6 +86,27 @@ async def encode_large_value(value: Any) -> bytes:
     return b"".join(parts)
 
 
+async def encode_large_result(value: Any) -> bytes:
+    """Like `encode_value`, but other tasks run while it encodes many characters. `value` is what a tool has
+    returned, so it need not be JSON-safe. Raises NotJsonSafe.
+    """
+    if type(value) not in (str, list, dict) or not _has_many_chars(value):
+        return encode_value(value)
+    parts: list[bytes] = []
+    time_slices = TimeSlices()
+    counter = ExcessCounter(MAX_DEPTH, sys.maxsize)
+    try:
+        for part in _encode_pieces(value, encode_value):
+            parts.append(part)
+            if counter.add(part) is not None:
+                raise NotJsonSafe
+            await time_slices.pause()
+    except (NotJsonSafe, RecursionError):
+        # Raises an error with the path of the invalid part.
+        return encode_value(value)
+    return b"".join(parts)
+
+
 def has_more_values(value: Any, max_values: int) -> bool:
     """Returns True if a decoded value consists of more than `max_values` values after the first."""
     rest, count = [value], 0
@@ -111,38 +134,42 @@ def _has_many_chars(value: Any) -> bool:
     return chars > _MAX_ENCODED_CHARS
 
 
-def _encode_pieces(value: Any) -> Iterator[bytes]:
-    if not _has_many_chars(value):
-        yield encode_decoded_value(value)
-    elif isinstance(value, str):
+def _encode_pieces(value: Any, encode: Callable[[Any], bytes] = encode_decoded_value) -> Iterator[bytes]:
+    """Encodes strings, lists and objects with names in pieces, and everything else with `encode`."""
+    kind = type(value)
+    if kind not in (str, list, dict) or not _has_many_chars(value):
+        yield encode(value)
+    elif kind is str:
         yield b'"'
         for start in range(0, len(value), _STRING_BYTES):
-            yield encode_decoded_value(value[start : start + _STRING_BYTES])[1:-1]
+            yield encode(value[start : start + _STRING_BYTES])[1:-1]
         yield b'"'
-    elif isinstance(value, list):
+    elif kind is list:
         yield b"["
-        yield from _encode_items(value)
+        yield from _encode_items(value, encode)
         yield b"]"
+    elif any(type(key) is not str for key in value):
+        yield encode(value)
     else:
         for number, (key, item) in enumerate(value.items()):
             yield b"," if number else b"{"
-            yield from _encode_pieces(key)
+            yield from _encode_pieces(key, encode)
             yield b":"
-            yield from _encode_pieces(item)
+            yield from _encode_pieces(item, encode)
         yield b"}"
 
 
-def _encode_items(items: list[Any]) -> Iterator[bytes]:
+def _encode_items(items: list[Any], encode: Callable[[Any], bytes]) -> Iterator[bytes]:
     """Yields the items of an array without its brackets."""
     if len(items) == 1:
-        yield from _encode_pieces(items[0])
+        yield from _encode_pieces(items[0], encode)
     elif _has_many_chars(items):
         middle = len(items) // 2
-        yield from _encode_items(items[:middle])
+        yield from _encode_items(items[:middle], encode)
         yield b","
-        yield from _encode_items(items[middle:])
+        yield from _encode_items(items[middle:], encode)
     else:
-        yield encode_decoded_value(items)[1:-1]
+        yield encode(items)[1:-1]
 
 
 def _decode_pieces(text: bytes, max_values: int) -> Generator[None, None, Any]:

@@ -183,6 +183,22 @@ async def test_huge_tool_result_is_an_error_that_the_guest_can_catch(run: Run) -
     assert "limit" in message
 
 
+@pytest.mark.parametrize("text", ['"' * 4_000_000, "\x01" * 1_300_000], ids=["quotes", "controls"])
+@repeat_on_stall
+async def test_large_tool_result_does_not_block_the_host(run: Run, text: str) -> None:
+    """Encoded at once, such a result takes 80 to 120 ms."""
+
+    async def give() -> dict[str, str]:
+        return {"text": text}
+
+    async with LoopStalls() as stalls:
+        result = await run(
+            "return (await tools.give()).text.length", tools=[give], memory_limit_bytes=300 * MIB
+        )
+    assert result.result == len(text), result
+    stalls.assert_short()
+
+
 async def test_huge_error_is_truncated(run: Run) -> None:
     result = await run("const e = new Error('x'.repeat(5e6)); e.name = 'N'.repeat(5e6); throw e")
     assert result.error is not None

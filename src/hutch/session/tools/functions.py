@@ -23,6 +23,7 @@ from typing import Any, TypeAlias, overload
 
 from hutch.errors import InvalidTool, Suspend, ToolError
 from hutch.session.json_value import NotJsonSafe, decode_value, encode_value
+from hutch.session.large_json import decode_large_value, encode_large_result
 from hutch.session.schema.problems import describe_mismatch
 from hutch.session.schema.type_hints import (
     Field,
@@ -358,11 +359,18 @@ def _call_function(
         if type(result) is Deferred:
             raise Suspend(result.message, token=result.token)
         try:
-            raw = encode_value(result)
+            raw = await encode_large_result(result)
         except NotJsonSafe as error:
             message = f"Tool {name} returned a non-serializable value: {error}"
             raise ToolError(message, "serialization_error") from None
-        reason = check(decode_value(raw)) if check is not None else None
+        reason = None
+        if check is not None:
+            try:
+                decoded = await decode_large_value(raw)
+            except NotJsonSafe:
+                # Keys such as 1 and "1" have the same text. The guest gets the last one.
+                decoded = decode_value(raw)
+            reason = check(decoded)
         if reason is not None:
             raise ToolError(f"Invalid output for tool {name}: {reason}", "validation_error")
         return raw
