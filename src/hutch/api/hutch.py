@@ -252,7 +252,7 @@ class Hutch:
         on. Raises ResumeError, InvalidTool and InvalidExecution.
         """
         suspended_runs = await self._opened()
-        answers = answers_of(results, errors)
+        answers = await answers_of(results, errors)
         providers = providers_of(tools)
         run_id = await suspended_runs.unseal(run, owner) if isinstance(run, bytes) else run
         if answers:
@@ -269,7 +269,10 @@ class Hutch:
         Returns the id of the run, which `resume` continues. Raises ResumeError and InvalidExecution.
         """
         suspended_runs = await self._opened()
-        answer = answer_of(value, "value") if error is None else Answer(code="tool_error", message=error)
+        if error is None:
+            answer = await answer_of(value, "value")
+        else:
+            answer = Answer(code="tool_error", message=error)
         return await suspended_runs.calls.resolve(token, answer)
 
     async def _opened(self) -> SuspendedRuns:

@@ -10,8 +10,8 @@ import msgspec
 
 from hutch.errors import InvalidExecution
 from hutch.session.files.calls import SavedFiles
-from hutch.session.json_value import NotJsonSafe, encode_value, well_formed
-from hutch.session.large_json import encode_large_value
+from hutch.session.json_value import NotJsonSafe, well_formed
+from hutch.session.large_json import encode_large_result, encode_large_value
 from hutch.session.messages import SuspendedState
 from hutch.session.run import CallRecord, PendingCall
 
@@ -43,10 +43,10 @@ def decode_answer(data: bytes) -> Answer:
 _RESULT, _ERROR = b"=", b"!"
 
 
-def answer_of(value: Any, field: str) -> Answer:
+async def answer_of(value: Any, field: str) -> Answer:
     """Returns the result of a call. Raises InvalidExecution, which names the field, if it is not JSON."""
     try:
-        return Answer(result_json=encode_value(value))
+        return Answer(result_json=await encode_large_result(value))
     except NotJsonSafe as error:
         raise InvalidExecution(field, f"expected a JSON-safe value: {error}") from None
 
@@ -56,10 +56,11 @@ async def decoded_answer(value: Any) -> Answer:
     return Answer(result_json=await encode_large_value(value))
 
 
-def answers_of(results: object, errors: object) -> dict[str, Answer]:
+async def answers_of(results: object, errors: object) -> dict[str, Answer]:
     """Returns results and error messages of calls, by call id. Raises InvalidExecution."""
     answers = {
-        call_id: answer_of(value, f"results.{call_id}") for call_id, value in _by_call_id(results, "results")
+        call_id: await answer_of(value, f"results.{call_id}")
+        for call_id, value in _by_call_id(results, "results")
     }
     return with_errors(answers, errors)
 
