@@ -270,6 +270,7 @@ class Kernel:
             )
             can_continue = await session.wait_for_replies(lambda: run.must_suspend)
             if not can_continue or (run.must_suspend and session.saved is not None):
+                await self._reload(session, load)
                 assert session.result is not None
                 return session.result
             # Other tools have returned since the guest was suspended, so it can continue immediately.
@@ -292,6 +293,17 @@ class Kernel:
                 assert session.result is not None
                 return session.result
         return result
+
+    async def _reload(self, session: Session, load: LoadSaved | None) -> None:
+        """Loads the memory of a run that was stored while its tools ran, because it is stored once more: the
+        results of these tools come later.
+        """
+        if load is None or session.saved is None:
+            return
+        try:
+            session.saved = await load(session.saved)
+        except HutchError as error:
+            session.end_suspended(_internal_error(f"The run could not be suspended: {error}"))
 
     async def _checkpoint(
         self, execution: Execution, run: RunHandle, call_hold: CallHold | None

@@ -133,6 +133,33 @@ async def test_timer_of_the_guest_fires_while_a_tool_runs(first: hutch.Hutch, to
     assert result.result == "too late", result
 
 
+async def test_stored_run_whose_tool_says_later_can_be_resumed(first: hutch.Hutch, tools: Tools) -> None:
+    async def ask() -> str:
+        await tools.release("ask").wait()
+        raise hutch.Suspend("a person")
+
+    run = await first.start("const kept = [1]; return [kept, await tools.ask({})]", tools=[ask])
+    await stored(run)
+    tools.release("ask").set()
+    (call,) = (await run.result()).pending_calls
+    resumed = await first.resume(run.id or "", {call.call_id: "yes"}, tools=[ask])
+    assert (await resumed.result()).result == [[1], "yes"]
+
+
+async def test_stored_run_keeps_its_files(first: hutch.Hutch, tools: Tools) -> None:
+    code = """
+        await files.write("before.txt", "1");
+        await tools.wait({name: "slow"});
+        await files.write("after.txt", "2");
+        return await files.text("input.txt");"""
+    run = await first.start(code, tools=tools.all, files={"input.txt": b"hello"})
+    await stored(run)
+    tools.release("slow").set()
+    result = await run.result()
+    assert result.result == "hello", result
+    assert {file.name: file.data for file in result.files} == {"before.txt": b"1", "after.txt": b"2"}
+
+
 async def test_stored_run_can_be_cancelled(first: hutch.Hutch, tools: Tools) -> None:
     run = await first.start("return await tools.wait({name: 'slow'})", tools=tools.all)
     await stored(run)

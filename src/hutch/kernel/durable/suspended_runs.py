@@ -129,7 +129,9 @@ class SuspendedRuns:
             run.charge = await self._kernel.states.reserve(execution.owner, self._checkpoints.max_bytes)
             stored = (await self._checkpoints.decode(await store.checkpoints.state(row))).session
             run.charge.set(stored.memory_bytes)
-            return msgspec.structs.replace(saved, memory=stored.memory, manifests=stored.manifests)
+            return msgspec.structs.replace(
+                saved, memory=stored.memory, manifests=stored.manifests, files=stored.files
+            )
 
         return load
 
