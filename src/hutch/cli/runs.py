@@ -83,14 +83,14 @@ class RemoteRuns:
         return body
 
     async def list(self, parameters: Sequence[tuple[str, str]]) -> dict[str, Any]:
-        found: dict[str, Any] = await self.call("GET", "/runs", params=list(parameters))
+        found: Any = await self.call("GET", "/runs", params=list(parameters))
+        if not isinstance(found, dict) or not isinstance(found.get("runs"), list):
+            raise InvalidInput("server", "the response is not a list of runs; is it a server of Hutch?")
+        found["runs"] = [_checked_run(run) for run in found["runs"]]
         return found
 
     async def show(self, run_id: str) -> dict[str, Any]:
-        found: Any = await self.call("GET", f"/runs/{quote(run_id, safe='')}")
-        if not isinstance(found, dict) or not isinstance(found.get("run_id"), str):
-            raise InvalidInput("server", "the response is not a run; is it a server of Hutch?")
-        return found
+        return _checked_run(await self.call("GET", f"/runs/{quote(run_id, safe='')}"))
 
     async def events(self, run_id: str) -> AsyncIterator[dict[str, Any]]:
         path = f"/runs/{quote(run_id, safe='')}/events"
@@ -102,6 +102,12 @@ class RemoteRuns:
             async for line in response.aiter_lines():
                 if line.startswith("data:"):
                     yield json.loads(line[5:])
+
+
+def _checked_run(run: Any) -> dict[str, Any]:
+    if not isinstance(run, dict) or not isinstance(run.get("run_id"), str):
+        raise InvalidInput("server", "the response is not a run; is it a server of Hutch?")
+    return run
 
 
 def _error_message(body: Any, status: int) -> str:
