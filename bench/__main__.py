@@ -18,6 +18,7 @@ import uvloop
 
 from bench import (
     abilities,
+    async_runs,
     checkpoints,
     cluster,
     console,
@@ -63,6 +64,7 @@ BENCHES: dict[str, Callable[[Scale], Coroutine[Any, Any, list[Row]]]] = {
     "fairness": fairness.fairness,
     "runs": run_search.run_search,
     "console": console.console,
+    "async": async_runs.async_runs,
     "cluster": cluster.cluster,
 }
 # Measured with both event loops: asyncio's own, as in the README's example, and uvloop, as in the server. The

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from hutch.store.store import Store
 
 MAX_BATCH = 500
+MAX_WRITERS = 2
+"""Maximum number of concurrent commits. While one waits for the disk, the next one is prepared."""
+SOON_MS = 1_000
+"""A run that is due later is found by polling."""
 COUNT_SECONDS = 1.0
 """Time for which the number of an owner's waiting runs is cached."""
 
@@ -31,11 +35,11 @@ class _Pending:
 
 class Intake:
     def __init__(self, max_queued_per_owner: int, on_added: Callable[[], None]) -> None:
-        """`on_added` is called after each commit."""
+        """`on_added` is called after each commit of runs that are due soon."""
         self._max_queued = max_queued_per_owner
         self._on_added = on_added
         self._pending: list[_Pending] = []
-        self._writing: asyncio.Task[None] | None = None
+        self._writing: set[asyncio.Task[None]] = set()
         self._counts: dict[str, tuple[float, int]] = {}
 
     async def add(
@@ -50,8 +54,10 @@ class Intake:
         await self._check_count(store, caller.owner)
         pending = _Pending(await store.queued_runs.encrypt(new_run(request, caller, options, source)))
         self._pending.append(pending)
-        if self._writing is None or self._writing.done():
-            self._writing = asyncio.get_running_loop().create_task(self._write(store))
+        if len(self._writing) < MAX_WRITERS:
+            task = asyncio.get_running_loop().create_task(self._write(store))
+            self._writing.add(task)
+            task.add_done_callback(self._writing.discard)
         # If the caller is cancelled, the others of its batch are not.
         return await asyncio.shield(pending.done)
 
@@ -84,7 +90,8 @@ class Intake:
                         # The request may have been cancelled, so that nothing awaits this future.
                         pending.done.exception()
             else:
-                self._on_added()
+                if any(pending.values["delay_ms"] < SOON_MS for pending in batch):
+                    self._on_added()
 
     async def _write_batch(self, store: Store, batch: list[_Pending]) -> None:
         try:
