@@ -19,6 +19,7 @@ VIEWS = {
     "sessions": "Sessions",
     "tools": "Tools",
     "flows": "Flows",
+    "queue": "Queue",
     "approvals": "Approvals",
     "access": "Access",
     "connect": "Connect",

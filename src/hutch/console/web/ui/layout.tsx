@@ -27,6 +27,7 @@ export const NAVIGATION: NavigationEntry[] = [
   { path: "sessions", label: "Sessions", icon: "sessions", key: "e" },
   { path: "tools", label: "Tools", icon: "tools", key: "t" },
   { path: "flows", label: "Flows", icon: "flows", key: "f" },
+  { path: "queue", label: "Queue", icon: "queue", key: "q" },
   { path: "approvals", label: "Approvals", icon: "approvals", key: "a", adminOnly: true },
   { path: "access", label: "Access", icon: "access", key: "u", adminOnly: true },
   { path: "connect", label: "Connect", icon: "connect", key: "c" },

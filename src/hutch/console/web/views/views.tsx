@@ -17,6 +17,7 @@ const LOADERS: Record<string, () => Promise<ViewModule>> = {
   sessions: () => import("./sessions.tsx"),
   tools: () => import("./tools.tsx"),
   flows: () => import("./flows.tsx"),
+  queue: () => import("./queue.tsx"),
   approvals: () => import("./approvals.tsx"),
   access: () => import("./access.tsx"),
   connect: () => import("./connect.tsx"),

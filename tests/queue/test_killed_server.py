@@ -1,0 +1,81 @@
+"""Two servers with one PostgreSQL: one is killed, the other one takes over its runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from tests.support.databases import PostgresServer
+from tests.support.processes import TIMEOUT_SECONDS, ServeProcess, running_server
+
+
+@pytest.fixture
+def environment(postgres: PostgresServer, tmp_path: Path) -> Iterator[dict[str, str]]:
+    with postgres.database_with_tables() as url:
+        yield {
+            "HUTCH_HOME": str(tmp_path),
+            "HUTCH_DATABASE_URL": url,
+            "HUTCH_ASYNC_LEASE_SECONDS": "1.5",
+            "HUTCH_QUICKJS_WARM": "1",
+            "HUTCH_DENO_WARM": "0",
+        }
+
+
+async def until(client: httpx2.AsyncClient, run_id: str, *statuses: str) -> dict[str, Any]:
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        while True:
+            detail: dict[str, Any] = (await client.get(f"/runs/{run_id}")).json()
+            if detail["status"] in statuses:
+                return detail
+            await asyncio.sleep(0.05)
+
+
+async def add(server: ServeProcess, code: str, **options: Any) -> str:
+    request = {"code": code, "limits": {"timeout_ms": 60_000}}
+    body = {"async": True, "kind": "code", "request": request, **options}
+    async with httpx2.AsyncClient(base_url=server.url, timeout=TIMEOUT_SECONDS) as client:
+        response = await client.post("/runs", json=body)
+        assert response.status_code == 202, response.text
+        return str(response.json()["runId"])
+
+
+async def test_runs_of_a_killed_server_are_executed_by_another(environment: dict[str, str]) -> None:
+    with running_server(**environment) as killed:
+        sleeping = "await new Promise((done) => setTimeout(done, 2000)); return 'done'"
+        started = await add(killed, sleeping)
+        late = await add(killed, "return 'late'", delay_ms=2_000)
+        async with httpx2.AsyncClient(base_url=killed.url, timeout=TIMEOUT_SECONDS) as client:
+            await until(client, started, "running")
+        killed.process.kill()
+        killed.process.wait(TIMEOUT_SECONDS)
+        with running_server(**environment) as other:
+            async with httpx2.AsyncClient(base_url=other.url, timeout=TIMEOUT_SECONDS) as client:
+                detail = await until(client, started, "completed", "failed")
+                assert (detail["outcome"], detail["queue"]["attempts"]) == ("ok", 2)
+                assert detail["result"]["result"] == "done"
+                detail = await until(client, late, "completed", "failed")
+                assert (detail["outcome"], detail["queue"]["attempts"]) == ("ok", 1)
+
+
+async def test_run_that_called_a_tool_is_interrupted_when_its_server_is_killed(
+    environment: dict[str, str],
+) -> None:
+    environment["HUTCH_EXAMPLE_TOOLS"] = "true"
+    wait = "await new Promise((done) => setTimeout(done, 20000))"
+    code = f"await tools.shop.order({{article: 'lamp', count: 1}}); {wait}"
+    with running_server(**environment) as killed:
+        run_id = await add(killed, code)
+        async with httpx2.AsyncClient(base_url=killed.url, timeout=TIMEOUT_SECONDS) as client:
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                while not (await client.get(f"/runs/{run_id}")).json()["tool_calls"]:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+        killed.process.kill()
+        killed.process.wait(TIMEOUT_SECONDS)
+        with running_server(**environment) as other:
+            async with httpx2.AsyncClient(base_url=other.url, timeout=TIMEOUT_SECONDS) as client:
+                detail = await until(client, run_id, "completed", "failed")
+                assert (detail["outcome"], detail["queue"]["attempts"]) == ("interrupted", 1)
