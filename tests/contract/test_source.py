@@ -7,6 +7,8 @@ import textwrap
 import pytest
 from tests.conftest import Run
 
+from hutch.session.messages import WireError
+
 FORMS = {
     "an expression": ("1 + 1", 2),
     "an expression with a semicolon": ("1 + 1;", 2),
@@ -162,7 +164,7 @@ async def test_typescript_that_needs_a_compiler_is_a_syntax_error_in_quickjs_tha
         result = await run(code)
         assert result.error is not None
         assert (result.error.name, result.error.line) == ("SyntaxError", 2)
-        assert "; the deno engine compiles namespaces and decorators (2:" in result.error.message
+        assert "; the deno engine compiles namespaces and decorators (line 2, " in str(result.error)
     other = await run("let a = ;")
     assert other.error is not None
     assert "deno" not in other.error.message
@@ -201,7 +203,9 @@ async def test_syntax_error_names_line_and_column(run: Run, code: str, line: int
     assert result.error is not None
     assert (result.error.code, result.error.name) == ("runtime_error", "SyntaxError")
     assert (result.error.line, result.error.column) == (line, column)
-    assert f"({line}:{column})" in result.error.message
+    assert str(result.error) == f"SyntaxError: {result.error.message} (line {line}, column {column})"
+    # Hosts that do not know the fields `line` and `column` find the position in the message.
+    assert WireError.of(result.error).message == f"{result.error.message} ({line}:{column})"
 
 
 @pytest.mark.parametrize("engine", ["quickjs"])

@@ -72,9 +72,11 @@ class WireError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @classmethod
     def of(cls, error: ExecutionError) -> WireError:
         """Returns the error in the form that is sent, with one of the codes of Execbox."""
+        # A host that knows only the protocol's own fields has no other position of a syntax error.
+        position = _position(error) if error.name == "SyntaxError" and "\n" not in error.message else ""
         return cls(
             code=wire_code(error.code),
-            message=error.message,
+            message=f"{error.message}{position}",
             name=error.name,
             line=error.line,
             column=error.column,
@@ -83,9 +85,15 @@ class WireError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
     def to_exception(self) -> ExecutionError:
+        message = self.message.removesuffix(_position(self))
         return ExecutionError(
-            self.code, self.message, self.name, self.line, self.column, self.stack, self.retry_after
+            self.code, message, self.name, self.line, self.column, self.stack, self.retry_after
         )
+
+
+def _position(error: WireError | ExecutionError) -> str:
+    """Returns the position at the end of the message of a syntax error that is sent."""
+    return "" if error.line is None else f" ({error.line}:{error.column})"
 
 
 class ManifestTool(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):

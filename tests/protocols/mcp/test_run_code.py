@@ -160,6 +160,14 @@ async def test_failing_javascript_reports_position_and_reason(client: Client) ->
     assert "Expected an object of arguments, got a list" in wrong["error"]["message"]
 
 
+async def test_position_of_a_syntax_error_in_javascript_is_told_once(client: Client) -> None:
+    text = text_of(await run(client, "x = = 1", "javascript"))
+    assert text == "SyntaxError: Unexpected token (line 1, column 5)"
+    python = text_of(await run(client, "def f(x):\n    return x", "javascript"))
+    assert python.startswith("SyntaxError: Unexpected token; this looks like Python; ")
+    assert python.endswith(" (line 1, column 5)")
+
+
 async def test_script_can_set_its_exit_code(client: Client) -> None:
     found = await run_structured(client, "console.log('out'); Deno.exit(3);")
     assert (found["exitCode"], found["stdout"]) == (3, "out\n")
