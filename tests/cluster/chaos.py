@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-from tests.support.clusters import SECRET, NatsServer, free_port
 from tests.support.databases import running_postgres
+from tests.support.network.clusters import SECRET, NatsServer, free_port
 from tests.support.processes import HUTCH, copy_selftest, descendants
 
 import hutch

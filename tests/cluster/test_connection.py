@@ -16,7 +16,8 @@ from typing import Any
 import nkeys
 import pytest
 from nats.aio.client import Client
-from tests.support.clusters import (
+from tests.support.network.certificates import certificates
+from tests.support.network.clusters import (
     SECRET,
     NatsServer,
     free_port,
@@ -24,7 +25,6 @@ from tests.support.clusters import (
     running_nats,
     running_worker,
 )
-from tests.support.network.certificates import certificates
 from tests.support.processes import hutch
 from tests.support.waiting import eventually
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.clusters import (
+from tests.support.network.clusters import (
     SECRET,
     FrontApp,
     NatsServer,

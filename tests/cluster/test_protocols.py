@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from tests.contract.tpmjs.harness import no_registry_env, tool
 from tests.npm.registry import Registry, run_registry
-from tests.support.clusters import SECRET, FrontApp, open_front, running_nats, running_worker
 from tests.support.flows import flow, node, running_runtime
+from tests.support.network.clusters import SECRET, FrontApp, open_front, running_nats, running_worker
 from tests.support.processes import ServeProcess, copy_selftest, descendants, is_runner, running_server
 from tests.support.toolscripts import IMPORT, configure, everything_entry
 from tests.support.waiting import eventually

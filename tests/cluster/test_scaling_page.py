@@ -11,8 +11,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.support.clusters import free_port, wait_for_port
 from tests.support.forked import forked_hutch
+from tests.support.network.clusters import free_port, wait_for_port
 from tests.support.processes import TIMEOUT_SECONDS, copy_selftest, wait_until
 
 PAGE = Path(__file__).parents[2] / "docs/scaling.md"

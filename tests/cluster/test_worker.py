@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from tests.support.clusters import (
+from tests.support.network.clusters import (
     FrontApp,
     NatsServer,
     WorkerProcess,

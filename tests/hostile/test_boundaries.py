@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from tests.conftest import Run
 from tests.session.calling import context as tool_context
-from tests.support.memory_channel import MemoryChannel
 from tests.support.messages import execute
+from tests.support.network.memory_channel import MemoryChannel
 
 import hutch
 from hutch.session.limits import Limits

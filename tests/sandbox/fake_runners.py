@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import msgspec
-from tests.support.memory_channel import MemoryChannel
+from tests.support.network.memory_channel import MemoryChannel
 
 from hutch.sandbox.pool.pool import Pool
 from hutch.sandbox.runner.base import Runner

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import pytest
-from tests.support.memory_channel import MemoryChannel
+from tests.support.network.memory_channel import MemoryChannel
 from tests.support.waiting import eventually
 
 from hutch.errors import ToolError

@@ -8,8 +8,8 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from tests.support.memory_channel import MemoryChannel
 from tests.support.messages import TRANSCRIPT
+from tests.support.network.memory_channel import MemoryChannel
 from tests.support.processes import TIMEOUT_SECONDS
 
 from hutch import tool

@@ -9,8 +9,8 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.support.memory_channel import MemoryChannel
 from tests.support.messages import MALFORMED, TRANSCRIPT, execute, tool_failure, tool_result
+from tests.support.network.memory_channel import MemoryChannel
 from tests.support.processes import TIMEOUT_SECONDS
 
 from hutch.errors import Busy, ExecutionError, InvalidExecution, QuotaExceeded, RateLimited, ToolError

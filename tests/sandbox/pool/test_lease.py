@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.sandbox.fake_runners import FakeRunner, PoolHarness, settle
-from tests.support.memory_channel import MemoryChannel
+from tests.support.network.memory_channel import MemoryChannel
 
 import hutch
 from hutch.errors import Busy

@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 
-from tests.support.memory_channel import MemoryChannel
+from tests.support.network.memory_channel import MemoryChannel
 
 from hutch.session.channels.stream import StreamChannel, connect_pipes
 

@@ -46,7 +46,7 @@ def add_ability(user: str, file: Path, code: Path | None, shared: bool) -> int:
     FILE (- for stdin) contains one ability as JSON, {ability_id, service_name, wrapper_code, …}, or a list of
     them. An existing ability gets a new version. If any is invalid, nothing is stored and the exit code is 2.
     """
-    from hutch.cli.abilities import add_abilities
+    from hutch.cli.ability.abilities import add_abilities
 
     return add_abilities(user, None if str(file) == "-" else file, code=code, shared=shared)
 
@@ -118,7 +118,7 @@ Example:
 @json_option
 def list_abilities(user: str, json: bool) -> int:
     """List the abilities that a user can run, including shared ones."""
-    from hutch.cli.abilities import list_abilities
+    from hutch.cli.ability.abilities import list_abilities
 
     return list_abilities(user, as_json=json)
 
@@ -138,7 +138,7 @@ def show_ability(user: str, id: str, json: bool) -> int:
 
     Prints its description, its parameters and the credentials that it requires.
     """
-    from hutch.cli.abilities import show_ability
+    from hutch.cli.ability.abilities import show_ability
 
     return show_ability(user, id, as_json=json)
 
@@ -183,7 +183,7 @@ def run_ability(
     Prints logs to stderr and the body of the API's response to stdout as JSON. Exits with 1 if the ability
     failed, with 2 if the arguments are invalid.
     """
-    from hutch.cli.abilities import run_ability
+    from hutch.cli.ability.abilities import run_ability
 
     return run_ability(
         user,
@@ -209,7 +209,7 @@ Example:
 @json_option
 def list_versions(user: str, id: str, json: bool) -> int:
     """List all versions of a user's own ability, newest first."""
-    from hutch.cli.abilities import list_versions
+    from hutch.cli.ability.abilities import list_versions
 
     return list_versions(user, id, as_json=json)
 
@@ -230,7 +230,7 @@ def compare_versions(user: str, id: str, old: int, new: int | None) -> int:
 
     Prints the fields that differ. The code is not shown, only how many of its lines differ.
     """
-    from hutch.cli.abilities import compare_versions
+    from hutch.cli.ability.abilities import compare_versions
 
     return compare_versions(user, id, old, new)
 
@@ -247,7 +247,7 @@ Example:
 @click.argument("version", metavar="VERSION", type=int)
 def restore_version(user: str, id: str, version: int) -> int:
     """Store an old version of a user's own ability again, as the newest version."""
-    from hutch.cli.abilities import restore_version
+    from hutch.cli.ability.abilities import restore_version
 
     return restore_version(user, id, version)
 
@@ -278,7 +278,7 @@ def share_ability(user: str, id: str, users: tuple[str, ...], groups: tuple[str,
     Prints the users and groups that can run it. Without --with and --with-group, changes nothing.
     `hutch ability add --shared` shares an ability with everyone instead.
     """
-    from hutch.cli.ability_sharing import share_ability
+    from hutch.cli.ability.sharing import share_ability
 
     return share_ability(user, id, users, groups)
 
@@ -299,7 +299,7 @@ def unshare_ability(user: str, id: str, users: tuple[str, ...], groups: tuple[st
 
     Prints the users and groups that still can run it.
     """
-    from hutch.cli.ability_sharing import unshare_ability
+    from hutch.cli.ability.sharing import unshare_ability
 
     if not users and not groups:
         raise click.UsageError("Expected --with USER or --with-group GROUP.")
@@ -317,6 +317,6 @@ Example:
 @click.argument("id", metavar="ID")
 def remove_ability(user: str, id: str) -> int:
     """Delete an ability with all its versions."""
-    from hutch.cli.abilities import remove_ability
+    from hutch.cli.ability.abilities import remove_ability
 
     return remove_ability(user, id)

@@ -50,7 +50,7 @@ async def _run(call: Call) -> Any:
     )
     log = log_listener(lambda line: call.log("info", line))
     if params.tools:
-        from hutch.protocols.rep.kinds.stored_code import run_with_tools
+        from hutch.protocols.rep.kinds.durable.stored_code import run_with_tools
 
         providers = await _tools(params.tools, call, services)
         execution = msgspec.structs.replace(execution, providers=providers)

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import msgspec
 
 from hutch.protocols.rep.kinds.code import remaining_ms
+from hutch.protocols.rep.kinds.durable.replayed_step import replayed_calls
 from hutch.protocols.rep.kinds.registry import Call, Kind, StepFailed
-from hutch.protocols.rep.kinds.replayed_step import replayed_calls
 from hutch.protocols.rep.kinds.tool_approval import approve_through_step
 from hutch.protocols.toolscript.checker.checker import Script
 from hutch.protocols.toolscript.checker.diagnostics import InvalidScript

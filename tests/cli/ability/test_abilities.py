@@ -74,7 +74,7 @@ def test_ability_is_added_run_and_removed(bo: str, upstream: FakeApi, tmp_path: 
     again = hutch("ability", "add", "--user", bo, str(file))
     wrong = hutch(*run)
     assert (wrong.returncode, wrong.stdout) == (1, "")
-    assert "INVALID_REQUEST: params: " in wrong.stderr
+    assert "INVALID_REQUEST: params.username: is required" in wrong.stderr
 
     removed = hutch("ability", "remove", "--user", bo, ID)
     assert (removed.returncode, removed.stdout) == (0, f"removed {ID}\n")

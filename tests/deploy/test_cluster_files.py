@@ -15,7 +15,7 @@ import yaml
 from hutch.cli.commands import hutch
 from hutch.settings import Settings
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 DEPLOY = ROOT / "deploy"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 

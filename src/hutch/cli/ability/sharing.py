@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hutch.cli.abilities import find_own_ability
+from hutch.cli.ability.abilities import find_own_ability
 from hutch.cli.support.console import print_line, print_note
 from hutch.cli.support.store import find_group, find_user, with_store
 from hutch.errors import InvalidInput

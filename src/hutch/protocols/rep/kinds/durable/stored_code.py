@@ -10,7 +10,7 @@ import msgspec
 
 from hutch.kernel.durable.suspended_runs import SUSPENDED, SuspendedRuns
 from hutch.kernel.execution import Execution
-from hutch.protocols.rep.kinds.replayed_step import attempt_id, can_store, replayed_calls
+from hutch.protocols.rep.kinds.durable.replayed_step import attempt_id, can_store, replayed_calls
 from hutch.protocols.rep.kinds.tool_approval import approve_through_step, ask_through_step
 from hutch.session.run import RunHandle
 

@@ -1,0 +1,1 @@
+"""`hutch ability`, except imports."""

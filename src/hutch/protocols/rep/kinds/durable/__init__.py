@@ -1,0 +1,1 @@
+"""Steps whose tool calls survive the end of the runtime."""
