@@ -156,7 +156,7 @@ function OperatorOverview() {
             format={formatCount}
             series={[
               { label: "running", color: "--chart-1", values: pick("in_flight"), fill: true },
-              { label: "waiting", color: "--chart-2", values: pick("waiting") },
+              { label: "waiting", color: "--chart-3", values: pick("waiting") },
             ]}
           />
         </Card>

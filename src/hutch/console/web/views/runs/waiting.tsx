@@ -1,29 +1,82 @@
 /** What a suspended run waits for: approvals to decide, and calls whose results can be delivered. */
 
-import { useState } from "preact/hooks";
-import { post } from "../../api.ts";
+import { useEffect, useState } from "preact/hooks";
+import { post, session } from "../../api.ts";
 import { visible } from "../../format.ts";
 import { Badge, Button, Card, ErrorNote, Field } from "../../ui/basics.tsx";
-import { PendingApprovals } from "../approvals.tsx";
+import { pending, PendingApprovals } from "../approvals.tsx";
 import type { PendingCall, RunDetail } from "./model.ts";
 
 /** Protocols whose runs only the program that started them can continue, because it has their tools. */
 const PROGRAMS = ["python", "cli"];
 
 export function Waiting({ run, onChange }: { run: RunDetail; onChange: () => void }) {
-  const results = (run.pending_calls ?? []).filter((call) => !call.is_question);
+  const calls = run.pending_calls ?? [];
+  const results = calls.filter((call) => !call.is_question);
+  const isOperator = session.value?.role === "admin";
+  const questions = calls.filter((call) => call.is_question && !call.has_answer);
+  const asked = pending.value?.some((approval) => approval.run === run.run_id);
+  const isDecided = isOperator && pending.value !== undefined && !asked;
+  const waitsForResult = results.some((call) => !call.has_answer);
   return (
     <>
       <PendingApprovals run={run.run_id} />
+      {!isOperator &&
+        questions.map((call) => (
+          <Card
+            key={call.call_id}
+            class="approval"
+            title={<Title call={call} text="waits for the operator's decision" />}
+          />
+        ))}
       {results.map((call) => <ResultCard key={call.call_id} run={run} call={call} onChange={onChange} />)}
+      {run.status === "suspended" && !waitsForResult && (isDecided || !questions.length) && (
+        <ContinueCard run={run} onChange={onChange} />
+      )}
     </>
+  );
+}
+
+function Title({ call, text }: { call: PendingCall; text: string }) {
+  const name = [call.provider, call.tool].filter(Boolean).join(".") || call.call_id;
+  return (
+    <>
+      <code>{visible(name)}</code> <span class="quiet">{text}</span>
+    </>
+  );
+}
+
+/** A run continues a moment after the last decision or result. Later, something is wrong. */
+const CONTINUES_MS = 4_000;
+
+function ContinueCard({ run, onChange }: { run: RunDetail; onChange: () => void }) {
+  const [isLate, setIsLate] = useState(false);
+  const [error, setError] = useState<unknown>();
+  useEffect(() => {
+    const timer = setTimeout(() => setIsLate(true), CONTINUES_MS);
+    return () => clearTimeout(timer);
+  }, []);
+  const resume = () => {
+    setError(undefined);
+    post(`/runs/${encodeURIComponent(run.run_id)}/resume`, {}).then(onChange, setError);
+  };
+  if (!isLate) return null;
+  return (
+    <Card class="approval" title="The run was not continued">
+      <p class="quiet">
+        Everything that it waited for is there. A server continues such a run within a minute.
+      </p>
+      {error !== undefined && <ErrorNote error={error} />}
+      <div class="actions">
+        <Button onClick={resume}>Continue now</Button>
+      </div>
+    </Card>
   );
 }
 
 function ResultCard({ run, call, onChange }: { run: RunDetail; call: PendingCall; onChange: () => void }) {
   const [text, setText] = useState("");
   const [error, setError] = useState<unknown>();
-  const name = [call.provider, call.tool].filter(Boolean).join(".") || call.call_id;
   const send = async (body: object) => {
     setError(undefined);
     try {
@@ -42,11 +95,7 @@ function ResultCard({ run, call, onChange }: { run: RunDetail; call: PendingCall
       );
     }
   };
-  const title = (
-    <>
-      <code>{visible(name)}</code> <span class="quiet">waits for its result</span>
-    </>
-  );
+  const title = <Title call={call} text="waits for its result" />;
   if (call.has_answer) {
     return (
       <Card class="approval" title={title} actions={<Badge state="ok">delivered</Badge>}>
