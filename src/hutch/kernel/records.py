@@ -191,6 +191,9 @@ class RunRecorder:
             return
         level = self._levels.of(execution.protocol, run.record_level)
         run.timeline = RunTimeline(run.clock, self._levels.max_bytes // 2, keeps_values=level == "full")
+        if run.recorded_before is not None and execution.saved is not None:
+            run.timeline.continue_from(run.recorded_before, execution.saved.pending)
+            run.recorded_before = None
         run.listeners.append(run.timeline)
 
     def __call__(self, execution: Execution, run: RunHandle, result: Result) -> None:

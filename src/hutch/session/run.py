@@ -18,7 +18,7 @@ from hutch.text import cut, format_rfc3339
 
 if TYPE_CHECKING:
     from hutch.session.calls.tool_calls import ToolCalls
-    from hutch.session.events.timeline import RunTimeline
+    from hutch.session.events.timeline import RecordedPart, RunTimeline
     from hutch.session.host import Session
     from hutch.telemetry.trace_context import TraceContext
 
@@ -381,6 +381,8 @@ class RunHandle(msgspec.Struct, eq=False):
     """Level with which the run is recorded. None for the level of the settings."""
     timeline: RunTimeline | None = None
     """Collects log lines and tool calls, if runs are recorded."""
+    recorded_before: RecordedPart | None = None
+    """What was recorded of the run before it was suspended."""
     redactor: TextRedactor | None = None
     """Replaces the run's secrets in text that is recorded."""
     trace: TraceContext | None = None

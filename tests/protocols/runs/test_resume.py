@@ -20,6 +20,7 @@ from hutch.kernel.kernel import Kernel
 from hutch.protocols.runs.resume import CALLS_PER_MINUTE
 from hutch.protocols.toolscript.gateway.stored_approvals import suspend_until_approved
 from hutch.sandbox.runner.profile import profile_for
+from hutch.session.run import RunHandle
 from hutch.session.tools.provider import Provider
 from hutch.settings import Settings
 
@@ -36,7 +37,11 @@ def approve() -> str:
     raise suspend_until_approved("shop", "buy", {})
 
 
-TOOLS = [Provider.of(later, ask, approve)]
+def double(n: int) -> int:
+    return 2 * n
+
+
+TOOLS = [Provider.of(later, ask, approve, double)]
 
 
 class Server:
@@ -125,6 +130,25 @@ async def test_run_is_resumed_with_results(server: Server) -> None:
     status, body = await server.post(path, {"results": {call_id: "yes"}})
     assert (status, body["error"]["reason"]) == (409, "checkpoint_ended")
     assert (await server.post("/runs/unknown/resume"))[0] == 404
+
+
+async def test_record_of_a_continued_run_has_the_part_before(server: Server) -> None:
+    code = "console.log('before', await tools.double({n: 2})); const x = await tools.ask({}); console.log(x)"
+    run = RunHandle(record_level="full")
+    execution = Execution(
+        code=code, profile=profile_for("quickjs"), providers=TOOLS, protocol="execbox", owner="operator"
+    )
+    (call,) = (await server.kernel.run(execution, run)).pending_calls
+    assert (await server.client.get(f"/runs/{run.id}")).json()["status"] == "suspended"
+    body = {"results": {call.call_id: "yes"}}
+    assert (await server.post(f"/runs/{run.id}/resume?wait=true", body))[0] == 200
+    recorded = (await server.client.get(f"/runs/{run.id}")).json()
+    calls = [(each["tool"], each["input"], each["output"]) for each in recorded["tool_calls"]]
+    assert calls == [("double", {"n": 2}, 4), ("ask", {}, "yes")]
+    assert [log["line"] for log in recorded["logs"]] == ["before 4", "yes"]
+    assert recorded["replay"]["recorded"] is True
+    _, replayed = await server.post(f"/runs/{run.id}/replay?wait=true", {"mode": "recorded"})
+    assert replayed["outcome"] == "ok"
 
 
 async def test_approval_cannot_be_bypassed_with_a_result(server: Server) -> None:

@@ -19,6 +19,7 @@ from hutch.errors import (
 from hutch.kernel.durable import checkpoint as checkpoints
 from hutch.kernel.durable.checkpoint import Checkpoint
 from hutch.kernel.durable.checkpoint_storage import CheckpointStorage
+from hutch.kernel.durable.earlier_record import approval_waits, recorded_part
 from hutch.kernel.durable.holds import HOLD_SECONDS, POLL_SECONDS, Holds
 from hutch.kernel.durable.pending_calls import MAX_BYTES_OF_RUN, PendingCalls
 from hutch.kernel.durable.resume_errors import cancelled, ended, expired, not_found
@@ -235,6 +236,8 @@ class SuspendedRuns:
             listeners=self._listeners.get(run_id, []),
             is_stored=True,
             charge=charge,
+            waits=approval_waits(checkpoint.session, answers),
+            recorded_before=await recorded_part(store, run_id),
         )
         if not checkpoint.stores_calls:
             run.before_call = self._holds.before_first_call(store, run_id)

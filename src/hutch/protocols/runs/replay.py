@@ -73,6 +73,10 @@ def _obstacle(row: RunRow, content: Mapping[str, Any], mode: str) -> str | None:
         return "The inputs of this run were too long to be recorded. See the setting max_record_bytes."
     if mode == "recorded":
         calls = content.get("calls", [])
+        if len(calls) < msgspec.json.decode(row.details).get("tool_calls", 0) - content.get(
+            "calls_left_out", 0
+        ):
+            return "Some tool calls were made before the run was suspended, and are not in its record."
         if content.get("calls_left_out") or any(_is_cut(call) for call in calls):
             return "Some tool calls were too long to be recorded. See the setting max_record_bytes."
     elif content.get("providers") and not uses_server_tools(row, content):

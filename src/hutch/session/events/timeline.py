@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from hutch.session.run import RunClock, RunEvent, RunLog, ToolCallEnded, ToolCallStarted
+from hutch.session.run import PendingCall, RunClock, RunEvent, RunLog, ToolCallEnded, ToolCallStarted
 from hutch.text import cut
 
 MAX_LOG_LINE_CHARS = 10_000
@@ -46,6 +49,13 @@ class RecordedCall(msgspec.Struct, kw_only=True, omit_defaults=True):
     output: Raw | UnsetType = UNSET
 
 
+class RecordedPart(msgspec.Struct, frozen=True):
+    """Log lines and tool calls of a run from before it was suspended."""
+
+    calls: list[RecordedCall] = []
+    logs: list[RecordedLog] = []
+
+
 class RunTimeline:
     """Listener that collects the log lines and tool calls of a run with their times."""
 
@@ -57,6 +67,26 @@ class RunTimeline:
         self.logs: list[RecordedLog] = []
         self.calls: dict[str, RecordedCall] = {}
         self.calls_left_out = 0
+        self._started_at: float | None = None
+        """Unix time at which the guest began to run, if the run was suspended since then."""
+
+    def continue_from(self, part: RecordedPart, pending: Sequence[PendingCall]) -> None:
+        """Adds what was recorded before the run was suspended. `pending` are the calls that it waited for."""
+        if pending:
+            self._started_at = pending[0].started_at - pending[0].start_ms / 1000
+        self.logs += [log for log in part.logs if self._take(len(log.line))]
+        waiting = list(pending)
+        for number, call in enumerate(part.calls):
+            values = [value for value in (call.input, call.output) if value is not UNSET]
+            if not self._take(CALL_BYTES + sum(memoryview(value).nbytes for value in values)):
+                self.calls_left_out += 1
+                continue
+            same = (each for each in waiting if (each.provider, each.tool) == (call.provider, call.tool))
+            found = next(same, None) if call.duration_ms is None else None
+            if found is not None:
+                waiting.remove(found)
+            # The ids of calls that have ended are not recorded, and not needed.
+            self.calls[f"before {number}" if found is None else found.call_id] = call
 
     def __call__(self, event: RunEvent) -> None:
         match event:
@@ -109,4 +139,6 @@ class RunTimeline:
         return True
 
     def _now_ms(self) -> float:
+        if self._started_at is not None:
+            return round((time.time() - self._started_at) * 1000, 3)
         return self._clock.since_start_ms()
