@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import hmac
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import httpx2
 import pytest
 from tests.queue.test_routes import OPERATOR, add, ended
 from tests.support.processes import TIMEOUT_SECONDS, ServeProcess, hutch, running_server
+from tests.support.stalls import ServerStalls, repeat_on_stall
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +132,39 @@ async def test_trigger_starts_a_run_for_a_signed_request(client: httpx2.AsyncCli
         await client.patch("/triggers/push", json={"paused": True})
         assert (await github.post(url, content=payload, headers=headers)).status_code == 404
     assert (await client.delete("/triggers/push")).status_code == 200
+
+
+JSON, FORM = "application/json", "application/x-www-form-urlencoded"
+# Made when the test runs, because every test process collects all tests.
+HOSTILE_BODIES: dict[str, tuple[Callable[[], bytes], str, str]] = {
+    "values": (lambda: b"[" + b"[]," * 3_000_000 + b"1]", JSON, "values"),
+    "levels": (lambda: b"[" * 100_000, JSON, "nested"),
+    "fields": (lambda: b"a=1&" * 200_000, FORM, "1000 fields"),
+    "form": (lambda: b"a=" + b"1" * 2_000_000, FORM, "1048576 bytes"),
+    "payload": (lambda: b"payload={", FORM, "expected JSON or a form"),
+    "copies": (lambda: b'{"text":"' + b'\\"' * 4_000_000 + b'"}', JSON, "more than 16777216 bytes"),
+}
+
+
+@pytest.mark.parametrize(("body", "kind", "problem"), HOSTILE_BODIES.values(), ids=HOSTILE_BODIES)
+@repeat_on_stall
+async def test_hostile_request_to_a_trigger_is_refused_without_a_stall(
+    client: httpx2.AsyncClient, server: ServeProcess, body: Callable[[], bytes], kind: str, problem: str
+) -> None:
+    """The first of these bodies took a second to decode, and the last one became 800 MB of inputs."""
+    await client.put("/scripts/open", json={"code": "return 1", "engine": "quickjs"})
+    mapping = {f"copy{number}": "body" for number in range(100)}
+    added = await client.post("/triggers", json={"name": "open", "script": "open", "map": mapping})
+    assert added.status_code == 201, added.text
+    try:
+        content, headers = body(), {"content-type": kind}
+        with ServerStalls(server.process.pid, server.url) as stalls:
+            refused = await client.post(added.json()["url"], content=content, headers=headers)
+    finally:
+        await client.delete("/triggers/open")
+    assert refused.status_code == 400, refused.text
+    assert problem in refused.json()["error"]["message"]
+    stalls.assert_short()
 
 
 async def test_users_manage_only_what_belongs_to_them(

@@ -11,6 +11,7 @@ from hutch.queue.models import Accepted, QueueCaller
 from hutch.queue.schedules.cron import next_tick
 from hutch.queue.targets import StartOptions, caller_of, check_name, scope_of, target_request
 from hutch.queue.triggers.mapping import check_mapping, map_inputs
+from hutch.queue.triggers.payload import check_inputs, decode_payload
 from hutch.queue.triggers.signatures import (
     check_secret,
     check_signature,
@@ -164,8 +165,10 @@ class Starters:
         check_signature(row.signature, options.secret or "", headers, body, now)
         if row.is_paused:
             raise NotFound("This trigger is paused.")
-        payload = _decode(body, headers)
-        inputs = {**options.inputs, **map_inputs(options.mapping, payload, headers, query)}
+        payload = await decode_payload(body, headers)
+        mapped = map_inputs(options.mapping, payload, headers, query)
+        await check_inputs(mapped, len(body))
+        inputs = {**options.inputs, **mapped}
         request = await target_request(store, row.owner, row.target_kind, row.target, inputs)
         repeated = delivery_id(row.signature, headers, payload)
         key = None if repeated is None else f"trigger {row.id[:12]} {repeated}"
@@ -178,22 +181,6 @@ class Starters:
 
 def _scopes(caller: QueueCaller) -> str | None:
     return None if caller.scopes is None else msgspec.json.encode(list(caller.scopes)).decode()
-
-
-def _decode(body: bytes, headers: Mapping[str, str]) -> Any:
-    if not body.strip():
-        return {}
-    kind = headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    if kind == "application/x-www-form-urlencoded":
-        from urllib.parse import parse_qsl
-
-        fields = dict(parse_qsl(body.decode("utf-8", "replace")))
-        # GitHub can send JSON in a form.
-        return msgspec.json.decode(fields["payload"]) if "payload" in fields else fields
-    try:
-        return msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
-        raise InvalidInput("body", "expected JSON or a form.") from None
 
 
 async def find_schedule(store: Store, owner: str, name: str) -> Schedule:

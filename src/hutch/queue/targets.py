@@ -9,7 +9,7 @@ import msgspec
 
 from hutch.errors import InvalidInput
 from hutch.queue.models import QueueCaller, RunOptions, RunRequest, Webhook
-from hutch.session.json_value import encode_decoded_value
+from hutch.session.large_json import encode_large_value
 
 if TYPE_CHECKING:
     from hutch.store.store import Store
@@ -58,14 +58,14 @@ async def target_request(
 ) -> RunRequest:
     """Returns the request of a run of a target. Raises InvalidInput if there is no such script."""
     if kind == "flow":
-        body = encode_decoded_value({"flow": target, "start": {"inputs": inputs}})
+        body = await encode_large_value({"flow": target, "start": {"inputs": inputs}})
         return RunRequest(kind="flow", protocol="rep", label=target, body=body)
     script = await store.saved_scripts.get(owner, target)
     if script is None:
         raise InvalidInput("target", f"there is no saved script {target!r}.")
     if script.engine == "script":
-        arguments = [encode_decoded_value(inputs).decode()]
-        body = encode_decoded_value({"code": script.code, "args": arguments, "name": target})
+        arguments = [(await encode_large_value(inputs)).decode()]
+        body = await encode_large_value({"code": script.code, "args": arguments, "name": target})
         return RunRequest(kind="script", protocol="toolscript", label=target, body=body)
     code = {"code": script.code, "inputs": inputs, "engine": script.engine, "label": target}
-    return RunRequest(kind="code", protocol="execbox", label=target, body=encode_decoded_value(code))
+    return RunRequest(kind="code", protocol="execbox", label=target, body=await encode_large_value(code))

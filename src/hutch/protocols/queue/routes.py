@@ -15,6 +15,7 @@ from hutch.http.errors import ApiError, to_api_error
 from hutch.http.rate_limit import CallRateLimit
 from hutch.http.requests import JsonBodyReader, query_text
 from hutch.http.routing import PrefixRoute
+from hutch.http.server.connections import parse_address
 from hutch.protocols.queue import responses
 from hutch.protocols.queue.requests import PauseBody, ScheduleBody, ScriptBody, TriggerBody, convert
 from hutch.protocols.queue.responses import error_response, json_response
@@ -40,7 +41,7 @@ from hutch.store.tables.queue.schedules import SavedScript
 logger = logging.getLogger("hutch.queue.api")
 
 HOOKS_PER_MINUTE = 600
-"""Maximum number of requests to the URLs of triggers from one address."""
+"""Maximum number of requests to the URLs of triggers from one address, or one IPv6 network of 64 bits."""
 MAX_TOKEN_CHARS = 200
 _OPEN: tuple[QueueState, ...] = ("delayed", "queued", "running", "dead")
 
@@ -242,7 +243,7 @@ class QueueHandlers:
             if (refusal := self._access.check(request, public=True)) is not None:
                 raise refusal.error()
             with self._access.track_request():
-                self._rate.check("" if request.client is None else request.client.host)
+                self._rate.check("" if request.client is None else parse_address(request.client.host).group)
                 token = str(request.path_params["token"])[:MAX_TOKEN_CHARS]
                 # Without a valid token, the body is not read.
                 row = await self._starters.find_trigger(token)
