@@ -127,13 +127,22 @@ class PendingCalls:
         store = await self._open_store()
         return await store.checkpoints.questions(run_id)
 
-    async def decide(self, run_id: str, call_id: str, decision: str, decided_by: str | None) -> bool:
-        """Stores a decision, which this process carries out. Returns False if the call already has a decision
+    async def decide(
+        self, run_id: str, call_id: str, decision: str, decided_by: str | None, *, digest: str | None = None
+    ) -> bool:
+        """Stores a decision, which this process carries out. `digest` is the SHA-256 of the arguments that
+        were decided on. Returns False if the call already has a decision
         or no longer waits. The caller has to call `answer`, or `abandon` if that is not possible.
         """
         store = await self._open_store()
         is_first = await store.checkpoints.decide(
-            run_id, call_id, decision, decided_by, self._holds.holder, now(plus_seconds=HOLD_SECONDS)
+            run_id,
+            call_id,
+            decision,
+            decided_by,
+            self._holds.holder,
+            now(plus_seconds=HOLD_SECONDS),
+            digest=digest,
         )
         if is_first:
             self._holds.add_call(call_id)

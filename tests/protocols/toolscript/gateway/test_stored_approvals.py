@@ -5,7 +5,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import time
 from collections.abc import AsyncIterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +59,7 @@ class Server:
             await asyncio.sleep(0)
 
     def decide(self, id: str) -> None:
-        assert self.approvals.decide(id, ApprovalAnswer("allow"))
+        assert self.approvals.decide(id, ApprovalAnswer("allow", decided_by="Bo"))
 
 
 @pytest.fixture
@@ -108,6 +111,12 @@ async def test_call_of_a_dead_server_is_not_made_again(
     first.decide(question)
     await first.calling.wait()
     await first.stored.close()
+    sql = "SELECT decision, decided_by, decided_at, decided_digest FROM pending_calls WHERE run_id = :run_id"
+    store = await (await h._opened())._open_store()
+    ((decision, by, at, digest),) = await store._database.scan(sql, run_id=run_id)
+    assert (decision, by) == ("allow", "Bo")
+    assert abs(datetime.fromisoformat(at).timestamp() - time.time()) < 60
+    assert digest == hashlib.sha256(b'{"amount":1}').hexdigest()
     # As long as the first server may be alive, the other one does nothing.
     assert await second.asked() == []
     assert await first.runs.result(run_id, "default") is None

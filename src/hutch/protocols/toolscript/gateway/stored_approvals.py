@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from hutch.errors import HutchError, ResumeError, Suspend, ToolError, UpstreamError
-from hutch.protocols.toolscript.gateway.approvals import Approval, ApprovalAnswer, log_decision
+from hutch.protocols.toolscript.gateway.approvals import (
+    Approval,
+    ApprovalAnswer,
+    arguments_digest,
+    log_decision,
+)
 from hutch.session.json_value import NotJsonSafe
 from hutch.session.suspension import Answer, decoded_answer
 from hutch.text import now_rfc3339
@@ -223,7 +228,11 @@ class StoredApprovals:
         try:
             decided = await self._approvals.wait_for_decision(asked.approval(run_id))
             self._asked[call_id].is_decided = True
-            if not await self._runs.calls.decide(run_id, call_id, decided.decision, decided.decided_by):
+            digest = arguments_digest(asked.arguments)
+            is_first = await self._runs.calls.decide(
+                run_id, call_id, decided.decision, decided.decided_by, digest=digest
+            )
+            if not is_first:
                 self._decided.append(call_id)
                 logger.info("the approval %s was decided by another server, or its run has ended", asked.id)
                 return

@@ -377,18 +377,26 @@ class CheckpointTable:
         return int((await self._database.scan(sql, owner=owner, run_id=other_than))[0][0])
 
     async def decide(
-        self, run_id: str, call_id: str, decision: str, decided_by: str | None, holder: str, held_until: str
+        self,
+        run_id: str,
+        call_id: str,
+        decision: str,
+        decided_by: str | None,
+        holder: str,
+        held_until: str,
+        *,
+        digest: str | None = None,
     ) -> bool:
-        """Stores a decision, which `holder` carries out. Returns False if the call already has a decision or
-        is no longer waiting.
+        """Stores a decision, which `holder` carries out. `digest` is the SHA-256 of the arguments that were
+        decided on. Returns False if the call already has a decision or is no longer waiting.
         """
         sql = """
             UPDATE pending_calls SET decision = :decision, decided_by = :decided_by, decided_at = :now,
-                holder = :holder, held_until = :held_until
+                decided_digest = :digest, holder = :holder, held_until = :held_until
             WHERE run_id = :run_id AND call_id = :call_id AND decision IS NULL AND answer IS NULL
         """
         call = {"run_id": run_id, "call_id": call_id, "holder": holder, "held_until": held_until}
-        values = {**call, "decision": decision, "decided_by": decided_by, "now": now()}
+        values = {**call, "decision": decision, "decided_by": decided_by, "now": now(), "digest": digest}
         (changed,) = await self._database.write(SqlStatement(sql, values))
         return changed.row_count == 1
 
