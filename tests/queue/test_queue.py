@@ -20,6 +20,7 @@ from hutch.queue.intake import new_run
 from hutch.queue.models import HandlerResult, KeyInUse, QueueCaller, RunOptions
 from hutch.settings import Settings
 from hutch.store.backends.base import SqlStatement
+from hutch.store.models import ApiKey, User, now
 from hutch.store.store import Store
 from hutch.store.tables.queue.queued_runs import EndOfRun
 from hutch.vault.flow_keys import open_store
@@ -361,3 +362,48 @@ async def test_database_that_is_gone_and_back(tmp_path: Path, monkeypatch: pytes
             assert (await harness.until(running.run_id, "ended")).outcome == "ok"
             after = await harness.add()
             assert (await harness.until(after.run_id, "ended")).outcome == "ok"
+
+
+async def test_run_that_cannot_be_decrypted_fails_alone(harness: QueueHarness, store: Store) -> None:
+    broken, good = await harness.add(), await harness.add()
+    sql = "UPDATE queued_runs SET request = :text WHERE run_id = :run_id"
+    text = "hutch1.000000000000.AAAA"
+    await store._database.write(SqlStatement(sql, {"text": text, "run_id": broken.run_id}))
+    await harness.queue.start()
+    assert (await harness.until(good.run_id, "ended")).outcome == "ok"
+    assert (await harness.until(broken.run_id, "ended")).outcome == "vault_error"
+
+
+async def test_runs_of_a_revoked_key_or_a_removed_user_are_not_executed(
+    harness: QueueHarness, store: Store
+) -> None:
+    await store.encryption.ready()  # creates the master key
+    user = User(id="u1", name="ann", data_key="", created_at=now())
+    await store.users.add(user)
+    key = ApiKey(id="k1", user_id="u1", name="k", digest="d", hint="h", scopes=("execbox",), created_at=now())
+    await store.api_keys.add(key)
+    caller = QueueCaller("u1", "k1", ("execbox",))
+    await harness.queue.start()
+    allowed = await harness.queue.submit(request(), caller, RunOptions())
+    assert (await harness.until(allowed.run_id, "ended")).outcome == "ok"
+    await store.api_keys.revoke("k1", now())
+    revoked = await harness.queue.submit(request(), caller, RunOptions(attempts=3))
+    removed = await harness.queue.submit(request(), QueueCaller("u2", None, ("execbox",)), RunOptions())
+    for accepted in (revoked, removed):
+        row = await harness.until(accepted.run_id, "ended", "dead")
+        assert (row.state, row.outcome, row.attempts) == ("ended", "unauthorized", 1)
+
+
+async def test_old_results_are_deleted_and_dead_letters_kept_longer(
+    harness: QueueHarness, store: Store
+) -> None:
+    await harness.queue.start()
+    done = await harness.add()
+    await harness.until(done.run_id, "ended")
+    harness.handler.behaviour = harness.handler.fail
+    dead = await harness.add(attempts=1)
+    await harness.until(dead.run_id, "dead")
+    later = await store.queued_runs.now() + 1_000
+    assert await store.queued_runs.prune(later, 0) == 1
+    assert await harness.queue.find(done.run_id) is None
+    assert await store.queued_runs.prune(later, later) == 1

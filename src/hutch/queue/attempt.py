@@ -37,6 +37,8 @@ class Attempt:
         is_draining: Callable[[], bool],
     ) -> None:
         self.row = taken.row
+        self.problem = taken.problem
+        """Reason why the run cannot be executed."""
         self.request = taken.request
         self.caller = QueueCaller(
             self.row.owner,

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
-from hutch.errors import Busy, HutchError, RateLimited, StoreError
+from hutch.errors import Busy, HutchError, RateLimited, StoreError, VaultError
 from hutch.http.errors import ApiError
 from hutch.kernel.caller import caller_key
 from hutch.owner_shares import OwnerShares, OwnerTurns
@@ -204,6 +204,8 @@ class Dispatcher:
         try:
             if handler is None:
                 raise HutchError(f"This server has no handler for runs of the kind {row.kind!r}.")
+            if attempt.problem is not None:
+                raise VaultError(attempt.problem)
             await self._check_caller(attempt.caller)
             async with deadline:
                 result = await handler.run(attempt)

@@ -132,6 +132,8 @@ class WebhookSender:
 
     async def _post(self, delivery: TakenDelivery) -> tuple[int | None, str | None]:
         """Sends a message. Returns the status and, unless the target has accepted it, the reason."""
+        if delivery.message is None:
+            return None, "The message cannot be decrypted: its key is missing."
         message = msgspec.json.decode(delivery.message, type=StoredMessage)
         body = message.body.encode()
         timestamp = delivery.now // 1000

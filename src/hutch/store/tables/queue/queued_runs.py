@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from hutch.errors import VaultError
 from hutch.store.backends.base import Database, SqlBatch, SqlStatement, Values
 from hutch.store.encryption import ColumnEncryption
 
@@ -139,6 +140,8 @@ class TakenRun(msgspec.Struct, frozen=True):
     request: bytes
     now: int
     """Time of the database when the run was taken."""
+    problem: str | None = None
+    """Reason why the request cannot be decrypted."""
 
 
 class QueuedRunTable:
@@ -420,8 +423,12 @@ class QueuedRunTable:
     async def _taken(self, values: Values) -> TakenRun:
         *fields, request, now = values
         row = _row(fields)
-        context = _context("request", row.run_id)
-        return TakenRun(row, await self._encryption.decrypt_bytes(request, *context), now)
+        try:
+            text = await self._encryption.decrypt_bytes(request, *_context("request", row.run_id))
+        except VaultError as error:
+            # The other runs that were taken with it must not wait for this one.
+            return TakenRun(row, b"", now, str(error))
+        return TakenRun(row, text, now)
 
 
 def ended_with(run_id: str, generation: int) -> tuple[str, dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from hutch.errors import VaultError
 from hutch.store.backends.base import Database, SqlStatement
 from hutch.store.encryption import ColumnEncryption
 from hutch.store.tables.queue.queued_runs import ended_with
@@ -49,7 +50,8 @@ class DeliveryRow(msgspec.Struct, frozen=True, kw_only=True):
 
 class TakenDelivery(msgspec.Struct, frozen=True):
     row: DeliveryRow
-    message: bytes
+    message: bytes | None
+    """None if it cannot be decrypted."""
     now: int
     """Time of the database when the message was taken."""
 
@@ -114,9 +116,12 @@ class WebhookTable:
         taken = []
         for *fields, message, now in changed.rows:
             row = _row(fields)
-            taken.append(
-                TakenDelivery(row, await self._encryption.decrypt_bytes(message, *_context(row.id)), now)
-            )
+            try:
+                text = await self._encryption.decrypt_bytes(message, *_context(row.id))
+            except VaultError:
+                # The other messages that were taken with it must not wait for this one.
+                text = None
+            taken.append(TakenDelivery(row, text, now))
         return taken
 
     async def finish(
