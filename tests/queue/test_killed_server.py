@@ -79,3 +79,35 @@ async def test_run_that_called_a_tool_is_interrupted_when_its_server_is_killed(
             async with httpx2.AsyncClient(base_url=other.url, timeout=TIMEOUT_SECONDS) as client:
                 detail = await until(client, run_id, "completed", "failed")
                 assert (detail["outcome"], detail["queue"]["attempts"]) == ("interrupted", 1)
+
+
+async def test_run_that_waits_for_an_approval_goes_on_after_its_server_was_killed(
+    environment: dict[str, str],
+) -> None:
+    environment |= {"HUTCH_EXAMPLE_TOOLS": "true", "HUTCH_APPROVALS": "shop=ask"}
+    code = "const bought = await tools.shop.order({article: 'lamp', count: 2}); return bought.total > 0"
+    with running_server(**environment) as killed:
+        run_id = await add(killed, code)
+        await approvals(killed)
+        killed.process.kill()
+        killed.process.wait(TIMEOUT_SECONDS)
+        with running_server(**environment) as other:
+            async with httpx2.AsyncClient(base_url=other.url, timeout=TIMEOUT_SECONDS) as client:
+                (approval,) = await approvals(other)
+                decided = await client.post(f"/approvals/{approval['id']}", json={"decision": "allow"})
+                assert decided.status_code == 200, decided.text
+                async with asyncio.timeout(TIMEOUT_SECONDS):
+                    while (result := await client.get(f"/runs/{run_id}/result")).status_code != 200:  # noqa: ASYNC110
+                        await asyncio.sleep(0.1)
+                assert (result.json()["ok"], result.json()["result"]) == (True, True)
+                detail = await until(client, run_id, "completed", "failed")
+                assert detail["outcome"] == "ok"
+
+
+async def approvals(server: ServeProcess) -> list[dict[str, Any]]:
+    """Waits until a call waits for a decision."""
+    async with httpx2.AsyncClient(base_url=server.url, timeout=TIMEOUT_SECONDS) as client:
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            while not (found := (await client.get("/approvals")).json()):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+    return list(found)

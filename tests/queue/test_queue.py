@@ -407,3 +407,26 @@ async def test_old_results_are_deleted_and_dead_letters_kept_longer(
     assert await store.queued_runs.prune(later, 0) == 1
     assert await harness.queue.find(done.run_id) is None
     assert await store.queued_runs.prune(later, later) == 1
+
+
+async def test_runs_that_only_wait_take_no_place(store: Store) -> None:
+    go = asyncio.Event()
+
+    async def wait(attempt: Attempt) -> HandlerResult:
+        if attempt.row.label == "a run" and len(harness.handler.started) <= 5:
+            attempt.park()
+            await go.wait()
+        return OK
+
+    async with QueueHarness(store, max_async_runs=2) as harness:
+        harness.handler.behaviour = wait
+        await harness.queue.start()
+        waiting = [await harness.add() for _ in range(5)]
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            while len(harness.handler.started) < 5:  # noqa: ASYNC110 - polls
+                await asyncio.sleep(0.01)
+        last = await harness.add()
+        assert (await harness.until(last.run_id, "ended")).outcome == "ok"
+        go.set()
+        for accepted in waiting:
+            await harness.until(accepted.run_id, "ended")

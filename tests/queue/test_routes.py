@@ -35,7 +35,11 @@ def server(
 @pytest.fixture(scope="module")
 def user_key(server: ServeProcess) -> str:
     hutch("user", "add", "ann", env=ENVIRONMENT)
-    return hutch("key", "add", "ann", "--scope", "execbox", env=ENVIRONMENT).stdout.split()[-1].strip()
+    return (
+        hutch("key", "add", "ann", "--scope", "execbox", "--scope", "abilities", env=ENVIRONMENT)
+        .stdout.split()[-1]
+        .strip()
+    )
 
 
 @pytest.fixture
@@ -221,3 +225,26 @@ async def test_users_see_and_start_only_what_their_keys_allow(
         others = (await add(client, "return 'secret'")).json()["runId"]
         assert (await user.get(f"/runs/{others}")).status_code == 404
         assert (await user.post(f"/runs/{others}/cancel")).status_code == 404
+
+
+async def test_ability_runs_asynchronously_for_its_user(server: ServeProcess, user_key: str) -> None:
+    headers = {"Authorization": f"Bearer {user_key}"}
+    async with httpx2.AsyncClient(base_url=server.url, headers=headers, timeout=TIMEOUT_SECONDS) as user:
+        ability = {
+            "ability_id": "answer",
+            "ability_name": "Answer",
+            "service_name": "example.com",
+            "description": "Returns a number.",
+            "wrapper_code": "async function wrapper(payload) { return {answer: payload.n * 2} }",
+            "input_schema": {"type": "object", "properties": {"n": {"type": "number"}}},
+        }
+        stored = await user.post("/my/abilities", json=ability)
+        assert stored.status_code == 201, stored.text
+        body = {"async": True, "kind": "ability", "request": {"ability": "answer", "params": {"n": 21}}}
+        accepted = await user.post("/runs", json=body)
+        assert accepted.status_code == 202, accepted.text
+        detail = await ended(user, accepted.json()["runId"])
+        assert (detail["protocol"], detail["outcome"]) == ("abilities", "ok")
+        assert "42" in str(detail["result"])
+        missing = await user.post("/runs", json={**body, "request": {"ability": "none"}})
+        assert missing.status_code == 404

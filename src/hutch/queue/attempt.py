@@ -52,6 +52,8 @@ class Attempt:
         self.is_cancelled = False
         self.is_lost = False
         """True if another server has the run."""
+        self.on_park: Callable[[], None] = lambda: None
+        """Gives back the place of the run."""
         self.on_cancel: Callable[[], Awaitable[None]] | None = None
         """Cancels the run, if that takes more than stopping its handle."""
         self._table = table
@@ -114,6 +116,12 @@ class Attempt:
             self.handle.stop()
         if self.on_cancel is not None:
             await self.on_cancel()
+
+    def park(self) -> None:
+        """Gives back the place of the run, because it only waits from now on: for an approval, or for another
+        component that has its own limits.
+        """
+        self.on_park()
 
     async def wait_until_over(self, is_over: Callable[[], Awaitable[bool]], interval: float = 0.25) -> None:
         """Waits for something that another component does. Raises RunReleased if the server stops first."""

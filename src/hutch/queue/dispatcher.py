@@ -33,6 +33,8 @@ RENEW_SECONDS = 2.0
 MAX_LOST = 3
 """Maximum number of servers that a run may lose, so that a run that kills its server does not go on for ever.
 """
+MAX_PARKED = 1_000
+"""Maximum number of runs that only wait, for example for approvals. Beyond this, no others are taken."""
 MIN_BUSY_DELAY_MS = 100
 RECONNECT_SECONDS = 2.0
 
@@ -65,6 +67,8 @@ class Dispatcher:
         self.attempts: dict[str, Attempt] = {}
         """Runs that this server executes, by id."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._parked: set[str] = set()
+        """Runs that only wait, and take no place."""
         self._background: list[asyncio.Task[None]] = []
         self._wake = asyncio.Event()
         self.is_draining = False
@@ -72,7 +76,9 @@ class Dispatcher:
 
     @property
     def free_places(self) -> int:
-        return 0 if self.is_draining else self._places - len(self._tasks)
+        if self.is_draining or len(self._parked) >= MAX_PARKED:
+            return 0
+        return self._places - (len(self._tasks) - len(self._parked))
 
     def start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -165,11 +171,19 @@ class Dispatcher:
         )
         self._tasks[attempt.run_id] = task
 
+        def park() -> None:
+            if attempt.run_id not in self._parked:
+                self._parked.add(attempt.run_id)
+                self._shares.give_back(owner)
+                self.wake()
+
         def on_done(_: asyncio.Task[None]) -> None:
+            park()
+            self._parked.remove(attempt.run_id)
             del self._tasks[attempt.run_id], self.attempts[attempt.run_id]
-            self._shares.give_back(owner)
             self.wake()
 
+        attempt.on_park = park
         task.add_done_callback(on_done)
 
     async def _recover(self, row: QueuedRunRow) -> None:

@@ -68,6 +68,7 @@ class QueuedCode:
     async def _wait(self, attempt: Attempt) -> Result:
         """Waits for the end of a suspended run, on this server or on another one."""
         attempt.on_cancel = lambda: self._cancel(attempt)
+        attempt.park()
         try:
             result = await self._suspended_runs.wait(
                 attempt.run_id, attempt.row.owner, [], lambda: attempt.is_draining() or attempt.is_lost

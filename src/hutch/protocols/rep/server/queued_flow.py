@@ -71,6 +71,8 @@ class QueuedFlow:
             head = await store.journal.head(run_id)
             return head is None or head.is_over
 
+        # The supervisor limits how many flows run at once.
+        attempt.park()
         await attempt.wait_until_over(is_over)
         ended = await store.journal.get(run_id)
         if ended is None:
