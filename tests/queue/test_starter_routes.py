@@ -16,6 +16,10 @@ from tests.queue.test_routes import OPERATOR, add, ended
 from tests.support.processes import TIMEOUT_SECONDS, ServeProcess, hutch, running_server
 from tests.support.stalls import ServerStalls, repeat_on_stall
 
+from hutch.app.app import App
+from hutch.http.auth import AccessControl
+from hutch.settings import Settings
+
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -186,3 +190,26 @@ async def test_users_manage_only_what_belongs_to_them(
         await ann.put("/scripts/mine", json={"code": "return 1"})
         refused = await ann.post("/schedules", json={**body, "script": "mine"})
         assert refused.status_code == 403
+
+
+async def test_scripts_schedules_and_triggers_of_one_owner_are_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hutch.protocols.queue.routes.MAX_PER_OWNER", 2)
+    settings = Settings(home=str(tmp_path), quickjs_warm=0, deno_warm=0, max_code_bytes=1_000)
+    app = await App.create(settings)
+    try:
+        await app.storage.start()
+        transport = httpx2.ASGITransport(app.http_app(AccessControl(settings, app.storage)))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            code = {"code": "return 1", "engine": "quickjs"}
+            saved = [(await client.put(f"/scripts/s{n}", json=code)).status_code for n in (1, 2, 3, 2)]
+            assert saved == [200, 200, 409, 200], "a script can be changed although there is no room"
+            long = await client.put("/scripts/s1", json={**code, "code": "1" * 1_001})
+            assert (long.status_code, "max_code_bytes" in long.text) == (400, True)
+            for path, more in (("/schedules", {"cron": "0 0 1 1 *"}), ("/triggers", {})):
+                bodies = [{"name": f"n{n}", "script": "s1", **more} for n in range(3)]
+                added = [(await client.post(path, json=body)).status_code for body in bodies]
+                assert added == [201, 201, 409], path
+    finally:
+        await app.close()

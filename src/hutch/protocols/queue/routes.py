@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sized
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -43,6 +44,8 @@ logger = logging.getLogger("hutch.queue.api")
 HOOKS_PER_MINUTE = 600
 """Maximum number of requests to the URLs of triggers from one address, or one IPv6 network of 64 bits."""
 MAX_TOKEN_CHARS = 200
+MAX_PER_OWNER = 1_000
+"""Maximum number of saved scripts, of schedules and of triggers of one owner. As many are listed."""
 _OPEN: tuple[QueueState, ...] = ("delayed", "queued", "running", "dead")
 
 
@@ -75,6 +78,7 @@ class QueueHandlers:
         self._queue = queue
         self._access = access
         self._starters = Starters(queue)
+        self._settings = settings
         self._body = JsonBodyReader(settings.max_body_bytes, settings.request_seconds)
         self._rate = CallRateLimit(
             HOOKS_PER_MINUTE, noun="requests to triggers", limit_name="hooks_per_minute"
@@ -159,6 +163,13 @@ class QueueHandlers:
         body = convert(await self._body.read_object(context.request), ScriptBody)
         name = check_name(context.path_param("name"))
         store = await self._store()
+        size, maximum = len(body.code.encode("utf-8", "surrogatepass")), self._settings.max_code_bytes
+        if size > maximum:
+            limit = f"expected at most {maximum} bytes (setting max_code_bytes), got {size}"
+            raise ApiError("invalid_request", f"code: {limit}")
+        scripts = await store.saved_scripts.list(context.owner)
+        if name not in {script.name for script in scripts}:
+            _check_room("saved scripts", scripts)
         await store.saved_scripts.put(
             SavedScript(owner=context.owner, name=name, engine=body.engine, code=body.code)
         )
@@ -178,6 +189,7 @@ class QueueHandlers:
 
     async def add_schedule(self, context: RequestContext) -> Response:
         body = convert(await self._body.read_object(context.request), ScheduleBody)
+        _check_room("schedules", await (await self._store()).schedules.list(context.owner))
         options = StartOptions(
             inputs=body.inputs, attempts=body.attempts, webhook=body.target_webhook(self._queue.targets)
         )
@@ -211,6 +223,7 @@ class QueueHandlers:
 
     async def add_trigger(self, context: RequestContext) -> Response:
         body = convert(await self._body.read_object(context.request), TriggerBody)
+        _check_room("triggers", await (await self._store()).triggers.list(context.owner))
         options = TriggerOptions(
             inputs=body.inputs,
             attempts=body.attempts,
@@ -253,6 +266,12 @@ class QueueHandlers:
             return json_response({"ok": True, "runId": accepted.run_id}, 202)
         except Exception as error:
             return error_response(_own_error(error) or to_api_error(error, logger))
+
+
+def _check_room(noun: str, existing: Sized) -> None:
+    """Raises ApiError if an owner has as many as it may have."""
+    if len(existing) >= MAX_PER_OWNER:
+        raise ApiError("conflict", f"An owner may have {MAX_PER_OWNER} {noun}. Remove some first.")
 
 
 def _visible_owner(context: RequestContext) -> str | None:
