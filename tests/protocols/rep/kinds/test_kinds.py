@@ -339,6 +339,16 @@ def test_approval_rule_for_a_tool_asks_through_the_step(runtime: StdioRuntime, a
         assert "The call of github__get_issue was denied" in ended.error["message"]
 
 
+def test_code_calls_tools_only_with_the_right_to_call_them(runtime: StdioRuntime) -> None:
+    params = {"code": "return (await tools.github.createIssue({title: 'x'})).title", "tools": ["github"]}
+    for engine in ("quickjs", "deno"):
+        assert run_step(runtime, "code.run", {**params, "engine": engine}).outputs == {"s": "x"}
+    refused = run_step(runtime, "code.run", params, options={"kinds": ["code.run"]})
+    assert refused.error["message"].startswith("tools: this run may not call tools of MCP servers")
+    without = run_step(runtime, "code.run", {"code": "return typeof tools"})
+    assert without.outputs == {"s": "undefined"}
+
+
 # --- toolscript.run ---
 
 
