@@ -14,6 +14,7 @@ from tests.npm.registry import Registry, run_registry
 from tests.support.flows import flow, node, running_runtime
 from tests.support.network.clusters import SECRET, FrontApp, open_front, running_nats, running_worker
 from tests.support.processes import ServeProcess, copy_selftest, descendants, is_runner, running_server
+from tests.support.processes import hutch as hutch_command
 from tests.support.toolscripts import IMPORT, configure, everything_entry
 from tests.support.waiting import eventually
 
@@ -24,6 +25,15 @@ from hutch.protocols.toolscript.checker.checker import Script
 from hutch.protocols.toolscript.execute import ScriptRequest
 from hutch.protocols.tpmjs.models import PackageToolCall, ToolOutcome
 
+# The tool that `hutch check` calls.
+TEMPLATES = """
+export const templateRenderTool = {
+  description: "Renders a template",
+  inputSchema: { type: "object", properties: {} },
+  execute: ({ template, data }) => ({
+    rendered: template.replace("{{name}}", data.name), variablesUsed: ["name"], unusedVariables: [],
+  }),
+};"""
 GREET = """
     console.log('greeting');
     return `Hello ${params.name} from ${process.env.PLACE ?? 'nowhere'}`;
@@ -36,6 +46,7 @@ def npm() -> Iterator[Registry]:
         for name, value in {**no_registry_env(), "NPM_CONFIG_REGISTRY": registry.url}.items():
             patch.setenv(name, value)
         registry.publish("greet", "1.2.0", {"index.js": tool(GREET)})
+        registry.publish("@tpmjs/tools-template-render", "0.1.0", {"index.js": TEMPLATES})
         registry.publish(
             "fetches", "1.0.0", {"index.js": tool(f"return (await fetch('{registry.url}/greet')).status")}
         )
@@ -160,6 +171,13 @@ async def test_server_of_a_cluster_serves_all_protocols(server: ServeProcess) ->
 
         result = await remote.run("return await tools.double({n: 21})", tools=[double])
         assert result.result == 42
+
+
+def test_server_of_a_cluster_passes_the_compliance_tests(server: ServeProcess) -> None:
+    done = hutch_command("check", server.url)
+    assert done.returncode == 0, done.stdout
+    assert "✗" not in done.stdout
+    assert "✓ POST /execute-async" in done.stdout
 
 
 def test_steps_of_flows_run_on_workers(cluster: str, tmp_path: Path) -> None:
