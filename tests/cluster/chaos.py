@@ -290,7 +290,9 @@ class Chaos:
                         self.wrong.append(f"queued run: {result}, {body}")
                     del open_runs[run_id]
                 if time.monotonic() > deadline:
-                    self.wrong += [f"the accepted run {run_id} has not ended" for run_id in open_runs]
+                    for run_id in open_runs:
+                        body = (await http.get(f"{self._url()}/runs/{run_id}")).json()
+                        self.wrong.append(f"the accepted run {run_id} has not ended: {body}")
                     return
                 await asyncio.sleep(0.2)
 
