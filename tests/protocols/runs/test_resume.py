@@ -14,6 +14,7 @@ from tests.support.stalls import LoopStalls, repeat_on_stall
 import hutch
 from hutch.app.app import App
 from hutch.http.auth import AccessControl
+from hutch.kernel.durable import checkpoint
 from hutch.kernel.durable.suspended_runs import SuspendedRuns
 from hutch.kernel.execution import Execution
 from hutch.kernel.kernel import Kernel
@@ -156,6 +157,18 @@ async def test_approval_cannot_be_bypassed_with_a_result(server: Server) -> None
     assert (await server.post(f"/calls/{call.token}", {"result": "yes"}))[0] == 404
     status, body = await server.post(f"/runs/{run_id}/resume", {"results": {call.call_id: "yes"}})
     assert (status, body["error"]["reason"]) == (409, "approval_needed")
+
+
+async def test_run_of_another_version_is_refused_at_once(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "bundle_digest", lambda: "0" * 64)
+        run_id, call = await server.suspended("return await tools.ask({})")
+    status, body = await server.post(f"/runs/{run_id}/resume", {"results": {call.call_id: "yes"}})
+    assert (status, body["error"]["reason"]) == (409, "checkpoint_incompatible")
+    (pending,) = (await server.client.get(f"/runs/{run_id}")).json()["pending_calls"]
+    assert pending["has_answer"] is False
 
 
 async def test_run_of_a_program_is_left_to_the_program(server: Server) -> None:

@@ -291,6 +291,7 @@ class SuspendedRuns:
             raise ResumeError(
                 "tools_elsewhere", f"Only the program that started the run {run_id} has its tools."
             )
+        checkpoints.check_bundle(row.bundle)
         calls = await store.checkpoints.calls(run_id)
         for call in calls:
             if call.call_id in answers and call.is_question:
