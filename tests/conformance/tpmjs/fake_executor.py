@@ -83,6 +83,8 @@ class FakeExecutor:
         self.max_body = 200_000
         self.max_running = 1_000
         self.running = 0
+        self.has_queue = False
+        """True if it executes asynchronous calls."""
         self.health_check: Any = {"testParams": {"template": "at {{timestamp}}"}}
         self.fault: Fault = lambda request, reply: None
         self.requests: list[ReceivedRequest] = []
@@ -126,6 +128,12 @@ class FakeExecutor:
                 return FakeReply(200, {"openapi": "3.1.0", "paths": {"/health": {}, "/execute-tool": {}}})
             case "POST", ("/execute-tool" | "/load-and-describe" | "/validate-tool" | "/execute-batch"):
                 return await self._post(request, http_request)
+            case "POST", "/execute-async" if self.has_queue:
+                reply = await self._post(request, http_request)
+                accepted = {"success": True, "runId": "1", "statusUrl": "/runs/1"}
+                return reply if reply.status != 200 else FakeReply(202, accepted)
+            case "GET", "/runs/1" if self.has_queue:
+                return FakeReply(200, {"status": "completed"})
             case _, ("/health" | "/info" | "/execute-tool"):
                 return refusal(request, 405, "METHOD_NOT_ALLOWED")
             case _:
@@ -138,11 +146,11 @@ class FakeExecutor:
             "protocolVersion": "1.0",
             "capabilities": {
                 "isolation": "none",
-                "executionModes": ["sync", "stream"],
+                "executionModes": ["sync", "stream", *(["async"] if self.has_queue else [])],
                 "maxExecutionTimeMs": self.max_ms,
                 "maxRequestBodyBytes": self.max_body,
                 "supportsStreaming": True,
-                "supportsCallbacks": False,
+                "supportsCallbacks": self.has_queue,
             },
         }
 

@@ -27,6 +27,32 @@ async def test_check_passes_on_compliant_executor(executor: FakeExecutor, name: 
     assert found.outcome == "passed", found.detail
 
 
+async def test_asynchronous_call_is_followed_to_its_end(executor: FakeExecutor) -> None:
+    executor.has_queue = True
+    found = await finding(executor, ASYNC)
+    assert found.outcome == "passed", found.detail
+    assert "/runs/1" in [request.path for request in executor.requests]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        capability("executionModes", ["sync", "stream"]),
+        at("POST /execute-async", http=200),
+        at("POST /execute-async", runId=...),
+        at("POST /execute-async", statusUrl=""),
+        at("GET /runs/1", http=404),
+        at("GET /runs/1", status="failed"),
+    ],
+    ids=["modes", "status", "no run", "no url", "no page", "failed run"],
+)
+async def test_check_of_asynchronous_calls_fails(executor: FakeExecutor, fault: Fault) -> None:
+    executor.has_queue = True
+    executor.fault = fault
+    found = await finding(executor, ASYNC)
+    assert found.outcome == "failed", found.detail
+
+
 RESULT = b'event: result\ndata: {"success": true, "output": 1}\n\n'
 BAD_HEALTH_CHECK = {"name": "x", "description": "", "inputSchema": {}, "healthCheck": {"cleanup": [{}]}}
 BROKEN: list[tuple[str, Fault]] = [
