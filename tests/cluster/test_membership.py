@@ -56,7 +56,7 @@ def first(nats: NatsServer, tmp_path: Path) -> Iterator[WorkerProcess]:
         yield worker
 
 
-class Gate:
+class HeldTool:
     """A tool that waits until the test lets it continue."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ async def known(front: FrontApp, *names: str) -> None:
 
 async def test_executions_of_a_killed_worker(nats: NatsServer, tmp_path: Path, first: WorkerProcess) -> None:
     """Those without tool calls begin again elsewhere. Others end as interrupted, with their calls."""
-    gate = Gate()
+    held = HeldTool()
     async with AsyncExitStack() as stack:
         front = await stack.enter_async_context(open_front(nats.url, tmp_path / "front"))
         await known(front, "first")
@@ -99,13 +99,13 @@ async def test_executions_of_a_killed_worker(nats: NatsServer, tmp_path: Path, f
         calling = asyncio.ensure_future(
             front.run(
                 "await tools.wait({key: 'a'}); return await tools.wait({key: 'b'})",
-                tools=[gate.wait],
+                tools=[held.wait],
                 limits=LONG,
             )
         )
-        await gate.called("a")
-        gate.answer("a", 1)
-        await gate.called("b")
+        await held.called("a")
+        held.answer("a", 1)
+        await held.called("b")
         with Traces(first.pid) as traces:
             os.kill(first.pid, signal.SIGKILL)
             stack.enter_context(running_worker(nats.url, tmp_path / "second", name="second"))
@@ -118,30 +118,30 @@ async def test_executions_of_a_killed_worker(nats: NatsServer, tmp_path: Path, f
             ]
             assert [(await task).result for task in computing] == ["done", "done"]
             assert traces.remaining() == []
-        assert gate.calls == ["a", "b"]
+        assert held.calls == ["a", "b"]
 
 
 async def test_run_with_a_checkpoint_continues_on_another_worker(
     nats: NatsServer, tmp_path: Path, first: WorkerProcess
 ) -> None:
-    gate = Gate()
+    held = HeldTool()
     spin = "const end = Date.now() + 1000; while (Date.now() < end) {}"
     code = f"let n = await tools.wait({{key: 'a'}}); {spin} return n + 1"
     async with AsyncExitStack() as stack:
         front = await stack.enter_async_context(open_front(nats.url, tmp_path / "front"))
         running = asyncio.ensure_future(
-            front.run(code, tools=[gate.wait], limits=LONG, checkpoint_after_ms=1, is_durable=True)
+            front.run(code, tools=[held.wait], limits=LONG, checkpoint_after_ms=1, is_durable=True)
         )
-        await gate.called("a")
+        await held.called("a")
         assert front.app.front is not None
         placement = front.app.front.placement
         await eventually(lambda: placement.wanted()["quickjs"] == 0)
-        gate.answer("a", 41)
+        held.answer("a", 41)
         await eventually(lambda: placement.wanted()["quickjs"] == 1)
         os.kill(first.pid, signal.SIGKILL)
         stack.enter_context(running_worker(nats.url, tmp_path / "second", name="second"))
         assert (await running).result == 42
-        assert gate.calls == ["a"]
+        assert held.calls == ["a"]
 
 
 async def test_executions_of_a_lost_front_are_cancelled(
@@ -167,32 +167,32 @@ async def test_executions_of_a_lost_front_are_cancelled(
 
 
 async def test_session_survives_a_restart_of_nats(tmp_path: Path) -> None:
-    gate = Gate()
+    held = HeldTool()
     with running_nats() as nats, running_worker(nats.url, tmp_path / "worker"):
         async with open_front(nats.url, tmp_path / "front") as front:
             code = (
                 "const text = await tools.wait({key: 'a'}); return text.length + await tools.wait({key: 'b'})"
             )
-            running = asyncio.ensure_future(front.run(code, tools=[gate.wait], limits=LONG))
-            await gate.called("a")
+            running = asyncio.ensure_future(front.run(code, tools=[held.wait], limits=LONG))
+            await held.called("a")
             nats.stop()
             assert front.app.front is not None
             await eventually(lambda: front.app.front and front.app.front.problem)
             assert "cluster" in await front.app.problems()
-            gate.answer("a", "x" * 1_000_000)
+            held.answer("a", "x" * 1_000_000)
             nats.start()
-            await gate.called("b")
-            gate.answer("b", 1)
+            await held.called("b")
+            held.answer("b", 1)
             assert (await running).result == 1_000_001
             assert (await front.run("1 + 1")).result == 2
-            assert gate.calls == ["a", "b"]
+            assert held.calls == ["a", "b"]
             # A server that is cut off for two seconds.
             waiting = asyncio.ensure_future(
-                front.run("return await tools.wait({key: 'c'})", tools=[gate.wait])
+                front.run("return await tools.wait({key: 'c'})", tools=[held.wait])
             )
-            await gate.called("c")
+            await held.called("c")
             os.kill(nats.pid, signal.SIGSTOP)
-            gate.answer("c", 3)
+            held.answer("c", 3)
             await asyncio.sleep(GAP_SECONDS)
             os.kill(nats.pid, signal.SIGCONT)
             assert (await waiting).result == 3
@@ -201,14 +201,14 @@ async def test_session_survives_a_restart_of_nats(tmp_path: Path) -> None:
 async def test_draining_worker_hands_over_what_waits_and_finishes_the_rest(
     nats: NatsServer, tmp_path: Path, first: WorkerProcess
 ) -> None:
-    gate = Gate()
+    held = HeldTool()
     async with AsyncExitStack() as stack:
         front = await stack.enter_async_context(open_front(nats.url, tmp_path / "front"))
         await known(front, "first")
         waiting = asyncio.ensure_future(
-            front.run("const n = 1; return n + await tools.wait({key: 'a'})", tools=[gate.wait], limits=LONG)
+            front.run("const n = 1; return n + await tools.wait({key: 'a'})", tools=[held.wait], limits=LONG)
         )
-        await gate.called("a")
+        await held.called("a")
         computing = await started(
             front, "const end = Date.now() + 1500; while (Date.now() < end) {} return 5"
         )
@@ -218,9 +218,9 @@ async def test_draining_worker_hands_over_what_waits_and_finishes_the_rest(
         await eventually(lambda: first.process.poll() is not None)
         assert first.process.returncode == 0
         assert (await computing).result == 5
-        gate.answer("a", 2)
+        held.answer("a", 2)
         assert (await waiting).result == 3
-        assert gate.calls == ["a"]
+        assert held.calls == ["a"]
 
 
 async def test_stopped_worker_cannot_interfere_when_it_continues(

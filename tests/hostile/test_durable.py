@@ -126,7 +126,7 @@ async def test_states_in_memory_are_bounded_although_the_stored_ones_are_small(
             is_busy = isinstance(result, hutch.Busy)
             assert is_busy or result.error is None or result.error.code == "memory_limit"  # type: ignore[union-attr]
         assert 12 * MIB < max(used) <= 32 * MIB
-        # The runner is not blamed for what it sends in vain, and another owner has room.
+        # The runner is not ended because of the data that it still sends, and another owner can use memory.
         assert (await h.run("return 1")).result == 1
         assert (await h.session("other", owner="other").run(fill)).result == 6 * MIB
     assert used[-1] == 0

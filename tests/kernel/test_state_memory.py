@@ -1,4 +1,4 @@
-"""Memory of states in the host: shares of owners, and waiting for room."""
+"""Memory of states in the host: shares of owners, and waiting for free memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def test_owner_waits_for_room_and_leaves_a_fifth_to_others() -> None:
     await asyncio.sleep(0)
     other = await memory.reserve("other", 20)
     assert [task.done() for task in waiting] == [False, False]
-    # The state is smaller than what was reserved for it, so that one of the two has room.
+    # The state is smaller than the reservation, so one of the two fits.
     first.set(10)
     done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     assert len(done) == 1

@@ -10,6 +10,7 @@ _EXTRAS = {
     "nats": "cluster",
     "nkeys": "cluster",
     "rapidfuzz": "mcp",
+    "cronsim": "server",
     "prometheus_client": "server",
     "psycopg": "server",
     "sse_starlette": "server",

@@ -186,7 +186,7 @@ class Approvals:
         self._open: dict[str, tuple[Approval, asyncio.Future[ApprovalAnswer]]] = {}
         self._decided: deque[str] = deque(maxlen=_MAX_DECIDED)
         self.owner_of: Callable[[str | None], str] = lambda run: run or ""
-        """Returns the owner of a run, so that the calls of one owner leave room for those of others."""
+        """Returns the owner of a run, so that the calls of one owner leave places for those of others."""
         self._asking = 0
         """Number of calls that wait in memory. Those of suspended runs are limited when they are stored."""
         self._shares = OwnerShares(MAX_PENDING)
