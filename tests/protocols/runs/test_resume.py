@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -15,13 +16,14 @@ import hutch
 from hutch.app.app import App
 from hutch.http.auth import AccessControl
 from hutch.kernel.durable import checkpoint
-from hutch.kernel.durable.suspended_runs import SuspendedRuns
+from hutch.kernel.durable.suspended_runs import MAX_CONTINUING, SuspendedRuns
 from hutch.kernel.execution import Execution
 from hutch.kernel.kernel import Kernel
 from hutch.protocols.runs.resume import CALLS_PER_MINUTE
 from hutch.protocols.toolscript.gateway.stored_approvals import suspend_until_approved
 from hutch.sandbox.runner.profile import profile_for
 from hutch.session.run import RunHandle
+from hutch.session.suspension import Answer
 from hutch.session.tools.provider import Provider
 from hutch.settings import Settings
 
@@ -42,17 +44,31 @@ def double(n: int) -> int:
     return 2 * n
 
 
-TOOLS = [Provider.of(later, ask, approve, double)]
+released = asyncio.Event()
+
+
+async def hold() -> None:
+    await released.wait()
+
+
+TOOLS = [Provider.of(later, ask, approve, double, hold)]
 
 
 class Server:
     def __init__(self, kernel: Kernel, runs: SuspendedRuns, client: httpx2.AsyncClient, web: ASGIApp) -> None:
         self.kernel, self.runs, self.client, self.web = kernel, runs, client, web
 
-    async def suspended(self, code: str, protocol: str = "execbox") -> tuple[str, hutch.PendingCall]:
+    async def suspended(
+        self, code: str, protocol: str = "execbox", owner: str = "operator"
+    ) -> tuple[str, hutch.PendingCall]:
         """Runs code until it waits for one call. Returns the id of the run, and the call."""
         execution = Execution(
-            code=code, profile=profile_for("quickjs"), providers=TOOLS, protocol=protocol, owner="operator"
+            code=code,
+            profile=profile_for("quickjs"),
+            limits=self.kernel.limits({"timeout_ms": 60_000}),
+            providers=TOOLS,
+            protocol=protocol,
+            owner=owner,
         )
         result = await self.kernel.run(execution)
         (call,) = result.pending_calls
@@ -241,3 +257,27 @@ async def test_results_count_towards_the_size_of_suspended_runs(
     result = await server.runs.wait(run_id, "operator", [], lambda: False)
     assert result is not None
     assert result.result == 600_000
+
+
+async def test_continued_runs_of_one_owner_leave_room_for_those_of_others(server: Server) -> None:
+    """They wait for a tool, and would keep all places until their time limit."""
+    hogs = [
+        await server.suspended("await tools.ask({}); await tools.hold({})", owner="hog")
+        for _ in range(MAX_CONTINUING + 1)
+    ]
+    other, call = await server.suspended("return await tools.ask({})", owner="other")
+    answer = Answer(result_json=b'"yes"')
+    try:
+        for run_id, asked in hogs:
+            await server.runs.continue_with(run_id, "hog", {asked.call_id: answer})
+        await server.runs.continue_with(other, "other", {call.call_id: answer})
+        async with asyncio.timeout(30):
+            result = await server.runs.wait(other, "other", [], lambda: False)
+        assert result is not None
+        assert result.result == "yes"
+    finally:
+        released.set()
+    for run_id, _ in hogs:
+        end = await server.runs.wait(run_id, "hog", [], lambda: False)
+        assert end is not None
+        assert end.ok, end

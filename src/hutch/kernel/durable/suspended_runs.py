@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -27,6 +28,7 @@ from hutch.kernel.durable.sealed_run import SealedRun, seal, unseal
 from hutch.kernel.durable.stored_result import decode_result, encode_result
 from hutch.kernel.execution import Execution
 from hutch.kernel.fair_use import DAY_SECONDS
+from hutch.owner_shares import RESERVE_ONE_IN
 from hutch.sandbox.runner.profile import profile_for
 from hutch.session.run import Listener, PendingCall, Result, RunHandle
 from hutch.session.suspension import Answer, SavedSession, decode_answer
@@ -61,6 +63,8 @@ class SuspendedRuns:
         self.calls = PendingCalls(self._holds, open_store, settings)
         self._is_draining = False
         self._continuing = asyncio.Semaphore(MAX_CONTINUING)
+        self._continuing_by_owner: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        """Leave a fifth of the places to other owners."""
         self._listeners: dict[str, list[Listener]] = {}
         """Listeners of runs that were suspended in this process and whose caller waits for the end."""
         self._ends: dict[str, list[asyncio.Future[Result]]] = {}
@@ -308,10 +312,14 @@ class SuspendedRuns:
     async def _continue(
         self, run_id: str, owner: str, provide_tools: Callable[[], Awaitable[Sequence[Provider]]]
     ) -> None:
+        share = self._continuing_by_owner.get(owner)
+        if share is None:
+            share = asyncio.Semaphore(MAX_CONTINUING - MAX_CONTINUING // RESERVE_ONE_IN)
+            self._continuing_by_owner[owner] = share
         try:
             has_answers = True
             while has_answers and not self._is_draining:
-                async with self._continuing:
+                async with share, self._continuing:
                     execution, run = await self.resume(run_id, owner, await provide_tools())
                     result = await self.run(execution, run)
                 # A result that arrived while the run continued could not be delivered to it.
