@@ -442,6 +442,10 @@ class HutchMcpServer:
         return 2 * self._hutch.settings.checkpoint_days * DAY_SECONDS
 
     @property
+    def offers_abilities(self) -> bool:
+        return self._abilities is not None
+
+    @property
     def passes_through(self) -> bool:
         return self._pass_through
 
@@ -496,8 +500,13 @@ class _SdkServer(Server[Any]):
             on_list_resources=mcp.list_resources if mcp.passes_through else None,
             on_read_resource=mcp.read_resource if mcp.passes_through else None,
             on_subscriptions_listen=None if changes is None else changes.streams,
-            # Tools that are passed through can change at any time; Hutch's own change with their servers.
-            cache_hints=None if mcp.passes_through else dict.fromkeys(_CACHEABLE, CacheHint(LIST_TTL_MS)),
+            # Tools that are passed through, and abilities, can change at any time; Hutch's own tools change
+            # with their servers.
+            cache_hints=(
+                None
+                if mcp.passes_through or mcp.offers_abilities
+                else dict.fromkeys(_CACHEABLE, CacheHint(LIST_TTL_MS))
+            ),
         )
         self._tools_change = changes is not None
         if mcp.can_suspend:
