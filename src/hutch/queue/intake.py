@@ -23,6 +23,7 @@ MAX_WRITERS = 2
 """Maximum number of concurrent commits. While one waits for the disk, the next one is prepared."""
 SOON_MS = 1_000
 """A run that is due later is found by polling."""
+MAX_COUNTED = 10_000
 COUNT_SECONDS = 1.0
 """Time for which the number of an owner's waiting runs is cached."""
 
@@ -62,12 +63,15 @@ class Intake:
         return await asyncio.shield(pending.done)
 
     async def _check_count(self, store: Store, owner: str) -> None:
+        now = time.monotonic()
         counted_at, count = self._counts.get(owner, (0.0, 0))
-        if time.monotonic() - counted_at > COUNT_SECONDS:
-            if len(self._counts) > 10_000:
+        if now - counted_at > COUNT_SECONDS:
+            if len(self._counts) > MAX_COUNTED:
                 self._counts.clear()
+            # Other requests of this moment use the last count.
+            self._counts[owner] = now, count
             count = await store.queued_runs.count_open(owner, self._max_queued)
-            counted_at = time.monotonic()
+            counted_at = now
         self._counts[owner] = counted_at, count + 1
         if count >= self._max_queued:
             raise Busy(
