@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
+import psycopg
 import pytest
 from tests.support.flows import flow, node
 from tests.support.processes import TIMEOUT_SECONDS, ServeProcess, hutch, running_server
+
+from hutch.store.backends.sqlite import FILE
 
 OPERATOR = "operator-key-operator-key"
 ENVIRONMENT: dict[str, str] = {}
@@ -83,6 +89,25 @@ async def test_accepted_run_is_executed_and_its_result_kept(client: httpx2.Async
     assert detail["queue"]["state"] == "ended"
     result = (await client.get(f"/runs/{run_id}/result")).json()
     assert (result["ok"], result["logs"], result["run_id"]) == (True, ["hello"], run_id)
+
+
+async def test_result_is_there_although_the_server_died_before_it_wrote_the_record(
+    client: httpx2.AsyncClient,
+) -> None:
+    run_id = (await add(client, "return 7")).json()["runId"]
+    await ended(client, run_id)
+    await client.get(f"/runs/{run_id}/result")
+    delete = f"DELETE FROM runs WHERE run_id = '{run_id}'"
+    if url := ENVIRONMENT.get("HUTCH_DATABASE_URL"):
+        with psycopg.connect(url, autocommit=True) as database:
+            database.execute(delete.encode())
+    else:
+        with contextlib.closing(sqlite3.connect(Path(ENVIRONMENT["HUTCH_HOME"], FILE))) as file:
+            file.execute(delete)
+            file.commit()
+    detail = (await client.get(f"/runs/{run_id}")).json()
+    assert (detail["status"], detail["result"]["result"]) == ("completed", 7)
+    assert (await client.get(f"/runs/{run_id}/result")).json()["result"] == 7
 
 
 async def test_idempotency_key_in_the_header_or_the_body(client: httpx2.AsyncClient) -> None:

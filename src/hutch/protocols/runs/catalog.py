@@ -234,8 +234,9 @@ class RunCatalog:
                 await store.write_behind.flush()
             row = await store.runs.get(run_id)
         if row is None and queued is not None:
-            # It has ended without having started, and has no record yet.
-            return FoundRun(queued=queued)
+            # It has ended without having started, and has no record yet, or its server died before it wrote
+            # the record.
+            return FoundRun(queued=queued, has_ended_queue=True)
         if row is None or not visible.allows(row.owner, row.protocol):
             return None
         return FoundRun(row=row, has_ended_queue=queued is not None)

@@ -214,10 +214,10 @@ class RunHandlers:
         """Returns the stored result of a run that was suspended, for clients that disconnected."""
         found = await self._find(context)
         run_id = context.path_param("id")
-        if found.row is None:
-            raise ApiError("conflict", f"Run {run_id!r} has not ended yet")
         if found.has_ended_queue and (body := await self._queue.result(run_id)) is not None:
             return Response(body, media_type="application/json")
+        if found.row is None:
+            raise ApiError("conflict", f"Run {run_id!r} has not ended yet")
         try:
             result = await self._suspended_runs.result(run_id, found.row.owner)
         except ResumeError:
