@@ -17,6 +17,7 @@ from hutch.session.suspension import Answer, encode_answer
 from hutch.session.tools.provider import Provider
 from hutch.store.models import now
 from hutch.store.tables.durable.checkpoints import CheckpointRow, Question, StoredCall
+from hutch.tasks import TimeSlices
 from hutch.text import cut, printable
 
 if TYPE_CHECKING:
@@ -78,7 +79,11 @@ class PendingCalls:
         """Stores results. Returns the ids of the calls that have one already. Raises ResumeError if the run
         and its results would be too large.
         """
-        texts = {call_id: encode_answer(answer) for call_id, answer in answers.items()}
+        texts: dict[str, bytes] = {}
+        slices = TimeSlices()
+        for call_id, answer in answers.items():
+            texts[call_id] = encode_answer(answer)
+            await slices.pause()
         maximum = self._settings.max_suspended_bytes_per_owner
         others = await store.checkpoints.stored_bytes(row.owner, row.run_id)
         refused = await store.checkpoints.answer(row.run_id, texts, min(MAX_BYTES_OF_RUN, maximum - others))

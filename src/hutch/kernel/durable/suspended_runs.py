@@ -34,6 +34,7 @@ from hutch.session.run import Listener, PendingCall, Result, RunHandle
 from hutch.session.suspension import Answer, SavedSession, decode_answer
 from hutch.session.tools.provider import Provider
 from hutch.store.models import now
+from hutch.tasks import TimeSlices
 
 if TYPE_CHECKING:
     from hutch.kernel.kernel import Kernel, LoadSaved
@@ -202,11 +203,12 @@ class SuspendedRuns:
             data = await store.checkpoints.state(row)
             checkpoints.check_bundle(row.bundle)
             checkpoint = await self._checkpoints.decode(data)
-            answers = {
-                call_id: decode_answer(data)
-                for call_id, data in (await store.checkpoints.answers(run_id)).items()
-                if data is not None
-            }
+            answers: dict[str, Answer] = {}
+            slices = TimeSlices()
+            for call_id, answer in (await store.checkpoints.answers(run_id)).items():
+                if answer is not None:
+                    answers[call_id] = decode_answer(answer)
+                    await slices.pause()
             for call in checkpoint.session.in_flight:
                 if call.in_flight == "once" and call.call_id not in answers:
                     answers[call.call_id] = Answer(code="tool_error", message=_interrupted_call(call))
