@@ -213,3 +213,28 @@ async def test_scripts_schedules_and_triggers_of_one_owner_are_limited(
                 assert added == [201, 201, 409], path
     finally:
         await app.close()
+
+
+async def test_what_a_removed_user_has_added_is_removed(
+    client: httpx2.AsyncClient, server: ServeProcess, home: Path
+) -> None:
+    env = {"HUTCH_HOME": str(home)}
+    hutch("user", "add", "cy", env=env)
+    key = hutch("key", "add", "cy", "--scope", "execbox", env=env).stdout.split()[-1].strip()
+    headers = {"Authorization": f"Bearer {key}"}
+    async with httpx2.AsyncClient(base_url=server.url, headers=headers, timeout=TIMEOUT_SECONDS) as cy:
+        await cy.put("/scripts/own", json={"code": "return 1", "engine": "quickjs"})
+        body = {"name": "cys", "script": "own", "cron": "0 0 1 1 *"}
+        assert (await cy.post("/schedules", json=body)).status_code == 201
+    assert "cys" in (await client.get("/schedules")).text
+    hutch("user", "remove", "cy", env=env)
+    assert "cys" not in (await client.get("/schedules")).text
+
+
+async def test_form_with_a_payload_that_is_not_json_is_refused(client: httpx2.AsyncClient) -> None:
+    await client.put("/scripts/form", json={"code": "return n", "engine": "quickjs"})
+    url = (await client.post("/triggers", json={"name": "form", "script": "form"})).json()["url"]
+    kind = {"content-type": "application/x-www-form-urlencoded"}
+    for content, status in (("payload={", 400), ('payload={"n":1}', 202), ("n=1", 202), ("[" * 9_999, 202)):
+        assert (await client.post(url, content=content, headers=kind)).status_code == status
+    assert (await client.post(url, content="[" * 9_999)).status_code == 400

@@ -24,7 +24,7 @@ from hutch.store.models import new_id
 from hutch.store.tables.queue.schedules import MissedPolicy, Schedule, SignatureScheme, TargetKind, Trigger
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from hutch.queue.queue import RunQueue
     from hutch.store.store import Store
@@ -183,17 +183,17 @@ def _scopes(caller: QueueCaller) -> str | None:
     return None if caller.scopes is None else msgspec.json.encode(list(caller.scopes)).decode()
 
 
-async def find_schedule(store: Store, owner: str, name: str) -> Schedule:
-    """Raises NotFound."""
-    row = await store.schedules.find(owner, name)
-    if row is None:
-        raise NotFound(f"There is no schedule {name!r}.")
-    return row
+async def find_schedule(store: Store, owners: Sequence[str], name: str) -> Schedule:
+    """Returns the schedule of one of the owners. Raises NotFound."""
+    for owner in owners:
+        if (row := await store.schedules.find(owner, name)) is not None:
+            return row
+    raise NotFound(f"There is no schedule {name[:200]!r}.")
 
 
-async def find_trigger(store: Store, owner: str, name: str) -> Trigger:
-    """Raises NotFound."""
-    row = await store.triggers.find(owner, name)
-    if row is None:
-        raise NotFound(f"There is no trigger {name!r}.")
-    return row
+async def find_trigger(store: Store, owners: Sequence[str], name: str) -> Trigger:
+    """Returns the trigger of one of the owners. Raises NotFound."""
+    for owner in owners:
+        if (row := await store.triggers.find(owner, name)) is not None:
+            return row
+    raise NotFound(f"There is no trigger {name[:200]!r}.")

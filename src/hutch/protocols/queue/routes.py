@@ -44,6 +44,7 @@ logger = logging.getLogger("hutch.queue.api")
 HOOKS_PER_MINUTE = 600
 """Maximum number of requests to the URLs of triggers from one address, or one IPv6 network of 64 bits."""
 MAX_TOKEN_CHARS = 200
+OPERATOR_OWNERS = ("local", "key")
 MAX_PER_OWNER = 1_000
 """Maximum number of saved scripts, of schedules and of triggers of one owner. As many are listed."""
 _OPEN: tuple[QueueState, ...] = ("delayed", "queued", "running", "dead")
@@ -206,13 +207,13 @@ class QueueHandlers:
 
     async def pause_schedule(self, context: RequestContext) -> Response:
         body = convert(await self._body.read_object(context.request), PauseBody)
-        store, owner, name = await self._store(), context.owner, context.path_param("name")
-        await self._starters.pause_schedule(await find_schedule(store, owner, name), is_paused=body.paused)
-        return json_response(responses.schedule(await find_schedule(store, owner, name)))
+        store, owners, name = await self._store(), _owners(context), context.path_param("name")
+        await self._starters.pause_schedule(await find_schedule(store, owners, name), is_paused=body.paused)
+        return json_response(responses.schedule(await find_schedule(store, owners, name)))
 
     async def remove_schedule(self, context: RequestContext) -> Response:
         store, name = await self._store(), context.path_param("name")
-        await store.schedules.remove((await find_schedule(store, context.owner, name)).id)
+        await store.schedules.remove((await find_schedule(store, _owners(context), name)).id)
         return json_response({"ok": True, "name": name})
 
     # --- triggers ---
@@ -240,14 +241,14 @@ class QueueHandlers:
 
     async def pause_trigger(self, context: RequestContext) -> Response:
         body = convert(await self._body.read_object(context.request), PauseBody)
-        store, owner, name = await self._store(), context.owner, context.path_param("name")
-        row = await find_trigger(store, owner, name)
+        store, owners, name = await self._store(), _owners(context), context.path_param("name")
+        row = await find_trigger(store, owners, name)
         await store.triggers.pause(row.id, is_paused=body.paused)
-        return json_response(responses.trigger(await find_trigger(store, owner, name)))
+        return json_response(responses.trigger(await find_trigger(store, owners, name)))
 
     async def remove_trigger(self, context: RequestContext) -> Response:
         store, name = await self._store(), context.path_param("name")
-        await store.triggers.remove((await find_trigger(store, context.owner, name)).id)
+        await store.triggers.remove((await find_trigger(store, _owners(context), name)).id)
         return json_response({"ok": True, "name": name})
 
     async def fire(self, request: Request) -> Response:
@@ -277,6 +278,14 @@ def _check_room(noun: str, existing: Sized) -> None:
 def _visible_owner(context: RequestContext) -> str | None:
     """Returns None for the operator, who sees the data of all owners."""
     return None if context.caller.identity is None else context.owner
+
+
+def _owners(context: RequestContext) -> tuple[str, ...]:
+    """Returns the owners whose schedules and triggers the caller may change. What the operator added before
+    the server had a key belongs to another owner than what was added later.
+    """
+    others = OPERATOR_OWNERS if context.caller.identity is None else ()
+    return context.owner, *(owner for owner in others if owner != context.owner)
 
 
 def _own_error(error: Exception) -> ApiError | None:

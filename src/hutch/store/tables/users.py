@@ -31,6 +31,17 @@ def _user_from_row(row: Values) -> User:
     return User(id=id, name=name, data_key=data_key, created_at=created_at)
 
 
+# A queued run that is running now ends, because its user does not exist any more.
+_QUEUE_TABLES = (
+    "schedules",
+    "triggers",
+    "saved_scripts",
+    "webhook_secrets",
+    "webhook_deliveries",
+    "queued_runs",
+)
+
+
 class UserTable:
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -87,6 +98,7 @@ class UserTable:
             SqlStatement("DELETE FROM sessions WHERE owner = :id", {"id": id}),
             SqlStatement("DELETE FROM recorded_calls WHERE owner = :id", {"id": id}),
             SqlStatement("DELETE FROM stored_values WHERE owner = :id", {"id": id}),
+            *(SqlStatement(f"DELETE FROM {table} WHERE owner = :id", {"id": id}) for table in _QUEUE_TABLES),
         )
         return changed.row_count == 1
 
