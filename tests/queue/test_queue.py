@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,7 +15,7 @@ from tests.support.databases import PostgresServer, running_postgres
 from tests.support.processes import TIMEOUT_SECONDS
 
 from hutch.errors import Busy, StoreError, ToolError
-from hutch.queue import backoff
+from hutch.queue import backoff, dispatcher
 from hutch.queue.attempt import Attempt
 from hutch.queue.dispatcher import Dispatcher
 from hutch.queue.intake import new_run
@@ -430,3 +432,30 @@ async def test_runs_that_only_wait_take_no_place(store: Store) -> None:
         go.set()
         for accepted in waiting:
             await harness.until(accepted.run_id, "ended")
+
+
+async def test_another_server_is_told_about_a_run(
+    postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher, "POLL_SECONDS", 10 * TIMEOUT_SECONDS)
+    with postgres.database_with_tables() as url:
+        settings = Settings(home=str(tmp_path), database_url=url)
+        async with (
+            await open_store(settings) as store,
+            QueueHarness(store) as accepting,
+            QueueHarness(store) as executing,
+        ):
+            await executing.queue.start()
+            first = await executing.add()  # until it has ended, the server listens
+            await executing.until(first.run_id, "ended")
+            accepted = await accepting.add()
+            await accepting.until(accepted.run_id, "ended")
+            assert executing.handler.started[-1].run_id == accepted.run_id
+
+
+def test_programs_that_do_not_use_the_queue_do_not_load_it() -> None:
+    code = (
+        "import hutch, sys; print([name for name in sys.modules if 'hutch.queue' in name or 'cron' in name])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
