@@ -186,10 +186,21 @@ async def test_users_manage_only_what_belongs_to_them(
         assert (await ann.get("/schedules")).json() == {"schedules": []}
         assert (await ann.delete("/schedules/own")).status_code == 404
         assert (await ann.get("/queue")).json()["runs"] == []
-        # Her key is not for toolscripts.
-        await ann.put("/scripts/mine", json={"code": "return 1"})
-        refused = await ann.post("/schedules", json={**body, "script": "mine"})
-        assert refused.status_code == 403
+        # This key is not for toolscripts: it can neither save one, nor replace or remove that of another key.
+        other = hutch("key", "add", "ann", "--scope", "toolscript", env=env).stdout.split()[-1].strip()
+        authorized = {"Authorization": f"Bearer {other}"}
+        saved = await ann.put("/scripts/mine", json={"code": "return 1"}, headers=authorized)
+        assert saved.status_code == 200
+        quickjs = {"code": "return 2", "engine": "quickjs"}
+        refused = [
+            await ann.put("/scripts/new", json={"code": "return 1"}),
+            await ann.put("/scripts/mine", json=quickjs),
+            await ann.delete("/scripts/mine"),
+            await ann.post("/schedules", json={**body, "script": "mine"}),
+        ]
+        assert [response.status_code for response in refused] == [403] * 4
+        assert (await ann.get("/scripts/mine")).json()["code"] == "return 1"
+        assert (await ann.put("/scripts/own", json=quickjs)).status_code == 200
 
 
 async def test_scripts_schedules_and_triggers_of_one_owner_are_limited(

@@ -9,7 +9,7 @@ import msgspec
 from hutch.errors import HutchError, InvalidInput
 from hutch.queue.models import Accepted, QueueCaller
 from hutch.queue.schedules.cron import next_tick
-from hutch.queue.targets import StartOptions, caller_of, check_name, scope_of, target_request
+from hutch.queue.targets import StartOptions, caller_of, check_name, target_request
 from hutch.queue.triggers.mapping import check_mapping, map_inputs
 from hutch.queue.triggers.payload import check_inputs, decode_payload
 from hutch.queue.triggers.signatures import (
@@ -36,12 +36,6 @@ class NotFound(HutchError):
     code = "not_found"
 
 
-class Forbidden(HutchError):
-    """The key lacks the scope that the target needs."""
-
-    code = "forbidden"
-
-
 class TriggerOptions(StartOptions, frozen=True, kw_only=True, omit_defaults=True):
     mapping: dict[str, str] = msgspec.field(default_factory=dict)
     secret: str | None = None
@@ -65,10 +59,7 @@ class Starters:
     ) -> None:
         """Checks the target and, if the queue has handlers, its inputs. Raises HutchError and ApiError."""
         store = await self._queue.store()
-        request = await target_request(store, caller.owner, kind, target, inputs)
-        for scope in {scope_of(kind), request.protocol} if kind == "flow" else {request.protocol}:
-            if not caller.may(scope):
-                raise Forbidden(f"This key is not for {scope}.")
+        await target_request(store, caller, kind, target, inputs)
         if kind == "flow" and await store.flows.newest_version(caller.owner, target) is None:
             raise InvalidInput("target", f"there is no stored flow {target!r}.")
 
@@ -159,7 +150,9 @@ class Starters:
     async def fire(
         self, row: Trigger, headers: Mapping[str, str], query: Mapping[str, str], body: bytes, now: float
     ) -> Accepted:
-        """Starts the run of a trigger. Raises Unauthorized, InvalidInput, NotFound and StoreError."""
+        """Starts the run of a trigger. Raises Unauthorized, InvalidInput, Forbidden, NotFound and
+        StoreError.
+        """
         store = await self._queue.store()
         options = msgspec.json.decode(await store.triggers.options(row.id), type=TriggerOptions)
         check_signature(row.signature, options.secret or "", headers, body, now)
@@ -169,7 +162,7 @@ class Starters:
         mapped = map_inputs(options.mapping, payload, headers, query)
         await check_inputs(mapped, len(body))
         inputs = {**options.inputs, **mapped}
-        request = await target_request(store, row.owner, row.target_kind, row.target, inputs)
+        request = await target_request(store, caller_of(row), row.target_kind, row.target, inputs)
         repeated = delivery_id(row.signature, headers, payload)
         key = None if repeated is None else f"trigger {row.id[:12]} {repeated}"
         accepted = await self._queue.submit(

@@ -7,16 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hutch.errors import InvalidInput
+from hutch.errors import HutchError, InvalidInput
 from hutch.queue.models import QueueCaller, RunOptions, RunRequest, Webhook
 from hutch.session.large_json import encode_large_value
 
 if TYPE_CHECKING:
     from hutch.store.store import Store
-    from hutch.store.tables.queue.schedules import StarterRow, TargetKind
+    from hutch.store.tables.queue.schedules import ScriptEngine, StarterRow, TargetKind
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_SCOPES = {"flow": "rep", "script": "toolscript"}
+_ENGINE_SCOPES = {"script": "toolscript", "quickjs": "execbox", "deno": "execbox"}
+
+
+class Forbidden(HutchError):
+    """The key lacks the scope that the target needs."""
+
+    code = "forbidden"
 
 
 class StartOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -48,24 +54,35 @@ def caller_of(row: StarterRow) -> QueueCaller:
     return QueueCaller(row.owner, None, scopes)
 
 
-def scope_of(kind: TargetKind) -> str:
-    """Returns the scope that the owner's key needs for a target."""
-    return _SCOPES[kind]
+def check_engine(caller: QueueCaller, engine: ScriptEngine) -> None:
+    """Raises Forbidden if the caller may not run scripts of this engine. A caller that could replace such a
+    script would run code with the scopes of the schedules and triggers that start it.
+    """
+    _check_scope(caller, _ENGINE_SCOPES[engine])
 
 
 async def target_request(
-    store: Store, owner: str, kind: TargetKind, target: str, inputs: dict[str, Any]
+    store: Store, caller: QueueCaller, kind: TargetKind, target: str, inputs: dict[str, Any]
 ) -> RunRequest:
-    """Returns the request of a run of a target. Raises InvalidInput if there is no such script."""
+    """Returns the request of a run of a target. Raises InvalidInput if there is no such script, and Forbidden
+    if the caller lacks the scope for it.
+    """
     if kind == "flow":
+        _check_scope(caller, "rep")
         body = await encode_large_value({"flow": target, "start": {"inputs": inputs}})
         return RunRequest(kind="flow", protocol="rep", label=target, body=body)
-    script = await store.saved_scripts.get(owner, target)
+    script = await store.saved_scripts.get(caller.owner, target)
     if script is None:
         raise InvalidInput("target", f"there is no saved script {target!r}.")
+    check_engine(caller, script.engine)
     if script.engine == "script":
         arguments = [(await encode_large_value(inputs)).decode()]
         body = await encode_large_value({"code": script.code, "args": arguments, "name": target})
         return RunRequest(kind="script", protocol="toolscript", label=target, body=body)
     code = {"code": script.code, "inputs": inputs, "engine": script.engine, "label": target}
     return RunRequest(kind="code", protocol="execbox", label=target, body=await encode_large_value(code))
+
+
+def _check_scope(caller: QueueCaller, scope: str) -> None:
+    if not caller.may(scope):
+        raise Forbidden(f"This key is not for {scope}.")

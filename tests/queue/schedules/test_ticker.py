@@ -135,6 +135,35 @@ async def test_schedule_without_its_script_goes_on_with_the_next_tick(
     assert await store.schedules.due() == []
 
 
+async def test_full_queue_of_one_owner_delays_no_schedule_of_another(store: Store) -> None:
+    async with QueueHarness(store, max_queued_runs_per_owner=1) as harness:
+        for owner in ("a", "b"):
+            await store.saved_scripts.put(SavedScript(owner=owner, name="report", engine="deno", code="1"))
+        for owner, name in (("a", "first"), ("a", "second"), ("a", "third"), ("b", "first")):
+            await Starters(harness.queue).add_schedule(
+                QueueCaller(owner), name, "script", "report", "* * * * *"
+            )
+        sql = "UPDATE schedules SET next_at = clock_ms() - CASE owner WHEN 'a' THEN 2000 ELSE 1000 END"
+        await store._database.write(SqlStatement(sql, {}))
+        assert [row.owner for row in await store.schedules.due()] == ["a", "b", "a", "a"]
+        # The queue of the first owner is full after its first run.
+        assert await Ticker(store, harness.queue.submit).run_due() is False
+        assert sorted(run.owner for run in await runs(store)) == ["a", "b"]
+        assert [row.owner for row in await store.schedules.due()] == ["a", "a"]
+
+
+async def test_schedule_does_not_run_a_script_of_an_engine_that_its_key_is_not_for(
+    harness: QueueHarness, store: Store
+) -> None:
+    caller = QueueCaller("local", "key", ("execbox",))
+    row = await Starters(harness.queue).add_schedule(caller, "nightly", "script", "report", "* * * * *")
+    await set_next(store, row, 1)
+    await store.saved_scripts.put(SavedScript(owner="local", name="report", engine="script", code="1"))
+    await Ticker(store, harness.queue.submit).run_due()
+    assert await runs(store) == []
+    assert await store.schedules.due() == []
+
+
 async def test_invalid_schedules_are_refused(harness: QueueHarness) -> None:
     await add(harness)
     with pytest.raises(AlreadyExists, match="nightly"):

@@ -24,14 +24,13 @@ from hutch.queue.models import KeyInUse
 from hutch.queue.queue import RunQueue
 from hutch.queue.requests import queue_caller
 from hutch.queue.starters import (
-    Forbidden,
     NotFound,
     Starters,
     TriggerOptions,
     find_schedule,
     find_trigger,
 )
-from hutch.queue.targets import StartOptions, check_name
+from hutch.queue.targets import Forbidden, StartOptions, check_engine, check_name
 from hutch.queue.webhooks.messages import owner_secret
 from hutch.queue.webhooks.signature import new_secret
 from hutch.settings import Settings
@@ -168,18 +167,25 @@ class QueueHandlers:
         if size > maximum:
             limit = f"expected at most {maximum} bytes (setting max_code_bytes), got {size}"
             raise ApiError("invalid_request", f"code: {limit}")
-        scripts = await store.saved_scripts.list(context.owner)
-        if name not in {script.name for script in scripts}:
+        caller = queue_caller(context.caller)
+        check_engine(caller, body.engine)
+        scripts = {script.name: script for script in await store.saved_scripts.list(context.owner)}
+        if (replaced := scripts.get(name)) is None:
             _check_room("saved scripts", scripts)
+        else:
+            check_engine(caller, replaced.engine)
         await store.saved_scripts.put(
             SavedScript(owner=context.owner, name=name, engine=body.engine, code=body.code)
         )
         return await self.script(context)
 
     async def remove_script(self, context: RequestContext) -> Response:
-        name = context.path_param("name")
-        if not await (await self._store()).saved_scripts.remove(context.owner, name):
+        name, store = context.path_param("name"), await self._store()
+        script = await store.saved_scripts.get(context.owner, name)
+        if script is None:
             raise NotFound(f"There is no saved script {name[:200]!r}.")
+        check_engine(queue_caller(context.caller), script.engine)
+        await store.saved_scripts.remove(context.owner, name)
         return json_response({"ok": True, "name": name})
 
     # --- schedules ---

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hutch.errors import HutchError, InvalidInput
+from hutch.errors import Busy, HutchError, InvalidInput, StoreError
 from hutch.queue.models import Accepted, KeyInUse, QueueCaller, RunOptions, RunRequest
 from hutch.queue.polling import POLL_SECONDS, poll
 from hutch.queue.schedules.cron import next_tick, ticks
-from hutch.queue.targets import StartOptions, caller_of, target_request
+from hutch.queue.targets import Forbidden, StartOptions, caller_of, target_request
 
 if TYPE_CHECKING:
     from hutch.store.store import Store
@@ -54,23 +54,36 @@ class Ticker:
         """Starts the runs of ticks that are due. Returns the seconds until the next check."""
         next_in = await self._store.schedules.next_in()
         if next_in is not None and next_in <= 0:
-            await self.run_due()
-            return 0.0
+            return 0.0 if await self.run_due() else POLL_SECONDS
         return POLL_SECONDS if next_in is None else min(POLL_SECONDS, next_in / 1000)
 
-    async def run_due(self) -> None:
-        """Starts the runs of all ticks that are due."""
+    async def run_due(self) -> bool:
+        """Starts the runs of all ticks that are due. Returns False if some have to wait. A schedule that
+        cannot be started does not delay those of other owners.
+        """
         now = await self._store.queued_runs.now()
+        all_started = True
+        full: set[str] = set()
         for row in await self._store.schedules.due():
+            if row.owner in full:
+                continue
             try:
                 await self._run_schedule(row, now)
+            except (InvalidInput, Forbidden) as error:
+                # The target does not exist any more, or needs another scope. Try again at the next tick.
+                self._log(row, error)
+                await self._store.schedules.advance(row, next_tick(row.cron, row.timezone, now), None)
+            except StoreError:
+                raise
             except HutchError as error:
-                logger.error("the schedule %s of %s cannot be started: %s", row.name, row.owner, error)
-                if isinstance(error, InvalidInput):
-                    # The target does not exist any more. Try again at the next tick.
-                    await self._store.schedules.advance(row, next_tick(row.cron, row.timezone, now), None)
-                else:
-                    raise
+                self._log(row, error)
+                all_started = False
+                if isinstance(error, Busy):
+                    full.add(row.owner)
+        return all_started
+
+    def _log(self, row: Schedule, error: HutchError) -> None:
+        logger.error("the schedule %s of %s cannot be started: %s", row.name, row.owner, error)
 
     async def _run_schedule(self, row: Schedule, now: int) -> None:
         due, next_at = due_ticks(row, now)
@@ -78,7 +91,7 @@ class Ticker:
         if due:
             options = msgspec.json.decode(await self._store.schedules.options(row.id), type=StartOptions)
             request = await target_request(
-                self._store, row.owner, row.target_kind, row.target, options.inputs
+                self._store, caller_of(row), row.target_kind, row.target, options.inputs
             )
             for tick in due:
                 # Another server that starts the same tick gets the same run.

@@ -174,7 +174,12 @@ class ScheduleTable(_StarterTable):
         return rows[0] if rows else None
 
     async def due(self) -> builtins.list[Schedule]:
-        return await self._rows("NOT is_paused AND next_at <= clock_ms()")
+        """Lists the schedules that are due: the oldest of each owner, then the second of each, and so on."""
+        sql = f"""
+            SELECT {self._columns} FROM schedules WHERE NOT is_paused AND next_at <= clock_ms()
+            ORDER BY ROW_NUMBER() OVER (PARTITION BY owner ORDER BY next_at), next_at LIMIT {MAX_LISTED}
+        """
+        return [self._row(row) for row in await self._database.scan(sql)]
 
     async def next_in(self) -> int | None:
         """Returns the milliseconds until the next tick of all schedules; None if there is none."""
