@@ -16,6 +16,7 @@ from hutch.queue.models import HandlerResult
 from hutch.sandbox.runner.profile import Profile
 from hutch.session.run import RunHandle
 from hutch.store.tables.queue.queued_runs import EndOfRun
+from hutch.tasks import finish
 
 if TYPE_CHECKING:
     from hutch.kernel.kernel import Kernel
@@ -101,19 +102,23 @@ class Endings:
 
     async def end_waiting(self, row: QueuedRunRow, outcome: str, message: str) -> bool:
         """Ends a run that has not started. Returns False if it has started meanwhile."""
-        result = failure(outcome, message)
-        if not await self.end(row, EndOfRun(outcome=outcome, result=result.body), is_waiting=True):
-            return False
-        self.record_unstarted(row, outcome, message)
-        return True
+        end = EndOfRun(outcome=outcome, result=failure(outcome, message).body)
+        return await finish(self._end_unstarted(row, end, message, is_waiting=True))
 
     async def end_lost(self, row: QueuedRunRow, message: str) -> None:
         """Ends a run whose server has died."""
         result = failure("interrupted", message)
         is_dead = row.max_attempts is not None or not row.has_effects
         end = EndOfRun(state="dead" if is_dead else "ended", outcome="interrupted", result=result.body)
-        if await self.end(row, end):
-            self.record_unstarted(row, "interrupted", message)
+        await finish(self._end_unstarted(row, end, message))
+
+    async def _end_unstarted(
+        self, row: QueuedRunRow, end: EndOfRun, message: str, *, is_waiting: bool = False
+    ) -> bool:
+        is_held = await self.end(row, end, is_waiting=is_waiting)
+        if is_held:
+            self.record_unstarted(row, end.outcome, message)
+        return is_held
 
     def record_unstarted(self, row: QueuedRunRow, outcome: str, message: str) -> None:
         """Writes the record of a run that never reached the kernel."""
