@@ -57,6 +57,13 @@ def test_command_loads_no_heavy_package(module: str) -> None:
     assert imported(f"import {module}") & HEAVY == set()
 
 
+def test_server_without_a_cluster_loads_nothing_of_it() -> None:
+    loaded = modules(
+        "import hutch.cli.serve, hutch.app.metrics, hutch.kernel.kernel, hutch.protocols.tpmjs.execute"
+    )
+    assert not any(name.split(".")[0] == "nats" or name.startswith("hutch.cluster") for name in loaded)
+
+
 def test_evaluation_loads_no_heavy_package() -> None:
     code = "import hutch; assert hutch.run_sync('1 + 1').result == 2"
     assert imported(code) & HEAVY <= {"deno"}
