@@ -168,7 +168,8 @@ class RunTable:
 
     async def mark_retrying(self, run_id: str) -> None:
         """Marks a run that is tried again, so that its next record replaces this one."""
-        sql = "UPDATE runs SET outcome = 'retrying' WHERE run_id = :run_id"
+        # The next record of a suspended run replaces this one anyway.
+        sql = "UPDATE runs SET outcome = 'retrying' WHERE run_id = :run_id AND outcome <> 'suspended'"
         await self._database.write(SqlStatement(sql, {"run_id": run_id}))
 
     async def prune(self, older_than: str) -> int:
