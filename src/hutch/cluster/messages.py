@@ -17,7 +17,7 @@ PLACE_KINDS: tuple[PlaceKind, ...] = ("quickjs", "process")
 
 
 class Announcement(msgspec.Struct, frozen=True, kw_only=True):
-    """What a machine tells the others every second."""
+    """State of a machine, which it publishes every second."""
 
     id: str
     """Random id of the process, and the last part of its subject."""
@@ -136,7 +136,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trailer(msgspec.Struct, frozen=True, kw_only=True):
-    """What only the worker knows about an execution that has ended."""
+    """Measurements and output of an execution that has ended, which only the worker has."""
 
     cpu_seconds: float | None = None
     output: bytes = b""

@@ -1,4 +1,4 @@
-"""What fronts and workers share: identity, subjects, announcements, compatibility of versions."""
+"""Common part of fronts and workers: identity, subjects, announcements, compatibility of versions."""
 
 from __future__ import annotations
 

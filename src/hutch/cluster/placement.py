@@ -37,7 +37,7 @@ from hutch.settings import Settings
 # A worker that an execution prefers may have this much more to do than the average worker.
 MAX_LOAD_FACTOR = 1.25
 MAX_AFFINITIES = 10_000
-# Of more workers than this, so many are chosen at random and compared.
+# If there are more workers than this, only this many, chosen at random, are compared.
 MAX_COMPARED = 16
 
 
@@ -98,7 +98,7 @@ class ClusterPlacement:
     def _may_run_here(self, placed: PlacedExecution) -> bool:
         if not placed.is_local:
             return False
-        # What no worker can run has no other place.
+        # An execution that no worker can run has to run here, even if all local places are taken.
         return not placed.is_portable or (
             self._runs_locally and self.local_in_flight[placed.kind] < self._local_places[placed.kind]
         )

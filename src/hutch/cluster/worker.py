@@ -1,4 +1,4 @@
-"""A worker: lends its sandbox to the fronts of a cluster."""
+"""A worker: runs executions of the fronts of a cluster in its sandbox."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ logger = logging.getLogger("hutch.cluster")
 QUICKJS_PLACES_PER_CORE = 64
 # An announcement outside of the interval, because places changed, at most this often.
 MIN_ANNOUNCE_SECONDS = 0.05
-# Ids of links that have been used. A hello that is sent again by a stranger opens no link.
+# Maximum number of stored ids of links, so that a recorded hello that is sent again opens no link.
 MAX_USED_LINKS = 100_000
 MAX_ANNOUNCED_PACKAGES = 64
 
@@ -194,7 +194,7 @@ class Worker:
     def _front_announced(self, announcement: FrontAnnouncement) -> None:
         front = self._fronts.get(announcement.id)
         if front is None:
-            # A new front wants to know its workers.
+            # A new front gets its list of workers sooner.
             if not announcement.is_leaving:
                 self._announce_soon()
         elif announcement.is_leaving:

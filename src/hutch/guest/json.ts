@@ -17,7 +17,7 @@ const FRAME = /^ +at /;
 /** A frame of the runner, of Deno or of a built-in. */
 const INTERNAL_FRAME = /[ (](?:(?:prelude|deno)\.js[:,]|(?:ext|node):|native\)|<anonymous>\)$)/;
 
-/** What to do about values that are not JSON-safe. */
+/** Hints for values that are not JSON-safe. */
 const HINTS: Record<string, string> = {
   "__proto__": null as never,
   "an instance of Promise": "did you forget await?",

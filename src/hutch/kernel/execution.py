@@ -76,7 +76,7 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     turn: Turn | None = None
     """Makes the execution a turn of a stateful session."""
     recipe: Recipe | None = None
-    """How another machine makes the profile, if it depends on files of this machine."""
+    """Data from which another machine makes the profile, if it depends on files of this machine."""
     source: Source | None = None
     """Source that the record contains instead of `code` and `inputs`, if the protocol generates these."""
 

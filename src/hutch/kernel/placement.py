@@ -1,4 +1,4 @@
-"""What the kernel needs to run executions on other machines: recipes of profiles, and the placement."""
+"""Interface of the kernel to other machines: recipes of profiles, and the placement."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PackageDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PackageRecipe(msgspec.Struct, frozen=True, kw_only=True):
-    """How another machine makes the profile of an npm tool. It installs the package itself."""
+    """Data from which another machine makes the profile of an npm tool. It installs the package itself."""
 
     name: str
     version: str
@@ -37,7 +37,7 @@ class PackageRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScriptRecipe(msgspec.Struct, frozen=True, kw_only=True):
-    """How another machine makes the profile of a toolscript. The gateway stays here."""
+    """Data from which another machine makes the profile of a toolscript. The gateway stays here."""
 
     url: str
     revision: str

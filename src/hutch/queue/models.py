@@ -32,7 +32,7 @@ class RunReleased(HutchError):
 
 
 class QueueCaller(NamedTuple):
-    """Who has requested a run, as far as it has to be known when the run starts."""
+    """Owner, key and scopes of the request, which are checked again when the run starts."""
 
     owner: str
     key_id: str | None = None

@@ -182,5 +182,5 @@ class RunQueue:
             try:
                 await (await self.store()).notify(CHANNEL)
             except HutchError as error:
-                logger.info("other servers cannot be told about queued runs: %s", error)
+                logger.info("other servers cannot be notified of queued runs: %s", error)
             await asyncio.sleep(BURST_SECONDS)

@@ -41,7 +41,7 @@ def check_name(name: object) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidInput(
             "name",
-            "expected 1 to 100 letters, digits, dots, underscores and hyphens, not one of these first.",
+            "expected 1 to 100 letters, digits, dots, underscores and hyphens, first a letter or a digit.",
         )
     return name
 

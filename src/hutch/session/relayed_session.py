@@ -13,7 +13,7 @@ from hutch.session.messages import Done, RunnerMessage, Started, Suspended, Wire
 
 
 class RelayedSession:
-    """What the pool and the runner need to know about a session of another machine."""
+    """Session of another machine, as the pool and the runner see it."""
 
     def __init__(
         self,

@@ -382,7 +382,7 @@ class RunHandle(msgspec.Struct, eq=False):
     timeline: RunTimeline | None = None
     """Collects log lines and tool calls, if runs are recorded."""
     recorded_before: RecordedPart | None = None
-    """What was recorded of the run before it was suspended."""
+    """Part of the record that was written before the run was suspended."""
     redactor: TextRedactor | None = None
     """Replaces the run's secrets in text that is recorded."""
     trace: TraceContext | None = None

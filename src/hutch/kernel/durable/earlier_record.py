@@ -1,4 +1,4 @@
-"""What was recorded of a run before it was suspended, for the record of the whole run."""
+"""Reads what the record of a run contains from before the run was suspended."""
 
 from __future__ import annotations
 

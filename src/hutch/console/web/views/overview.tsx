@@ -61,7 +61,7 @@ const COUNTED = {
   suspended: "Suspended, last day",
 };
 
-/** What a user sees: only the operator sees the load of the server. */
+/** Overview for users. Only the operator sees the load of the server. */
 function UserOverview() {
   const { data } = useData<RunPage>("/runs?limit=1&since=24h", REFRESH_MS);
   return (
@@ -170,7 +170,7 @@ function OperatorOverview() {
   );
 }
 
-/** What to do on a server where nothing has run. */
+/** First steps, shown while nothing has run. */
 function FirstSteps() {
   const { data } = useData<RunPage>("/runs?limit=1&counts=false", REFRESH_MS);
   if (data?.runs.length !== 0) return null;

@@ -1,4 +1,4 @@
-/** What a suspended run waits for: approvals to decide, and calls whose results can be delivered. */
+/** Pending calls of a suspended run: approvals to decide, and calls whose results can be delivered. */
 
 import { useEffect, useState } from "preact/hooks";
 import { post, session } from "../../api.ts";
