@@ -23,7 +23,7 @@ MAX_RECORD_BYTES = 256 * 1024
 MAX_LISTED_MESSAGE_CHARS = 500
 """Maximum length of the error message in lists of runs. The content has the whole message."""
 LAST_LOG_LINES = 50
-"""Number of the last log lines that are recorded of a failed run at the level `errors`."""
+"""At the level `errors`, the record of a failed run contains this many of the last log lines."""
 
 
 class RecordLevels:
@@ -42,8 +42,8 @@ class RecordLevels:
         self.max_bytes = max_bytes
 
     def of(self, protocol: str, requested: str | None = None, *, key: str | None = None) -> RecordLevel:
-        """Returns the level of a run. `requested` is the level that its handle asks for, if any. `key` is the
-        id of the run's API key. With None, the key of the current task is used.
+        """Returns the level of a run. `requested` is the level that the run's handle asks for, if any. `key`
+        is the id of the run's API key. With None, the key of the current task is used.
         """
         if requested is None and self._by_key and (key := key or caller_key.get()) is not None:
             requested = self._by_key.get(key)
@@ -85,7 +85,7 @@ class RunContent(msgspec.Struct, kw_only=True, omit_defaults=True):
     providers: dict[str, list[str]] = {}
     """Names of the tools that the run was given, by namespace. A replay needs them."""
     server_tools: bool = False
-    """True if these are the tools of the server, so that a replay can call them again."""
+    """True if the tools in `providers` belong to the server, so that a replay can call them again."""
     files: list[RecordedFile] = []
 
 
@@ -103,9 +103,10 @@ def error_text(run: RunHandle, result: Result) -> str | None:
 def run_content(
     execution: Execution, run: RunHandle, result: Result, level: RecordLevel, max_bytes: int
 ) -> str:
-    """Returns the content of a record as JSON text. The run's secrets are redacted when it is stored."""
-    # The timeline has already used up to half of `max_bytes` for its calls and log lines. This is the other
-    # half.
+    """Returns the content of a record as JSON text. The run's secrets are redacted later, when the record is
+    stored.
+    """
+    # Only half of `max_bytes`: the calls and log lines of the timeline may have used the other half.
     budget = _Budget(max_bytes // 2)
     content = RunContent(error=_error(run, result))
     budget.take(len(result.error.stack or "") if result.error else 0)
@@ -135,16 +136,15 @@ def run_content(
 
 
 def _file(file: File, run: RunHandle, budget: _Budget) -> RecordedFile:
-    # Secrets in files cannot be redacted, because the text of the record has the files in Base64.
+    # The files of a run with secrets are left out: the record has files in Base64, in which secrets cannot be
+    # redacted.
     is_kept = run.redactor is None and budget.take(file.size * 4 // 3)
     data = file.data if is_kept else None
     return RecordedFile(name=file.name, mime_type=file.mime_type, size=file.size, data=data)
 
 
 def _logs(run: RunHandle, result: Result) -> list[RecordedLog]:
-    """Returns all log lines, with their times if these are known. Lines of a script's output are only in the
-    timeline.
-    """
+    """Returns all log lines, with their times if known. The output of a script is only in the timeline."""
     if run.timeline is not None and (not result.logs or len(run.timeline.logs) == len(result.logs)):
         return run.timeline.logs
     return [RecordedLog(cut(line, MAX_LOG_LINE_CHARS)) for line in result.logs]
@@ -154,7 +154,7 @@ def _encode(content: RunContent) -> str:
     try:
         return msgspec.json.encode(content).decode()
     except UnicodeEncodeError:
-        # Code and log lines of guests may contain lone surrogates.
+        # msgspec cannot encode lone surrogates, which code and log lines of guests may contain.
         values = msgspec.to_builtins(content, enc_hook=lambda raw: decode_value(bytes(raw)))
         return encode_value(_well_formed(values)).decode()
 

@@ -36,7 +36,7 @@ _NOT_AWAITED = re.compile(
     r"(?:(?P<variable>[\w$]+)|(?P<rest>[}\]]))\s*=\s*(?P<call>tools(?:\.[\w$]+){1,2})\s*\("
 )
 _CALL = re.compile(r"(?<![\w$.])([\w$]+)\.([\w$]+)\s*\(")
-# Longer code gets no hint about `await`, because it is searched with patterns.
+# Longer code gets no hint about `await`, because searching it with patterns would take too long.
 _MAX_SOURCE_CHARS = 100_000
 _MAX_LINE_CHARS = 2_000
 _IS_MISSING = re.compile(r"undefined|is not defined|not a function|does not exist|Cannot find name")
@@ -76,7 +76,7 @@ def _tool_name_hint(name: str, providers: Sequence[Provider]) -> str | None:
 
 
 def _namespace_hint(line: str, providers: Sequence[Provider]) -> str | None:
-    """Suggests `tools.files.search` for `files.search`, which the guest's own `files` does not have."""
+    """Suggests `tools.files.search` for `files.search` if the guest's own `files` has no `search`."""
     by_name = {provider.name.rpartition(".")[2]: provider for provider in providers if "." in provider.name}
     for namespace, member in _CALL.findall(line):
         provider = by_name.get(namespace)
@@ -86,7 +86,7 @@ def _namespace_hint(line: str, providers: Sequence[Provider]) -> str | None:
 
 
 def _await_hint(source: str, line: str, message: str) -> str | None:
-    """Names a call of a tool whose promise the code uses like its result."""
+    """Names a tool call whose promise the code uses as if it were the result."""
     if not _USED_AS_RESULT.search(message) or len(source) > _MAX_SOURCE_CHARS:
         return None
     for match in _NOT_AWAITED.finditer(source):
@@ -141,7 +141,7 @@ def with_unavailable_servers(result: Result, reasons: Mapping[str, str]) -> Resu
 
 
 def _explained(result: Result, error: ExecutionError, hint: str) -> Result:
-    # A message of several lines ends with an excerpt of the code.
+    # A message of several lines ends with an excerpt of the code, so the hint goes on its own line.
     separator = "\n" if "\n" in error.message else "; "
     message = f"{error.message}{separator}{hint}"
     explained = ExecutionError(error.code, message, error.name, error.line, error.column, error.stack)

@@ -19,8 +19,8 @@ from hutch.session.tools.provider import Provider
 from hutch.session.turn import Turn
 
 INTERNAL_PROTOCOL = "internal"
-"""Protocol of executions that Hutch starts for itself, such as precompilations. They are counted in
-`hutch_runs_total` and logged at the level DEBUG, but they are not in the run history of their owner.
+"""Protocol of executions that Hutch starts for itself, such as precompilations. Such executions are counted
+in `hutch_runs_total` and logged at the level DEBUG, but not shown in the run history of their owner.
 """
 
 
@@ -42,13 +42,13 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     providers: Sequence[Provider] = ()
     unavailable_servers: Mapping[str, str] = {}
-    """MCP servers whose tools are missing because they are not connected, with the reasons. A reason may be
-    empty.
+    """MCP servers that are not connected, so that their tools are missing, each with the reason. A reason may
+    be empty.
     """
     inputs: bytes | None = None
     """JSON text of an object whose properties are variables of the guest; see `session.inputs`."""
     files: InputFiles | None = None
-    """Input files, which may be none. With None, the guest has no `files` and no `display`."""
+    """Input files, possibly an empty list. With None, the guest has no `files` and no `display`."""
     check: bool = False
     """True to type-check the code before it runs; see `Kernel.check_code`."""
     owner: str = "default"
@@ -63,11 +63,12 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     stores_calls: bool = False
     """True to store the run before each of its tool calls, so that it continues whenever its process dies."""
     is_durable: bool = False
-    """True if every server with the same store has the tools of the run, so that another one can continue it.
+    """True if every server with the same store has the run's tools, so that another server can continue the
+    run.
     """
     asks_client: bool = False
-    """True if approvals are asked of the run's client while the run waits in memory. Otherwise the run is
-    suspended, if its protocol can continue it later.
+    """True if Hutch asks the run's client for approvals while the run waits in memory. Otherwise the run is
+    suspended during an approval, if its protocol can continue it later.
     """
     saved: SavedSession | None = None
     """Suspended session that the execution continues; None to start the code."""
@@ -76,7 +77,9 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     turn: Turn | None = None
     """Makes the execution a turn of a stateful session."""
     recipe: Recipe | None = None
-    """Data from which another machine makes the profile, if it depends on files of this machine."""
+    """Instructions for another machine to make the profile; None if the profile needs no files of this
+    machine.
+    """
     source: Source | None = None
     """Source that the record contains instead of `code` and `inputs`, if the protocol generates these."""
 

@@ -1,7 +1,8 @@
-"""Quotas of owners and API keys: concurrent executions, executions per minute and day, CPU seconds per day.
+"""Quotas of owners and API keys: concurrent executions, executions per minute and per day, CPU seconds per
+day.
 
-Each execution is counted here, once, before it gets a runner. The usage of each day is also stored, so that a
-restart does not reset it. The store is written in the background.
+Each execution is counted once, before it gets a runner. The usage of each day is also written to the store,
+in the background, so that a restart does not reset the usage.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class FairUse:
         self.store: QuotaStore | None = None
         """None while no store is open. Then only the settings limit executions."""
         self.open_store: Callable[[], Awaitable[object]] | None = None
-        """Opens the store, which sets `store`. Called if the settings have a limit per day."""
+        """Opens the store and sets `store`. Called if the settings have a limit per day."""
         self.refusals: Counter[str] = Counter()
         """Refused executions by the name of the limit."""
 
@@ -126,8 +127,8 @@ class FairUse:
         is_limited = self._has_limits
         for account in accounts:
             if account.day != day:
-                # Start at 0 even if the clock was set back. The usage of the earlier day is read from the
-                # store again.
+                # Start at 0, even if the clock was set back to an earlier day: the usage of that day is read
+                # from the store.
                 account.day, account.executions, account.cpu_seconds = day, 0, 0.0
                 account.read_at = -math.inf
             if now - account.read_at >= REFRESH_SECONDS:
@@ -160,7 +161,7 @@ class FairUse:
         for account in accounts:
             account.active -= 1
             if was_refused:
-                # The count is 0 if a new day has begun since `begin`.
+                # `max`, because the count is already 0 if a new day has begun since `begin`.
                 account.executions = max(0, account.executions - 1)
                 continue
             if account.day == day:

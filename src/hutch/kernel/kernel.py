@@ -43,7 +43,7 @@ _MAXIMUM_SETTINGS = {
 MAX_RETRIES = 2
 # Time after which a waiting run is stored while the process shuts down.
 DRAINING_WAIT_SECONDS = 0.1
-# Size above which the state of a run that is stored before each call is not kept in memory.
+# For a run that is stored before each call: maximum size of a state that also stays in memory.
 MAX_KEPT_BYTES = 256 * 1024
 LoadSaved: TypeAlias = Callable[[SavedSession], Awaitable[SavedSession]]
 """Adds the stored memory to the state of a suspended session."""
@@ -86,7 +86,7 @@ class Kernel:
         self.fair_use = FairUse(settings, pool.shares.set_weight)
         self._leases = 0
         self._pauses: dict[str, list[tuple[float, str]]] = {}
-        """Start and tool of the current waits for approvals, by run id."""
+        """Current waits for approvals, each with its start and the tool, by run id."""
         self._max_polling = min(settings.quickjs_processes, cores())
         self._default_limits = self._limits({}, clamp=True)
         self.no_files = InputFiles([], FileLimits(settings.max_files, settings.max_file_bytes))
@@ -186,7 +186,7 @@ class Kernel:
         return result
 
     async def _suspended(self, execution: Execution, run: RunHandle, result: Result) -> Result:
-        """Stores a suspended run. Returns its result, which has the pending calls."""
+        """Stores a suspended run. Returns a result with the pending calls."""
         assert self.on_suspend is not None
         assert run.session is not None
         assert run.session.saved is not None
@@ -195,7 +195,8 @@ class Kernel:
         try:
             await asyncio.shield(saving)
         except asyncio.CancelledError:
-            # The caller has disconnected. The write cannot be stopped any more, so the run stays suspended.
+            # The caller has disconnected. Wait for the write, which cannot be stopped: the run stays
+            # suspended.
             is_abandoned = True
             await asyncio.wait([saving])
         except HutchError:
@@ -227,7 +228,7 @@ class Kernel:
             yield result, runner
 
     def owner_of(self, run_id: str | None) -> str:
-        """Returns the owner of a run in progress, or the id of a run that is not known."""
+        """Returns the owner of a run in progress. Returns the run id itself if the run is unknown."""
         active = self.active.get(run_id or "")
         return run_id or "" if active is None else active[0].owner
 
@@ -285,7 +286,7 @@ class Kernel:
                 if not result.ok:
                     result = await self._retry(execution, run, result)
             except HutchError as error:
-                # The run has called tools, so the caller must not take it for one that never started.
+                # Do not raise: the run has called tools, so it must not look like a run that never started.
                 session.end_suspended(_internal_error(f"The run could not continue: {error}"))
             if run.session is session:
                 if session.saved is not None:
@@ -295,8 +296,8 @@ class Kernel:
         return result
 
     async def _reload(self, session: Session, load: LoadSaved | None) -> None:
-        """Loads the memory of a run that was stored while its tools ran, because it is stored once more: the
-        results of these tools come later.
+        """Loads the memory of a run that was stored while its tools ran. The run is stored once more, now
+        with the results of these tools.
         """
         if load is None or session.saved is None:
             return
@@ -308,8 +309,9 @@ class Kernel:
     async def _checkpoint(
         self, execution: Execution, run: RunHandle, call_hold: CallHold | None
     ) -> LoadSaved | None:
-        """Stores a run that waits for running tools, if its caller wants that or if calls are held, which are
-        released then. Returns a function that loads the state again; None if the state is in memory.
+        """Stores a run that waits for running tools, if the caller wants that or if calls are held. Held
+        calls are released afterwards. Returns a function that loads the state again; None if the state is in
+        memory.
         """
         if self.on_checkpoint is None:
             return None
@@ -321,7 +323,7 @@ class Kernel:
         try:
             load = await asyncio.shield(saving)
         except asyncio.CancelledError:
-            # The write cannot be stopped any more, and the stored run has to be ended.
+            # Wait for the write, which cannot be stopped, because the stored run then has to be ended.
             await asyncio.wait([saving])
             raise
         except HutchError as error:
@@ -363,7 +365,8 @@ class Kernel:
         called a tool yet, so that a retry is safe.
         """
         calls_before = 0 if execution.saved is None else execution.saved.call_count
-        # A lost session has cancelled the tools that ran when the run was suspended.
+        # A retry would lack the results of tools that ran when the run was suspended: the lost session has
+        # cancelled them.
         has_lost_calls = run.open_calls is not None and not (
             run.session is not None and run.session.can_repeat
         )
@@ -500,7 +503,7 @@ class Kernel:
             and (size := len(execution.code.encode(errors="surrogatepass"))) > maximum
         ):
             raise InvalidExecution("code", f"has {size} bytes; the limit is {maximum}")
-        # With a preload, the inputs are the parameters of a package's tool, which may be as long as a request
+        # With a preload, the inputs are the parameters of a package's tool. These may be as long as a request
         # body.
         setting = "max_body_bytes" if execution.profile.has_preload else "max_result_bytes"
         maximum = getattr(self.settings, setting)
@@ -520,10 +523,10 @@ def _has_promise_text(result: Result) -> bool:
 
 
 def _explained(execution: Execution, result: Result) -> Result:
-    """Adds hints to the error of a result. They are not added in the session, because the session does not
-    have the source of precompiled code.
+    """Adds hints to the error of a result. The session cannot add them, because it lacks the source of
+    precompiled code.
     """
-    # Loaded when needed, because compiling its patterns takes milliseconds.
+    # Loaded when needed, because compiling the patterns of the module takes milliseconds.
     from hutch.kernel.error_hints import with_hint, with_unavailable_servers
 
     result = with_hint(execution.code, execution.profile.engine, result, execution.providers)

@@ -22,7 +22,7 @@ OwnerName = Callable[[str], str | None]
 
 
 class RunCounters:
-    """Counters since the start."""
+    """Counters of runs since the process started."""
 
     def __init__(self) -> None:
         self.outcomes: Counter[tuple[str, str, str]] = Counter()
@@ -32,7 +32,9 @@ class RunCounters:
         self.seconds: dict[tuple[str, str], Histogram] = {}
         """Durations by protocol and engine."""
         self.refusals: Counter[str] = Counter()
-        """Executions that were refused because of a limit of their owner or key, by the name of the limit."""
+        """Number of executions that exceeded a limit of their owner or key and were refused, by the name of
+        the limit.
+        """
 
     def count(self, execution: Execution, run: RunHandle, result: Result) -> None:
         protocol, engine = execution.protocol, execution.profile.engine
@@ -50,7 +52,7 @@ class RunCounters:
 
 
 def run_metrics(runs: RunCounters, owner_name: OwnerName = lambda owner: None) -> Iterator[Metric]:
-    """Yields the metrics of runs. `owner_name` returns the name that stands for an owner, if it has one."""
+    """Yields the metrics of runs. `owner_name` returns the display name of an owner, or None."""
     from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 
     total = CounterMetricFamily("hutch_runs", "Runs by outcome.", labels=["protocol", "engine", "outcome"])
@@ -125,7 +127,7 @@ def _pool_counter_metrics(counters: PoolCounters) -> Iterator[Metric]:
 
 
 def exposition(metrics: Iterable[Metric]) -> bytes:
-    """Returns these metrics, and the metrics of the process itself, in the Prometheus text format."""
+    """Formats `metrics`, and the metrics of the process itself, in the Prometheus text format."""
     from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
     class Collected:

@@ -1,4 +1,4 @@
-"""Interface of the kernel to other machines: recipes of profiles, and the placement."""
+"""Interfaces for executions on other machines: recipes of profiles, and the placement."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ if TYPE_CHECKING:
 
 
 class PackageDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """A package as it is installed on the worker that runs its tool."""
+    """Details of a package on the worker that has installed it."""
 
     name: str
     version: str
     install_ms: float = 0.0
     health_check: Any = None
-    """Result of reading the package's health check: the check and a problem. Only if it was asked for."""
+    """The package's health check and the problem of reading it. None if the front did not ask for the health
+    check.
+    """
 
 
 class PackageRecipe(msgspec.Struct, frozen=True, kw_only=True):
-    """Data from which another machine makes the profile of an npm tool. It installs the package itself."""
+    """Instructions for another machine to make the profile of an npm tool. That machine installs the package
+    itself.
+    """
 
     name: str
     version: str
@@ -37,7 +41,9 @@ class PackageRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScriptRecipe(msgspec.Struct, frozen=True, kw_only=True):
-    """Data from which another machine makes the profile of a toolscript. The gateway stays here."""
+    """Instructions for another machine to make the profile of a toolscript. The gateway stays on this
+    machine.
+    """
 
     url: str
     revision: str
@@ -50,7 +56,7 @@ Recipe = PackageRecipe | ScriptRecipe
 
 
 class ClusterLoad(msgspec.Struct, frozen=True):
-    """Places of a cluster as one front sees them, by kind of place."""
+    """Number of wanted and existing places of a cluster, by kind of place, as known to one front."""
 
     wanted: dict[str, int]
     """Executions of this front that run or wait."""

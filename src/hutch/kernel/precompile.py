@@ -15,7 +15,9 @@ from hutch.session.run import Result, RunHandle
 PRECOMPILE_PROFILE = profile_for("quickjs")
 PREPARE_JOB = Job("prepare", "")
 PREPARE_SECONDS = 0.5
-"""Maximum time of a precompilation. The runner may be busy with another execution of the same owner."""
+"""Maximum time of a precompilation. It is short, because the runner may be busy with another execution of the
+same owner.
+"""
 PREPARE_LIMITS = Limits(max_result_bytes=1024 * 1024)
 MAX_CODE_CHARS = 32 * 1024
 """Maximum length of code to precompile. Longer code is compiled by the process that runs it, so that other
@@ -48,8 +50,8 @@ class Precompiler:
         self._running: Counter[str] = Counter()
 
     async def prepare(self, owner: str, code: str, id: str) -> Job | Result | None:
-        """Returns the compiled program, or a failed Result if the code is invalid, or None if the process
-        that runs the code has to compile it.
+        """Returns the compiled program, or a failed Result if the code is invalid. Returns None if the
+        program is not available in time; then the process that runs the code compiles it.
         """
         if (cached := self.cached(owner, code)) is not None:
             return cached
@@ -71,7 +73,7 @@ class Precompiler:
             program = Job("program", result.result_json.decode())
             self.add_to_cache(owner, code, program)
             return program
-        # Other errors may not be caused by the code. A stack overflow, for example, has no line.
+        # Report only errors with a line. Others, such as a stack overflow, may not be caused by the code.
         error = result.error
         return result if error is not None and error.name == "SyntaxError" and error.line else None
 

@@ -29,7 +29,7 @@ logger = logging.getLogger("hutch.runs")
 _DEFAULT_LIMITS = msgspec.to_builtins(Limits())
 MAX_LABEL_CHARS = 200
 MAX_TARGETS = 50
-"""Maximum number of tools, and of hosts, that are stored for each run, so that lists can be filtered by them.
+"""Maximum number of tools, and of hosts, that are stored for each run. Lists of runs can be filtered by them.
 """
 # Fields of a run record that have their own column. All other fields are stored in `details`.
 _RUN_COLUMNS = (
@@ -144,8 +144,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def _request(request: Any, run: RunHandle) -> dict[str, Any]:
-    """Returns the fields of an outgoing request, with its start relative to the guest's. A guest may have put
-    a secret into the host or the method.
+    """Returns the fields of an outgoing request, with its start in milliseconds after the guest began to run.
+    Redacts host and method, because a guest may have put a secret into them.
     """
     fields: dict[str, Any] = msgspec.to_builtins(request)
     if fields["span_id"] is None:
@@ -153,14 +153,14 @@ def _request(request: Any, run: RunHandle) -> dict[str, Any]:
     clock = run.clock
     started = fields.pop("started") - clock.created
     if not fields["ms"] and clock.ended is not None:
-        # The connection is still open.
+        # The connection was still open when the run ended, so the request lasts until then.
         fields["ms"] = round(max(0.0, clock.ended - started) * 1000, 3)
     fields["host"], fields["method"] = run.redacted(fields["host"]), run.redacted(fields["method"])
     return {**fields, "start_ms": round((started - (clock.started or 0.0)) * 1000, 3)}
 
 
 RunSink = Callable[[RunRecord, TextRedactor | None], None]
-"""Stores a record. The redactor is for its content, which still has the run's secrets."""
+"""Stores a record. The redactor removes the run's secrets from the content of the record."""
 
 
 class RunRecorder:
@@ -183,9 +183,9 @@ class RunRecorder:
         """Called with each run at its end."""
 
     def begin(self, execution: Execution, run: RunHandle) -> None:
-        """Collects the events of a run, for its record and for clients that follow it. With the level
-        `errors`, they are forgotten at the end, apart from the last log lines of a failed run; with
-        `metadata`, all of them are.
+        """Collects the events of a run, for its record and for clients that follow it. At the end of the run,
+        the level `errors` keeps only the last log lines of a failed run, and the level `metadata` keeps no
+        events.
         """
         if self.sink is None or execution.is_internal:
             return
@@ -264,8 +264,9 @@ class RunRecorder:
             extra={
                 "event": "run",
                 "fields": record_fields(record),
-                # These two attributes are shown on a terminal and not written to log files. The formatter of
-                # a program that uses Hutch as a library may write all attributes of a log record.
+                # Hutch shows these two attributes on a terminal and does not write them to log files. But the
+                # formatter of a program that uses Hutch as a library may write all attributes of a log
+                # record.
                 "owner_name": self.owner_name(record.owner),
                 **({"error_message": record.error_message} if logs.shows_error_messages() else {}),
             },

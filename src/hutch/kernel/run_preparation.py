@@ -8,10 +8,14 @@ from hutch.session.run import RunHandle
 
 
 class RunPreparation(Protocol):
-    """Prepares the handle of a planned run. A protocol that gets one calls it for its main run only."""
+    """Prepares the handle of a planned run. A protocol uses its preparation only for the main run of a
+    request.
+    """
 
     def adopt(self, run: RunHandle) -> None:
-        """Gives the run its id and its times. Enough for a run that ends before it reaches the kernel."""
+        """Gives the handle the id and the times of the planned run. A run that ends before it reaches the
+        kernel needs no `begin`.
+        """
 
     async def begin(self, run: RunHandle) -> None:
-        """Adopts the run, directly before the kernel gets it. Raises HutchError if it must not begin."""
+        """Adopts the run, directly before the kernel gets it. Raises HutchError if the run must not begin."""

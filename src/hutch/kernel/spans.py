@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hutch.kernel.records import RunRecord
     from hutch.session.run import CallRecord, RunHandle
 
-# Protocols that other programs use as clients.
+# Protocols in which Hutch is the server. Their runs get spans of the kind SERVER.
 _SERVED_PROTOCOLS = frozenset({"execbox", "tpmjs", "mcp", "abilities"})
 # Protocols in which a run is the execution of one tool for an agent.
 _TOOL_PROTOCOLS = frozenset({"tpmjs", "mcp", "abilities"})
@@ -45,7 +45,7 @@ class RunTracing:
 
 def run_spans(record: RunRecord, run: RunHandle, trace: TraceContext) -> Iterator[Span]:
     """Yields the span of a run, and the spans of its queue time, installation, waits, tool calls and
-    requests. They contain only names, sizes, codes and, if it is recorded, the error message.
+    requests. The spans contain only names, sizes, codes and, if recorded, the error message.
     """
     created, clock = run.started_at, run.clock
     ended = created + (clock.ended or 0.0)

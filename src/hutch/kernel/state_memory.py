@@ -41,7 +41,7 @@ class StateCharge:
             self.set(0)
 
     def __del__(self) -> None:
-        # A run that was taken out of the store may never be continued.
+        # Release the charge of a run that was taken out of the store and never continued.
         self.release()
 
 
@@ -74,8 +74,8 @@ class StateMemory:
         return used + size <= self._per_owner and self._total + size <= self._max_bytes
 
     async def reserve(self, owner: str, size: int) -> StateCharge:
-        """Waits until a state of this size fits, before it is read. `size` is a maximum: the caller sets the
-        charge to the real size afterwards. Raises Busy.
+        """Waits until there is memory for a state of this size. Call it before reading the state. `size` is a
+        maximum: the caller sets the charge to the real size afterwards. Raises Busy.
         """
         size = min(size, self._per_owner)
         if not self.fits(owner, size):
@@ -107,7 +107,7 @@ class StateMemory:
             self._wake()
 
     def _wake(self) -> None:
-        """Wakes the waiters whose states fit together, the oldest first."""
+        """Wakes waiters, the oldest first, as long as their states fit into memory together."""
         total, planned = 0, dict[str, int]()
         for owner, size, future in [*self._waiters]:
             own = planned.get(owner, 0)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class CallHold:
     """Holds the tool calls of one run until the run is stored. The first call suspends the run. When the run
     is stored, all held calls begin. If the process dies later, the store has the state in which the guest
-    waits for them.
+    waits for these calls.
     """
 
     def __init__(self, run: RunHandle) -> None:
@@ -25,7 +25,8 @@ class CallHold:
     async def __call__(self, is_idempotent: bool) -> None:
         """Waits until the call may begin. Raises ToolError if the run could not be stored."""
         if self._is_released:
-            # The call was accepted before the run was stored, so the stored state has it.
+            # The call may begin: it was accepted before the run was stored, so the stored state contains the
+            # call.
             return
         if self._released is None:
             self._released = asyncio.get_running_loop().create_future()
@@ -47,7 +48,8 @@ class CallHold:
         if released is not None:
             error = ToolError(f"The call was not made, because the run could not be stored before: {reason}")
             released.set_exception(error)
-            # Retrieved here, because all held calls may have been cancelled.
+            # Read the exception, because asyncio logs an error for an unread one if all held calls were
+            # cancelled.
             released.exception()
 
     def hold(self) -> None:

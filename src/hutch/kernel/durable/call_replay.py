@@ -1,5 +1,5 @@
-"""Records the tool calls of a guest that cannot be stored itself. If its process dies, the guest runs again
-from its beginning and gets the recorded results.
+"""Records the tool calls of a guest whose state cannot be stored. If the guest's process dies, the guest runs
+again from the beginning and gets the recorded results.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class CallReplay:
 
     @classmethod
     async def open(cls, store: Store, run_id: str, owner: str, seconds: float) -> CallReplay:
-        """Opens the recorded calls of a run, which may have none. They expire after `seconds`. Raises
+        """Opens the recorded calls of a run. There may be none. They expire after `seconds`. Raises
         HutchError.
         """
         recorded = await store.recorded_calls.of_run(run_id, owner)
@@ -71,8 +71,8 @@ class CallReplay:
         self, server: str, tool: str, arguments: Any, *, is_idempotent: bool
     ) -> tuple[bool, Any]:
         """Returns True and the recorded result of a call, or False if the call has to be made. Raises
-        UpstreamError if the recorded call failed, if the process died while it made the call, or if the
-        guest makes other calls than before.
+        UpstreamError if the recorded call failed, if the process died during the call, or if the guest makes
+        other calls than before.
         """
         call = await self._take(server, tool, _digest(arguments))
         if call is None:
@@ -94,7 +94,8 @@ class CallReplay:
         key = server, tool, digest
         async with self._progress:
             if self._divergence is None and key not in self._waiting and self._waiting:
-                # Another branch of the guest may still have recorded calls to make.
+                # Wait before reporting a divergence: another branch of the guest may still make the recorded
+                # calls.
                 try:
                     async with asyncio.timeout(DIVERGENCE_SECONDS):
                         await self._progress.wait_for(lambda: not self._waiting or self._divergence)
@@ -149,7 +150,9 @@ class CallReplay:
         data = msgspec.msgpack.encode(answer)
         if self._bytes + len(data) > MAX_RECORDED_BYTES:
             # After a restart, the guest gets an error for this call.
-            logger.warning("run %s: a result is not recorded, because there are too many", self._run_id)
+            logger.warning(
+                "run %s: a result is not recorded, because the recorded results are too large", self._run_id
+            )
             return
         self._bytes += len(data)
         try:

@@ -34,7 +34,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: float
     session: SavedSession
     record_level: str | None = None
-    """Level of the record that the request for the run asked for."""
+    """Record level that the client requested for the run."""
     stores_calls: bool = False
     """See `Execution.stores_calls`."""
 
@@ -49,7 +49,7 @@ def bundle_digest() -> str:
 
 
 class _Header(msgspec.Struct, frozen=True):
-    """A checkpoint without its large data, which follows: first the memory, then the files."""
+    """A checkpoint without its large data. The memory and then the files follow the header."""
 
     checkpoint: Checkpoint
     memory_bytes: int
@@ -57,7 +57,7 @@ class _Header(msgspec.Struct, frozen=True):
 
 
 def encode(checkpoint: Checkpoint, max_bytes: int) -> list[bytes]:
-    """Encodes a checkpoint in parts. Raises ResumeError if it could not be decoded again."""
+    """Encodes a checkpoint in parts. Raises ResumeError if it is too large or cannot be encoded."""
     session = checkpoint.session
     files, contents = session.files, list[bytes]()
     if files is not None:

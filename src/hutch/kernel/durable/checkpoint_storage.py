@@ -43,7 +43,7 @@ class CheckpointStorage:
         keeps_hold: bool = False,
     ) -> bool:
         """Stores a checkpoint that was encoded as `parts`. With `keeps_hold`, `holder` continues the run.
-        Returns False if the store has the run already, and `holder` does not continue it. Raises ResumeError.
+        Returns False if the run is already stored and not held by `holder`. Raises ResumeError.
         """
         maximum = self._settings.max_suspended_bytes_per_owner
         stored_bytes = await store.checkpoints.stored_bytes(checkpoint.owner, checkpoint.run_id)
@@ -77,8 +77,8 @@ class CheckpointStorage:
             raise ResumeError("token_in_use", "Another pending call has the same token.") from None
 
     async def _check_questions(self, store: Store, checkpoint: Checkpoint) -> None:
-        """Raises ResumeError if too many calls of an owner wait for approvals. A person has to read each of
-        them.
+        """Raises ResumeError if too many calls of an owner wait for approvals, because a person has to read
+        each call.
         """
         count = sum(call.question is not None for call in checkpoint.session.pending)
         if count:

@@ -1,4 +1,4 @@
-"""Reads what the record of a run contains from before the run was suspended."""
+"""Reads the record of a run from before its suspension, for the record of the whole run."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ async def recorded_part(store: Store, run_id: str) -> RecordedPart | None:
         content = await store.runs.content(run_id)
         return None if content is None else msgspec.json.decode(content, type=RecordedPart)
     except (HutchError, msgspec.DecodeError) as error:
-        # The run continues. Its record has only what comes now.
+        # The run continues without the earlier part of its record.
         logger.warning("the record of run %s from before it was suspended cannot be read: %s", run_id, error)
         return None
 
 
 def approval_waits(session: SavedSession, answered: Container[str]) -> list[Wait]:
-    """Returns how long the calls have waited that needed an approval and have their results now."""
+    """Returns the waits of calls that needed an approval and now have a result."""
     return [
         Wait(
             kind="approval",

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("hutch.runs")
 
 HOLD_SECONDS = 30.0
-"""Time for which a process holds the runs that it continues. It extends the time while it lives."""
+"""Time for which a process holds the runs that it continues. The process extends the hold as long as it
+lives.
+"""
 EXTEND_SECONDS = 10.0
 POLL_SECONDS = 2.0
 """Interval at which a process checks for changes by other processes."""
@@ -46,8 +48,8 @@ class Holds:
         self._keep_extending()
 
     def before_first_call(self, store: Store, run_id: str) -> Callable[[bool], Awaitable[None]]:
-        """Returns a function to await before each tool call of a run. It records the first call: if this
-        process dies later, the run cannot be continued.
+        """Returns a function to await before each tool call of a run. The function records that a tool was
+        called. If this process dies after that, the run cannot be continued.
         """
         return _Once(lambda: self._mark_called(store, run_id))
 
@@ -58,7 +60,7 @@ class Holds:
             raise ToolError(f"The call was not made, because it could not be recorded: {error}") from None
         if not is_held:
             raise ToolError(
-                "The call was not made, because another process continues the run, or it was cancelled"
+                "The call was not made, because the run was cancelled, or another process continues it"
             )
 
     def _keep_extending(self) -> None:

@@ -20,7 +20,7 @@ MAX_PROCESS_SHARE = 0.75
 MIN_FREE_SHARE = 0.1
 """Part of the machine's memory below which waiting runs of all processes are stored."""
 MAX_STORED_AT_ONCE = 32
-# A run that cannot be stored is not asked again before this time.
+# Time after which a run that could not be stored is asked again.
 _ASK_AGAIN_SECONDS = 30.0
 _MEMINFO = Path("/proc/meminfo")
 
@@ -67,7 +67,7 @@ class MemoryPressure:
             return []
         kernel, now = self._kernel, monotonic()
         self._asked = {id: at for id, at in self._asked.items() if now - at < _ASK_AGAIN_SECONDS}
-        # The kernel's runs are in the order in which they began.
+        # `active` has the runs in the order in which they began, so the oldest are asked first.
         chosen = [
             id for id in kernel.active if id in scarce and id not in self._asked and kernel.can_store(id)
         ]

@@ -1,7 +1,7 @@
 """Packs a header and large data into compressed parts, and unpacks them.
 
-Everything is processed in parts. One call for all of it would hold Python's lock, so that the event loop
-stalls also if a thread makes the call: 74 ms for 60 MB.
+Data is processed in parts. A single call for all data would hold Python's lock and stall the event loop, even
+if made in a thread: 74 ms for 60 MB.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from hutch.errors import ResumeError
 from hutch.session.messages import MEMORY_PART_BYTES
 
 LARGE_BYTES = 256 * 1024
-"""Size from which on data is packed in a thread."""
+"""Data of at least this size is packed in a thread."""
 COMPRESSION_LEVEL = 1
 """Higher levels make large checkpoints a few percent smaller and take ten times as long."""
 PART_BYTES = 512 * 1024
 """Approximate size of a compressed part."""
-# The number of the format. States without it were stored by earlier versions.
+# Identifies the format. States that do not start with it were stored by earlier versions.
 _FORMAT = b"\xc1hutch2"
 _LENGTH_BYTES = 4
 
@@ -86,14 +86,14 @@ def _decompress(parts: Sequence[bytes], max_bytes: int) -> Iterator[bytes]:
 
 
 def take(parts: Sequence[bytes], size: int) -> tuple[bytes, list[bytes]]:
-    """Returns the first `size` bytes, and the parts after them. Raises ResumeError if there are fewer."""
+    """Returns the first `size` bytes, and the remaining parts. Raises ResumeError if there are fewer."""
     taken, rest = split_at(parts, size)
     return b"".join(taken), rest
 
 
 def split_at(parts: Sequence[bytes], size: int) -> tuple[list[bytes], list[bytes]]:
-    """Returns the parts of the first `size` bytes, and those after them. Raises ResumeError if there are
-    fewer.
+    """Returns the parts with the first `size` bytes, and the remaining parts. Raises ResumeError if there are
+    fewer bytes.
     """
     taken: list[bytes] = []
     for number, part in enumerate(parts):
@@ -107,7 +107,7 @@ def split_at(parts: Sequence[bytes], size: int) -> tuple[list[bytes], list[bytes
 
 
 def split(parts: Iterable[bytes], size: int) -> Iterator[bytes]:
-    """Yields the bytes of the parts, none of them longer than `size`."""
+    """Yields the same bytes in parts of at most `size` bytes."""
     for part in parts:
         if len(part) <= size:
             if part:

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("hutch.runs")
 
 MAX_BYTES_OF_RUN = 256 * 1024 * 1024
-"""Maximum size of a suspended run with the results that it has got. They are in memory when it continues."""
+"""Maximum size of a suspended run together with the results of its calls. Both are in memory when the run
+continues.
+"""
 
 
 class PendingCalls:
@@ -76,8 +78,8 @@ class PendingCalls:
         return await store.checkpoints.calls(run_id)
 
     async def _store(self, store: Store, row: CheckpointRow, answers: Mapping[str, Answer]) -> list[str]:
-        """Stores results. Returns the ids of the calls that have one already. Raises ResumeError if the run
-        and its results would be too large.
+        """Stores results. Returns the ids of the calls that already had a result. Raises ResumeError if the
+        run and its results would be too large.
         """
         texts: dict[str, bytes] = {}
         slices = TimeSlices()
@@ -101,7 +103,7 @@ class PendingCalls:
         return refused
 
     async def find(self, token: str) -> tuple[CheckpointRow, str]:
-        """Returns the run and the id of the call with a token. Raises ResumeError."""
+        """Returns the run and the id of the call with this token. Raises ResumeError."""
         store = await self._open_store()
         # The lookup compares digests, so that its duration reveals nothing about other tokens.
         found = await store.checkpoints.find_call(token_digest(token))
@@ -117,7 +119,9 @@ class PendingCalls:
             raise InvalidExecution(field, f"{expected}, got {size}")
 
     async def resolve(self, token: str, answer: Answer) -> str:
-        """Stores the result of the call with a token. Returns the id of its run. Raises ResumeError."""
+        """Stores the result of the call with this token. Returns the id of the call's run. Raises
+        ResumeError.
+        """
         self._check_size("result", answer)
         store = await self._open_store()
         row, call_id = await self.find(token)
@@ -126,8 +130,8 @@ class PendingCalls:
         return row.run_id
 
     async def questions(self, run_id: str | None = None) -> list[Question]:
-        """Returns the calls that wait for an approval, or for the result of an approved call. Without a run,
-        returns those of all suspended runs.
+        """Returns the calls that wait for an approval, and the approved calls without a result. Without a
+        run, returns the calls of all suspended runs.
         """
         store = await self._open_store()
         return await store.checkpoints.questions(run_id)
@@ -136,8 +140,8 @@ class PendingCalls:
         self, run_id: str, call_id: str, decision: str, decided_by: str | None, *, digest: str | None = None
     ) -> bool:
         """Stores a decision, which this process carries out. `digest` is the SHA-256 of the arguments that
-        were decided on. Returns False if the call already has a decision
-        or no longer waits. The caller has to call `answer`, or `abandon` if that is not possible.
+        the person saw. Returns False if the call already has a decision or no longer waits. The caller has to
+        call `answer`, or `abandon` if that is not possible.
         """
         store = await self._open_store()
         is_first = await store.checkpoints.decide(
@@ -154,7 +158,7 @@ class PendingCalls:
         return is_first
 
     def abandon(self, call_id: str) -> None:
-        """Lets the hold of an approved call expire, because it is not known whether the call was made."""
+        """Lets the hold on an approved call expire, because it is not known whether the call was made."""
         self._holds.calls.discard(call_id)
 
     async def journal(self, run_id: str, call_id: str, answer: Answer) -> None:
@@ -164,7 +168,8 @@ class PendingCalls:
             if (row := await store.checkpoints.get(run_id)) is not None:
                 await self._store(store, row, {call_id: answer})
         except HutchError as error:
-            # If the process dies now, the guest gets an error: the call may have had an effect.
+            # Not fatal. Only if the process dies now, the guest gets an error, because the call may have had
+            # an effect.
             logger.warning("the result of a call of run %s could not be stored: %s", run_id, error)
 
 
@@ -179,7 +184,7 @@ async def _check_result(call: StoredCall, answer: Answer, providers: Sequence[Pr
     if tool is None or tool.output_schema is None or answer.result_json is None:
         return
     value = await decode_large_value(answer.result_json)
-    # The schema may be that of an MCP server, which may be expensive to check.
+    # In a thread, because the schema may come from an MCP server and be expensive to check.
     problems = await asyncio.to_thread(check_against_schema, dict(tool.output_schema), value, untrusted=True)
     if problems:
         raise InvalidExecution(f"results.{call.call_id}", str(problems[0]))

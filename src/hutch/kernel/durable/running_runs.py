@@ -1,6 +1,6 @@
 """Stores which runs are in progress, so that runs of a killed process are recorded as `interrupted`.
 
-A run is stored only when it has taken about a second, in the background. Short runs cost nothing.
+A run is stored in the background, and only after about a second, so that short runs cost nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REASON = "the process of the run died"
 MIN_SECONDS = 1.0
 """Time after which a run in progress is stored."""
 LOOK_SECONDS = 0.5
-"""Interval at which a process checks for such runs."""
+"""Interval at which a process checks for runs that have reached MIN_SECONDS."""
 PAUSE_FACTOR = 20
 """The pause between two checks is at least this many times the duration of a check, so that many runs with
 many calls do not load the process or the store.
@@ -88,8 +88,8 @@ class RunningRuns:
             await self._table.put(this_holder(), changed)
             self._stored |= stored
         if ended := [run_id for run_id in self._stored if run_id not in self._active]:
-            # Write the records of these runs first. If the process dies before that, the runs count as
-            # interrupted.
+            # Write the records of these runs first. If the process dies before they are written, the runs
+            # count as interrupted.
             await self._flush_records()
             await self._table.remove(this_holder(), ended)
             for run_id in ended:

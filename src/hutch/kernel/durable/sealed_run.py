@@ -14,7 +14,8 @@ from hutch.vault import crypto
 
 MAGIC = b"hutch-run-2:"
 _CONTEXT = "sealed run"
-# Base64, the header and the authentication of all parts add less than this.
+# Upper bound for the size of a sealed run divided by the size of its state. Base64, the header and the
+# authentication of the parts add less.
 _MAX_EXPANSION = 1.4
 _MAX_HEADER_BYTES = 64 * 1024
 
@@ -26,7 +27,7 @@ class SealedRun(msgspec.Struct, frozen=True, kw_only=True):
     state: list[bytes]
     """Parts of an encoded `Checkpoint`."""
     answers: dict[str, bytes]
-    """Results that the run had got and not used, as `encode_answer` returns them, by call id."""
+    """Results that the guest has not received yet, encoded by `encode_answer`, by call id."""
 
 
 async def seal(run: SealedRun, home: Path) -> bytes:
@@ -35,7 +36,7 @@ async def seal(run: SealedRun, home: Path) -> bytes:
 
 
 def _seal(run: SealedRun, home: Path) -> bytes:
-    # In parts: encrypting all of it in one call would hold Python's lock, and so stall the event loop.
+    # Encrypt in parts: a single call would hold Python's lock, and so stall the event loop.
     keys = crypto.load_master_keys(home, os.environ, create=False)
     header = msgspec.msgpack.encode((run.row, list(run.answers)))
     parts = [header, *run.answers.values(), *run.state]

@@ -14,12 +14,14 @@ from hutch.session.large_json import decode_large_value
 from hutch.session.messages import WireError
 from hutch.session.run import CallRecord, Result
 
-# Size of a result without its value and its files: logs and recorded calls.
+# Maximum size of the logs and recorded calls of a result.
 OVERHEAD_BYTES = 64 * 1024 * 1024
 
 
 class _Header(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A result without its value and the contents of its files, which follow in this order."""
+    """A result without its value and the contents of its files. The value and then the contents follow the
+    header.
+    """
 
     ok: bool
     logs: list[str]
@@ -30,7 +32,7 @@ class _Header(msgspec.Struct, frozen=True, omit_defaults=True):
     files: list[tuple[str, str, int]] = []
     """Name, type and size of each file."""
     error: WireError | None = None
-    """With the code of Hutch, not the one that is sent to other implementations."""
+    """Has the error code of Hutch, not the Execbox code that is sent to other implementations."""
 
 
 async def encode_result(result: Result) -> list[bytes]:

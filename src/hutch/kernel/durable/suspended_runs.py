@@ -65,9 +65,11 @@ class SuspendedRuns:
         self._is_draining = False
         self._continuing = asyncio.Semaphore(MAX_CONTINUING)
         self._continuing_by_owner: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        """Leave a fifth of the places to other owners."""
+        """Limits the runs of each owner to four fifths of MAX_CONTINUING, so that other owners get places."""
         self._listeners: dict[str, list[Listener]] = {}
-        """Listeners of runs that were suspended in this process and whose caller waits for the end."""
+        """Listeners by run id, for runs that were suspended in this process and have a caller that waits for
+        their end.
+        """
         self._ends: dict[str, list[asyncio.Future[Result]]] = {}
         """Waiters for the ends of runs."""
         self._background: set[asyncio.Task[None]] = set()
@@ -254,7 +256,7 @@ class SuspendedRuns:
         try:
             return await self._kernel.run(execution, run)
         except BaseException:
-            # The kernel may have refused the run, for example because of a quota.
+            # The run is still held if the kernel refused it, for example because of a quota.
             if run.id in self._holds.runs:
                 await self.end_stored(run, None)
             raise
@@ -276,8 +278,8 @@ class SuspendedRuns:
             self.continue_in_background(run_id, row.owner)
 
     async def recover(self, run_id: str) -> None:
-        """Takes over a run whose server has died. Ends it if it cannot be continued. Otherwise continues it
-        if a call has got a result. Raises HutchError.
+        """Takes over a run whose server has died. Ends the run if it cannot be continued. Otherwise continues
+        it as soon as a pending call has a result. Raises HutchError.
         """
         await self.end_interrupted()
         if await self._has_answers(run_id):
@@ -324,7 +326,8 @@ class SuspendedRuns:
                 async with share, self._continuing:
                     execution, run = await self.resume(run_id, owner, await provide_tools())
                     result = await self.run(execution, run)
-                # A result that arrived while the run continued could not be delivered to it.
+                # Continue once more if results arrived while the run continued, because they could not be
+                # delivered.
                 is_suspended = result.error is not None and result.error.code == SUSPENDED
                 has_answers = is_suspended and await self._has_answers(run_id)
         except ResumeError as error:
@@ -358,7 +361,7 @@ class SuspendedRuns:
     async def wait(
         self, run_id: str, owner: str, listeners: list[Listener], give_up: Callable[[], bool]
     ) -> Result | None:
-        """Waits for the end of a suspended run, in this process or in another one. Returns None as soon as
+        """Waits until a suspended run has ended, in this process or in another one. Returns None as soon as
         `give_up` returns True. Cancelling this call does not affect the run.
 
         `listeners` get the events of the run if it continues in this process.
@@ -388,7 +391,7 @@ class SuspendedRuns:
                 del self._ends[run_id]
 
     async def _result_of_deleted(self, run_id: str) -> Result:
-        """Returns the result of a run that another server has ended without a result."""
+        """Returns the result of a run that another server has deleted from the store."""
         row = await (await self._open_store()).runs.get(run_id)
         outcome = "interrupted" if row is None or row.outcome == SUSPENDED else row.outcome
         error = ExecutionError(outcome, f"The run ended while it was suspended: {outcome}")
@@ -471,7 +474,7 @@ class SuspendedRuns:
             raise ResumeError(
                 "checkpoint_superseded", f"The run {run_id} has continued since this checkpoint was taken."
             )
-        # Does not change results that the store has.
+        # Results that are already in the store stay unchanged.
         await store.checkpoints.answer(run_id, sealed.answers, MAX_BYTES_OF_RUN)
         return run_id
 
@@ -526,7 +529,8 @@ class SuspendedRuns:
                 logger.warning("the suspended run %s ended: interrupted", row.run_id)
         for row in await store.checkpoints.delete_expired(await store.retention.now()):
             count += 1
-            # The record of a run that has ended is still `suspended` if the process died before writing it.
+            # Also for an ended run: its record is still `suspended` if the process died before it wrote the
+            # record.
             await store.runs.end_suspended(row.run_id, "expired")
             if row.state != "ended":
                 logger.warning("the suspended run %s ended: expired", row.run_id)

@@ -15,7 +15,7 @@ from hutch.session.messages import VmState
 from hutch.session.turn import TurnState
 from hutch.store.tables.durable.sessions import SessionRow
 
-# Size of an encoded state without the memory.
+# Maximum size of an encoded state without the VM's memory.
 _OVERHEAD_BYTES = 1024
 
 
@@ -40,8 +40,8 @@ class LiveSession:
         self._unsaved: dict[int, TurnState] = {}
 
     def add(self, state: TurnState, max_turns: int, max_bytes: int) -> None:
-        """Adds the state after another turn. Forgets the oldest states that are not stored if there are more
-        than `max_turns`, or they have more than `max_bytes` together.
+        """Adds the state after another turn. Forgets the oldest unstored states if there are more than
+        `max_turns` of them, or if they have more than `max_bytes` in total.
         """
         self.turn += 1
         self.state = self._unsaved[self.turn] = state
@@ -86,8 +86,8 @@ class LiveSession:
         return sorted({*self._stored, *self._unsaved})
 
     def begin_save(self, max_turns: int) -> dict[int, TurnState]:
-        """Returns the states to store. They count as stored from now on, so that changes during the write are
-        not lost. `fail_save` reverts this.
+        """Returns the states to store, and marks them as stored already now, so that changes during the write
+        are not lost. `fail_save` reverts this.
         """
         self.is_changed = False
         oldest = self.turn - max_turns

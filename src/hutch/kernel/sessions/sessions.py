@@ -95,7 +95,8 @@ class Sessions:
         self._holder = secrets.token_hex(8)
         self._slots: dict[tuple[str, str], _Slot] = {}
         self._saving: set[asyncio.Task[None]] = set()
-        # Encoding a state takes several times its memory, so a burst of forks must not be stored at once.
+        # One write at a time: encoding a state takes several times the state's memory, and many forks may
+        # have to be stored at once.
         self._writing = asyncio.Semaphore(1)
         self._full_owners: set[str] = set()
         """Owners whose stored sessions exceeded the limit at the last check."""
@@ -105,8 +106,8 @@ class Sessions:
     async def run(
         self, session_id: str, execution: Execution, run: RunHandle, *, create: bool = True
     ) -> Result:
-        """Runs a turn. If it fails, the session stays as it was. Raises HutchError if the turn could not be
-        started. With `create`, a session that does not exist is created.
+        """Runs a turn. If the turn fails, the session stays as it was. With `create`, a missing session is
+        created. Raises HutchError if the turn could not be started.
         """
         if execution.owner in self._full_owners:
             await self._check_bytes(await self._open_store(), execution.owner)
@@ -165,7 +166,7 @@ class Sessions:
             live.go_back(turn, state)
 
     async def fork(self, session_id: str, owner: str, copy_id: str) -> None:
-        """Copies the current state of a session to a new one. Raises SessionError."""
+        """Copies the current state of a session to a new session. Raises SessionError."""
         check_session_id(copy_id)
         async with self._use(owner, session_id) as (_, live):
             turn, state = live.turn, live.state
@@ -288,8 +289,8 @@ class Sessions:
     ) -> LiveSession:
         """Reserves a session in the store and loads its state. Waits if another process holds it.
 
-        `known` is this process's copy of the session. It is used if no other process has changed the session
-        meanwhile.
+        `known` is this process's copy of the session. The copy is used if no other process has changed the
+        session meanwhile.
         """
         store, give_up_at = await self._open_store(), time.monotonic() + WAIT_SECONDS
         while True:
@@ -317,7 +318,7 @@ class Sessions:
         return live
 
     async def _insert(self, owner: str, session_id: str, holder: str | None = None) -> SessionRow | None:
-        """Adds a session. Returns None if it exists. Raises SessionError."""
+        """Adds a session. Returns None if the session already exists. Raises SessionError."""
         row = SessionRow(
             session_key=new_id(),
             owner=owner,
@@ -363,7 +364,7 @@ class Sessions:
             raise
 
     async def _load(self, row: SessionRow, turn: int) -> tuple[TurnState, dict[int, int]]:
-        """Returns the state after a turn, and the sizes of all stored states by their turns."""
+        """Returns the state after a turn, and the sizes of all stored states by turn."""
         try:
             data, sizes = await (await self._open_store()).sessions.state(row, turn)
         except VaultError as error:
@@ -423,7 +424,9 @@ class Sessions:
             else:
                 live.count_memory()
             if not is_held:
-                raise SessionError("session_in_use", "Another process has used it, so turns were lost.")
+                raise SessionError(
+                    "session_in_use", "Another process has used the session, so turns were lost."
+                )
 
     async def _write(self, live: LiveSession, *, release: bool) -> bool:
         """Returns False if another process has used the session since the last write."""
