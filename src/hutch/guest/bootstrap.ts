@@ -34,10 +34,10 @@ export function dropPermissions(): void {
   for (const name of KINDS) Deno.permissions.revokeSync({ name } as Deno.PermissionDescriptor);
 }
 
-/** Deno's advice in errors about permissions, which a guest cannot follow. */
+/** Matches Deno's advice in permission errors to pass a flag. A guest cannot follow this advice. */
 const FLAG_ADVICE = /, run again with the --allow-[a-z-]+ flag$/;
 
-/** Replaces the advice in all errors about permissions, including errors that a guest catches. */
+/** Replaces Deno's advice in all permission errors by `instead`, including errors that a guest catches. */
 export function replaceFlagAdvice(instead: string): void {
   const { NotCapable } = Deno.errors;
   const { apply } = Reflect, { replace } = String.prototype;
@@ -46,7 +46,7 @@ export function replaceFlagAdvice(instead: string): void {
       super(typeof message === "string" ? apply(replace, message, [FLAG_ADVICE, instead]) : message, options);
     }
   }
-  // Deno creates these errors with its own class. Its constructor calls `super`, which is the constructor of
-  // the prototype, so replacing the prototype changes all these errors.
+  // Deno creates permission errors with the class NotCapable, whose constructor calls `super`. That calls the
+  // constructor of the prototype of NotCapable, so replacing this prototype changes all permission errors.
   Object.setPrototypeOf(NotCapable, NotCapableBase);
 }

@@ -1,4 +1,4 @@
-/** Clock and timer that load no further part of Deno. Captured before guest code can replace them. */
+/** A clock and a timer that need no further modules of Deno. Captured before guest code can replace them. */
 
 const { apply } = Reflect;
 const { now } = performance;
@@ -8,7 +8,7 @@ export function clock(): number {
   return apply(now, performance, []);
 }
 
-/** Like `setTimeout`, whose first use spends 15 ms on loading Node's timers. */
+/** Replaces `setTimeout`, because the first call of `setTimeout` takes 15 ms to load Node's timers. */
 export function runAfter(ms: number, action: () => void): void {
   apply(timeout, AbortSignal, [Math.min(ms, 2 ** 31 - 1)]).addEventListener("abort", action);
 }

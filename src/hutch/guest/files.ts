@@ -32,7 +32,7 @@ export interface FileInfo {
 
 interface Host {
   emit: Emit;
-  /** Position of the tool that reads files. The tool that writes files follows it. */
+  /** Index of the tool that reads files. The tool that writes files has the next index. */
   firstTool: number;
   log: (line: string) => void;
   /** Maximum size of the input of a call. */

@@ -12,9 +12,9 @@ const { apply } = Reflect;
 const { charCodeAt, indexOf, slice, startsWith } = String.prototype;
 const { exec, test } = RegExp.prototype;
 const NOT_ASCII = /[^\0-\x7f]/;
-/** A stack frame in both engines' format. */
+/** Matches a line of a stack trace that is a frame, in V8 and in QuickJS. */
 const FRAME = /^ +at /;
-/** A frame of the runner, of Deno or of a built-in. */
+/** Matches a frame of the runner, of Deno or of a built-in. */
 const INTERNAL_FRAME = /[ (](?:(?:prelude|deno)\.js[:,]|(?:ext|node):|native\)|<anonymous>\)$)/;
 
 /** Hints for values that are not JSON-safe. */
@@ -65,7 +65,9 @@ export function exceeds(text: string, maxBytes: number): boolean {
   return byteLength(text) > maxBytes;
 }
 
-/** Replaces the loop that counts the bytes of a text in UTF-8, which takes QuickJS 20 s for 4 MiB. */
+/**
+ * Sets a native function that counts the UTF-8 bytes of a text. The loop below takes QuickJS 20 s for 4 MiB.
+ */
 export function provideByteLength(native: (text: string) => number): void {
   byteLength = native;
 }
@@ -75,7 +77,7 @@ let byteLength = (text: string): number => {
   let bytes = text.length;
   for (let i = 0; i < text.length; i++) {
     const unit = apply(charCodeAt, text, [i]);
-    // The two units of a surrogate pair make four bytes.
+    // A surrogate pair takes four bytes, two for each of its units.
     if (unit >= 0x80) bytes += unit < 0x800 || (unit >= 0xd800 && unit < 0xe000) ? 1 : 2;
   }
   return bytes;

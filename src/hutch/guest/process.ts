@@ -1,4 +1,7 @@
-/** Output of runners that run a guest in their own process. Captured before guest code can replace it. */
+/**
+ * Writes the log lines of runners whose guest shares their process. The functions used here are captured
+ * before guest code can replace them.
+ */
 
 const { stringify } = JSON;
 const { apply } = Reflect;

@@ -78,14 +78,17 @@ function trustedError(code: string, message: string, error: Error = new CallSite
 }
 
 /**
- * Returns the stack of a call in V8. Uses another error, because V8 formats a stack only once, and that of the
- * call's error must not be read before its message is set.
+ * Returns the stack of the current call in V8. Creates an error for this, because V8 formats the stack of an
+ * error only once, and the error of the call does not have its message yet.
  */
 export function currentStack(): string | undefined {
   return stackOf(new CallSite());
 }
 
-/** Reads a stack, whose formatting a guest can replace. */
+/**
+ * Returns the stack of an error, or undefined if the guest has replaced the formatting of stacks by code that
+ * throws.
+ */
 function stackOf(error: Error): string | undefined {
   return readText(() => error.stack);
 }
@@ -99,7 +102,8 @@ export function createToolFunction(
 ): (input?: unknown) => Promise<unknown> {
   const label = `The input of ${name}`;
   return (input) => {
-    // With very many calls at once, their stack traces would use up the memory.
+    // Record the positions of a limited number of queued calls, because their stack traces would use up the
+    // memory.
     const failure = backlog.length < MAX_CALL_SITES ? new CallSite() : undefined;
     const stack = callStack && failure && callStack(failure) || "";
     const stream = streams ? new ItemStream() : undefined;
@@ -181,8 +185,9 @@ export function startCall(
 }
 
 /**
- * Defines the namespaces as globals, and one with a dotted name, such as `tools.github`, as a member of another
- * object. They have no prototype, so that a tool can have any name. Returns the number of tools.
+ * Defines each namespace as a global. A namespace with a dotted name, such as `tools.github`, becomes a
+ * member of the object before the dot. Namespaces have no prototype, so that a tool can have any name.
+ * Returns the number of tools.
  */
 export function defineProviders(providers: ProviderTools, emit: Emit, options: CallOptions): number {
   let count = 0;

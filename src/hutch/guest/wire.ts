@@ -115,7 +115,7 @@ export interface WarmUp {
 export interface Extend {
   type: "extend";
   id: string;
-  /** May be negative. */
+  /** Milliseconds to add, possibly negative. */
   ms: number;
 }
 
@@ -271,8 +271,8 @@ function depth(text: string): number {
 }
 
 /**
- * Used because `setImmediate` and `setTimeout` load Node's timers, which takes 15 ms. Captured before a guest
- * can replace it.
+ * Schedules writes with microtasks, because `setImmediate` and `setTimeout` load Node's timers, which takes
+ * 15 ms. Captured before a guest can replace it.
  */
 const schedule = queueMicrotask;
 
@@ -287,7 +287,7 @@ export class Wire {
   #encodeInto = encoder.encodeInto.bind(encoder);
   #buffer = new Uint8Array(4096);
   #drained: (() => void)[] = [];
-  /** Counts all lines, including invalid ones. */
+  /** Number of lines received, including invalid ones. */
   linesReceived = 0;
 
   constructor(pipe: Pipe) {

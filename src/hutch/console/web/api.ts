@@ -1,6 +1,6 @@
 /**
- * Requests to the server. A request of an expired session shows the sign-in form and leaves the page
- * unchanged.
+ * Requests to the server. If the session has expired, a request shows the sign-in form over the unchanged
+ * page.
  */
 
 import { signal } from "@preact/signals";
@@ -120,8 +120,9 @@ const RECONNECT_MS = 2_000;
 const MAX_HELD_EVENTS = 1_000;
 
 /**
- * Calls `listen` with the events of a stream, at most once per frame with all that have come since, and reconnects
- * until the returned function is called. While the page is hidden, the newest events are held.
+ * Subscribes to a stream of events. Calls `listen` at most once per animation frame, with all events since
+ * the last call. Reconnects until the returned function is called. A hidden page has no frames, so it keeps
+ * the newest MAX_HELD_EVENTS events until it is shown again.
  */
 export function subscribe(path: string, listen: (events: ServerEvent[]) => void): () => void {
   const controller = new AbortController();

@@ -23,8 +23,8 @@ export function buildImage(
     vm.boot();
     return vm;
   };
-  // Compile in another VM: the source and the remains of the compiler would take three pages of the image,
-  // and resetting a VM copies the whole image.
+  // Compile in another VM, because the source and the leftovers of the compiler would take three pages of the
+  // image, and resetting a VM copies the whole image.
   const bytecode = boot().compile(prelude, "hutch:prelude.js");
   const vm = boot();
   vm.defineHostFunctions(hostFunctions);
@@ -45,7 +45,10 @@ export function buildImage(
   return image;
 }
 
-/** Checks RANDOM_STATE: if it were wrong, Math.random would return the same numbers after each reset. */
+/**
+ * Checks the offset RANDOM_STATE. With a wrong offset, Math.random would return the same numbers after each
+ * reset.
+ */
 function checkRandom(vm: Vm): void {
   const draw = () => {
     vm.reset();

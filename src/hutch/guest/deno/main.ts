@@ -59,7 +59,7 @@ class Run {
   #program?: Program;
   #over = false;
 
-  /** Time for which the host has extended the limit. */
+  /** Milliseconds by which the host has extended the time limit. */
   extraMs = 0;
 
   constructor(wire: Wire, request: Execute) {
@@ -71,7 +71,7 @@ class Run {
   async start(): Promise<void> {
     const { id, options, providers, inputs } = this.#request;
     this.#wire.send(startedLine(id));
-    // The guest may never yield, so write this before it starts.
+    // Write this message before the guest starts, because the guest may never yield.
     await this.#wire.drained();
     this.#captureConsole();
     const targets = callTargets(providers, options.files);
@@ -102,7 +102,7 @@ class Run {
     try {
       return stack ? this.#program?.locateStack(stack).line : undefined;
     } catch {
-      // The guest has replaced a built-in.
+      // The guest has replaced a built-in, so the line is unknown.
       return undefined;
     }
   }
@@ -155,7 +155,7 @@ class Run {
       at = this.#program?.locateStack(stack);
       frames = this.#program?.describeStack(stack);
     } catch {
-      // The guest has replaced a built-in.
+      // The guest has replaced a built-in. Report the error without a position.
     }
     this.#finish(false, undefined, { ...error, message, ...at, stack: frames });
   }
@@ -238,8 +238,8 @@ function receive(message: HostMessage | WarmUp): void {
 }
 
 /**
- * Runs a complete execution, from the line that is read to the line that is written, because the first one is
- * slow.
+ * Runs a complete dummy execution, including reading its `execute` and writing its `done`, because the first
+ * execution of a process is slow.
  */
 async function warmUp(): Promise<void> {
   const program = {
@@ -264,7 +264,7 @@ async function warmUp(): Promise<void> {
   });
   await nullWire.listen((message) => new Run(nullWire, message as Execute).start());
   runAfter(IDLE_MS, () => {
-    // Loads Node's timers, which many guests use.
+    // Load Node's timers now, because many guests use them.
     if (!run) setTimeout(() => {}, 0);
   });
 }

@@ -5,7 +5,7 @@ type Print = (line: string) => void;
 /** Deno's internal console class, whose constructor takes a print function. */
 type Console = new (print: (text: string, level: number) => void) => typeof globalThis.console;
 
-/** A line without its end is printed when it is longer than this. */
+/** Maximum length of an unfinished line. A longer one is printed before its line break arrives. */
 const MAX_PARTIAL_LINE = 65_536;
 
 const { apply } = Reflect;
@@ -19,7 +19,7 @@ class Lines {
     this.#print = print;
   }
 
-  /** Text of one console call: becomes one log line, even if it contains line breaks. */
+  /** Adds the text of one console call, which becomes one log line even if it contains line breaks. */
   addEntry(text: string): void {
     this.#rest += text;
     if (this.#rest.endsWith("\n")) this.#printLine(this.#rest.slice(0, -1));

@@ -38,7 +38,7 @@ const MAX_STACK = 16_000;
 const MAX_LOCATION = 300;
 const FRAME = /^ {4}at .*?((?:file:\/\/)?\/[^\n]*):(\d+):(\d+)\)?$/gm;
 const MODULES = "/node_modules/";
-/** Folder of a package that is not published and whose TypeScript source runs. */
+/** Folder of an unpublished package, which Deno runs from its TypeScript source. */
 export const UNPUBLISHED = "/unpublished/";
 
 /** Returns the innermost position in the package's own files, or else in those of a dependency. */

@@ -5,7 +5,7 @@ import type { Manifest } from "../wire.ts";
 
 /** Provider of these tools. The package cannot call it. */
 const PROVIDER = "events";
-/** A generator is not advanced while this many values are in transit. */
+/** Maximum number of values in transit. While there are this many, the generator is not advanced. */
 const MAX_PENDING = 64;
 
 export type Call = (input: string) => Promise<unknown>;
@@ -40,7 +40,7 @@ export class Events {
     while (this.#pending.size >= MAX_PENDING) await Promise.race(this.#pending);
   }
 
-  /** Resolves when everything sent has arrived. */
+  /** Resolves when the host has received all events. */
   async settled(): Promise<void> {
     await Promise.all(this.#pending);
   }

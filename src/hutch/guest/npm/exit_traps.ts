@@ -19,8 +19,8 @@ class ExitAttempt extends Error {}
 /**
  * Calls `report` instead of ending the process.
  *
- * The functions of `process` are replaced when it is first used, because loading it takes 40 ms. Node modules
- * that load it themselves also read the global.
+ * The functions of `process` are replaced when the global `process` is first read, because loading its module
+ * takes 40 ms. Node modules that load this module themselves also read the global.
  */
 export function trapExits(report: Report): void {
   const refuse = (call: string): never => {
@@ -56,7 +56,7 @@ function onProcessLoaded(trap: (process: Process) => void): void {
   let trapped = false;
   const load = (): Process => {
     const process = descriptor.get!.call(globalThis);
-    // `process` is incomplete while it is loading.
+    // Skip `process` while its module is still loading, because it is incomplete.
     if (!trapped && typeof process?.abort === "function") {
       trapped = true;
       trap(process);

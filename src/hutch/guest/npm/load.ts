@@ -81,7 +81,7 @@ function withAdvice(text: string): string {
 export async function loadZod4({ tree, package: name }: RunnerConfig): Promise<Zod4Converter | undefined> {
   let folder = realPathSync(`${tree}/node_modules/${name}`);
   for (const root = realPathSync(tree); folder.startsWith(root);) {
-    // Zod 3.25 and newer contain Zod 4.
+    // Zod 3.25 and newer versions of Zod 3 contain Zod 4 in this file.
     const core = `${folder}/node_modules/zod/v4/core/index.js`;
     if (exists(core)) return (await import(url(realPathSync(core)))).toJSONSchema;
     folder = folder.slice(0, folder.lastIndexOf("/"));

@@ -34,13 +34,13 @@ function stringifyBounded(value: unknown, path: string, maxBytes: number): strin
   return text;
 }
 
-/** Searches for the value that JSON.stringify failed on, in the same order. */
+/** Finds the value that JSON.stringify failed on, by visiting the values in the same order. */
 function explainFailure(value: unknown, path: string, error: unknown): string {
   try {
     const found = findInvalid("", value, path, []);
     if (found) return found;
   } catch {
-    // A `toJSON` or a getter threw, or the value is nested too deeply.
+    // A `toJSON` or a getter threw, or the value is nested too deeply. Report the error of JSON.stringify.
   }
   return `${path}: ${error instanceof RangeError ? "nests too deeply" : messageOf(error)}`;
 }

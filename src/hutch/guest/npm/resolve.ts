@@ -53,7 +53,7 @@ function candidates(pkg: Exports, name: string): Candidate[] {
   if (name === "default") return defaults;
   const found = [own(pkg, name), ...defaults.map(({ value }) => member(value, name))].flat();
   if (defaults[0] && ownNames(defaults[0].value).includes(name)) found.push(defaults[0]);
-  // null and undefined come last.
+  // Sort null and undefined last.
   return found.sort((one, other) => Number(one.value == null) - Number(other.value == null));
 }
 
@@ -120,8 +120,8 @@ async function callFactory(
     }
   }
   if (firstResult) throw invalid(`${label} is a function that returns ${describe(firstResult.value)}`);
-  // A factory throws an error that says what it needs. Other functions throw a TypeError such as "Cannot read
-  // properties of undefined".
+  // Report an error that is not a TypeError, because a factory uses it to say what it needs. Functions that
+  // are not factories throw a TypeError such as "Cannot read properties of undefined".
   const reported = errors.find((error) => !(error instanceof TypeError));
   if (reported === undefined) throw invalid(`${label} is a function that throws ${messageOf(errors.at(-1))}`);
   throw toToolError("configuration_required", reported, packageName);

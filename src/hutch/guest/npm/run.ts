@@ -82,7 +82,7 @@ export class Run {
   async start(earlyLines: readonly string[] = []): Promise<void> {
     const { id, code, inputs, options, providers } = this.#request;
     this.#wire.send(startedLine(id));
-    // The package may never yield, so write this before it starts.
+    // Write this message before the package runs, because the package may never yield.
     await this.#wire.drained();
     runAfter(options.timeoutMs, () => this.timeOut());
     try {

@@ -34,7 +34,7 @@ export function interruptedAt({ vm, program }: Run): string {
   }
 }
 
-/** Error of QuickJS for source that acorn accepted; no guest code has run yet. */
+/** Returns the error of QuickJS for source that acorn accepted. No guest code has run yet. */
 export function syntaxError(vm: Vm, error: number): VmError {
   return Object.assign(new VmError(vm.toText(error)), { stack: vm.toText(vm.property(error, "stack")) });
 }

@@ -51,7 +51,7 @@ export function hostFunctions(run: (vm: Vm) => Run, runner: RunnerHooks): HostFu
       return vm.string(flags < 0 ? encodingOf(name) : decodeText(vm.toBytes(bytes), name, flags));
     },
     o: (vm, args) => {
-      // Long-running built-ins do not call the interrupt hook.
+      // Check the deadline here too, because long-running built-ins do not call the interrupt hook.
       if (run(vm).isOverdue(performance.now())) runner.timeOut(run(vm));
       else runner.succeed(run(vm), args.length && !vm.isUndefined(args[0]) ? vm.toText(args[0]) : undefined);
       return vm.undefined();

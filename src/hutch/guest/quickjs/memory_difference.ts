@@ -6,14 +6,17 @@
  * the changed pages. XOR turns a small change of a word into a few bits, which compress well.
  */
 
-/** A run continues over fewer equal words than this, because starting another run takes two words. */
+/** Runs with fewer equal words than this between them are merged, because starting a run takes two words. */
 const MAX_GAP = 3;
-/** Beyond the image, blocks of words are copied whole unless all are 0: most of them are in use there. */
+/**
+ * Memory beyond the image is stored in whole blocks of this size, because most of its words are in use.
+ * Blocks that contain only 0 are left out.
+ */
 const BLOCK_WORDS = 64;
 
 /**
- * Words beyond `base` count as changed if they are not 0. Returns the size in bytes, and builds nothing, if it
- * exceeds `maxBytes`.
+ * Returns the difference between `memory` and `base`, or only its size in bytes if that exceeds `maxBytes`.
+ * Words beyond `base` count as changed if they are not 0.
  */
 export function encodeDifference(
   memory: Uint32Array,

@@ -28,7 +28,10 @@ export class Run {
   readonly fileCalls = new Set<string>();
   targets?: string[];
   openBytes = 0;
-  /** Number of digests that are being computed. Their results are not part of the VM's memory. */
+  /**
+   * Number of digests that are being computed. The execution is not suspended meanwhile, because their
+   * results are not part of the VM's memory yet.
+   */
   digests = 0;
   busy = false;
   over = false;

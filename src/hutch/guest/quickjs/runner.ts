@@ -35,10 +35,13 @@ import { MemoryParts, sendMemory, type SuspendedState, type VmState } from "./su
 const GUEST_CODES = new Set(["runtime_error", "serialization_error", "result_too_large"]);
 const MAX_MESSAGE = 8_000;
 const TIMED_OUT = { code: "timeout", message: "Execution timed out" };
-/** Input bytes of all open calls of one execution. */
+/** Maximum number of input bytes of all open calls of one execution. */
 const MAX_OPEN_BYTES = 32 * 1024 * 1024;
 const COMPILER_HINT = "the deno engine compiles namespaces and decorators";
-/** QuickJS's messages when it is out of memory; the last one if it lacks the memory for the message. */
+/**
+ * Matches QuickJS's messages about exhausted memory. QuickJS uses the last one if it has no memory left for
+ * another.
+ */
 const OUT_OF_MEMORY = /^(out of memory|string too long|Invalid error message)$/;
 /** Text of an error: name and message. */
 const ERROR_TEXT = /^(\w*Error): ([^]*)$/;
@@ -105,7 +108,7 @@ export class Runner {
     const { id } = request;
     const startedAt = performance.now();
     this.#wire.send(startedLine(id));
-    // If the guest blocks the process, the host must know which execution caused it.
+    // Write `started` now. If the guest blocks the process, the host must know which execution caused it.
     this.#wire.flush();
     try {
       const program = programOf(request);
@@ -160,7 +163,7 @@ export class Runner {
     for (const [timer, left, interval] of state.timers) this.#schedule(run, timer, left, interval);
   }
 
-  /** Restores the memory that the host has sent. Returns false if it cannot, which ends the execution. */
+  /** Restores the memory that the host has sent. If that fails, ends the execution and returns false. */
   #restore(run: Run, state: VmState): boolean {
     try {
       run.vm.restore({ ...state, words: this.#received.take(run.id) });
@@ -175,7 +178,7 @@ export class Runner {
     const run = this.#runs.get(id);
     if (!run) return;
     run.suspendBelow = maxBytes;
-    // From now on, the host counts the items that it sends.
+    // Restart the count of items, because the host counts the items that it sends after `suspend`.
     for (const call of run.calls) this.#calls.get(call)!.items = 0;
     if (!run.busy) this.#trySuspend(run);
   }
@@ -352,11 +355,14 @@ export class Runner {
     this.#vms.release(vm, isIntact);
   }
 
-  /** One timer serves all deadlines: timers are expensive and most executions end long before theirs. */
+  /**
+   * Sets the one timer for all deadlines. Timers are expensive, and most executions end long before their
+   * deadline.
+   */
   #setAlarm(deadline: number): void {
     if (deadline >= this.#alarmAt) return;
     this.#alarmAt = deadline;
-    // A timer that was set for a later deadline cannot be cancelled; the check below ignores it.
+    // An earlier timer for a later deadline cannot be cancelled. The check in the callback ignores it.
     runAfter(Math.ceil(Math.max(0, deadline - performance.now())), () => {
       if (this.#alarmAt === deadline) this.#alarm();
     });
@@ -389,7 +395,8 @@ export class Runner {
     const run = this.#runs.get(id);
     if (run) return this.#stop(run);
     this.#received.take(id);
-    // The host has not processed the execution's `done` yet: without a reply it would kill the runner.
+    // Reply although the execution has ended: the host has not processed its `done` yet, and would kill a
+    // runner that does not reply to `cancel`.
     this.#sendDone(id, { ok: false, error: TIMED_OUT }, performance.now());
   }
 
@@ -412,7 +419,7 @@ export class Runner {
     const callId = `${this.#callPrefix}-${++this.#callCount}`;
     this.#openCall(run, callId, number, size);
     if (isFileTarget(target)) run.fileCalls.add(callId);
-    // Frames of a turn have the file name of the turn.
+    // Clean the stack of a turn first, because its frames have the turn's own file name.
     const { line } = run.program.locateStack(
       stack && run.request.turn ? run.program.cleanStack(stack) : stack,
     );
@@ -468,7 +475,7 @@ export class Runner {
   #startTimer(run: Run, id: number, delay: number, repeat: boolean): void {
     if (run.over || run.returned) return;
     if (!this.#hasTimers) {
-      // The first timer loads Node's timers, which must not count as the guest's time.
+      // Load Node's timers here and renew the slice, so that loading them does not count as the guest's time.
       this.#hasTimers = true;
       clearTimeout(setTimeout(() => {}, 0));
       run.vm.renewSlice();

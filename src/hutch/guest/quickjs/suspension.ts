@@ -32,7 +32,7 @@ export function sendMemory(wire: Wire, id: string, words: Uint32Array): void {
   }
 }
 
-/** Collects the memory of executions to continue until their `execute` arrives. */
+/** Collects the memory of suspended executions until the `execute` that continues them arrives. */
 export class MemoryParts {
   readonly #parts = new Map<string, Uint8Array[]>();
 

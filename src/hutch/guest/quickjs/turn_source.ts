@@ -1,10 +1,10 @@
 /**
  * Makes one async function from the source of a session's turn.
  *
- * Its top-level declarations become global variables, which later turns can use and declare again:
- * declarations become assignments in place, and functions are passed to the function's parameter before
- * anything else runs. So a `const` can be assigned again, as in Node's REPL. Declarations inside blocks stay
- * local.
+ * The top-level declarations of the turn become global variables, which later turns can use and declare
+ * again. Variable declarations are replaced by assignments. Function declarations are passed to the parameter
+ * DEFINE before anything else runs. So a `const` can be assigned again, as in Node's REPL. Declarations
+ * inside blocks stay local.
  */
 
 import type { Pattern, Statement, VariableDeclaration } from "acorn";
@@ -19,7 +19,7 @@ import {
   resultEdits,
 } from "../source/source.ts";
 
-/** Name of the function's parameter: defines functions as global variables. */
+/** Name of the parameter of the async function. It receives a function that defines global variables. */
 const DEFINE = "__hutch_define";
 /** Suffix for the name of a function declaration, so that the name itself refers to the global variable. */
 const SUFFIX = "$hutch";

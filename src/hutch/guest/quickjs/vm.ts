@@ -24,8 +24,8 @@ const RED_ZONE_BYTES = 128;
 /** Size of the area for a call's arguments; its last word receives lengths. */
 export const SCRATCH_BYTES = 64;
 /**
- * A text of this length is encoded where QuickJS reads it, in a buffer that is long enough for any text. A
- * separate array takes longer than a short text.
+ * Maximum length of a text that is encoded directly into QuickJS's memory, in a buffer that is long enough
+ * for any characters. For such short texts, creating a separate array would take longer than encoding.
  */
 const MAX_SHORT_CHARS = 1_000;
 /** Flag of `qjs_compile`. */
@@ -89,9 +89,9 @@ let isTurnScheduled = false;
 /**
  * Waits until the event loop has read messages and all VMs that were suspended earlier had a slice.
  *
- * Deno polls its sockets only when nothing else is due. So there is one slice in a turn of the event loop, and
- * the timer for the next one starts when the slice is over: if each VM had its own timer, several busy guests
- * would keep the runner from reading messages for a second.
+ * Deno polls its sockets only when nothing else is due. So each turn of the event loop runs one slice, and
+ * the timer for the next turn starts when that slice is over. If each VM had its own timer, several busy
+ * guests would keep the runner from reading messages for a second.
  */
 function nextTurn(onSuspend: (resume: (value: number) => void) => void): Promise<number> {
   return new Promise((resolve) => {
@@ -110,7 +110,8 @@ function scheduleTurn(): void {
 function takeTurn(): void {
   isTurnScheduled = false;
   suspended.shift()?.(0);
-  // The VM runs when this function has returned, and may end instead of being suspended again.
+  // Schedule the next turn here, because the resumed VM may end without being suspended again. The VM runs
+  // after this function has returned.
   setTimeout(scheduleTurn, 0);
 }
 
@@ -243,7 +244,10 @@ export class Vm {
     return typeof words === "number" ? words : { pages, faults: this.faults, words };
   }
 
-  /** Restores the image and applies the difference, after `limit`. Throws VmError if it does not fit. */
+  /**
+   * Restores the image and applies the difference. Call `limit` first. Throws VmError if the saved memory is
+   * invalid or exceeds the limit.
+   */
   restore({ pages, faults, words }: SavedMemory): void {
     const e = this.#exports, { stackPointer } = this.#image;
     if (!(pages * PAGE >= this.#end && pages <= e.hutch_max_pages.value)) {
@@ -420,7 +424,8 @@ export class Vm {
       for (const box of args) e.qjs_free_value(box);
       return true;
     } finally {
-      // V8 allows a suspending import only under a promising call.
+      // Switch the interrupt hook off outside of `call`, because V8 allows a suspending import only under a
+      // promising call.
       e.qjs_set_interrupt_handler(0);
     }
   }

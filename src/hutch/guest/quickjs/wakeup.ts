@@ -2,13 +2,13 @@
  * Polls a file to learn whether the host has sent more lines than the runner has received.
  *
  * When the host sends a tool result and has a core to spare, it sets the file's length to the number of lines
- * that it has sent. Polling for the next result keeps the runner from sleeping: waking it up takes a while,
- * and it takes as long again until it is as fast as before.
+ * that it has sent. The runner polls for the next result instead of sleeping, because waking up takes a
+ * while, and after that the process runs slowly for as long again.
  */
 
 import { clock } from "../clock.ts";
 
-/** Most tools that only compute return within this time. */
+/** Maximum polling time. Most tools that only compute return within this time. */
 const POLL_MS = 0.2;
 /** Maximum number of consecutive polls that are skipped after slow tools. */
 const MAX_SKIPPED = 63;
@@ -26,14 +26,14 @@ export class WakeupFile {
     this.#now = now;
   }
 
-  /** Returns when the host has sent more than `linesReceived`, or after a moment. */
+  /** Returns when the host has sent more than `linesReceived` lines, or after POLL_MS. */
   poll(linesReceived: number): void {
     if (this.#skipsLeft > 0) {
       this.#skipsLeft--;
       return;
     }
     this.#update();
-    // The last line was not a tool result, or the host has no core to spare.
+    // Do not poll if the last line was not a tool result, or if the host has no core to spare.
     if (this.#linesSent < linesReceived) return;
     for (const until = this.#now() + POLL_MS; this.#linesSent === linesReceived; this.#update()) {
       if (this.#now() < until) continue;

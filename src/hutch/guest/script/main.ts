@@ -62,7 +62,7 @@ class Run {
 
   async start(): Promise<void> {
     wire.send(startedLine(this.#request.id));
-    // The script may never yield, so write this before it starts.
+    // Write this message before the script starts, because the script may never yield.
     await wire.drained();
     try {
       const script: Script = parse(this.#request.code);

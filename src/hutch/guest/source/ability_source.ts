@@ -24,7 +24,9 @@ export function prepareWrapper(source: string): Program {
   return buildCached(`wrapper\0${source}`, source, buildWrapper);
 }
 
-/** The specification puts the code after `const transformFn =`. */
+/**
+ * Prepares an expression, because the specification puts the code of a transform after `const transformFn =`.
+ */
 export function prepareTransform(source: string): Program {
   return buildCached(`transform\0${source}`, source, buildTransform);
 }
@@ -77,7 +79,7 @@ function defaultExportEdits(
   exported.default = name;
   // Keep opening parentheses, which come before the start of the expression.
   const parentheses = text.slice(from, to).replace(EXPORT_DEFAULT, "");
-  // The declaration has become an expression, which has to end before the next statement.
+  // Insert a semicolon, because the declaration has become an expression.
   return [{ from, to, text: `const ${name} =${parentheses}` }, { from: node.end, to: node.end, text: ";" }];
 }
 

@@ -15,7 +15,7 @@ export interface Stripped {
 
 const FILE = "guest.ts";
 
-/** Sucrase silently drops a namespace, even one that contains values. */
+/** Matches a namespace. Sucrase silently drops namespaces, even those that contain values. */
 const NAMESPACE = /^[ \t]*(?:export[ \t]+)?namespace[ \t]+[\w$.]+\s*\{/m;
 
 /** Throws a SyntaxError with `loc`, counted from 1, or a RangeError for deep nesting. Keeps decorators. */

@@ -1,4 +1,7 @@
-/** A schema as a table of its fields. Named schemas inside of it open on request, because they may repeat. */
+/**
+ * A schema as a table of its fields. Nested schemas with a name open on request, because they may contain
+ * themselves.
+ */
 
 import { boundsOf, nameOf, type OpenApi, resolve, type Schema, typeOf } from "./document.ts";
 import { Text } from "./text.tsx";

@@ -49,7 +49,7 @@ export function Chart({ label, times, series, format, height = 150 }: {
           cursor: { y: false, points: { size: 6 } },
           padding: [8, 24, 0, 0],
           scales: {
-            // At least a minute, so that the ticks of the first seconds differ.
+            // Show at least a minute. On a shorter axis, several ticks would have the same label.
             x: { range: (_plot, low, high) => [Math.min(low, high - MIN_SECONDS), high] },
             y: { range: (_plot, _low, high) => [0, high > 0 ? high * 1.15 : 1] },
           },
@@ -84,7 +84,7 @@ export function Chart({ label, times, series, format, height = 150 }: {
         element,
       );
     };
-    // Use a separate frame, because the charts of a page together take longer than a tenth of a second.
+    // Create each chart in its own frame, because all charts of a page together take more than 0.1 s.
     inFrame(box, create);
     const resize = () => plot.current?.setSize({ width: element.clientWidth, height });
     const resized = new ResizeObserver(() => plot.current && inFrame(resized, resize));

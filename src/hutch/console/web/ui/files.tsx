@@ -6,11 +6,11 @@ export interface ShownFile {
   name: string;
   mime_type: string;
   size: number;
-  /** URL of the content; undefined if it is not kept. */
+  /** URL of the content; undefined if the server does not keep the content. */
   url?: string;
 }
 
-/** The server serves these types as images. */
+/** Types that the server serves as images. */
 const IMAGES = ["image/png", "image/jpeg", "image/gif", "image/webp", "image/svg+xml"];
 
 export function Files({ files }: { files: ShownFile[] }) {

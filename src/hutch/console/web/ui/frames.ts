@@ -4,15 +4,16 @@ const waiting = new Map<object, () => void>();
 let isScheduled = false;
 
 /**
- * Calls `draw` in one of the next frames, which no other call shares. A later call with the same key replaces it.
- * A hidden page has no frames, so it draws only the last state when it is shown again.
+ * Calls `draw` in one of the next frames. Each frame makes only one such call. A later call with the same key
+ * replaces a waiting one. A hidden page has no frames, so it draws only the last state when it is shown
+ * again.
  */
 export function inFrame(key: object, draw: () => void): void {
   waiting.set(key, draw);
   schedule();
 }
 
-/** Forgets what waits for a frame. */
+/** Drops the call that waits for a frame, if there is one. */
 export function cancelFrame(key: object): void {
   waiting.delete(key);
 }

@@ -78,7 +78,7 @@ export function Layout({ children }: { children: ComponentChildren }) {
     const entry = entries.find((entry) => entry.path === current);
     document.title = entry?.path ? `${entry.label} · Hutch` : "Hutch";
   }, [current]);
-  // On a phone, the entries are a row that scrolls.
+  // Scroll to the current entry, because the entries are a scrolling row on a phone.
   useEffect(() => {
     document.querySelector(".nav-current")?.scrollIntoView({ block: "nearest", inline: "nearest" });
   }, [current]);

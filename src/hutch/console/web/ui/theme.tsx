@@ -1,4 +1,4 @@
-/** The colours of the page: those of the system, light or dark. The choice is kept in the browser. */
+/** Switch for the colours of the page: as in the system, light or dark. The browser stores the choice. */
 
 import { useEffect, useState } from "preact/hooks";
 import { Icon } from "./icons.tsx";

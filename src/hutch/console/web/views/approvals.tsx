@@ -32,7 +32,7 @@ function reload(): Promise<void> {
   }, () => undefined);
 }
 
-/** Keeps `pending` up to date. Only the operator may decide. */
+/** Keeps `pending` up to date for the operator. Other users may not decide. */
 export function usePendingApprovals(): void {
   const isOperator = session.value?.signedIn && session.value.role === "admin";
   useEffect(() => {

@@ -44,7 +44,7 @@ function useDraft() {
 export default function Playground() {
   const { draft, change } = useDraft();
   const [problem, setProblem] = useState("");
-  // Names what was loaded into the editor.
+  // Name of the code that was loaded into the editor.
   const [loaded, setLoaded] = useState("");
   const tools = useData<ToolName[]>("/tools");
   const offered = examples(tools.data ?? []);
@@ -269,7 +269,7 @@ interface ResultFile {
   name: string;
   mime_type: string;
   size: number;
-  /** In Base64. */
+  /** Content in Base64. */
   data: string;
 }
 

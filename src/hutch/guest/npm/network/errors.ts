@@ -4,7 +4,7 @@ import type { Target } from "./tunnel.ts";
 
 const { assign } = Object;
 
-/** libuv's numbers of the codes. */
+/** Error numbers of libuv by code. */
 const NUMBERS: Record<string, number> = {
   EACCES: -13,
   ECONNREFUSED: -111,
@@ -44,7 +44,7 @@ const CAUSES: [words: RegExp, code: string, message: string][] = [
   [/connection closed|unexpected (?:end of file|eof)|IncompleteMessage|SendRequest/i, "UND_ERR_SOCKET", ""],
 ];
 
-/** Returns the error for a code and reason of the proxy. */
+/** Returns the error for a connection that the proxy refused or could not open, with its code and reason. */
 export function connectionError({ host, port }: Target, code: string, reason: string): Error {
   if (code === "ENOTFOUND" || code === "EAI_AGAIN") {
     const fields = { syscall: "getaddrinfo", hostname: host };
@@ -59,12 +59,12 @@ export function connectionError({ host, port }: Target, code: string, reason: st
   return nodeError(`connect ${code} ${host}:${port}${detail}`, code, fields);
 }
 
-/** Returns the error of a network that is off. */
+/** Returns the error of a connection attempt while the network is blocked. */
 export function refusedError(reason: string): Error {
   return nodeError(reason, "EACCES", { syscall: "connect" });
 }
 
-/** Returns the error that `fetch` throws. */
+/** Returns the error that Node's `fetch` throws for this cause. */
 export function fetchError(cause: unknown): TypeError {
   return new TypeError("fetch failed", { cause });
 }

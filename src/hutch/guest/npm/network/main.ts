@@ -10,7 +10,7 @@ import { lastFailure, type Target } from "./tunnel.ts";
 
 const { defineProperty, getOwnPropertyDescriptor, getPrototypeOf } = Object;
 
-/** Sends everything through the proxy at `url`. Must be called before any Node module is loaded. */
+/** Sends all TCP connections through the proxy at `url`. Must be called before any Node module is loaded. */
 export function useProxy(url: string): void {
   const { hostname: host, port } = new URL(url);
   const proxy: Target = { host, port: Number(port) };
@@ -52,7 +52,7 @@ export function useProxy(url: string): void {
   });
 }
 
-/** Makes everything fail with the reason. Must be called before any Node module is loaded. */
+/** Makes all network functions fail with the reason. Must be called before any Node module is loaded. */
 export function blockNetwork(reason: string): void {
   const error = () => refusedError(reason || "Network access is off for this tool");
   // deno-lint-ignore require-await

@@ -8,7 +8,8 @@ const BEFORE_REQUESTS = Symbol.for("Deno.internal.useEnvProxy");
  * Calls `use` once with Node's `process`, when that module is loaded.
  *
  * Deno loads the module when the global `process` is first read. Other Node modules load it too, but read the
- * global before it is available. Then `use` is called after these modules, or before the first HTTP request.
+ * global before the module is available. In that case, `use` is called after these modules are loaded, or
+ * before the first HTTP request.
  */
 export function onProcess(use: (process: any) => void): void {
   const descriptor = getOwnPropertyDescriptor(globalThis, "process")!;
@@ -25,7 +26,7 @@ export function onProcess(use: (process: any) => void): void {
     try {
       load();
     } catch {
-      // `process` is not available yet.
+      // `process` is not available yet. Try again at the next HTTP request.
     }
   };
   const get = () => {

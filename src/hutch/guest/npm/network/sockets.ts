@@ -28,7 +28,7 @@ interface Handle {
   reading: boolean;
 }
 
-/** Node's request object, which is notified when a handle is connected. */
+/** Node's request object. The handle calls `oncomplete` when it is connected or has failed. */
 interface ConnectRequest {
   oncomplete(
     status: number,
@@ -106,12 +106,12 @@ export function tunnelSockets(net: any, proxy: Target): void {
   };
 }
 
-/** Makes every socket fail. */
+/** Makes every new connection fail with `error`. */
 export function blockSockets(net: any, error: () => Error): void {
   const connect: Connect = net.Socket.prototype.connect;
   net.Socket.prototype.connect = function (this: Socket, ...args: unknown[]) {
     if (isLocal(normalized(net, args)[0])) return connect.apply(this, args);
-    // Otherwise a write would fail first, with another error.
+    // Mark the socket as connecting. Otherwise a write would fail first, with another error.
     this.connecting = true;
     // Fail later, because the caller has not yet added its error listener.
     setImmediate(() => this.destroy(error()));
@@ -128,12 +128,12 @@ export function blockDatagrams(dgram: any, error: () => Error): void {
   }
 }
 
-/** Returns options and callback. Node's own modules pass arguments that are already normalized. */
+/** Returns the options and the callback of a `connect` call. Node's own modules pass both in an array. */
 function normalized(net: any, args: unknown[]): [options: any, callback: Listener | null] {
   return (Array.isArray(args[0]) ? args[0] : net._normalizeArgs(args)) as [any, Listener | null];
 }
 
-/** Returns true if the target is a Unix socket, or has an invalid port, for which Node reports the error. */
+/** Returns true if Node itself handles the target: a Unix socket, or an invalid port, which Node reports. */
 function isLocal({ port, path }: any): boolean {
   return !(Number(port) >= 0 && Number(port) <= 65535) || (path !== undefined && path !== null);
 }

@@ -28,17 +28,17 @@ export class ProxyResponse {
     return this.#text.indexOf("\r\n\r\n") + 4;
   }
 
-  /** 0 until the head is complete. */
+  /** HTTP status of the response, or 0 until its head is complete. */
   get status(): number {
     return this.#end < 4 ? 0 : Number(this.#text.split(" ", 2)[1]);
   }
 
-  /** Bytes after the head: the reason of a refusal, or the first bytes of the target. */
+  /** Bytes after the head: the proxy's reason for a refusal, or the first bytes that the target sent. */
   get rest(): Uint8Array {
     return this.#bytes.subarray(this.#end);
   }
 
-  /** Node's code of the proxy's error. */
+  /** Node's error code for the failure that the proxy reports. */
   get code(): string {
     return /\r\nX-Hutch-Egress: (\w+)\r\n/.exec(this.#text.slice(0, this.#end))?.[1] ?? "ECONNRESET";
   }
@@ -48,7 +48,9 @@ export class ProxyResponse {
   }
 }
 
-/** Returns the error of the last failed tunnel to a target; undefined if the proxy does not know it. */
+/**
+ * Returns the error of the last failed tunnel to a target, or undefined if the proxy has not recorded one.
+ */
 export async function lastFailure(
   connect: typeof Deno.connect,
   proxy: Target,

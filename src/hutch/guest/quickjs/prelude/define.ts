@@ -13,7 +13,7 @@ export function defineGlobalClass(name: string, value: NewableFunction): void {
   defineGlobal(name, value);
 }
 
-/** Sets the name of a class, and the one that `Object.prototype.toString` shows for its instances. */
+/** Sets the name of a class, also for `Object.prototype.toString` of its instances. */
 export function nameClass(name: string, value: NewableFunction): void {
   setName(name, value);
   defineProperty(value.prototype, Symbol.toStringTag, { value: name, configurable: true });

@@ -79,7 +79,8 @@ function fire(id: number): void {
   }
 }
 
-// Defined here and not for each execution, because new globals take longer than the rest of a short one.
+// Define these globals once here. Defining them for each execution would take longer than the rest of a short
+// execution.
 defineFiles();
 defineGlobal("queueMicrotask", (callback: () => void) => {
   if (typeof callback !== "function") throw new TypeError("queueMicrotask: expected a function");

@@ -15,7 +15,7 @@ const LATIN1 = /^[\0-\xff]*$/;
 const { test } = RegExp.prototype;
 
 const VALUE_BYTES = 8, OBJECT_BYTES = 48, PROPERTY_BYTES = 16, ENTRY_BYTES = 48, STRING_BYTES = 24;
-/** More objects are not counted. */
+/** Maximum number of objects that `sizeOf` counts. */
 const MAX_OBJECTS = 100_000;
 
 /** Returns the bytes of a value and of everything that it refers to. Runs no code of the guest. */
@@ -37,7 +37,7 @@ export function sizeOf(value: unknown): number {
   return bytes;
 }
 
-/** Adds the values that an object refers to, and returns the size of the rest. */
+/** Appends the values in an object to `waiting`, and returns the size of the object without these values. */
 function contentBytes(object: object, waiting: unknown[]): number {
   if (isProxy(object) === 1) return 0;
   const bytes = tryRead(() => apply(bufferLength!, object, [])) ??

@@ -68,8 +68,8 @@ export async function turn(
 }
 
 /**
- * Returns a function that sends the calls of a turn's tools. In later turns, it looks for a tool with the
- * same name.
+ * Returns a function that sends the calls of a turn's tools. If guest code calls it in a later turn, it uses
+ * that turn's tool with the same name.
  */
 function emitter(providers: ProviderTools): Emit {
   const names: string[] = [], current = ++turns;
@@ -77,7 +77,7 @@ function emitter(providers: ProviderTools): Emit {
   for (let i = 0; i < providers.length; i++) {
     const [provider, tools, streaming = []] = providers[i];
     for (let j = 0; j < tools.length; j++) {
-      // A streaming tool's function expects items.
+      // Mark streaming tools in their names, because the functions of streaming tools expect items.
       const name = `${provider}.${tools[j]}${apply(includes, streaming, [tools[j]]) ? " (stream)" : ""}`;
       positions[name] = names.length;
       apply(push, names, [name]);

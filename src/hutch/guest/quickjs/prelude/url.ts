@@ -25,7 +25,7 @@ class URLSearchParams {
     } else for (const name of Object.keys(init)) this.#pairs.push([name, `${(init as any)[name]}`]);
   }
 
-  /** Creates the parameters of a URL, which `onChange` updates. */
+  /** Creates the `searchParams` of a URL. `onChange` is called with the new query after each change. */
   static of(query: string, onChange: (query: string) => void): URLSearchParams {
     const params = new URLSearchParams(query);
     params.#onChange = onChange;

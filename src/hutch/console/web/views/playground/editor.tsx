@@ -44,7 +44,7 @@ async function diagnose(view: EditorView): Promise<Diagnostic[]> {
   try {
     ({ problems } = await post<{ problems: Problem[] }>("/console/check", { code: doc.toString() }));
   } catch {
-    // The page already says that the server is gone or the session has ended.
+    // Show no diagnostics. The page already says that the server is unreachable or the session has ended.
     return [];
   }
   return problems.map(({ message, line, column, length }) => {

@@ -53,7 +53,7 @@ export async function run(request: RunRequest): Promise<void> {
   let current: RunProgress = progress.value = { state: "running", logs: [], calls: [] };
   const update = (changes: Partial<RunProgress>) => {
     current = { ...current, ...changes };
-    // A guest may log thousands of lines at once.
+    // Update the page at most once per frame, because a guest may log thousands of lines at once.
     if (controller === own) inFrame(own, () => controller === own && (progress.value = current));
   };
   try {

@@ -21,7 +21,7 @@ export function Details({ run, span }: { run: RunDetail; span?: Span }) {
     { id: "limits", label: "Limits" },
   ];
   useEffect(() => {
-    // The code tab shows the selected bar below its line.
+    // Show the code tab if the selected bar has a line in it, because the tab shows the bar below that line.
     if (isPart && !(span.line && hasCode)) setTab("data");
     else if (isPart) setTab("code");
   }, [span?.id]);
@@ -123,7 +123,7 @@ function RunData({ run }: { run: RunDetail }) {
 function Logs({ run }: { run: RunDetail }) {
   const box = useRef<HTMLDivElement>(null);
   const isAtEnd = useRef(true);
-  // Follows the newest line, unless the reader has scrolled up.
+  // Scroll to the newest line, unless the reader has scrolled up.
   useEffect(() => {
     if (box.current && isAtEnd.current && isActive(run)) box.current.scrollTop = box.current.scrollHeight;
   }, [run]);

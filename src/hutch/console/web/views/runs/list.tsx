@@ -34,7 +34,7 @@ function useRuns(filters: string, live: boolean) {
     setRuns((old) => {
       const fresh = new Set(first.runs.map((run) => run.run_id));
       const rest = (old ?? []).slice(first.runs.length).filter((run) => !fresh.has(run.run_id));
-      // Without further pages, the first page is the whole list.
+      // If there are no further pages, the first page is the whole list, so drop all other runs.
       return first.next && old && old.length > PAGE_SIZE ? [...first.runs, ...rest] : first.runs;
     });
     setNext((old) => (old && runs && runs.length > PAGE_SIZE ? old : first.next));
@@ -189,7 +189,8 @@ function Rows({ runs, selected, toggle, selectAll, more, hasMore, onTop }: {
         <tbody>
           <tr style={{ height: first * ROW_PX }} aria-hidden="true" />
           {shown.map((run, index) => (
-            // Rows are reused for other runs. On a busy server, each refresh has only new runs.
+            // The key is the position, so that rows are reused. On a busy server, each refresh shows only new
+            // runs.
             <tr key={first + index} class={selected.has(run.run_id) ? "row row-selected" : "row"}>
               <td>
                 <input

@@ -16,7 +16,7 @@ import { Waiting } from "./waiting.tsx";
 const RELOAD_MS = 200;
 const SUSPENDED_MS = 2_000;
 
-/** Loads a run, and again at each of its events while it is active. */
+/** Loads a run. While the run is active, loads it again after each of its events. */
 function useRun(id: string) {
   const [run, setRun] = useState<RunDetail>();
   const [error, setError] = useState<unknown>();
@@ -46,7 +46,7 @@ function useRun(id: string) {
       unsubscribe();
     };
   }, [id, active]);
-  // A suspended run has no events. Another server may continue it.
+  // Poll a suspended run, because it has no events and another server may continue it.
   useEffect(() => {
     if (!suspended) return;
     load();
@@ -69,7 +69,7 @@ export function RunView({ id }: { id: string }) {
       : <ErrorNote error={error} retry={load} />;
   }
   if (run?.kind === "flow" && run.flow) {
-    // A flow run has steps instead of a timeline.
+    // Open the view of the flow, because a flow run has steps instead of a timeline.
     globalThis.location.replace(link(["flows", run.flow, "runs", id]));
     return null;
   }

@@ -7,7 +7,10 @@ import { Badge, Button, Card, ErrorNote, Field } from "../../ui/basics.tsx";
 import { pending, PendingApprovals } from "../approvals.tsx";
 import type { PendingCall, RunDetail } from "./model.ts";
 
-/** Protocols whose runs only the program that started them can continue, because it has their tools. */
+/**
+ * Protocols of runs that are started by a program. Only that program can continue them, because it has their
+ * tools.
+ */
 const PROGRAMS = ["python", "cli"];
 
 export function Waiting({ run, onChange }: { run: RunDetail; onChange: () => void }) {
@@ -46,7 +49,7 @@ function Title({ call, text }: { call: PendingCall; text: string }) {
   );
 }
 
-/** A run continues a moment after the last decision or result. Later, something is wrong. */
+/** Time within which a run normally continues after the last decision or result. */
 const CONTINUES_MS = 4_000;
 
 function ContinueCard({ run, onChange }: { run: RunDetail; onChange: () => void }) {

@@ -1,4 +1,4 @@
-/** One ability. A user can run it; the operator sees whose it is. */
+/** One ability. A user can run it; the operator sees its owner. */
 
 import { post } from "../../api.ts";
 import { visible } from "../../format.ts";
@@ -15,7 +15,7 @@ export interface Ability {
   version: number;
   shared: boolean;
   updatedAt: string;
-  /** Name of the user; only the operator sees abilities of others. */
+  /** Name of the owner. Only the operator sees abilities of other users. */
   owner?: string | null;
   /** Set only for the user's own abilities, because only these can be run here. */
   inputSchema?: Schema;

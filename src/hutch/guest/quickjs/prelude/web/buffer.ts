@@ -152,7 +152,7 @@ class Buffer extends Uint8Array<ArrayBuffer> {
     return Buffer.compare(this, other);
   }
 
-  /** Shares the memory, unlike `slice` of a Uint8Array. */
+  /** Returns a view of the same memory, unlike `slice` of a Uint8Array. */
   override slice(start?: number, end?: number): any {
     return this.subarray(start, end);
   }

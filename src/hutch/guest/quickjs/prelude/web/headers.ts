@@ -104,7 +104,7 @@ export class Headers {
     return this.#pairs.filter(([name]) => name === COOKIE).map(([, value]) => value);
   }
 
-  /** Sorted by name, with the values of one name joined, except for `set-cookie`. */
+  /** Returns the headers sorted by name. Joins values with the same name, except for `set-cookie`. */
   #sorted(): HeaderPair[] {
     if (this.#pairs.length < 2) return [...this.#pairs];
     const names = [...new Set(this.#pairs.map(([name]) => name))].sort();
@@ -135,7 +135,7 @@ export class Headers {
     return this.entries();
   }
 
-  /** For `console`, and for wrappers that return their headers as JSON. */
+  /** Used by `console`, and by wrappers that return headers as JSON. */
   toJSON(): Record<string, string> {
     return Object.fromEntries(this.#sorted());
   }

@@ -21,7 +21,7 @@ export interface Head {
   url: string;
   redirected: boolean;
   headers: HeaderPair[];
-  /** True if the host still has the part of the body that it sent. */
+  /** True if the host still has the part of the body that it sent with the head. */
   kept: boolean;
 }
 
