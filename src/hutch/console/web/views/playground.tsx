@@ -44,7 +44,7 @@ function useDraft() {
 export default function Playground() {
   const { draft, change } = useDraft();
   const [problem, setProblem] = useState("");
-  // Name of the code that was loaded into the editor.
+  // Key of the editor. It changes when other code is loaded, so that the editor shows that code.
   const [loaded, setLoaded] = useState("");
   const tools = useData<ToolName[]>("/tools");
   const offered = examples(tools.data ?? []);
