@@ -114,6 +114,23 @@ async def test_changed_and_foreign_packets_are_dropped() -> None:
     stranger.close()
 
 
+async def test_forged_numbers_cause_no_answer() -> None:
+    """Everyone who may publish on NATS can send such packets: the id of a link is not secret."""
+    pair = Pair()
+    pair.front.send(1, 1, b"authentic")
+    assert await pair.front.flushed(10)
+    answers: list[bytes] = []
+    pair.worker._publish = answers.append
+    (packet,) = pair.sent
+    for number in (0, 1, 2, 2**64 - 1):
+        pair.worker.receive(packet[:17] + number.to_bytes(8) + os.urandom(40))
+    assert answers == []
+    # The peer repeats a packet if the acknowledgement was lost.
+    pair.worker.receive(packet)
+    assert len(answers) == 1
+    pair.close()
+
+
 async def test_invalid_message_ends_the_link() -> None:
     pair = Pair()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from hutch.npm.package_spec import parse_spec
 from hutch.protocols.toolscript.checker.checker import Script
 from hutch.protocols.toolscript.execute import ScriptRequest
 from hutch.protocols.tpmjs.models import PackageToolCall, ToolOutcome
+from hutch.sandbox.runner.profile import profile_for
 
 # The tool that `hutch check` calls.
 TEMPLATES = """
@@ -130,21 +132,33 @@ async def test_script_calls_tools_through_the_gateway_of_the_front(front: FrontA
     assert b"".join(output) == b"working\n"
 
 
-async def test_worker_cannot_call_tools_for_runs_that_it_does_not_have(front: FrontApp) -> None:
+async def test_worker_cannot_call_tools_for_runs_that_it_does_not_have(
+    front: FrontApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert front.app.front is not None
     [worker] = front.app.front.membership.workers.values()
     revision = await front.app.script_gateway.revision()
     worker.gateways.add(revision)
-    sent: list[GatewayResponse] = []
-    for run_id in (None, "the run of another worker"):
+    runner = worker.open_runner(profile_for("quickjs"), "quickjs", "a run without a gateway")
+    numbers = itertools.count(1)
+
+    async def status_of(run_id: str | None) -> int:
+        sent: list[GatewayResponse] = []
         request = GatewayRequest(
             gateway=revision, run_id=run_id, method="POST", url=b"/tools/every__add", headers=[], body=b"{}"
         )
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(worker.link, "send", lambda *frame: sent.append(decode(frame[2], GatewayResponse)))
-            front.app.front._on_request(worker, FrameType.REQUEST, 1, encode(request))
+            front.app.front._on_request(worker, FrameType.REQUEST, next(numbers), encode(request))  # type: ignore[union-attr]
             await eventually(lambda: sent)
-        assert sent.pop().status == 403
+        return sent[0].status
+
+    for run_id in (None, "the run of another worker", runner.run_id):
+        assert await status_of(run_id) == 403
+    await eventually(lambda: worker.request_bytes == 0)
+    monkeypatch.setattr("hutch.cluster.front.MAX_REQUEST_BYTES", 1_000)
+    assert await status_of(runner.run_id) == 503
+    worker.forget_runner(runner, "quickjs")
 
 
 async def test_exit_code_of_a_script_comes_from_the_worker(front: FrontApp) -> None:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("hutch.cluster")
 
 MAX_GATEWAYS = 64
+# Memory of the gateway requests of one worker that are being answered, and of responses that wait for it.
+MAX_REQUEST_BYTES = 256 * 1024 * 1024
+REQUEST_OVERHEAD_BYTES = 16 * 1024
 
 
 class Front:
@@ -115,9 +118,23 @@ class Front:
             if (task := self._requests.get(key)) is not None:
                 task.cancel()
             return
+        size = len(content) + REQUEST_OVERHEAD_BYTES
+        if (
+            key in self._requests
+            or worker.request_bytes + size + worker.link.waiting_bytes > MAX_REQUEST_BYTES
+        ):
+            refusal = GatewayResponse(status=503, headers=[], body=b"The server has too many requests")
+            worker.link.send(FrameType.RESPONSE, number, messages.encode(refusal))
+            return
         task = asyncio.create_task(self._answer(worker, number, content))
         self._requests[key] = task
-        task.add_done_callback(lambda _: self._requests.pop(key, None))
+        worker.request_bytes += size
+
+        def on_done(_: asyncio.Task[None]) -> None:
+            self._requests.pop(key, None)
+            worker.request_bytes -= size
+
+        task.add_done_callback(on_done)
 
     async def _answer(self, worker: KnownWorker, number: int, content: bytes) -> None:
         request = messages.decode(content, GatewayRequest)
@@ -127,9 +144,9 @@ class Front:
         reads = request.method in ("GET", "HEAD")
         if gateway is None:
             await response.send(404, [], b"The gateway of this script is gone")
-        elif runner is None and not (request.run_id is None and reads):
-            # A worker may call tools only for executions that it runs. A script that is starting reads the
-            # module of the tools.
+        elif not (request.run_id is None and reads) and (runner is None or runner.gateway != request.gateway):
+            # A worker may call tools only for executions that it runs, and only those of their gateway. A
+            # script that is starting reads the module of the tools.
             await response.send(403, [], b"This run is not on this worker")
         else:
             if runner is not None and not reads:

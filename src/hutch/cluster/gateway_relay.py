@@ -25,6 +25,10 @@ class RelayedRequests:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[GatewayResponse]] = {}
 
+    @property
+    def link_id(self) -> bytes:
+        return self._link.id
+
     async def send(self, request: GatewayRequest) -> GatewayResponse | None:
         """Returns the response, or None if the front is lost."""
         if self._link.is_closed or len(self._waiting) >= MAX_REQUESTS:
@@ -55,12 +59,14 @@ class RelayedRequests:
 
 
 class RelayedGateway:
-    """A gateway of a front. Equal for equal URL, revision and front, so that the pool can keep runners."""
+    """A gateway of a front. Equal for equal URL, revision and link, so that the pool can keep runners. A
+    runner of a lost link could not reach the front over the next one.
+    """
 
-    def __init__(self, requests: RelayedRequests, front: str, url: str, revision: str) -> None:
+    def __init__(self, requests: RelayedRequests, url: str, revision: str) -> None:
         self.url = url
         self._requests = requests
-        self._key = (front, url, revision)
+        self._key = (requests.link_id, url, revision)
 
     def __hash__(self) -> int:
         return hash(self._key)

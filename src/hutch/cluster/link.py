@@ -135,14 +135,16 @@ class Link:
         header, content = packet[: _HEADER.size], packet[_HEADER.size :]
         type, _, number = _HEADER.unpack(header)
         if type == DATA:
-            if number != self._expected:
-                # A packet was lost, or the peer has not got the acknowledgement.
-                self._acknowledge(has_gap=number > self._expected)
-                return
             part = open_sealed(self._receive_key, _nonce(type, number), content, header)
-            if part is not None:
+            if part is None:
+                return
+            if number == self._expected:
                 self._expected += 1
                 self._accept(part)
+            else:
+                # A packet was lost, or the peer has not got the acknowledgement. Forged packets must not get
+                # here: the peer would send up to WINDOW_BYTES again for each of them.
+                self._acknowledge(has_gap=number > self._expected)
         elif type == ACK and number >= self._peer_acknowledgement:
             opened = open_sealed(self._receive_key, _nonce(type, number), content, header)
             if opened is not None and len(opened) == _ACK.size:

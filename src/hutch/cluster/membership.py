@@ -36,6 +36,8 @@ class KnownWorker:
         self.runners: dict[int, RemoteRunner] = {}
         self.gateways: set[str] = set()
         """Revisions of the gateways whose scripts this worker has got."""
+        self.request_bytes = 0
+        """Memory of the gateway requests of this worker that are being answered."""
         self.in_flight: Counter[PlaceKind] = Counter()
         self.is_full: set[PlaceKind] = set()
         """Kinds of places of which the worker had none left, although its announcement said so."""

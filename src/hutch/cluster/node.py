@@ -90,9 +90,9 @@ class Node:
                 # A version whose announcements differ is not compatible.
                 return
             if announcement.number > numbers.get(announcement.id, 0):
+                # Kept when the machine leaves, so that its old announcements cannot be repeated afterwards.
+                numbers.pop(announcement.id, None)
                 numbers[announcement.id] = announcement.number
-                if announcement.is_leaving:
-                    numbers.pop(announcement.id)
                 while len(numbers) > 10_000:
                     del numbers[next(iter(numbers))]
                 handle(announcement)

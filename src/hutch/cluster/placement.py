@@ -277,8 +277,9 @@ class PlacedExecution:
             )
         elif isinstance(recipe, ScriptRecipe):
             self._placement.on_gateway(recipe.revision, recipe.handler)
-            if self._worker is not None:
+            if self._worker is not None and self._runner is not None:
                 self._worker.gateways.add(recipe.revision)
+                self._runner.gateway = recipe.revision
             profile = OpenScript(url=recipe.url, revision=recipe.revision, cwd=recipe.cwd)
         else:
             profile = OpenEngine(engine=execution.profile.engine)

@@ -63,6 +63,8 @@ class RemoteRunner(Runner):
         """Name of the worker, for messages."""
         self.has_effects = False
         """True if the guest of this runner has done something besides its tool calls."""
+        self.gateway: str | None = None
+        """Revision of the gateway that the script of this runner may use."""
         self.details: Leased | None = None
         self._link = link
         self._channel = RemoteChannel(link, number)

@@ -311,7 +311,7 @@ class Worker:
         elif isinstance(profile, OpenPackage):
             lease.start_with(lambda: self._package(profile))
         else:
-            gateway = RelayedGateway(front.requests, front.hello.front, profile.url, profile.revision)
+            gateway = RelayedGateway(front.requests, profile.url, profile.revision)
 
             async def make() -> MadeProfile:
                 return await self._profiles.script(profile, gateway), None
