@@ -197,6 +197,42 @@ async def test_run_on_another_server_is_cancelled(harness: QueueHarness, store: 
         assert (await harness.until(accepted.run_id, "ended")).outcome == "cancelled"
 
 
+async def test_failing_cancellation_does_not_end_the_renewal_of_leases(
+    harness: QueueHarness, store: Store
+) -> None:
+    cancelled = asyncio.Event()
+
+    async def on_cancel() -> None:
+        cancelled.set()
+        raise RuntimeError("the flow cannot be cancelled")
+
+    async def wait_for_renewal(attempt: Attempt) -> HandlerResult:
+        attempt.on_cancel = on_cancel
+        assert await store.queued_runs.request_cancel(attempt.run_id)
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            await cancelled.wait()
+            held_until = (await harness.row(attempt.run_id)).held_until
+            while (await harness.row(attempt.run_id)).held_until == held_until:  # noqa: ASYNC110 - in a database
+                await asyncio.sleep(0.01)
+        return FAILED
+
+    harness.handler.behaviour = wait_for_renewal
+    await harness.queue.start()
+    accepted = await harness.add()
+    row = await harness.until(accepted.run_id, "ended", "dead")
+    assert (row.outcome, row.attempts, row.generation) == ("cancelled", 1, 1)
+
+
+async def test_timeout_inside_of_a_run_is_a_failure_of_the_run(harness: QueueHarness) -> None:
+    async def time_out(attempt: Attempt) -> HandlerResult:
+        raise TimeoutError
+
+    harness.handler.behaviour = time_out
+    await harness.queue.start()
+    accepted = await harness.add(deadline_ms=60_000)
+    assert (await harness.until(accepted.run_id, "ended", "dead")).outcome == "internal_error"
+
+
 # --- servers that die ---
 
 

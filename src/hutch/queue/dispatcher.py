@@ -227,10 +227,11 @@ class Dispatcher:
             if not attempt.is_lost:
                 await self._abandon(attempt)
             raise
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            result = failure("deadline_exceeded", "The run did not end before its deadline")
+        except TimeoutError as error:
+            if deadline.expired():
+                result = failure("deadline_exceeded", "The run did not end before its deadline")
+            else:
+                result = _unexpected(error)
         except RunReleased:
             await self._endings.put_back(row, 0, counts=False, keeps_effects=True)
             return
@@ -280,6 +281,9 @@ class Dispatcher:
                     # the database says whose they are.
                     for attempt in self.attempts.values():
                         attempt.is_lost = True
+            except Exception:
+                # Without this task, all runs of this server would lose their leases.
+                logger.exception("an asynchronous run could not be cancelled, or its lease not renewed")
 
     async def _renew(self) -> None:
         held = {run_id: attempt.row.generation for run_id, attempt in self.attempts.items()}
