@@ -27,7 +27,7 @@ MAX_PATH_CHARS = 500
 MAX_CODE_BYTES = 4 * 1024 * 1024
 # Maximum size of the stored definition, because lists and searches read many definitions.
 MAX_DEFINITION_BYTES = 1024 * 1024
-# Names of routes, which cannot be ability ids.
+# Ids that abilities cannot have, because routes use these names.
 RESERVED_IDS = frozenset({"search"})
 
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@~-]*\Z")
@@ -72,7 +72,8 @@ class AbilityDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     dynamic_header_keys: list[str] = []
     requires_dynamic_headers: bool = False
     credential_kinds: dict[str, str] = {}
-    """Kinds of the credentials in `dynamic_header_keys`, for people who have to store them."""
+    """Kinds of the credentials in `dynamic_header_keys`. They tell users which kind of credential to store.
+    """
     input_schema: dict[str, Any] | None = None
     dependency_order: list[str] = []
     missing_dependencies: list[str] = []
@@ -96,16 +97,16 @@ _decoder = msgspec.json.Decoder(AbilityDefinition)
 
 
 def decode_definition(text: str) -> AbilityDefinition:
-    """Decodes a stored definition. It is not validated again."""
+    """Decodes a stored definition without validating it again."""
     return _decoder.decode(text)
 
 
 def parse_definition(
     value: object, *, ability_id: str | None = None, max_code_bytes: int = MAX_CODE_BYTES
 ) -> AbilityDefinition:
-    """Parses an ability definition. Raises InvalidAbility with its problems.
+    """Parses an ability definition. Raises InvalidAbility with the problems of the definition.
 
-    `ability_id` is the id from the URL, or None. If it is given, the body may omit the id but must not
+    `ability_id` is the id from the URL, or None. If the URL has an id, the body may omit the id but must not
     contradict it.
     """
     if not isinstance(value, dict):
@@ -144,7 +145,7 @@ def _invalid_ability(problems: list[Problem]) -> InvalidAbility:
 
 
 class _Parser:
-    """Parses one definition and collects its problems."""
+    """Parses one definition and collects the problems of that definition."""
 
     def __init__(self, value: dict[str, Any]) -> None:
         self._value = value

@@ -1,4 +1,4 @@
-"""Executes abilities in the seven steps of the specification. Always returns a response."""
+"""Executes abilities in the seven steps of the specification. Errors become responses, too."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class MissingCredentials(ApiError):
     """The user has no credentials for some header keys."""
 
     def __init__(self, resolved: ResolvedHeaders, locked: Sequence[Secret], kinds: Mapping[str, str]) -> None:
-        """`kinds` are the kinds of credentials, by key, that the ability declares."""
+        """`kinds` maps header keys to the kinds of credentials that the ability declares."""
         names = {key.text: f"{key.host}::{key.name}" if key.host else key.text for key in resolved.missing}
         known_kinds = {name: kinds[text] for text, name in names.items() if text in kinds}
         super().__init__(
@@ -94,8 +94,8 @@ class MissingCredentials(ApiError):
         self.wanted = tuple(_key_text(key) for key in resolved.missing)
 
     def after_login(self, login: LoginFailure) -> ApiError:
-        """Returns this error with the reason why the login failed. If the login lacks credentials itself,
-        these are what the user has to store.
+        """Returns this error with the reason why the login failed. If the login itself lacks credentials, the
+        error lists the credentials of the login, because the user has to store those.
         """
         return ApiError(self.kind, f"{self.message}. {login}", **{**self.extra, **login.missing})
 
@@ -106,7 +106,7 @@ class LoginFailure(msgspec.Struct, frozen=True):
     ability_id: str
     reason: str
     missing: dict[str, Any] = {}
-    """Fields of the error about credentials that the login needs itself."""
+    """Fields of the login's own MissingCredentials error. Empty if the login failed for another reason."""
 
     def __str__(self) -> str:
         return f"The login {self.ability_id}, which obtains them, failed: {self.reason}"
@@ -117,7 +117,7 @@ class _Call(msgspec.Struct, frozen=True, kw_only=True):
 
     user: User
     owner_id: str
-    """Owner of the ability, who may be another user."""
+    """Id of the user who owns the ability. The owner need not be the caller."""
     definition: AbilityDefinition
     params: dict[str, Any]
     transform_code: str | None
@@ -183,8 +183,8 @@ class AbilityExecutor:
             )
 
     async def _execute(self, call: _Call, run_id: str | None) -> AbilityResponse:
-        """Executes an ability. If a credential was missing or rejected, and a login obtained a new one,
-        executes it once more.
+        """Executes an ability. If a credential was missing or rejected and a login obtained a new one,
+        executes the ability once more.
         """
         started = now_rfc3339()
         response: AbilityResponse | None = None
@@ -319,8 +319,8 @@ class AbilityExecutor:
             if revived:
                 await self._vault.revive(revived)
         except StoreError as error:
-            # Only log the error. The wrapper may have had side effects, which the caller would repeat after
-            # an error.
+            # Only log the error. If the call failed here, the caller would repeat it, and with it the side
+            # effects of the wrapper.
             logger.error("marking credentials failed: %s", error)
 
     async def _error_content(
@@ -332,9 +332,7 @@ class AbilityExecutor:
         fetch_tools: FetchTools,
         builder: AbilityResponseBuilder,
     ) -> ResponseContent | None:
-        """Returns the error response, or None if the ability succeeded. After a success, the caller may
-        transform the body.
-        """
+        """Returns the error response, or None if the ability succeeded."""
         response = outcome.response
         status = credentials.last_status
         if status is None and response is not None and response.status in self._expire_on:
@@ -358,13 +356,14 @@ class AbilityExecutor:
         secrets: tuple[str, ...],
         builder: AbilityResponseBuilder,
     ) -> Any:
-        """Stores the credentials that the ability declares in `produces`, and returns the body without them.
+        """Stores the credentials that the ability declares in `produces`. Returns the body without these
+        credentials.
 
-        Transforms get this body, because their code comes from the caller. Raises ValueNotFound.
+        Transforms get the returned body, because their code comes from the caller. Raises ValueNotFound.
         """
         values = [(each, find_credential(each, response)) for each in definition.produces]
         for produced, value in values:
-            # Creating a redactor of megabytes would take seconds.
+            # Refuse long values, because creating a redactor of megabytes would take seconds.
             if value is not None and len(value) > MAX_VALUE_BYTES:
                 raise ValueNotFound(
                     f"{produced.key} cannot be stored: expected at most {MAX_VALUE_BYTES} bytes."
@@ -378,7 +377,8 @@ class AbilityExecutor:
         stored = []
         for produced, value in values:
             key = parse_header_key(produced.key, definition.service_name)
-            # Skip redacted values. The ability has sent them itself, so they are stored already.
+            # Skip redacted values. Redaction replaces only credentials that the ability has sent, which are
+            # stored already.
             if value is not None and key.host is not None and MARK not in value:
                 try:
                     await self._vault.put_credential(user, key.host, produced.kind, key.name, value)
@@ -391,15 +391,15 @@ class AbilityExecutor:
     async def _log_in(
         self, call: _Call, wanted: Sequence[str], started: str
     ) -> list[RequestLogEntry] | LoginFailure | None:
-        """Executes the dependency that produces one of the wanted credentials. Returns its requests, why it
-        failed, or None if there is no such dependency.
+        """Executes the dependency that produces one of the wanted credentials. Returns the requests of this
+        login, a LoginFailure, or None if there is no such dependency.
 
         The login gets no parameters. If another call has logged in since `started`, nothing is executed.
         """
         for ability_id in call.definition.dependency_order:
             row = await self._store.abilities.get(ability_id, call.user.id)
-            # Skip abilities of other users, except the owner of the called ability. They run only at the
-            # user's request.
+            # Skip abilities of users other than the caller and the owner of the called ability, unless they
+            # are shared with all users. Others run only if the user calls them directly.
             if row is None or not (row.shared or row.owner_id in (call.user.id, call.owner_id)):
                 continue
             login = decode_definition(row.document)

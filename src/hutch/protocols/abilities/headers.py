@@ -30,8 +30,9 @@ _HOST_PORT = re.compile(r"(.+):([0-9]{1,5})")
 _COOKIE = "cookie"
 _AUTHORIZATION = "authorization"
 
-# Most value codes are an arrow function that returns a string literal. The pattern accepts only unambiguous
-# literals, without line breaks and without escapes other than quotes and backslashes.
+# Most value codes are arrow functions that return a string literal. Their values are read with this pattern,
+# without running the code. The pattern accepts only unambiguous literals, without line breaks and without
+# escapes other than quotes and backslashes.
 _ARROW = r"[ \t\r\n]*\([ \t\r\n]*\)[ \t]*=>[ \t\r\n]*"
 _LITERAL = re.compile(rf"""{_ARROW}(?:"((?:[^"\\\r\n]|\\["'\\])*)"|'((?:[^'\\\r\n]|\\["'\\])*)')[ \t\r\n]*""")
 _ESCAPED = re.compile(r"""\\(["'\\])""")

@@ -142,7 +142,7 @@ class AbilityResponseBuilder:
 
     async def redact(self, body: Any) -> Any:
         """Redacts secrets in the body. Upstream responses were redacted on arrival, but a wrapper may have
-        joined parts to a secret.
+        put parts of a secret together.
         """
         try:
             return await self.redactor.value(body)
@@ -224,8 +224,8 @@ def _invalid_statuses(text: str) -> SettingError:
 
 
 def login_abilities(abilities: Sequence[Ability], service_name: str) -> list[Ability]:
-    """Returns the abilities that, by their names and descriptions, log in to this service, and that need no
-    credentials themselves.
+    """Returns the abilities that seem to log in to this service, judging by their names and descriptions.
+    Leaves out abilities that need credentials themselves.
     """
     service = service_name.lower()
     return [

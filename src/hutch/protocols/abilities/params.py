@@ -49,7 +49,7 @@ def params_error(schema: dict[str, Any] | None, params: Mapping[str, Any]) -> st
 
 
 def schema_error(schema: dict[str, Any]) -> str | None:
-    """Returns the reason why this cannot be an ability's input schema, or None if it can."""
+    """Returns the reason why a value cannot be the input schema of an ability, or None if it can."""
     if plain_copy(schema) != schema:
         return "it is too large, or too deep"
     types = schema.get("type", "object")

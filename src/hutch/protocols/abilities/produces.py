@@ -1,4 +1,4 @@
-"""Credentials that an ability obtains, such as the token of a login, in its responses."""
+"""Finds and masks credentials in the responses of abilities, such as the token that a login returns."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _SET_COOKIE = "set-cookie"
 
 
 class ValueNotFound(Exception):
-    """A response has no usable value for a credential that the ability declares. The message contains no
-    values.
+    """A response has no usable value for a credential that the ability declares. The error message contains
+    no values.
     """
 
 
 def find_credential(produced: ProducedCredential, response: WrapperResponse) -> str | None:
-    """Returns the credential in a response, or None if the response has no text or integer at its path."""
+    """Returns the credential in a response, or None if there is no text or integer at the declared path."""
     source, *parts = _PART.findall(produced.path)
     match source:
         case "headers":
@@ -36,8 +36,8 @@ def find_credential(produced: ProducedCredential, response: WrapperResponse) -> 
 
 
 def mask_body(produces: Sequence[ProducedCredential], body: Any) -> Any:
-    """Masks the declared credentials in a body. This is done in addition to redaction, which does not find
-    values of fewer than four characters.
+    """Masks the declared credentials in a body. Redaction alone would miss values of fewer than four
+    characters.
     """
     for produced in produces:
         source, *parts = _PART.findall(produced.path)

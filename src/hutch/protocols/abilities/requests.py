@@ -46,7 +46,7 @@ _EXECUTE_FIELDS = ("params", "transformCode")
 
 
 def parse_execute(body: dict[str, Any]) -> ExecuteBody:
-    """Parses the body of an execute request. Raises ApiError with its problems."""
+    """Parses the body of an execute request. Raises ApiError with the problems of the body."""
     problems = ProblemList(_invalid_request)
     params, code = body.get("params"), body.get("transformCode")
     if params is not None and not isinstance(params, dict):
@@ -64,7 +64,9 @@ _CREDENTIAL_FIELDS = ("domain", "credentialType", "credentialKey", "value", "enc
 
 
 def parse_credential(body: dict[str, Any]) -> CredentialBody:
-    """Parses the body of a credential. Raises ApiError with its problems, which never contain the value."""
+    """Parses the body of a credential. Raises ApiError with the problems. They never contain the credential's
+    value.
+    """
     problems = ProblemList(_invalid_request)
     for field in _CREDENTIAL_FIELDS:
         if body.get(field) is not None and not isinstance(body[field], str):
@@ -94,7 +96,7 @@ class ShareBody(NamedTuple):
 
 
 def parse_share(body: dict[str, Any]) -> ShareBody:
-    """Parses the body of a request to share an ability. Raises ApiError with its problems."""
+    """Parses the body of a request to share an ability. Raises ApiError with the problems of the body."""
     problems = ProblemList(_invalid_request)
     names: dict[str, list[str]] = {"users": [], "groups": []}
     for field in names:

@@ -35,8 +35,8 @@ ERROR_CODES = (
 
 
 def execution_error(error: ApiError) -> dict[str, Any]:
-    """Builds the error body that the specification fixes for executions. `errorCode` is an addition that
-    tells Hutch's errors from upstream errors.
+    """Builds the error body that the specification fixes for executions. `errorCode` is an addition of Hutch.
+    It distinguishes Hutch's errors from upstream errors.
     """
     code = ABILITY_ERRORS[error.kind].code
     more = _more_fields(error)
@@ -81,8 +81,8 @@ def success(status: int = 200, /, **fields: Any) -> Response:
 
 
 def ability_json(row: Ability, user_id: str, owner: str | None = None) -> dict[str, Any]:
-    """Converts an ability to JSON, without the code and the values of static headers. If another user shares
-    the ability with this user, `owner` is the name of that user.
+    """Converts an ability to JSON, without the code and the values of static headers. `owner` is the name of
+    the owner if another user shares the ability with the caller, otherwise None.
     """
     definition = decode_definition(row.document)
     fields = {

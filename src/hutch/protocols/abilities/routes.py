@@ -93,7 +93,7 @@ class AbilityHandlers:
             convert=_own_error,
             render=lambda context, error: responses.error_response(error),
         )
-        # The specification fixes the errors of this route.
+        # The specification fixes the error format of this route. The other routes use the common format.
         self.execute_protocol = replace(
             self.protocol, render=lambda context, error: responses.execution_error_response(error)
         )
@@ -370,8 +370,8 @@ def _ability_id(context: RequestContext) -> str:
 
 
 def _check_not_shared(body: Mapping[str, Any]) -> None:
-    """Raises ApiError if the body shares the ability. Only the operator may do that, because shared abilities
-    run for every user.
+    """Raises ApiError if the body shares the ability with all users. Only the operator may do that, because
+    such an ability runs for every user.
     """
     if body.get("shared"):
         raise ApiError(

@@ -25,7 +25,7 @@ class AbilityRun(msgspec.Struct, frozen=True, kw_only=True):
     protocol: str
     label: str
     preparation: RunPreparation | None = None
-    """Prepares the run of the wrapper, if it was planned."""
+    """Prepares the run of the wrapper. None if the call does not come from the queue."""
 
     async def run(
         self,

@@ -23,8 +23,8 @@ from hutch.session.messages import Job
 from hutch.session.run import RunHandle, TextRedactor, new_run_id
 
 WRAPPER_NOT_FOUND = "Wrapper function not found in wrapper code"
-# Options of every wrapper. The specification defines `dynamicHeaders`, and published wrappers read it, but
-# here it is always empty.
+# Options of every wrapper. The specification defines `dynamicHeaders`, and published wrappers read it. It is
+# always empty, because the host adds the headers to requests.
 _OPTIONS: dict[str, Any] = {"dynamicHeaders": {}}
 # Messages of the parser, of QuickJS and of Hutch that quote a text, which may be a literal in the wrapper's
 # code. Each entry has the pattern before the text, the opening quote, and the pattern after the text. Other
@@ -45,7 +45,7 @@ _QUOTING_MESSAGES = (
     ("", "'", "' is not a (?:valid header name|method that can be used)"),
     ("the scheme ", "", " is not supported"),
 )
-# A lookahead also finds ends that overlap.
+# The end is a lookahead, so that `finditer` also finds ends that overlap.
 _QUOTED = [
     (re.compile(before + quote), re.compile(f"(?={after})", re.S))
     for before, quote, after in _QUOTING_MESSAGES
@@ -176,11 +176,11 @@ def _failure_of(
 
 
 def hide_literals(message: str, wrapper_code: str) -> str:
-    """Removes texts from an error message that quote the wrapper's code. Messages that the author wrote stay
-    unchanged.
+    """Removes quotations of the wrapper's code from an error message. Leaves messages that the wrapper's
+    author wrote unchanged.
 
-    The message is also searched for messages that it contains, because wrappers add text to errors that they
-    catch.
+    Finds a quoting message also inside of a longer message, because a wrapper may add text to an error that
+    it catches.
     """
     for opening, closing in _QUOTED:
         if (opened := opening.search(message)) is None:
@@ -261,8 +261,8 @@ def _transform_message(error: ExecutionError, timeout_ms: float) -> str:
 
 
 async def _decode_body(status: int, headers: Sequence[tuple[str, str]], data: bytes | str) -> Any:
-    """Decodes the body as JSON if it is declared and valid, otherwise as text. Returns None if there is no
-    body.
+    """Decodes the body as JSON if its content type is JSON and it is valid JSON, otherwise as text. Returns
+    None if there is no body.
     """
     if status in _NO_BODY:
         return None

@@ -1,4 +1,4 @@
-"""Stateful sessions over the Execbox WebSocket, for clients that ask for them when they connect."""
+"""Stateful sessions over the Execbox WebSocket. Clients request this extension when they connect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ class ChannelSessions:
         self._sessions = sessions
 
     async def run(self, requested: Any, execution: Execution, run: RunHandle) -> Result:
-        """Runs a turn or another action. The value of the action becomes the result. Raises HutchError."""
+        """Runs a turn or another session action. Returns the value of the action as a Result. Raises
+        HutchError.
+        """
         try:
             request = msgspec.convert(requested, SessionRequest)
         except msgspec.ValidationError as error:

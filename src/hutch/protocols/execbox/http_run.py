@@ -1,4 +1,4 @@
-"""`POST /run`: runs code over plain HTTP. On request, sends its events as server-sent events."""
+"""`POST /run`: runs code over plain HTTP. On request, sends the events of the run as server-sent events."""
 
 from __future__ import annotations
 
@@ -115,7 +115,9 @@ class RunHandler:
         return parse_body(await self._body.read_object(context.request))
 
     async def respond(self, context: RequestContext, body: RunBody, execute: Run) -> ASGIApp:
-        """Runs code with `execute`. Responds with its result or, on request, with its events."""
+        """Runs code with `execute`. Responds with the result or, if the request asks for them, with the
+        events of the run.
+        """
         run = RunHandle(record_level=self.record_level(body.record))
         headers = {RUN_ID_HEADER: run.id}
         if _wants_events(context.request):
@@ -155,7 +157,7 @@ class RunHandler:
         return result
 
     async def check(self, body: RunBody) -> None:
-        """Checks what can be checked before a run starts. Raises InvalidExecution."""
+        """Checks the limits and the files, before a run starts. Raises InvalidExecution."""
         self._limits(body.limits)
         if body.files is not None:
             await self._files(body.files)

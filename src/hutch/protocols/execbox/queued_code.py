@@ -1,4 +1,6 @@
-"""Asynchronous runs of code: `POST /runs` with the kind `code`, whose request is the body of `POST /run`."""
+"""Asynchronous runs of code: `POST /runs` with the kind `code`. Their requests have the format of `POST
+/run`.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ class QueuedCode:
         return result
 
     async def _continue(self, attempt: Attempt) -> Result | None:
-        """Waits for a run that another server has stored as a checkpoint. Returns None if there is none."""
+        """Waits for a run that another server has stored as a checkpoint. Returns None if there is no
+        checkpoint.
+        """
         store_row = await self._suspended_runs.state(attempt.run_id)
         if store_row is None or (store_row == "ended" and not attempt.row.has_effects):
             return None

@@ -1,5 +1,6 @@
-"""Routes of Execbox: the WebSocket `/execbox`, on which the client acts as the host and may run several
-executions at once, `POST /run` and `/sessions`.
+"""Routes of Execbox: `POST /run`, `/sessions` and the WebSocket `/execbox`.
+
+On the WebSocket, the client acts as the host and may run several executions at once.
 """
 
 from __future__ import annotations

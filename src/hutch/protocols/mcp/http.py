@@ -33,11 +33,12 @@ if TYPE_CHECKING:
 
 PROTOCOL = "mcp"
 _RETRY_SOON = {"Retry-After": "1"}
-# The SDK decodes and validates a message in one piece, during which no other request is served: 4 MiB
-# of escapes take 20 ms, 50 000 keys 25 ms.
+# Limits of a message. The SDK decodes and validates it in one piece, during which no other request is served:
+# 4 MiB of escapes take 20 ms, 50 000 keys 25 ms.
 MAX_MESSAGE_BYTES = 4 * MIB
 MAX_MESSAGE_VALUES = 50_000
-# Interval at which a shutdown is checked. Clients have this time to read their last responses.
+# Interval at which the endpoint checks for a shutdown. During a shutdown, clients have this time to read
+# their last responses.
 _SHUTDOWN_POLL_SECONDS = 0.5
 
 
@@ -93,7 +94,7 @@ class McpEndpoint:
         manager = await self._manager()
         scope[CALLER] = caller
         if caller.identity is not None:
-            # The SDK rejects requests of other users on the same session.
+            # Tell the SDK the user, so that it rejects requests of other users on the same session.
             scope["user"] = _authenticated_user(caller.identity)
         share = self._shares.reserve(caller) if _may_open_session(request) else None
         if isinstance(share, Refusal):
@@ -172,7 +173,7 @@ class McpEndpoint:
         return StreamableHTTPSessionManager(
             mcp_server.server,
             max_request_body_size=self._body.max_bytes,
-            max_sessions=None,  # `SessionShares` limits them
+            max_sessions=None,  # `SessionShares` limits the sessions
             session_idle_timeout=IDLE_SECONDS,
         )
 
@@ -223,7 +224,7 @@ def _authenticated_user(identity: Identity) -> AuthenticatedUser:
 
 
 def _is_first_request(request: Request) -> bool:
-    """Returns True for the first request of a client. Later requests have one of these headers."""
+    """Returns True for the first request of a client, which has neither of these headers."""
     return not {"mcp-session-id", "mcp-protocol-version"}.intersection(request.headers)
 
 

@@ -67,7 +67,9 @@ def take_media(value: Any) -> TakenMedia:
 
 
 def _candidates(value: Any, parents: dict[int, Any]) -> Iterator[dict[str, Any]]:
-    """Yields the objects that may be blocks. Notes the container of each object and list that was visited."""
+    """Yields the objects that may be blocks. Stores the container of each visited object and list in
+    `parents`.
+    """
     level, visited = [(value, None)], 0
     for _ in range(_MAX_DEPTH):
         below: list[tuple[Any, Any]] = []
@@ -108,7 +110,9 @@ def _note(block: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 def _replaced(value: Any, notes: dict[int, dict[str, Any]], changed: set[int]) -> Any:
-    """Copies the containers of the blocks only: a result may have 250 000 values."""
+    """Returns the value with notes in place of blocks. Copies only the containers of blocks, because a result
+    may have 250 000 values.
+    """
     if id(value) not in changed:
         return value
     if id(value) in notes:

@@ -57,13 +57,13 @@ def wrap_result(entry: CatalogEntry, result: McpToolResult) -> CallToolResult:
     content = [_pass_block(entry.server, block) for block in _blocks(result.content)]
     structured = result.structured
     if structured is None and object_schema(entry.output_schema) is not None:
-        # Clients require structured content of a tool with an output schema.
+        # Clients expect structured content from every tool that has an output schema.
         structured = result.value
     if isinstance(structured, dict):
         content = content or text_result(clip(json_text(structured), MAX_CHARS)).content
         return CallToolResult(content=content, structured_content=replace_surrogates(structured))
     if not content and result.value is not None:
-        # Older protocol versions allow only objects as structured content.
+        # Send the value as text, because older protocol versions allow only objects as structured content.
         return text_result(clip(json_text(result.value), MAX_CHARS))
     return CallToolResult(content=content)
 
@@ -108,7 +108,7 @@ def passed_uri(server: str, uri: str) -> str:
 
 
 def parse_passed_uri(uri: str) -> tuple[str, str] | None:
-    """Returns the server and its own URI, or None if `uri` was not made by `passed_uri`."""
+    """Returns the server and the URI that the server uses, or None if `uri` was not made by `passed_uri`."""
     server, slash, original = uri.removeprefix(_RESOURCE_PREFIX).partition("/")
     if not uri.startswith(_RESOURCE_PREFIX) or not slash:
         return None

@@ -16,7 +16,7 @@ from hutch.session.json_value import NotJsonSafe, encode_value, well_formed
 MAX_CHARS = 30_000
 """Maximum length of one result."""
 MAX_PREVIEW_CHARS = 4_000
-"""Length of the beginning of a result that is kept."""
+"""Number of characters of a result that the report shows if the whole result is kept as a value."""
 MAX_LISTED_CALLS = 100
 """Maximum number of calls that are listed individually."""
 MAX_LISTED_PROBLEMS = 20
@@ -82,7 +82,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     truncated: bool = False
     files: list[ReportedFile] = []
     value: KeptValue | None = None
-    """The whole result, if it was too large."""
+    """Name under which the whole result is kept, if it was too large for the report."""
 
 
 class CapturedOutput:
@@ -127,7 +127,9 @@ def fair_shares(sizes: Sequence[int], total: int) -> list[int]:
 def cut_report(
     report: RunReport, stdout: CapturedOutput | None = None, stderr: CapturedOutput | None = None
 ) -> RunReport:
-    """Cuts a report to the maximum length. Of a result that is kept, it has only the beginning."""
+    """Cuts a report to the maximum length. If the whole result is kept as a value, the report has only the
+    first MAX_PREVIEW_CHARS of it.
+    """
     error = report.error.message if report.error is not None else ""
     result = _result_text(report.result)
     out, err = stdout or CapturedOutput(), stderr or CapturedOutput()
@@ -170,7 +172,7 @@ def structured_result(value: msgspec.Struct, *, failed: bool = False) -> CallToo
 def report_result(
     report: RunReport, media: Sequence[ContentBlock] = (), *, structured: bool = False
 ) -> CallToolResult:
-    """Builds the result for a report, which must have been cut already. `media` follow its text."""
+    """Builds the result for a report that has already been cut. The `media` blocks follow the text."""
     if structured:
         result = structured_result(report, failed=not report.ok)
     else:
@@ -191,7 +193,7 @@ def _report_parts(report: RunReport) -> Iterable[str]:
     ):
         text = text.rstrip()
         if name == "stderr" and report.error is not None:
-            # A script that fails prints its error, which is the message already.
+            # Remove the error message from stderr, because it is part of the report already.
             text = text.removesuffix(report.error.message).rstrip()
         if text:
             yield f"{name}:\n{text}"

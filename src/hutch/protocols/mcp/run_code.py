@@ -172,7 +172,7 @@ class CodeRunner:
         try:
             yield
         finally:
-            # Another request of the client may have registered the run again.
+            # Keep the entry if another request of the client has registered the run again.
             if self._runs_by_id.get(run_id) is run:
                 del self._runs_by_id[run_id]
 
@@ -228,7 +228,7 @@ class CodeRunner:
         with self.registered(handle.id, run):
             if arguments.session is None:
                 return await kernel.run(execution, handle)
-            # The label of a turn is its session.
+            # Remove the label, so that the session id becomes the label of the turn.
             execution = msgspec.structs.replace(execution, label=None)
             return await self._hutch.sessions.run(arguments.session, execution, handle)
 
@@ -290,8 +290,8 @@ def _invalid_script(error: InvalidScript) -> RunFailure:
 
 
 def _with_servers(error: InvalidScript, servers: Iterable[str]) -> InvalidScript:
-    """Says that a server that is missing in `tools` is one of `servers`, which are not connected, or that
-    there are no servers.
+    """Explains problems about servers that are missing in `tools`: the server is one of `servers`, which are
+    not connected, or there are no servers at all.
     """
     by_letters = {letters(name): name for name in servers}
 

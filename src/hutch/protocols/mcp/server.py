@@ -255,7 +255,7 @@ class HutchMcpServer:
     async def _retry(
         self, context: Context, params: CallToolRequestParams
     ) -> CallToolResult | InputRequiredResult:
-        """Delivers the answers of the client's user to the call that waits for them, and continues it."""
+        """Delivers the answers of the client's user to the waiting call, and continues that call."""
         try:
             state = msgspec.json.decode(params.request_state or "", type=SuspendedRunState | HeldCallState)
         except msgspec.ValidationError:
@@ -290,7 +290,8 @@ class HutchMcpServer:
         self, run: ClientRun, run_id: str, *, structured: bool
     ) -> CallToolResult | InputRequiredResult:
         owner = self._caller(run.client).owner
-        # Only then: the registered client is asked for the approvals that the run needs.
+        # Check the owner before registering the client, because a registered client is asked for the
+        # approvals that the run needs.
         await self._suspended.check_owner(run_id, owner)
         with self._runs.registered(run_id, run):
             outcome = await self._suspended.proceed(run, run_id, owner, structured=structured)
@@ -436,8 +437,8 @@ class HutchMcpServer:
 
     @property
     def state_seconds(self) -> float:
-        """Time for which a `requestState` is accepted. It is longer than runs are stored, so the client of an
-        expired run gets an error that says so.
+        """Time for which a `requestState` is accepted. It is longer than the time for which runs are stored,
+        so that the client of an expired run is told that the run has expired.
         """
         return 2 * self._hutch.settings.checkpoint_days * DAY_SECONDS
 
@@ -500,8 +501,8 @@ class _SdkServer(Server[Any]):
             on_list_resources=mcp.list_resources if mcp.passes_through else None,
             on_read_resource=mcp.read_resource if mcp.passes_through else None,
             on_subscriptions_listen=None if changes is None else changes.streams,
-            # Tools that are passed through, and abilities, can change at any time; Hutch's own tools change
-            # with their servers.
+            # Let clients cache the lists only if they contain nothing but Hutch's own tools. Passed-through
+            # tools and abilities can change at any time.
             cache_hints=(
                 None
                 if mcp.passes_through or mcp.offers_abilities
@@ -514,8 +515,9 @@ class _SdkServer(Server[Any]):
             self.add_request_handler("tasks/get", TaskParams, mcp.get_task)
             self.add_request_handler("tasks/update", UpdateTaskParams, mcp.update_task)
             self.add_request_handler("tasks/cancel", TaskParams, mcp.cancel_task)
-        # The only middleware of the SDK is that of OpenTelemetry. It would make the client's trace context
-        # the current one, also if Hutch exports no traces, and the SDK would pass it on to MCP servers.
+        # Remove the SDK's only middleware, which is for OpenTelemetry. Even if Hutch exports no traces, it
+        # would make the client's trace context the current one, and the SDK would pass that on to MCP
+        # servers.
         self.middleware.clear()
         self.middleware.append(InitializeMiddleware(mcp))
         self.middleware.append(RequestStateMiddleware(mcp.state_codec, mcp.owner_of, mcp.state_seconds))
@@ -533,8 +535,8 @@ class _SdkServer(Server[Any]):
 
 
 class InitializeMiddleware:
-    """Middleware for `initialize`: adds the current instructions to the response, and keeps the session
-    reserved for the client until the new session ends.
+    """Middleware for `initialize`: adds the current instructions to the response, and keeps the request's
+    SessionShare reserved until the new session ends.
     """
 
     def __init__(self, mcp: HutchMcpServer) -> None:

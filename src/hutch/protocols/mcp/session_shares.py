@@ -70,7 +70,8 @@ class SessionShare:
     def keep_for(self, session: ServerSession) -> None:
         if not self._is_in_session:
             self._is_in_session = True
-            # The SDK closes this stack with the session, but its sessions have no public attribute for it.
+            # Use a private attribute, because the SDK has no public one for the stack that it closes together
+            # with the session.
             session._connection.exit_stack.callback(self._shares.release, self._user)
 
     def end_request(self) -> None:

@@ -45,7 +45,7 @@ HOOKS_PER_MINUTE = 600
 MAX_TOKEN_CHARS = 200
 OPERATOR_OWNERS = ("local", "key")
 MAX_PER_OWNER = 1_000
-"""Maximum number of saved scripts, of schedules and of triggers of one owner. As many are listed."""
+"""Maximum number of saved scripts, of schedules and of triggers of one owner. Lists have the same maximum."""
 _OPEN: tuple[QueueState, ...] = ("delayed", "queued", "running", "dead")
 
 
@@ -265,7 +265,7 @@ class QueueHandlers:
             with self._access.track_request():
                 self._rate.check("" if request.client is None else parse_address(request.client.host).group)
                 token = str(request.path_params["token"])[:MAX_TOKEN_CHARS]
-                # Without a valid token, the body is not read.
+                # Check the token first, so that the body of a request without a valid token is not read.
                 row = await self._starters.find_trigger(token)
                 body = await self._body.read_bytes(request)
                 now = await (await self._store()).queued_runs.now() / 1000
@@ -276,7 +276,7 @@ class QueueHandlers:
 
 
 def _check_room(noun: str, existing: Sized) -> None:
-    """Raises ApiError if an owner has as many as it may have."""
+    """Raises ApiError if an owner has reached the maximum number of these objects."""
     if len(existing) >= MAX_PER_OWNER:
         raise ApiError("conflict", f"An owner may have {MAX_PER_OWNER} {noun}. Remove some first.")
 
@@ -287,8 +287,8 @@ def _visible_owner(context: RequestContext) -> str | None:
 
 
 def _owners(context: RequestContext) -> tuple[str, ...]:
-    """Returns the owners whose schedules and triggers the caller may change. What the operator added before
-    the server had a key belongs to another owner than what was added later.
+    """Returns the owners whose schedules and triggers the caller may change. The operator has two owner
+    names: one for objects added before the server had a key, and one for objects added later.
     """
     others = OPERATOR_OWNERS if context.caller.identity is None else ()
     return context.owner, *(owner for owner in others if owner != context.owner)

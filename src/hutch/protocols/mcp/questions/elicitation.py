@@ -57,7 +57,7 @@ FORM: dict[str, Any] = {
 
 
 class Elicitor:
-    """Asks the client of a run for approvals, and passes on the questions of tools to it.
+    """Asks the client of a run for approvals, and passes on the questions of tools to the same client.
 
     With `is_only_client`, only the client can answer, because there is no `/approvals` route.
     """
@@ -119,7 +119,7 @@ class Elicitor:
 
 
 async def gather(work: Iterable[Awaitable[T]]) -> list[T]:
-    """Waits for all results. Cancels the others if one fails."""
+    """Waits for all results. If one task fails, cancels the others."""
     tasks = [asyncio.ensure_future(each) for each in work]
     try:
         return list(await asyncio.gather(*tasks))
@@ -139,8 +139,8 @@ def _supports(client: ServerRequestContext[Any, Any], params: ElicitRequestParam
 
 
 def can_ask(client: ServerRequestContext[Any, Any]) -> bool:
-    """Returns True if the client's user can be asked while a call is in progress, which is possible before
-    protocol 2026-07-28.
+    """Returns True if the client's user can be asked while a call is in progress. Only protocols before
+    2026-07-28 allow that.
     """
     return client.session.can_send_request and supports_forms(client)
 

@@ -93,7 +93,8 @@ class HeldCalls:
     async def run(self, run: ClientRun, work: Coroutine[Any, Any, T]) -> T | InputRequiredResult:
         """Runs `work` until it ends or has asked a question through `run.questions`."""
         if run.questions is None:
-            # The client's user cannot be asked, or is asked while the request is in progress.
+            # Run the call without holding it, because its user cannot be asked, or is asked while the request
+            # is in progress.
             return await work
         return await self._next(HeldCall(run, work))
 
@@ -110,7 +111,7 @@ class HeldCalls:
     async def resume(
         self, call: HeldCall[Any], run: ClientRun, responses: Mapping[str, InputResponse]
     ) -> Any:
-        """Delivers answers to a call. `run` replaces its client."""
+        """Delivers answers to a call. From now on, the call uses the client of `run`."""
         call.run.continue_with(run)
         assert call.run.questions is not None
         call.run.questions.answer(responses)
@@ -130,7 +131,7 @@ class HeldCalls:
         return await call.task
 
     async def _wait(self, call: HeldCall[Any], questions: Questions) -> None:
-        """Waits until the call has ended or asks a question. If this is cancelled, cancels the call too."""
+        """Waits until the call ends or asks a question. If the wait is cancelled, cancels the call."""
         asked = asyncio.ensure_future(questions.asked.wait())
         try:
             await asyncio.wait((call.task, asked), return_when=asyncio.FIRST_COMPLETED)
@@ -152,7 +153,7 @@ class HeldCalls:
     def _forget(self, call: HeldCall[Any]) -> None:
         self._calls.pop(call.id, None)
         with contextlib.suppress(asyncio.CancelledError):
-            # Marks the exception as retrieved, because the client did not come back.
+            # Retrieve the exception, so that asyncio does not log it. The client has not come back for it.
             call.task.exception()
 
     def close(self) -> None:

@@ -37,8 +37,10 @@ _INVALID = (
 
 
 class StateCodec:
-    """Seals states with a key of this process or, after `load`, with the keys of the store. Every server with
-    the same store can open the latter, also after a restart.
+    """Seals states with a key of this process or, after `load`, with the keys of the store.
+
+    A state that was sealed with the keys of the store can be opened by every server with this store, also
+    after a restart.
     """
 
     def __init__(self, open_store: Callable[[], Awaitable[Store]]) -> None:

@@ -47,7 +47,7 @@ Context = ServerRequestContext[Any, Any]
 
 _MAX_SHOWN = 500
 RECOVER_POLLS = 5
-"""Number of polls after which the server that continues a run is checked for being alive."""
+"""Every RECOVER_POLLS polls, check whether the server that executes the run is still alive."""
 
 
 class SuspendedRunState(msgspec.Struct, frozen=True, tag="run", tag_field="kind"):
@@ -152,8 +152,8 @@ class SuspendedRunCalls:
         return row
 
     async def state(self, run_id: str, owner: str) -> tuple[Result | None, list[WaitingCall]]:
-        """Returns the result of a run if it has ended, otherwise the calls that wait for a decision. Takes
-        the run over if its process has died. Raises HutchError.
+        """Returns the result of a run if it has ended, otherwise the calls that wait for a decision. If the
+        process that executed the run has died, takes the run over. Raises HutchError.
         """
         result = await self._result(run_id, owner)
         if result is not None:
@@ -164,7 +164,7 @@ class SuspendedRunCalls:
         return None, waiting
 
     async def stop(self, run_id: str, owner: str) -> None:
-        """Ends a run that waits, or requests that a running one ends."""
+        """Ends a suspended run. If a process executes the run, asks that process to end it."""
         if not await self._runs.cancel(run_id, owner):
             await self._runs.request_cancel(run_id, owner)
 
@@ -189,7 +189,8 @@ class SuspendedRunCalls:
                 if poll % RECOVER_POLLS == 0 and not ending.done():
                     await self._stored.recover(run_id)
                 if not ending.done():
-                    # Another server may suspend the run again, so check for questions periodically, too.
+                    # Poll for questions as well, because another server may suspend the run again without
+                    # setting `saved`.
                     suspended = asyncio.ensure_future(saved.wait())
                     await asyncio.wait(
                         (ending, suspended), timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED
@@ -220,7 +221,9 @@ class SuspendedRunCalls:
             raise await self._explained(error, run_id, owner) from None
 
     async def _explained(self, error: ResumeError, run_id: str, owner: str) -> ResumeError:
-        """Adds to a missing result how the suspended run ended, if its record still exists."""
+        """Returns an error that says how the run ended, if the run's record still exists, otherwise the same
+        error.
+        """
         record = await (await self._open_store()).runs.get(run_id)
         if record is None or record.owner != owner or record.outcome == SUSPENDED:
             return error

@@ -35,12 +35,12 @@ class UpdateTaskParams(TaskParams):
 
 
 class Tasks:
-    """Answers `tasks/get`, `tasks/update` and `tasks/cancel`. The id of a task is that of its run."""
+    """Answers `tasks/get`, `tasks/update` and `tasks/cancel`. The id of a task is the id of its run."""
 
     def __init__(
         self, runs: SuspendedRunCalls, to_result: Callable[[Result, str], Awaitable[CallToolResult]]
     ) -> None:
-        """`to_result` makes the result of the tool from that of a run and its owner."""
+        """`to_result` builds the tool result from the result of a run and the owner of the run."""
         self._runs = runs
         self._to_result = to_result
 
@@ -86,7 +86,9 @@ class Tasks:
         return {}
 
     async def cancel(self, run_id: str, owner: str) -> dict[str, Any]:
-        """Ends a task, as soon as possible if its run is running. Does nothing after its end."""
+        """Cancels a task. If the run of the task is executing, it ends as soon as possible. Does nothing if
+        the task has ended.
+        """
         await self._row(run_id, owner)
         await self._runs.stop(run_id, owner)
         return {}

@@ -246,7 +246,8 @@ def _tracks(bars: list[_Bar]) -> dict[int, int]:
 
 
 def _upper_first(bars: list[_Bar]) -> list[_Bar]:
-    """Sorts the bars so that a bar comes after every bar whose source is directly above one of its targets.
+    """Sorts the bars from top to bottom. If a bar has a target directly below the source of another bar, it
+    comes after that other bar.
 
     Bars in a cycle keep their order.
     """

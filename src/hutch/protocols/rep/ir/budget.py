@@ -21,7 +21,7 @@ class ValidationBudget:
         self._is_stopped = False
 
     def stop(self) -> None:
-        """Ends the validation at its next check, because its caller no longer waits for it."""
+        """Makes the validation end at its next check. Called when its caller no longer waits."""
         self._is_stopped = True
 
     def check(self) -> None:

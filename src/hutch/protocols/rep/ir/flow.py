@@ -47,7 +47,7 @@ class FlowEdge(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     on: Literal["success", "failure"]
     case: str | None = None
-    """Case of a switch that takes this edge. None means any case."""
+    """Case in which a switch takes this edge. None means any case."""
 
 
 class Flow:

@@ -65,8 +65,8 @@ def parse_flow(document: object, budget: ValidationBudget = UNLIMITED) -> Flow:
 
 
 def readable_nodes(document: object) -> list[FlowNode]:
-    """Returns the steps of an invalid flow that have an id, each with its kind and parameters, and the inner
-    steps of its `for_each` steps.
+    """Returns the steps of an invalid flow that have an id, each with its kind and parameters. Includes the
+    inner steps of `for_each` steps.
     """
     nodes = _graph_list(document, "nodes") if isinstance(document, dict) else []
     refs = list(_step_refs(nodes[: schema.MAX_NODES]))
@@ -112,7 +112,9 @@ class _EdgeRef(NamedTuple):
 
 
 class _StepsById(dict[str, _StepRef]):
-    """Steps by id, with the suggester for misspelt ids. Its limit applies to all messages about the flow."""
+    """Steps by id, with a suggester for misspelt ids. The limit of the suggester applies to all messages
+    about the flow.
+    """
 
     def __init__(self, steps: Iterable[tuple[str, _StepRef]]) -> None:
         super().__init__(steps)

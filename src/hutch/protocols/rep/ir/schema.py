@@ -75,7 +75,7 @@ class GraphEdge(Struct, rename={"source": "from", "target": "to"}):
     target: Name
     on: Literal["success", "failure"]
     case: str | None = None
-    """Case of a switch that takes this edge. The public compiler adds this field."""
+    """Case in which a switch takes this edge. The public compiler adds this field."""
 
 
 class FlowGraph(Struct, forbid_unknown_fields=True):

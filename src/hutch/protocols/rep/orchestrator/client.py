@@ -123,7 +123,7 @@ class RuntimeClient:
         """Removes and returns the future of the request with this id. Raises ProtocolMismatch."""
         if id is None and has_failed and self._pending:
             # A null id means that the runtime could not read the request (JSON-RPC, section 5). Requests are
-            # sent one at a time, so the response belongs to the oldest.
+            # sent one at a time, so the response belongs to the oldest pending request.
             id = next(iter(self._pending))
         answer = self._pending.pop(id, None)
         if answer is None:
@@ -193,7 +193,8 @@ def _decode(line: bytes) -> Any:
     try:
         return msgspec.json.decode(line)
     except (ValueError, RecursionError):
-        # Lone surrogates are valid JSON that msgspec refuses. `parse_json` describes other errors better.
+        # Parse again with `parse_json`. It accepts lone surrogates, which msgspec refuses, and describes
+        # other errors better.
         return parse_json(line)
 
 

@@ -144,7 +144,9 @@ class StepServices(msgspec.Struct, frozen=True, kw_only=True):
     store: Callable[[], Awaitable[Store]]
     """Database of users, runs and credentials. Raises StoreError."""
     suspended_runs: Callable[[], SuspendedRuns]
-    """Stored executions of steps. The approvals of `gateway` suspend them after the first call."""
+    """Suspended executions of steps. Once this service is open, approvals of `gateway` suspend the
+    executions.
+    """
     abilities: Callable[[], Awaitable[AbilityExecutor]]
     """Executor for abilities. Raises StoreError and VaultError."""
 

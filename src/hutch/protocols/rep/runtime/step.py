@@ -169,7 +169,7 @@ class StepAttempt:
             run=run,
             node=node,
         )
-        # Each attempt has its own task.
+        # The variable is set for this attempt only, because each attempt has its own task.
         parent_run.set(run.context.run_id)
         limit = asyncio.timeout(seconds)
         try:

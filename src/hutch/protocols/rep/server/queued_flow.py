@@ -71,7 +71,7 @@ class QueuedFlow:
             head = await store.journal.head(run_id)
             return head is None or head.is_over
 
-        # The supervisor limits how many flows run at once.
+        # Free the slot of the queue, because the supervisor limits how many flows run at once.
         attempt.park()
         await attempt.wait_until_over(is_over)
         ended = await store.journal.get(run_id)

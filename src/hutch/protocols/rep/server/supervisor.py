@@ -142,7 +142,7 @@ class FlowSupervisor:
     async def cancel(self, run_id: str) -> None:
         """Cancels the run, whichever process executes it. Does nothing after the end of the run."""
         if self._parked.pop(run_id, None) is not None and (task := self._tasks.get(run_id)) is not None:
-            # The runtime of the parked run may still be stopping.
+            # Wait, because the runtime of the parked run may still be stopping.
             await asyncio.wait((task,))
         supervised = self._supervised_runs.get(run_id)
         if supervised is not None and supervised.orchestrator is not None:
@@ -273,8 +273,8 @@ class FlowSupervisor:
         del self._tasks[run.run_id]
         supervised = self._supervised_runs.pop(run.run_id)
         if supervised.decisions or supervised.is_reopened:
-            # Continue, because decisions arrived while the run was being parked, or it was resumed after its
-            # end.
+            # Continue, because decisions arrived while the run was being parked, or the run was resumed after
+            # its end.
             self._supervise(run).decisions |= supervised.decisions
         if all(other.owner != run.owner for other in self._supervised_runs.values()):
             self._owner_slots.pop(run.owner, None)
@@ -351,7 +351,7 @@ class FlowSupervisor:
         head = await journal.head(run_id)
         if head is None or head.is_over or lease.is_held(head):
             return False
-        # The run has not ended, and no process executes it.
+        # At this point the run has not ended, and no process executes it.
         if outcome.cancelled:
             return not await self._finish(head, cancelled_error(), cancelled=True)
         if outcome.error is not None and _is_unreadable(outcome.error):

@@ -51,8 +51,8 @@ class ProjectRuntime(msgspec.Struct, frozen=True, kw_only=True):
         return path if len(path.parts) == 1 and not (self.folder / path).exists() else self.folder / path
 
     def language_mismatch(self) -> str | None:
-        """Explains a language mismatch and its fix (section 9). Returns None if both languages are of one
-        family.
+        """Explains that the runtime and its plugins have different languages, and how to fix that (section
+        9). Returns None if both languages belong to the same family.
         """
         if family(self.language) == family(self.plugins_language):
             return None

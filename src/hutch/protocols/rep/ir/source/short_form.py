@@ -87,8 +87,8 @@ def compile_flow(
     default_name: str = "",
     budget: ValidationBudget = UNLIMITED,
 ) -> CompiledFlow:
-    """Compiles the short form. The result is not validated yet. Raises InvalidFlow if its problems prevent
-    the compilation.
+    """Compiles the short form without validating the result. Raises InvalidFlow if problems of the short form
+    prevent the compilation.
     """
     limit_problem = json_problem(document, budget.check)
     if limit_problem is not None:

@@ -1,1 +1,1 @@
-"""Steps whose tool calls survive the end of the runtime."""
+"""Steps that do not repeat their finished tool calls if the runtime process ends."""

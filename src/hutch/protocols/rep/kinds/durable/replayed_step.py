@@ -1,5 +1,6 @@
-"""Steps whose code cannot be stored, such as toolscripts. Their tool calls are recorded: if the runtime is
-killed, the step begins again and gets the recorded results.
+"""Records the tool calls of steps whose code cannot be stored, such as toolscripts.
+
+If the runtime is killed, such a step begins again and gets the recorded results of its calls.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ async def can_store(services: StepServices) -> bool:
 
 
 def attempt_id(call: Call, attempt: int, key: Sequence[str]) -> str:
-    """Returns the run id of an attempt at a step, which is the same in all processes. `key` is what the step
-    runs: with other code or inputs, it is another run.
+    """Returns the run id of an attempt at a step. All processes compute the same id.
+
+    `key` contains the code and the inputs of the step, so that a step with other code or inputs gets another
+    id.
     """
     names = (call.context.owner, call.context.run_id, call.step_id, str(attempt), *key)
     return hashlib.sha256("\0".join(names).encode("utf-8", "surrogatepass")).hexdigest()[:32]
@@ -38,8 +41,10 @@ def attempt_id(call: Call, attempt: int, key: Sequence[str]) -> str:
 
 @asynccontextmanager
 async def replayed_calls(call: Call, services: StepServices, key: Sequence[str]) -> AsyncIterator[str]:
-    """Records the tool calls of an attempt at a step, and replays those of an earlier process. Yields the run
-    id for these calls. See `attempt_id` for `key`.
+    """Records the tool calls of an attempt at a step. If an earlier process has recorded calls of this
+    attempt, replays those.
+
+    Yields the run id for these calls. See `attempt_id` for `key`.
     """
     run_id = attempt_id(call, call.attempt, key)
     if not await can_store(services):

@@ -1,5 +1,6 @@
-"""Code of a step that calls tools. It is stored before each call, so that a resumed flow continues inside of
-the step.
+"""Runs code steps that call tools.
+
+The state of the code is stored before each call, so that a resumed flow continues in the middle of the step.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
 
 
 async def run_with_tools(call: Call, services: StepServices, execution: Execution, log: Listener) -> Result:
-    """Runs the code of a step, or continues it if an earlier process was killed in it. Approvals of its calls
-    are questions of the step. Code of another engine than quickjs begins again, with the recorded results of
-    its calls.
+    """Runs the code of a step. If an earlier process was killed during the step, continues that process's
+    run.
+
+    Approvals of the code's calls become questions of the step. An engine that cannot suspend code runs it
+    from the beginning, with the recorded results of its calls.
     """
     gateway = services.gateway()
     if execution.profile.engine_spec.can_suspend and await can_store(services):
@@ -37,7 +40,7 @@ async def run_with_tools(call: Call, services: StepServices, execution: Executio
 
 
 class _StoredStep:
-    """One attempt at a step, in this process and in those that continue it."""
+    """One attempt at a step. If this process dies, another process continues the attempt."""
 
     def __init__(
         self, call: Call, runs: SuspendedRuns, gateway: Gateway, execution: Execution, log: Listener
@@ -54,7 +57,7 @@ class _StoredStep:
         self._call.on_stored.append(self._forget)
         state = await runs.state(run_id)
         if state == "ended" and (ended := await runs.result(run_id, owner)) is not None:
-            # The process died before the result of the step was stored.
+            # An earlier process finished the code, but died before it stored the result of the step.
             return ended
         if state is None:
             handle = RunHandle(id=run_id, listeners=[self._log])
@@ -77,7 +80,8 @@ class _StoredStep:
             await self._runs.forget(self._id(attempt), self._owner)
 
     async def _resume(self, run_id: str) -> Result:
-        # Only one process executes a flow, so another process that held the run has died.
+        # Take over the run without waiting for its lease. Only one process executes a flow, so a process that
+        # held the run before has died.
         execution, handle = await self._runs.resume(
             run_id, self._owner, self._execution.providers, is_holder_dead=True
         )
