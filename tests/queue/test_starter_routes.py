@@ -136,6 +136,11 @@ async def test_trigger_starts_a_run_for_a_signed_request(client: httpx2.AsyncCli
         await client.patch("/triggers/push", json={"paused": True})
         assert (await github.post(url, content=payload, headers=headers)).status_code == 404
     assert (await client.delete("/triggers/push")).status_code == 200
+    # Whoever knows the URL cannot replace the inputs of the trigger itself.
+    fixed = {"name": "fixed", "script": "on-push", "inputs": {"repo": "mine"}}
+    added = (await client.post("/triggers", json=fixed)).json()
+    accepted = await client.post(added["url"], json={"event": "push", "repo": "other"})
+    assert (await ended(client, accepted.json()["runId"]))["result"]["result"] == "push to mine"
 
 
 JSON, FORM = "application/json", "application/x-www-form-urlencoded"

@@ -160,6 +160,19 @@ async def test_target_that_is_down_is_given_up_in_the_end(
     assert row.attempt_list[0].error
 
 
+async def test_unexpected_failure_counts_as_an_attempt(
+    harness: QueueHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> str:
+        raise RuntimeError("of the test")
+
+    monkeypatch.setattr(messages, "DAY_MS", 300)
+    monkeypatch.setattr(sender, "sign", fail)
+    await harness.add(webhook=Webhook("http://127.0.0.1:9/hook"))
+    row = await until(harness, is_over)
+    assert (row.state, row.attempt_list[0].error) == ("failed", "The server failed; its log says why.")
+
+
 async def test_slow_target_is_cut_off_and_delays_no_other_owner(
     harness: QueueHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:

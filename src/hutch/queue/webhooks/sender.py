@@ -111,7 +111,12 @@ class WebhookSender:
     async def _send(self, delivery: TakenDelivery) -> None:
         row = delivery.row
         began = time.monotonic()
-        status, error = await self._post(delivery)
+        try:
+            status, error = await self._post(delivery)
+        except Exception:
+            # Without an end, the message would be sent again for ever, whenever its lease has expired.
+            logger.exception("the webhook %s of run %s could not be sent", row.id, row.run_id)
+            status, error = None, "The server failed; its log says why."
         duration_ms = int((time.monotonic() - began) * 1000)
         attempt = DeliveryAttempt(delivery.now, duration_ms, status, error)
         history = [*row.attempt_list, attempt][-MAX_HISTORY:]
