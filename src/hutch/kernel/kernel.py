@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from hutch.errors import ExecutionError, HutchError, InvalidExecution, QuotaExceeded, RateLimited
-from hutch.kernel.durable.call_hold import CallHold
+from hutch.kernel.durable.calls.call_hold import CallHold
 from hutch.kernel.execution import CheckCode, Execution, Recorder
 from hutch.kernel.fair_use import FairUse
 from hutch.kernel.placement import Placement

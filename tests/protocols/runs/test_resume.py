@@ -244,7 +244,7 @@ async def test_results_count_towards_the_size_of_suspended_runs(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_id, call = await server.suspended("return (await tools.later({token: 'counted'})).length")
-    monkeypatch.setattr("hutch.kernel.durable.pending_calls.MAX_BYTES_OF_RUN", 1_000_000)
+    monkeypatch.setattr("hutch.kernel.durable.calls.pending_calls.MAX_BYTES_OF_RUN", 1_000_000)
     client = server.client_at("10.0.0.2")
     for path, body in (
         ("/calls/counted", {"result": "x" * 1_000_000}),

@@ -11,10 +11,10 @@ import msgspec
 
 from hutch.errors import AlreadyExists, ResumeError
 from hutch.kernel.durable import checkpoint as checkpoints
+from hutch.kernel.durable.calls.pending_calls import token_digest
 from hutch.kernel.durable.checkpoint import Checkpoint
 from hutch.kernel.durable.holds import HOLD_SECONDS
 from hutch.kernel.durable.packing import LARGE_BYTES, size_of
-from hutch.kernel.durable.pending_calls import token_digest
 from hutch.store.models import now
 from hutch.store.tables.durable.checkpoints import CheckpointRow, NewPendingCall
 from hutch.text import format_rfc3339

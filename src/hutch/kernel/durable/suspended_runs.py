@@ -18,11 +18,11 @@ from hutch.errors import (
     ResumeError,
 )
 from hutch.kernel.durable import checkpoint as checkpoints
+from hutch.kernel.durable.calls.pending_calls import MAX_BYTES_OF_RUN, PendingCalls
 from hutch.kernel.durable.checkpoint import Checkpoint
 from hutch.kernel.durable.checkpoint_storage import CheckpointStorage
 from hutch.kernel.durable.earlier_record import approval_waits, recorded_part
 from hutch.kernel.durable.holds import HOLD_SECONDS, POLL_SECONDS, Holds
-from hutch.kernel.durable.pending_calls import MAX_BYTES_OF_RUN, PendingCalls
 from hutch.kernel.durable.resume_errors import cancelled, ended, expired, not_found
 from hutch.kernel.durable.sealed_run import SealedRun, seal, unseal
 from hutch.kernel.durable.stored_result import decode_result, encode_result

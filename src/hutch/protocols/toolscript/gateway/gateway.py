@@ -19,7 +19,7 @@ from hutch.session.json_value import well_formed
 from hutch.telemetry.trace_context import current
 
 if TYPE_CHECKING:
-    from hutch.kernel.durable.call_replay import CallReplay
+    from hutch.kernel.durable.calls.call_replay import CallReplay
     from hutch.protocols.toolscript.gateway.search.index import SearchIndex, SearchResult
     from hutch.protocols.toolscript.gateway.stored_approvals import StoredApprovals
 

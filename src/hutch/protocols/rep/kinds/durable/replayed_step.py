@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from hutch.errors import HutchError
-from hutch.kernel.durable.call_replay import CallReplay
+from hutch.kernel.durable.calls.call_replay import CallReplay
 from hutch.kernel.fair_use import DAY_SECONDS
 from hutch.protocols.rep.kinds.registry import StepFailed
 

@@ -9,8 +9,8 @@ import pytest
 from tests.support.waiting import eventually
 
 from hutch.errors import StoreError, UpstreamError
-from hutch.kernel.durable import call_replay
-from hutch.kernel.durable.call_replay import CallReplay
+from hutch.kernel.durable.calls import call_replay
+from hutch.kernel.durable.calls.call_replay import CallReplay
 from hutch.store.store import Store
 
 RUN, OWNER = "run", "ann"
