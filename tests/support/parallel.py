@@ -13,6 +13,7 @@ import os
 import pickle
 import selectors
 import struct
+import tempfile
 import threading
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -177,10 +178,12 @@ class _Files:
         folder = self._folder / f"process-{self._started}"
         folder.mkdir(mode=0o700)
         self._config._tmp_path_factory._basetemp = folder  # type: ignore[attr-defined]
-        capture: Any = self._config.pluginmanager.getplugin("capturemanager")
-        capture.stop_global_capturing()
-        capture.start_global_capturing()
-        capture.suspend_global_capture()
+        capture: Any = self._config.pluginmanager.getplugin("capturemanager")._global_capturing
+        for stream in (capture.out, capture.err):
+            if stream is not None:
+                # The file object stays the same, because imported modules may refer to it as `sys.stderr`.
+                with tempfile.TemporaryFile() as file:
+                    os.dup2(file.fileno(), stream.tmpfile.fileno())
         # The first process writes the results.
         self._config.pluginmanager.unregister(name="terminalreporter")
 

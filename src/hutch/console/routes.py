@@ -228,8 +228,6 @@ class ConsoleHandlers:
 
     async def doctor(self, context: RequestContext) -> Response:
         """Checks the machine as `hutch doctor` does, which takes some seconds."""
-        # Reading the body refuses requests that a form of another site can send.
-        await self._bodies.read_object(context.request)
         if self._examining.locked():
             message = "The machine is being checked already. Try again in a few seconds."
             raise ApiError("busy", message, headers={"Retry-After": "3"})
