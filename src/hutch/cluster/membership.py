@@ -113,7 +113,7 @@ class Membership:
         for worker in [*self.workers.values()]:
             silence = monotonic() - worker.last_seen
             if silence > WORKER_LOST_SECONDS:
-                self._lose(worker, f"nothing was heard from it for {silence:.0f} s")
+                self._lose(worker, f"it sent nothing for {silence:.0f} s")
 
     def resend(self) -> None:
         for worker in self.workers.values():

@@ -104,18 +104,18 @@ class QueueHandlers:
         return json_response({"counts": counts, "runs": visible})
 
     async def retry(self, context: RequestContext) -> Response:
-        row = await self._dead_letter(context)
+        row = await self._visible_run(context)
         if not await self._queue.retry(row.run_id):
             raise ApiError("conflict", f"Run {row.run_id!r} is not a dead letter")
         return json_response({"ok": True, "run_id": row.run_id}, 202)
 
     async def discard(self, context: RequestContext) -> Response:
-        row = await self._dead_letter(context)
+        row = await self._visible_run(context)
         if not await (await self._store()).queued_runs.discard(row.run_id):
             raise ApiError("conflict", f"Run {row.run_id!r} is not a dead letter")
         return json_response({"ok": True, "run_id": row.run_id})
 
-    async def _dead_letter(self, context: RequestContext) -> QueuedRunRow:
+    async def _visible_run(self, context: RequestContext) -> QueuedRunRow:
         run_id, owner = context.path_param("id"), _visible_owner(context)
         row = await self._queue.find(run_id)
         if row is None or (owner is not None and row.owner != owner) or not context.caller.may(row.protocol):
