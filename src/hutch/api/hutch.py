@@ -149,13 +149,13 @@ class Hutch:
     ) -> Result:
         """Runs guest code to its end. A failure of the guest is a Result, not an exception.
 
-        `inputs` are variables of the guest. `files` are files that the guest can read with
-        `await files.read(name)`; those that it writes are in `Result.files`. `on_log` is called with each log
-        line when it arrives, and may be async; if it raises, the execution is stopped, and `run` raises the
-        exception. `engine` defaults to `quickjs`. With an external `runner`, the runner chooses the default.
-        `mcp` is a configuration of MCP servers, a file or a dict, whose tools the guest calls as
-        `tools.<server>.<tool>`. With `check`, the code is TypeScript that is checked against the declarations
-        of all tools before it runs.
+        `inputs` are variables of the guest. `files` are files that the guest can read with `await
+        files.read(name)`. Files that the guest writes are in `Result.files`. `on_log` is called with each log
+        line when the line arrives, and may be async. If `on_log` raises an exception, the execution is
+        stopped, and `run` raises the exception. `engine` defaults to `quickjs`. With an external `runner`,
+        the runner chooses the default. `mcp` is a configuration of MCP servers, as a file or a dict. The
+        guest calls the tools of these servers as `tools.<server>.<tool>`. With `check`, the code is
+        TypeScript that is checked against the declarations of all tools before it runs.
 
         If a quota is exceeded, the Result has the error code `rate_limited`. Raises HutchError if the
         execution could not be started: Busy, InvalidExecution, InvalidTool, SandboxUnavailable. Cancelling
@@ -406,7 +406,7 @@ async def _run(kernel: Kernel, execution: Execution, run: RunHandle | None = Non
 def _external_pool(settings: Settings, command: Sequence[str]) -> Pool:
     from hutch.sandbox.runner.external import ExternalLauncher
 
-    # An external runner has one session at a time, so quickjs_vms is 1. A runner may serve executions of all
+    # Use one VM, because an external runner has one session at a time. A runner may serve executions of all
     # owners.
     pool_settings = msgspec.structs.replace(
         settings,

@@ -108,7 +108,7 @@ def check_code(code: object) -> None:
 
 @lru_cache(maxsize=128)
 def _provider(functions: tuple[Tool | Callable[..., Any], ...]) -> Provider:
-    """Creates a provider. Cached, because reading type hints and docstrings takes longer than many
-    executions.
+    """Creates a provider. The result is cached, because reading type hints and docstrings takes longer than
+    many executions.
     """
     return Provider.of(*functions)

@@ -94,7 +94,7 @@ class Remote:
         max_log_chars: int | None = None,
     ) -> Result:
         """Runs guest code on the server; see `Hutch.run`. The server determines the owner and the maximum of
-        each limit, and checks types. MCP servers run here.
+        each limit, and checks types. MCP servers run in this process.
 
         Raises SandboxUnavailable if the server cannot be reached.
         """
@@ -116,14 +116,14 @@ class Remote:
 
     async def start(self, code: str, **options: Unpack[RemoteStartOptions]) -> Run:
         """Starts guest code on the server without waiting for its result; see `Hutch.start`."""
-        # The server chooses the id.
+        # The id is empty, because the server chooses it.
         return Run(partial(self._execute, await self._execution(code, **options)), RunHandle(id=""))
 
     def session(self, session_id: str | None = None) -> StatefulSession:
-        """Returns a session on the server, whose turns share their variables; see `Hutch.session`. Its turns
-        use tools of this process.
+        """Returns a session on the server; see `Hutch.session`. The turns of the session share their
+        variables and use tools of this process.
 
-        Its methods raise HutchError if the server has no sessions.
+        The methods of the session raise HutchError if the server does not support sessions.
         """
         from hutch.api.stateful_session import Session as StatefulSession
         from hutch.kernel.sessions.sessions import check_session_id, new_session_id
@@ -138,7 +138,7 @@ class Remote:
         async def execution(code: str, options: TurnOptions) -> Execution:
             return await self._execution(code, **options)
 
-        # The server determines the owner.
+        # The owner is empty, because the server determines it.
         return StatefulSession(session_id, "", sessions, execution)
 
     async def sessions(self) -> list[SessionInfo]:
@@ -148,7 +148,7 @@ class Remote:
     async def run_session_request(
         self, request: SessionRequest, execution: Execution, run: RunHandle
     ) -> Result:
-        """Raises SessionError, and HutchError if the server has no sessions."""
+        """Raises SessionError, and HutchError if the server does not support sessions."""
         await self._connected()
         if not self._has_sessions:
             raise HutchError(f"{self._url} has no sessions.", remedy="Use a server of Hutch that has them.")
@@ -224,8 +224,8 @@ class Remote:
     async def _run_with_retry(self, execution: Execution, run: RunHandle) -> Result:
         session, result = await self._attempt(execution, run)
         if session.lost and not session.call_count and execution.limits.session is None:
-            # The connection was dead or the server stopped, and no tool was called yet, so a retry is safe.
-            # A turn of a session may have changed the session.
+            # Retry, because the connection was dead or the server stopped, and no tool was called yet. Do not
+            # retry a turn of a session, which may have changed the session.
             with contextlib.suppress(SandboxUnavailable):
                 session, result = await self._attempt(execution, run)
         if result.error is not None and result.error.retry_after is not None and not session.started:

@@ -43,7 +43,7 @@ TargetT = TypeVar("TargetT", bound=Target)
 
 
 class Check(NamedTuple, Generic[TargetT]):
-    """Named check. `run` returns a measurement or None, and raises one of the exceptions above."""
+    """A named check. `run` returns a measurement or None, or raises one of the exceptions above."""
 
     name: str
     run: Callable[[TargetT], Awaitable[str | None]]

@@ -24,8 +24,8 @@ _MEDIA_TYPES = {
 _NAME = re.compile(r"[\w-]+(\.[\w-]+)*\.(js|css|svg)")
 # Bundled chunks have a digest in their names, so their contents never change.
 _CHUNK = re.compile(r".+-[A-Z0-9]{8}\.js")
-# The editor and the charts set styles from scripts, which `style-src` would otherwise block. Scripts come
-# from this server alone.
+# Scripts come only from this server. Inline styles are allowed, because scripts of the editor and the charts
+# set them.
 SECURITY_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:;"

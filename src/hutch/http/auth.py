@@ -108,7 +108,7 @@ class AccessControl:
 
     def api_key_of(self, connection: HTTPConnection) -> str:
         """Returns the API key that a request sends, or the API key of its browser session. Returns an empty
-        string if it has neither.
+        string if the request has neither.
         """
         if "authorization" in connection.headers:
             return _bearer_token(connection)
@@ -217,8 +217,8 @@ class AccessControl:
     async def drain(self, seconds: float) -> bool:
         """Refuses new work and waits for active requests and clients to finish.
 
-        Returns False if some did not finish in time. Such a client does not read, so the caller should cut
-        its connection.
+        Returns False if some did not finish in time, because their clients do not read the responses. The
+        caller should then close the connections of these clients.
         """
         self.is_draining = True
         try:

@@ -35,7 +35,9 @@ class MonitoredServer(Protocol):
     def gateway(self) -> GatewayHealth: ...
 
     def record_state(self) -> dict[str, Any] | None:
-        """Returns whether run records can be written, and how many wait. None if they are not stored."""
+        """Returns whether run records can be written, and how many are waiting. None if the server stores no
+        records.
+        """
 
     def metrics(self, *, is_ready: bool) -> bytes:
         """Returns all metrics in the Prometheus text format."""
@@ -68,7 +70,7 @@ def routes(server: MonitoredServer, access: AccessControl) -> list[BaseRoute]:
         problems, names = await server.problems(), server.gateway.connecting()
         connecting: list[str] | int = names
         if access.deny(request) is not None:
-            # The reasons may name hosts and paths.
+            # Replace the reasons by general ones, because they may name hosts and paths.
             problems = {name: _PUBLIC_REASONS[name] for name in problems}
             connecting = len(names)
         if access.is_draining:

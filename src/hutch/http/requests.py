@@ -149,12 +149,13 @@ def _has_all_keys(value: Any, body: bytes) -> bool:
     encoded value, because dropped keys leave fewer colons.
     """
     if b"\\u003a" in body or b"\\u003A" in body:
-        # An escaped colon becomes a plain one when it is encoded, so the counts would differ.
+        # Let the caller search for duplicate keys, because an escaped colon is encoded as a plain one, and
+        # the counts would differ.
         return False
     try:
         return body.count(b":") == msgspec.json.encode(value).count(b":")
     except ValueError:
-        # A string has lone surrogates.
+        # The value has lone surrogates and cannot be encoded. Let the caller search for duplicate keys.
         return False
 
 

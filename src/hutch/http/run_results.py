@@ -30,7 +30,7 @@ async def result_json(result: Result) -> bytes:
         body["warnings"] = [*result.warnings]
     json = encode_value(body)
     if result.ok:
-        # Encoding a large result again would block the event loop.
+        # Insert the encoded result, because encoding a large result again would block the event loop.
         json = json[:-1] + b',"result":' + (result.result_json or b"null") + b"}"
     if result.files:
         json = json[:-1] + b',"files":' + await encode_files(result.files) + b"}"

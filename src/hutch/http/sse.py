@@ -39,7 +39,8 @@ def event_stream(events: AsyncIterator[bytes]) -> EventSourceResponse:
         sep="\n",
         ping=HEARTBEAT_SECONDS,
         ping_message_factory=lambda: ServerSentEvent(comment=HEARTBEAT, sep="\n"),
-        # Otherwise sse-starlette ends all streams of the process as soon as uvicorn handles a signal.
+        # Disable this timeout. Otherwise sse-starlette ends all streams of the process as soon as uvicorn
+        # handles a signal.
         shutdown_grace_period=math.inf,
     )
 
@@ -67,7 +68,7 @@ class EventBuffer:
         self._changed = asyncio.Event()
 
     def add(self, encoded: bytes) -> None:
-        # A single event is always accepted, whatever its size.
+        # Always accept a single event, whatever its size.
         if self._events and self._size + len(encoded) > MAX_BUFFER_BYTES:
             self._dropped += 1
         else:

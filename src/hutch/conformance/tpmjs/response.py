@@ -120,7 +120,7 @@ def expect_duration(response: ExecutorResponse) -> None:
 
 
 def is_natural(value: object) -> bool:
-    """Returns True if a value is a non-negative integer. JSON may also write it as 12.0."""
+    """Returns True if a value is a non-negative integer, which JSON may also write as 12.0."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return value >= 0 and value == value // 1

@@ -65,8 +65,8 @@ class Timeouts(msgspec.Struct, frozen=True):
     response: float = 10.0
     """Timeout for requests without an execution."""
     execution: float = 185.0
-    """Timeout for an execution: 180 s, which the specification allows for a whole request, and time for the
-    network.
+    """Timeout for an execution. The specification allows 180 s for a whole request. The rest is
+    for the network.
     """
     installation: float = 65.0
     """Time for installing the package. Added to the executor's time limit when the slow tool is tested."""
@@ -109,8 +109,9 @@ class ExecutorTarget(Target):
         return await self._cached("info", lambda: self._get_open("/info"))
 
     async def _get_open(self, path: str) -> ExecutorResponse:
-        """Requests a route without the key, and with it after a 401. The specification requires the key for
-        every route, but its test suite expects this route to be open.
+        """Requests a route without the key. After a 401, repeats the request with the key.
+
+        The specification requires the key for every route, but its test suite expects this route to be open.
         """
         response = await self.get(path)
         if response.status == 401 and self.client.key is not None:
@@ -257,9 +258,7 @@ class LoadResult(msgspec.Struct, frozen=True):
     health: list[ExecutorResponse | NoResponse]
 
     def p99(self) -> float:
-        """99th percentile of the response time of /health in seconds. Counts only requests that were
-        answered.
-        """
+        """99th percentile of the response time of /health in seconds. Counts only answered requests."""
         durations = sorted(
             response.seconds for response in self.health if isinstance(response, ExecutorResponse)
         )

@@ -58,7 +58,7 @@ async def _description(target: ExecutorTarget) -> JsonObject:
 
 
 async def _health_check(target: ExecutorTarget) -> str:
-    """Runs even if the valid request failed, because its parameters may not suit the tool."""
+    """Runs even if the valid request failed, because the parameters of that request may not suit the tool."""
     described = await _description(target)
     return await run_health_check(target, described["tool"], _HEADER)
 
@@ -88,7 +88,7 @@ def _is_1_1(response: ExecutorResponse) -> bool:
 
 
 async def _declares_1_1(target: ExecutorTarget) -> bool:
-    """Returns True if GET /health reports this version."""
+    """Returns True if GET /health reports version 1.1."""
     try:
         return (await target.health()).json_object().get("protocolVersion") == _VERSION
     except CheckFailed:

@@ -102,7 +102,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.pipeline.clear()
         self._held.clear()
         super().connection_lost(exc)
-        # uvicorn informs only the newest request.
+        # Inform the active request as well, because uvicorn informs only the newest one.
         if self._active is not None and self._is_answering:
             self._active.disconnected = True
             self._active.message_event.set()
@@ -153,7 +153,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             if self._should_upgrade():
                 self.handle_websocket_upgrade()
             else:
-                # The request is answered as if it had not asked for an upgrade.
+                # Answer the request as if it had not asked for an upgrade.
                 self._parse(data[upgrade.args[0] :])
         except httptools.HttpParserError:
             self.send_400_response(self._error[1])
@@ -186,12 +186,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
-            # uvicorn would add trailers to the headers.
+            # Ignore trailers, because uvicorn would add them to the headers.
             return
         if len(self.headers) >= MAX_HEADERS:
             self._fail(431, f"A request may have at most {MAX_HEADERS} headers")
         name = name.lower()
-        # The parser does not remove the white space after the value.
+        # Remove the white space after the value, which the parser keeps.
         value = value.rstrip(b" \t")
         if name == b"host":
             self._hosts.append(value)

@@ -129,10 +129,10 @@ class RunCatalog:
         sort = query.search.sort
         entries, slices = [], TimeSlices()
         for row in page.runs:
-            # The details of a run with many calls take 60 KB.
+            # Let other tasks run, because decoding the details of a run with many calls (60 KB) takes time.
             await slices.pause()
             if row.outcome == "retrying":
-                continue  # is listed as a queued run
+                continue  # the run is listed as a queued run
             entry = ended_entry(row, msgspec.json.decode(row.details))
             key = (row.created_at if sort == "created" else row.duration_ms), row.run_id
             entries.append((key, entry))
@@ -234,8 +234,8 @@ class RunCatalog:
                 await store.write_behind.flush()
             row = await store.runs.get(run_id)
         if row is None and queued is not None:
-            # It has ended without having started, and has no record yet, or its server died before it wrote
-            # the record.
+            # The run ended before it started, so it has no record yet, or its server died before it wrote the
+            # record.
             return FoundRun(queued=queued, has_ended_queue=True)
         if row is None or not visible.allows(row.owner, row.protocol):
             return None
@@ -274,8 +274,8 @@ class RunCatalog:
 
 
 class FoundRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that was found. Exactly one of the first four fields is set, depending on whether it is in
-    progress here, a flow run, queued or on another server, or a record.
+    """A run that was found. Exactly one of the first four fields is set: the run is in progress on this
+    server, is a flow run, is queued or runs on another server, or has a record.
     """
 
     active: tuple[Execution, RunHandle] | None = None

@@ -43,7 +43,7 @@ def past_events(detail: Mapping[str, Any]) -> list[dict[str, Any]]:
             end = start + call["duration_ms"]
             events.append((end, {"type": "tool_call_ended", "call": str(number), **fields}))
     for log in detail.get("logs", ()):
-        # Lines without a time come last.
+        # Place lines without a time at the end of the run.
         at_ms = detail["duration_ms"] or 0.0 if log["at_ms"] is None else log["at_ms"]
         events.append((at_ms, {"type": "log", "line": log["line"]}))
     events.sort(key=lambda item: item[0])

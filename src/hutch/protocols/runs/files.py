@@ -1,4 +1,4 @@
-"""Serves recorded files of runs. A guest chose their names, types and contents."""
+"""Serves recorded files of runs. Their names, types and contents come from guests and are not trusted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from hutch.http.errors import ApiError
 
 SHOWN_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", "image/svg+xml"})
 """Types that a page may show as images. Other files are only downloaded."""
-# A browser that opens the file itself runs nothing of it, not even a script in an SVG image.
+# With these headers, a browser that opens the file directly runs no code in it, such as the scripts of an SVG
+# image.
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox",
     "Cross-Origin-Resource-Policy": "same-origin",

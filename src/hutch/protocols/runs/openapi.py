@@ -55,7 +55,7 @@ def describe() -> ApiPart:
     return ApiPart("Runs", _DESCRIPTION, paths, _schemas())
 
 
-# Each takes several values, separated by commas.
+# Each filter accepts several values, separated by commas.
 _FILTERS = {
     "status": f"{', '.join(STATUSES)}",
     "protocol": "Protocol, such as `execbox`",

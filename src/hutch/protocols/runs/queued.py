@@ -35,7 +35,7 @@ _RUN_FIELDS = {"async", "kind", "request"}
 
 
 class QueuedRun:
-    """A queued run, or one that runs on another server, as lists show it."""
+    """List entry of a run that is queued or runs on another server."""
 
     tools: Sequence[str] = ()
     hosts: Sequence[str] = ()
@@ -75,7 +75,7 @@ class QueuedRun:
 
 
 def queue_fields(row: QueuedRunRow) -> dict[str, Any]:
-    """Returns what the details of a run say about the queue."""
+    """Returns the fields about the queue in the details of a run."""
     return {
         "kind": row.kind,
         "state": row.state,
@@ -97,7 +97,7 @@ def _time(milliseconds: int | None) -> str | None:
 
 
 async def add_run(context: RequestContext, body: dict[str, Any], queue: RunQueue) -> Response:
-    """Adds an asynchronous run of any kind. Responds when it is stored."""
+    """Adds an asynchronous run of any kind. Responds when the run is stored."""
     if body.get("async") is not True:
         message = "async: expected true; POST /run, /execute-tool and so on respond with the result"
         raise ApiError("invalid_request", message)
@@ -129,7 +129,7 @@ async def add_run(context: RequestContext, body: dict[str, Any], queue: RunQueue
 
 
 async def result_of(queue: RunQueue, row: QueuedRunRow) -> Any:
-    """Returns the result of an asynchronous run as raw JSON; None if it has none."""
+    """Returns the result of an asynchronous run as raw JSON, or None if the run has no result."""
     body = await queue.result(row.run_id)
     return None if body is None else msgspec.Raw(body)
 
@@ -140,8 +140,10 @@ async def queued_events(
     after: int,
     access: AccessControl,
 ) -> AsyncIterator[bytes]:
-    """Yields the events of a run that has not started on this server. `find` returns the run and its details.
-    The events of a run on another server come when it has ended.
+    """Yields the events of a run that has not started on this server. A run on another server yields its
+    events only after its end.
+
+    `find` returns the run and its details.
     """
     yield RETRY_HINT
     waiting = LiveEvents(None, detail, after)

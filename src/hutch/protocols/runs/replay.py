@@ -47,7 +47,7 @@ class ReplayRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def replay_modes(row: RunRow, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns which replay modes are possible, and the reason if one of them is not."""
+    """Returns the replay modes that are possible, and the reason if one of them is not possible."""
     reasons = {mode: _obstacle(row, content, mode) for mode in ("same", "recorded")}
     return {
         **{mode: reason is None for mode, reason in reasons.items()},
@@ -204,8 +204,8 @@ _MAX_SHOWN_ITEMS = (MAX_SHOWN_CHARS // 2, 20, 5)
 
 
 def _beginning(value: Any, depth: int = 0) -> Any:
-    """Returns the first part of a value, which is all that is shown. Encoding a whole input takes up to 0.3
-    s.
+    """Returns the first part of a value for a message. The value is cut before it is encoded, because
+    encoding a whole input takes up to 0.3 s.
     """
     if depth == len(_MAX_SHOWN_ITEMS):
         return "…"

@@ -65,7 +65,7 @@ def _short_error(row: RunRow, details: Mapping[str, Any]) -> dict[str, Any]:
 def ended_detail(row: RunRow, details: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
     """Builds the details of a run that has ended. `content` is empty if no content was recorded."""
     entry = ended_entry(row, details)
-    # The content may come from an earlier record, which was written when the run was suspended.
+    # Ignore the recorded error of a successful run. It may be from the time when the run was suspended.
     error = None if row.outcome == "ok" else content.get("error")
     calls = content.get("calls") or details.get("calls", [])
     kept = {name: content[name] for name in ("code", "inputs", "output", "logs") if name in content}
@@ -148,7 +148,7 @@ class ActiveRun:
     def __init__(self, execution: Execution, run: RunHandle) -> None:
         self.run = run
         self._execution = execution
-        # Omit the hash, which lists do not show: it takes 1 to 3 ms for a megabyte of code.
+        # Omit the hash. Lists do not show it, and computing it takes 1 to 3 ms for a megabyte of code.
         record = RunRecord.of(execution, run, Result(ok=True), with_hash=False)
         self.tools = [f"{call.provider}.{call.tool}" for call in record.calls]
         self.hosts = [request["host"] for request in record.requests]

@@ -61,7 +61,7 @@ class ResumeHandlers:
         token = str(request.path_params["token"])
         if len(token) > MAX_TOKEN_CHARS:
             raise ApiError("not_found", "There is no pending call with this token.")
-        # Without a valid token, the body is not read.
+        # Check the token first, so that the body of a request without a valid token is not read.
         await self._runs.calls.find(token)
         answer = await _answer_of_body(await self._body.read_object(request))
         run_id = await self._runs.calls.resolve(token, answer)

@@ -202,7 +202,7 @@ class RunHandlers:
         return JsonBody({"ok": True, "run_id": context.path_param("id"), "status": status})
 
     async def _cancel_stored(self, row: RunRow) -> str | None:
-        """Returns None if the run has ended."""
+        """Cancels a suspended run. Returns its new status, or None if the run has ended."""
         runs = self._suspended_runs
         if row.outcome == SUSPENDED and await runs.cancel(row.run_id, row.owner):
             return "cancelled"
@@ -211,7 +211,9 @@ class RunHandlers:
         return None
 
     async def result(self, context: RequestContext) -> Response:
-        """Returns the stored result of a run that was suspended, for clients that disconnected."""
+        """Returns the stored result of an asynchronous or suspended run. Clients that
+        disconnected fetch it here.
+        """
         found = await self._find(context)
         run_id = context.path_param("id")
         if found.has_ended_queue and (body := await self._queue.result(run_id)) is not None:

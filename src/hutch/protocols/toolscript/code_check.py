@@ -55,7 +55,8 @@ def _declarations(providers: Sequence[Provider], inputs: Sequence[str], has_file
         name = provider.name
         is_namespace = text.startswith(f"namespace {name} {{") and bool(provider.tools)
         if name == _TOOLS or name.startswith(f"{_TOOLS}."):
-            # A plain Execbox client may describe its tools in any form, or not at all.
+            # Declare `tools` as `any` unless its declarations are a namespace. A plain Execbox client may
+            # describe its tools in any form, or not at all.
             tools.append(f"export declare {text}" if is_namespace else f"export declare const {_TOOLS}: any;")
         else:
             others.append(text if is_namespace else f"const {name}: any;")

@@ -25,7 +25,7 @@ from hutch.session.events.output_lines import OutputLines
 from hutch.session.limits import Limits, timeout_message
 from hutch.session.run import CallLog, OnOutput, Result, RunHandle, new_run_id
 
-# Profile of a script that runs on a worker, which makes the real one.
+# Placeholder profile for a script that runs on a worker. The worker creates the real profile.
 REMOTE_PROFILE = Profile("script")
 GATEWAY_VARIABLE = "TOOLSCRIPT_GATEWAY_URL"
 TIMEOUT_EXIT_CODE = 124
@@ -49,7 +49,7 @@ class Uplink(Protocol):
 
 
 class ScriptGateway(Uplink, Protocol):
-    """The gateway of a script in this process, local or remote."""
+    """Interface of a local or remote gateway, for the scripts of this process."""
 
     async def declarations(self) -> str:
         """Returns the type declarations of all tools."""
@@ -77,7 +77,7 @@ class ScriptRequest(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str | None = None
     on_output: OnOutput | None = None
     preparation: RunPreparation | None = None
-    """Prepares the run, if it was planned. It has the id `run_id`."""
+    """Prepares the run with the id `run_id`. None if the script does not come from the queue."""
 
 
 class ScriptResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,7 +214,9 @@ def _exit_code(value: Any) -> int:
 
 
 class _ScriptRun(RunHandle):
-    """Run of a script. Its error message is not trusted, but it affects only the record of this run."""
+    """Run of a script. The error message comes from the script and is not trusted, but affects only the
+    record of this run.
+    """
 
     _failure: str | None = None
     output: OutputLines | None = None
@@ -222,7 +224,7 @@ class _ScriptRun(RunHandle):
     def end(self, result: Result) -> None:
         if self.output is not None:
             self.output.end()
-            # The output refers to the run.
+            # Break the reference cycle between the run and its output.
             self.output = self.on_output = None
         super().end(result)
 

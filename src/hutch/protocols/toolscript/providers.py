@@ -35,9 +35,11 @@ MAX_CONFIGURATIONS = 16
 def tool_providers(
     catalog: Catalog, gateway: Gateway, servers: Collection[str] | None = None
 ) -> list[Provider]:
-    """Returns a provider per MCP server, with the names that toolscripts use; of all servers, or of those
-    named. The catalog must belong to the gateway. Calls go through the gateway and are subject to its
-    approval policy.
+    """Returns a provider for each MCP server, with the names that toolscripts use. `servers` are the names of
+    the servers, None for all.
+
+    The catalog must belong to the gateway. Calls go through the gateway and are subject to its approval
+    policy.
     """
     providers = _providers.get(catalog)
     if providers is None:
@@ -46,7 +48,9 @@ def tool_providers(
 
 
 def unavailable_servers(gateway: Gateway) -> dict[str, str]:
-    """Returns the reasons why servers are not connected, by name. For the operator, not for scripts."""
+    """Returns the reasons why servers are not connected, by server name. Show them only to the operator, not
+    to scripts.
+    """
     return {
         server.name: " ".join((server.error or "").split())
         for server in gateway.servers()
@@ -54,7 +58,7 @@ def unavailable_servers(gateway: Gateway) -> dict[str, str]:
     }
 
 
-# Building the providers of hundreds of tools takes longer than most executions.
+# Cache of the providers, because building those of hundreds of tools takes longer than most executions.
 _providers: WeakKeyDictionary[Catalog, list[tuple[str, Provider]]] = WeakKeyDictionary()
 
 
@@ -111,15 +115,15 @@ def _free_name(name: str, taken: dict[str, Any]) -> str:
 
 
 class McpConfigurations:
-    """MCP servers of the configurations that were used so far. They stay connected until `close`."""
+    """Connected MCP servers of all configurations used so far. They stay connected until `close`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._opened: dict[bytes, tuple[McpServers, Gateway]] = {}
 
     async def providers(self, mcp: str | Path | Mapping[str, Any]) -> tuple[list[Provider], dict[str, str]]:
-        """Connects to the servers of a configuration, which is given as a file or as its content. Returns
-        their tools, and the reasons why servers cannot be reached, by server name.
+        """Connects to the servers of a configuration, which is given as a file or as its content. Returns the
+        tools of these servers, and the reasons why servers cannot be reached, by server name.
 
         Raises ConfigError if the configuration is invalid.
         """

@@ -33,7 +33,8 @@ class QueuedScript:
     kind = "script"
     protocol = PROTOCOL
     is_repeatable = False
-    # The calls of a script bypass its session.
+    # Assume effects from the start of a script, because its tool calls bypass the session, which would report
+    # them.
     has_hidden_effects = True
 
     def __init__(

@@ -86,7 +86,7 @@ class Descriptions:
 def info_response(
     settings: Settings, self_test: SelfTestResult, deno_version: str, *, has_queue: bool = False
 ) -> dict[str, Any]:
-    """Returns the body of `/info`. `has_queue`: the server executes asynchronous calls."""
+    """Returns the body of `/info`. `has_queue` is true if the server executes asynchronous calls."""
     runtime = {
         "platform": sys.platform,
         "nodeVersion": NODE_VERSIONS.get(deno_version),

@@ -63,7 +63,7 @@ _GUEST_FAILURES: dict[str, FailureCode] = {
     "invalid_params": "invalid_params",
 }
 _MAX_LOCATION_CHARS = 300
-# Profile of a tool that runs on a worker, which makes the real one.
+# Placeholder profile for a tool that runs on a worker. The worker creates the real profile.
 REMOTE_PROFILE = Profile("npm", stdin_payload=b"{}")
 # If a package is available in less time than this, it was already installed.
 MIN_INSTALL_SECONDS = 0.02
@@ -195,7 +195,7 @@ class ToolExecutor:
             check, problem = package.health_check
         else:
             check, problem = await asyncio.to_thread(read_health_check, package, call.name)
-        # The guest must not add these fields itself.
+        # Set these fields here, because the guest must not set them.
         return msgspec.structs.replace(
             described,
             health_check=msgspec.UNSET if check is None else check,
@@ -248,7 +248,7 @@ class ToolExecutor:
             owner=call.caller,
             protocol="tpmjs",
             source=Source(inputs=params_json),
-            # A call that lists the tools has no tool name.
+            # Without a tool name, the call lists the tools, so its label has no `#`.
             label=f"{package.name}@{package.version}#{call.name}".removesuffix("#"),
         )
         if preparation is not None:
@@ -286,8 +286,8 @@ class ToolExecutor:
     async def profile_for_front(
         self, spec: PackageSpec, op: str, env: Mapping[str, str], caller: str, tool: str
     ) -> tuple[Profile, PackageDetails]:
-        """Returns the profile of a tool that another machine runs here. Installs the package if necessary.
-        Raises PackageNotFound and StoreError.
+        """Returns the profile for a tool call that a front server sends to this worker. Installs the package
+        if necessary. Raises PackageNotFound and StoreError.
         """
         began = time.monotonic()
         package = await self._packages.get(spec)
@@ -346,7 +346,7 @@ class ToolExecutor:
 
 
 class RemotePackage:
-    """A package that a worker installs. Its version is known once the worker has it."""
+    """A package that a worker installs. Its exact version is known only when the worker has reported it."""
 
     def __init__(self, spec: PackageSpec) -> None:
         self.name = spec.name
@@ -422,7 +422,7 @@ def _event_provider(events: EventSink) -> Provider:
 
 
 def _params_provider(values: dict[str, Any]) -> Provider:
-    """Builds the provider through which the guest has the parameters checked against a JSON Schema."""
+    """Builds the provider that lets the guest check the parameters against a JSON Schema."""
 
     async def check(schema: Any, _: ToolContext) -> bytes:
         problems, complete = params.parse_params(schema if isinstance(schema, str) else "", values)

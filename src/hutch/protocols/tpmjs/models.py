@@ -35,7 +35,9 @@ class PackageToolCall(msgspec.Struct, frozen=True, kw_only=True):
     """Environment variables with secrets, for this call only."""
     caller: str
     validate: bool = False
-    """True if parameters that do not match the tool's schema are refused, and its defaults applied."""
+    """True to refuse parameters that do not match the tool's schema, and to apply the defaults
+    of the schema.
+    """
 
     def __repr__(self) -> str:
         """Omits the parameters and the values of `env`, because the text may be logged."""
@@ -44,7 +46,7 @@ class PackageToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolFailure(msgspec.Struct, frozen=True):
-    """Reason for a missing output. The message is for the caller and contains no paths or secrets."""
+    """Reason why there is no output. The message is for the caller and contains no paths or secrets."""
 
     code: FailureCode
     message: str
@@ -61,7 +63,7 @@ class ToolOutcome(msgspec.Struct, frozen=True, kw_only=True):
     failure: ToolFailure | None = None
     resolved_version: str | None = None
     warnings: list[str] = []
-    """Problems of the parameters, which were passed to the tool nevertheless."""
+    """Problems of the parameters. The tool got the parameters nevertheless."""
     logs: list[str] = []
     logs_truncated: bool = False
     run_id: str | None = None

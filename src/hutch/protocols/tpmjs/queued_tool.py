@@ -33,7 +33,7 @@ class QueuedTool:
     kind = "tool"
     protocol = "tpmjs"
     is_repeatable = False
-    # A tool may have network access.
+    # Assume that every call has effects, because a tool may have network access.
     has_hidden_effects = True
 
     def __init__(self, tools: ToolExecutor) -> None:

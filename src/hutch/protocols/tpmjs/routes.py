@@ -60,7 +60,7 @@ def routes(
     deno_version: str,
     queue: RunQueue | None = None,
 ) -> list[BaseRoute]:
-    """`queue` executes asynchronous calls; None if nothing is stored."""
+    """`queue` executes asynchronous calls. None on a server without a store."""
     handlers = TpmjsHandlers(tools, access, settings, queue)
 
     def post(path: str, handler: Handler) -> BaseRoute:
@@ -125,7 +125,7 @@ class TpmjsHandlers:
         return result.response()
 
     async def execute_async(self, context: RequestContext) -> ASGIApp:
-        """Adds a call to the queue. Responds when it is stored."""
+        """Adds a call to the queue. Responds when the call is stored."""
         from hutch.protocols.tpmjs.queued_tool import OPTION_NAMES, QueuedTool
 
         assert self._queue is not None

@@ -19,10 +19,11 @@ def is_held(run: FlowRunHead) -> bool:
 
 
 def run_state(run: FlowRunHead, waiting_for: Collection[str] = ()) -> str:
-    """Returns the state of a run as users see it. It is the stored status, or `cancelled`, `interrupted` if
-    no process executes the run, or `waiting` if steps wait for an approval.
+    """Returns the state of a run as users see it: usually the stored status. A run with the outcome
+    `cancelled` is `cancelled`. An unfinished run is `waiting` if steps wait for an approval, or `interrupted`
+    if no process executes it.
 
-    `waiting_for` are the waiting steps. A waiting run of a server is not `interrupted`, because the server
+    `waiting_for` are the waiting steps. A waiting run of a server is never `interrupted`, because the server
     resumes it when an answer arrives.
     """
     if run.outcome == "cancelled":

@@ -209,7 +209,7 @@ class FlowRun:
 
     @property
     def restored_count(self) -> int:
-        """Number of steps that an earlier attempt at the run has finished and that are not repeated."""
+        """Number of steps that are not repeated, because an earlier attempt at the run has finished them."""
         return sum(
             self._is_final(id, result) for id, result in self._finished_steps.items() if id in self.flow.nodes
         )

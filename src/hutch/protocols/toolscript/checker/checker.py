@@ -107,7 +107,7 @@ class Checker:
         """Returns the code to run. The script is type-checked unless `declarations` is None.
 
         `declarations` are the types of the module "toolscript". Unless `strict`, only the use of tools is
-        checked strictly (see leniency.py). Code in one Markdown fence counts as its content. Raises
+        checked strictly (see leniency.py). A Markdown fence around the whole script is removed. Raises
         InvalidScript.
         """
         script = msgspec.structs.replace(script, text=without_fence(script.text))

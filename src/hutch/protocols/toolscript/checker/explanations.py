@@ -1,4 +1,6 @@
-"""Explains problems of scripts: adds what the author can write instead, or why a module is missing."""
+"""Explains problems of scripts: adds advice on what to write instead, or the reason why a
+module is missing.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,15 @@ _UNKNOWN_NAME = re.compile(r"Cannot find name '([\w$]+)'")
 _QUOTED = re.compile(r"""["']([^"']*)["']""")
 _MISSING_MEMBER = re.compile(r"Property '([\w$]+)' does not exist on type '(?:typeof )?([\w$]+)'\.$")
 _PROMISE = re.compile(r"\b[Tt]ypes? (?:.* and )?'Promise<")
-# The type of `tools` in declarations of a gateway, and its name in declarations of other code.
+# Names that TypeScript's messages use for `tools`: an interface in the declarations of a gateway, a namespace
+# in the declarations for other code.
 _TOOLS_TYPES = ("Tools", "tools")
 
 
 def explain_language(code: str, error: InvalidScript) -> InvalidScript:
-    """If the script is Python, replaces all problems by one that says so, because the others do not help."""
+    """Replaces all problems by one problem with a hint if the script is Python, because the
+    others do not help.
+    """
     for problem in error.problems[:MAX_SHOWN]:
         if hint := python_hint(code, problem.message):
             message = f"{problem.message.rstrip('.')}; {hint}."
@@ -36,9 +41,9 @@ def explain_language(code: str, error: InvalidScript) -> InvalidScript:
 
 
 def explain(problem: ScriptProblem, declarations: str) -> ScriptProblem:
-    """Returns the problem with a message that also says what to write instead, where that is known.
+    """Adds advice on what to write instead to the message of a problem, if such advice is known.
 
-    `declarations` are those with which the script was checked.
+    `declarations` are the declarations that the script was checked with.
     """
     message = (
         _server_name(problem, declarations)
@@ -78,7 +83,7 @@ def _missing_module(problem: ScriptProblem) -> str | None:
 
 
 def _missing_member(problem: ScriptProblem, declarations: str) -> str | None:
-    """Adds the members of `tools`, or of a server, to a problem about a member that it does not have."""
+    """Adds the existing members to a problem about a missing member of `tools` or of a server."""
     missing = _MISSING_MEMBER.match(problem.message)
     if missing is None:
         return None
@@ -90,7 +95,7 @@ def _missing_member(problem: ScriptProblem, declarations: str) -> str | None:
     if type_name not in _TOOLS_TYPES:
         server = next(_servers_of(declarations, type_name), type_name)
         return f"{message}: tools.{server} has {_listed(members)}."
-    # A qualified name, such as `github__create_issue`.
+    # The missing member may be a qualified name, such as `github__create_issue`.
     for server in members:
         for tool in _names_in(declarations, _type_of(declarations, server)):
             if letters(f"{server}{tool}") == letters(name):
@@ -114,8 +119,10 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _names_in(declarations: str, type_name: str) -> list[str]:
-    """Returns the members of an interface of a gateway's declarations, or of a namespace `tools` or
-    `tools.NAME` of other declarations, with the namespaces in `tools`.
+    """Returns the names of the members of a type.
+
+    In the declarations of a gateway, the type is an interface. In other declarations, it is the namespace
+    `tools`, whose members include the nested namespaces, or the namespace `tools.NAME`.
     """
     name = re.escape(type_name)
     interface = re.search(rf"^export interface {name} \{{\n(.*?)^\}}", declarations, re.M | re.S)

@@ -48,13 +48,14 @@ _EMPTY_OBJECT = "on type '{}'"
 _NAME = r"[A-Za-z_$][\w$]*"
 _IDENTIFIER = re.compile(_NAME)
 _OWN_CLASS = re.compile(rf"(?:typeof )?({_NAME})(?:<.*>)?")
-# The compiler marks the key of a property whose value is wrong, as in `{ state: "opne" }`.
+# Matches the source before a property key. The compiler marks the key, as in `{ state: "opne" }`, although
+# the value is wrong.
 _BEFORE_KEY = re.compile(r"(?:^|[{,])\s*$")
 _CALLEE = re.compile(rf"({_NAME})\s*\([^()]*$")
 # Number of characters before and after the marked part that are considered.
 _CONTEXT_CHARS = 200
 
-# Each pattern finds all names in one pass. A search per problem would be slow, because a script can have a
+# Find all names in one pass per pattern. A search per problem would be slow, because a script can have a
 # thousand problems and be a single long line.
 _CLASS = re.compile(rf"\bclass\s+({_NAME})")
 _DECLARED = re.compile(rf"\b(?:function\*?|class|const|let|var)\s+({_NAME})")
@@ -62,7 +63,7 @@ _DECLARED = re.compile(rf"\b(?:function\*?|class|const|let|var)\s+({_NAME})")
 # comma, includes the next line.
 _DECLARATIONS = re.compile(r"\b(?:let|var)\s+((?:[^;\n]|(?<=,)\n)*)")
 _UNTYPED = re.compile(rf"(?:^|,|\b(?:let|var)\s)\s*({_NAME})\s*(?=[=;,]|$)")
-# An object that gets its properties later, as in `const args = {}; args.path = "x"`.
+# Matches an object that gets its properties later, as in `const args = {}; args.path = "x"`.
 _EXTENDED = re.compile(rf"(?<![\w$])({_NAME})(?:\.[\w$]+|\[[^\]\n]{{0,200}}\])\s*=[^=]")
 
 

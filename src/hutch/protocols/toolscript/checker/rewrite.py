@@ -112,8 +112,8 @@ def rewrite(name: str, text: str, outline: Outline) -> PreparedScript:
 
 
 def _call_of_function(text: str, outline: Outline) -> PreparedScript | None:
-    """Returns code that calls the function of which the script consists, as models often write it; None if
-    the script has other statements.
+    """Returns code that calls the function if the whole script is one function without parameters. Models
+    often write such scripts. Returns None for other scripts.
     """
     if len(outline.statements) != 1:
         return None

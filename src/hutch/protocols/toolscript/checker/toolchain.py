@@ -53,7 +53,7 @@ LANGUAGE_LIB = "esnext"
 _LIB_REFERENCE = re.compile(r'^/// <reference lib="([^"]+)"', re.M)
 _MODULE_SYNTAX = re.compile(r"^(?:export|import)\b", re.M)
 # Matches strings, which are kept, and comments, which are removed. Declarations contain no regular
-# expressions, which could be mistaken for them.
+# expressions, so nothing else can look like a string or a comment.
 _STRING_OR_COMMENT = re.compile(
     r"""("(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|`(?:\\.|[^`\\])*`)|//[^\n]*|/\*.*?\*/""", re.S
 )
@@ -166,7 +166,8 @@ class Toolchain:
         try:
             installer = Installer(msgspec.structs.replace(self._settings, **limits))
             lock = await installer.resolve(staging, spec, on_message)
-            # The installer compares the downloaded archive with the lock file.
+            # Checking the hash in the lock file is enough, because the installer compares the downloaded
+            # archive with the lock file.
             if [package.integrity for package in lock.packages] != [integrity]:
                 raise PackageNotFound(
                     f"The registry's package of TypeScript {COMPILER_VERSION} does not have the pinned hash."

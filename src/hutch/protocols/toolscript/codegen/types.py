@@ -45,9 +45,9 @@ class ToolSignature(NamedTuple):
 class ServerTypes:
     """The types of one server's tools, in a separate namespace.
 
-    If the tools in `sharing` use an object type several times, it is declared once under a name, which is
-    shorter to read. Declarations for a compiler do not use this, because its messages would contain the name
-    instead of the type.
+    If the tools in `sharing` use an object type several times, the type is declared once under a name, which
+    is shorter to read. Declarations for a compiler have no named types, because the compiler's messages would
+    then contain the name instead of the type.
     """
 
     def __init__(

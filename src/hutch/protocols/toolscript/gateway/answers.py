@@ -82,7 +82,9 @@ class Answer(msgspec.Struct, Generic[T], frozen=True):
 
 
 def decode_answer(path: str, body: bytes, kind: type[T]) -> Answer[T]:
-    """Decodes the answer to a request for `path`. Raises HutchError if it is not a `kind`."""
+    """Decodes the answer to a request for `path`. Raises HutchError if the answer does not
+    match the type `kind`.
+    """
     try:
         value = parse_json(body)
         return Answer(msgspec.convert(value, kind), value)

@@ -137,8 +137,8 @@ class ApprovalEvent(msgspec.Struct, frozen=True):
 
 
 async def check_size(server: str, tool: str, arguments: Any) -> None:
-    """Raises CallDenied if a call has arguments that no person can judge. They are in memory, and those of
-    suspended runs in the store, until a person decides.
+    """Raises CallDenied if the arguments of a call are too large for a person to judge. Until a person
+    decides, arguments stay in memory, or in the store if the run is suspended.
     """
     size = len(await encode_large_value(arguments))
     if size > MAX_ARGUMENT_BYTES:

@@ -115,14 +115,14 @@ class StoredApprovals:
         runs.on_cancelled.append(self._withdraw)
 
     def is_needed(self, server: str, tool: str, context: ToolContext) -> bool:
-        """Returns True if a call has to suspend its run until it is approved."""
+        """Returns True if a call must suspend its run until a person approves the call."""
         if not context.can_suspend or not self._may_suspend(context.run_id):
             return False
         return self._approvals.must_ask(server, tool, context.run_id)
 
     async def waiting(self, run_id: str, owner: str) -> list[WaitingCall]:
-        """Returns the calls of a run that wait for a decision. From then on this server accepts decisions on
-        them, even if another server has suspended the run. Raises HutchError.
+        """Returns the calls of a run that wait for a decision. From then on, this server accepts decisions on
+        these calls, even if another server has suspended the run. Raises HutchError.
         """
         found = []
         for stored in await self._runs.calls.questions(run_id):
@@ -139,7 +139,7 @@ class StoredApprovals:
         return found
 
     def decide(self, call_id: str, answer: ApprovalAnswer) -> bool:
-        """Decides on a call that `waiting` has returned. Returns False if it is no longer waiting."""
+        """Decides on a call that `waiting` has returned. Returns False if the call is no longer waiting."""
         asked = self._asked.get(call_id)
         if asked is None or asked.is_decided or not self._approvals.decide(asked.approval_id, answer):
             return False
@@ -148,7 +148,7 @@ class StoredApprovals:
 
     async def carry_out(self, call_id: str, answer: ApprovalAnswer) -> bool:
         """Decides on a call that `waiting` has returned, and waits until the result of the call is stored.
-        Returns False if it does not wait any more.
+        Returns False if the call is no longer waiting.
         """
         asked = self._asked.get(call_id)
         if asked is None or not self.decide(call_id, answer):
@@ -168,9 +168,9 @@ class StoredApprovals:
                 self._add(checkpoint.run_id, checkpoint.owner, call.call_id, call.question)
 
     async def synchronize(self) -> None:
-        """Asks questions that this server does not know yet, after a restart or because another server has
-        suspended the run. Withdraws questions that another server has answered. Continues runs whose server
-        died. Raises HutchError.
+        """Takes over questions that this server does not know yet, after a restart or because another server
+        has suspended the run. Withdraws questions that another server has answered. Continues runs whose
+        server has died. Raises HutchError.
         """
         before = dict(self._asked)
         questions = {stored.call_id: stored for stored in await self._runs.calls.questions()}
@@ -212,7 +212,7 @@ class StoredApprovals:
 
     def _add(self, run_id: str, owner: str, call_id: str, question: str) -> None:
         if call_id in self._asked:
-            # The run was continued with the result of another call.
+            # The question was asked before the run was continued with the result of another call.
             return
         asked = msgspec.json.decode(question, type=StoredQuestion)
         task = asyncio.get_running_loop().create_task(self._decide(run_id, owner, call_id, asked))

@@ -153,8 +153,8 @@ def stem(word: str) -> str:
 
 
 def _synonyms() -> dict[str, dict[str, str]]:
-    """Returns the synonyms of each stem. Maps the stem of each synonym to the word that the reason of a
-    result shows.
+    """Returns the synonyms of each stem: a mapping of the synonym's stem to the synonym as a word, which is
+    shown as a reason in results.
     """
     synonyms: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for group in synonym_groups():
