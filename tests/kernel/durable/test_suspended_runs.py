@@ -253,6 +253,19 @@ async def test_checkpoint_of_another_bundle_is_refused_and_kept(
     assert (await resumed(first, tools, run_id)).result == 1
 
 
+async def test_refused_resume_takes_no_memory_for_states(
+    first: hutch.Hutch, tools: Tools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id, call_id = await suspend(first, tools)
+    monkeypatch.setattr(checkpoints, "bundle_digest", lambda: "0" * 64)
+    with pytest.raises(hutch.ResumeError) as caught:
+        await first.resume(run_id, {call_id: 1})
+    assert first._kernel is not None
+    assert first._kernel.states.used_bytes == 0
+    # Until here, the exception refers to the frames of `resume` and everything in them.
+    assert caught.tb is not None
+
+
 async def test_expired_run_is_refused_and_ends(first: hutch.Hutch, tools: Tools) -> None:
     run_id, call_id = await suspend(first, tools)
     await update(
@@ -305,7 +318,7 @@ async def test_process_that_lost_its_run_makes_no_call(
     await update(first, "UPDATE checkpoints SET holder = 'other' WHERE run_id = :run_id", run_id=run_id)
     error = (await run.result()).error
     assert error is not None
-    assert "another process continues the run" in error.message
+    assert "another process continues it" in error.message
     assert tools.calls == []
 
 

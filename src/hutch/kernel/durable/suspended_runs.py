@@ -38,6 +38,7 @@ from hutch.tasks import TimeSlices
 
 if TYPE_CHECKING:
     from hutch.kernel.kernel import Kernel, LoadSaved
+    from hutch.kernel.state_memory import StateCharge
     from hutch.settings import Settings
     from hutch.store.store import Store
 
@@ -194,6 +195,22 @@ class SuspendedRuns:
         store = await self._open_store()
         await self.check_owner(run_id, owner)
         charge = await self._kernel.states.reserve(owner, self._checkpoints.max_bytes)
+        try:
+            return await self._resume(store, run_id, owner, providers, charge, is_holder_dead=is_holder_dead)
+        except BaseException:
+            charge.release()
+            raise
+
+    async def _resume(
+        self,
+        store: Store,
+        run_id: str,
+        owner: str,
+        providers: Sequence[Provider],
+        charge: StateCharge,
+        *,
+        is_holder_dead: bool,
+    ) -> tuple[Execution, RunHandle]:
         until = now(plus_seconds=HOLD_SECONDS)
         row = await store.checkpoints.take(
             run_id, owner, self._holds.holder, until, is_holder_dead=is_holder_dead

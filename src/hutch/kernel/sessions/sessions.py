@@ -272,7 +272,11 @@ class Sessions:
             live = slot.live
             if live is None or not live.is_held:
                 charge = await self._kernel.states.reserve(owner, self._settings.max_checkpoint_bytes)
-                live = await self._take(owner, session_id, live, create=create)
+                try:
+                    live = await self._take(owner, session_id, live, create=create)
+                except BaseException:
+                    charge.release()
+                    raise
                 live.charge = charge
                 live.count_memory()
                 self._hold(slot, live, session_id)
