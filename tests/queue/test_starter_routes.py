@@ -206,6 +206,23 @@ async def test_users_manage_only_what_belongs_to_them(
         assert [response.status_code for response in refused] == [403] * 4
         assert (await ann.get("/scripts/mine")).json()["code"] == "return 1"
         assert (await ann.put("/scripts/own", json=quickjs)).status_code == 200
+        # The operator sees the schedules of all users, and changes one of them by its id. By its name, the
+        # operator's own schedule is meant.
+        assert (await ann.post("/schedules", json={**body, "script": "own"})).status_code == 201
+        (added,) = (await ann.get("/schedules")).json()["schedules"]
+        paused = await client.patch(f"/schedules/{added['id']}", json={"paused": True})
+        assert (paused.status_code, paused.json()["id"]) == (200, added["id"])
+        assert (await ann.get("/schedules")).json()["schedules"][0]["paused"] is True
+        (own,) = [
+            row
+            for row in (await client.get("/schedules")).json()["schedules"]
+            if row["name"] == "own" and row["id"] != added["id"]
+        ]
+        assert (await ann.delete(f"/schedules/{own['id']}")).status_code == 404
+        assert (await client.delete("/schedules/own")).status_code == 200
+        assert [row["id"] for row in (await ann.get("/schedules")).json()["schedules"]] == [added["id"]]
+        assert (await client.delete(f"/schedules/{added['id']}")).status_code == 200
+        assert (await ann.get("/schedules")).json() == {"schedules": []}
 
 
 async def test_scripts_schedules_and_triggers_of_one_owner_are_limited(

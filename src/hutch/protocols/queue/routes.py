@@ -36,7 +36,7 @@ from hutch.queue.webhooks.signature import new_secret
 from hutch.settings import Settings
 from hutch.store.store import Store
 from hutch.store.tables.queue.queued_runs import QueuedRunRow, QueueState
-from hutch.store.tables.queue.schedules import SavedScript
+from hutch.store.tables.queue.schedules import SavedScript, Schedule, Trigger
 
 logger = logging.getLogger("hutch.queue.api")
 
@@ -213,14 +213,19 @@ class QueueHandlers:
 
     async def pause_schedule(self, context: RequestContext) -> Response:
         body = convert(await self._body.read_object(context.request), PauseBody)
-        store, owners, name = await self._store(), _owners(context), context.path_param("name")
-        await self._starters.pause_schedule(await find_schedule(store, owners, name), is_paused=body.paused)
-        return json_response(responses.schedule(await find_schedule(store, owners, name)))
+        await self._starters.pause_schedule(await self._schedule(context), is_paused=body.paused)
+        return json_response(responses.schedule(await self._schedule(context)))
 
     async def remove_schedule(self, context: RequestContext) -> Response:
+        row = await self._schedule(context)
+        await (await self._store()).schedules.remove(row.id)
+        return json_response({"ok": True, "name": row.name})
+
+    async def _schedule(self, context: RequestContext) -> Schedule:
+        """Returns the schedule that the path names. The operator can name those of others by id."""
         store, name = await self._store(), context.path_param("name")
-        await store.schedules.remove((await find_schedule(store, _owners(context), name)).id)
-        return json_response({"ok": True, "name": name})
+        row = await store.schedules.by_id(name) if _visible_owner(context) is None else None
+        return row or await find_schedule(store, _owners(context), name)
 
     # --- triggers ---
 
@@ -247,15 +252,20 @@ class QueueHandlers:
 
     async def pause_trigger(self, context: RequestContext) -> Response:
         body = convert(await self._body.read_object(context.request), PauseBody)
-        store, owners, name = await self._store(), _owners(context), context.path_param("name")
-        row = await find_trigger(store, owners, name)
-        await store.triggers.pause(row.id, is_paused=body.paused)
-        return json_response(responses.trigger(await find_trigger(store, owners, name)))
+        row = await self._trigger(context)
+        await (await self._store()).triggers.pause(row.id, is_paused=body.paused)
+        return json_response(responses.trigger(await self._trigger(context)))
 
     async def remove_trigger(self, context: RequestContext) -> Response:
+        row = await self._trigger(context)
+        await (await self._store()).triggers.remove(row.id)
+        return json_response({"ok": True, "name": row.name})
+
+    async def _trigger(self, context: RequestContext) -> Trigger:
+        """Returns the trigger that the path names. The operator can name those of others by id."""
         store, name = await self._store(), context.path_param("name")
-        await store.triggers.remove((await find_trigger(store, _owners(context), name)).id)
-        return json_response({"ok": True, "name": name})
+        row = await store.triggers.by_id(name) if _visible_owner(context) is None else None
+        return row or await find_trigger(store, _owners(context), name)
 
     async def fire(self, request: Request) -> Response:
         """Starts the run of a trigger. The token in the path and the signature replace the API key."""

@@ -149,7 +149,7 @@ function Starters({ title, path, starters, act }: {
       {starters.length > 0 && (
         <Table head={["Name", "Starts", when, "Next", "Last run", "Actions"]}>
           {starters.map((starter) => {
-            const url = `/${path}/${encodeURIComponent(starter.name)}`;
+            const url = `/${path}/${starter.id}`;
             return (
               <tr key={starter.id}>
                 <td>{visible(starter.name)}</td>

@@ -144,6 +144,11 @@ class _StarterTable:
         """
         return [self._row(row) for row in await self._database.scan(sql, **values)]
 
+    async def by_id(self, id: str) -> Any:
+        """Returns the row of any owner; None if there is none."""
+        rows = await self._rows("id = :id", id=id)
+        return rows[0] if rows else None
+
     async def remove(self, id: str) -> bool:
         sql = f"DELETE FROM {self.table} WHERE id = :id"
         (changed,) = await self._database.write(SqlStatement(sql, {"id": id}))
