@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("hutch")
 
 SUSPENDED_RUNS_SECONDS = 10.0
-"""Interval at which the server checks for questions, results and ends of runs of other servers."""
+"""Interval of `continue_suspended_runs`. Other servers may change the stored runs at any time."""
 
 
 class App:
@@ -126,8 +126,8 @@ class App:
         tracer: Tracer | None = None,
     ) -> Self:
         """Chooses the jail with the self-test and builds the app. The self-test runs in a thread, because it
-        takes about a second. `tracer` is for several apps in one process; by default, the app has its own
-        if the environment configures traces.
+        takes about a second. Several apps in one process can share a `tracer`. Without it, the app opens its
+        own tracer if the environment configures traces.
 
         Raises SandboxUnavailable if the required isolation is not available.
         """
@@ -257,8 +257,8 @@ class App:
         self.suspended_runs.continued_protocols = durable
 
     def suspend_steps(self) -> SuspendedRuns:
-        """Lets executions of flow steps be suspended while they wait for an approval. The steps continue
-        them. Raises ConfigError.
+        """Lets executions of flow steps be suspended while they wait for an approval. The flow step continues
+        its suspended execution. Raises ConfigError.
         """
         from hutch.protocols.rep.kinds import code
 
@@ -340,7 +340,7 @@ class App:
 
     async def _mcp_tools(self) -> tuple[list[Provider], dict[str, str]]:
         """Returns the tools of all MCP servers that are configured, and the servers that are not connected.
-        Callers do not get the reasons, which are for the operator.
+        The reasons are left out, because only the operator may see them.
         """
         from hutch.protocols.toolscript.providers import unavailable_servers
 
@@ -583,7 +583,9 @@ async def _cancel(task: asyncio.Task[None]) -> None:
 
 
 def _explain_bwrap() -> str:
-    """Returns an explanation of an unusable HUTCH_BWRAP for the warning, or an empty string."""
+    """Returns the beginning of a warning if HUTCH_BWRAP names no usable bubblewrap, otherwise an empty
+    string.
+    """
     if not os.environ.get("HUTCH_BWRAP") or bubblewrap() is not None:
         return ""
     return f"{bubblewrap_missing()[0].rstrip('.')}; "

@@ -32,8 +32,8 @@ def server_metrics(
     spans: ExportCounters | None,
     cluster: ClusterLoad | None = None,
 ) -> Iterator[Metric]:
-    """`records` is None while run records are not stored. `spans` is None if there are no traces. `cluster`
-    is None without one.
+    """`records` is None while run records are not stored, `spans` if there are no traces, `cluster` if there
+    is no cluster.
     """
     from prometheus_client.core import GaugeMetricFamily
 

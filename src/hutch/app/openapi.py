@@ -36,7 +36,7 @@ Runs untrusted code in a sandbox, for AI agents. Every request that runs somethi
 
 
 def document(settings: Settings) -> Json:
-    """Returns the document. `settings` give the limits and defaults in it."""
+    """Returns the document with the limits and defaults of `settings`."""
     parts = (
         execbox.describe(settings),
         tpmjs.describe(settings),

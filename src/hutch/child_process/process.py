@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-# Path of the reaper script. It is not imported at the top, because it loads ctypes.
+# Path of the reaper script. The script is not imported as a module, because that would load ctypes.
 _REAPER = str(Path(__file__).with_name("reaper.py"))
 # Maximum reads per event of the loop, so that a process that writes much does not block the others.
 _MAX_READS = 16

@@ -20,7 +20,7 @@ import time
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-# Time to exit after stdin is closed, as MCP servers and REP runtimes do.
+# Time that the command has to exit by itself after its stdin is closed. MCP servers and REP runtimes do so.
 EXIT_SECONDS = 0.5
 TERMINATE_SECONDS = 0.5
 KILL_SECONDS = 2.0
@@ -58,7 +58,7 @@ def main() -> int:
 
 
 def exec_command(command: list[str]) -> None:
-    # Python ignores these signals, and the command would inherit that.
+    # Reset these signals, because Python ignores them and the command would inherit that.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     try:

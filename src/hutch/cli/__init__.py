@@ -33,7 +33,8 @@ def main() -> NoReturn:
     except click.ClickException as error:
         from hutch.cli.support.console import print_message
 
-        # The message quotes arguments, so click must not print it.
+        # Print the message with `print_message`, which escapes control characters, because it quotes
+        # arguments.
         text = io.StringIO()
         error.show(text)
         print_message(text.getvalue().removesuffix("\n"))

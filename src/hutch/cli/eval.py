@@ -102,7 +102,7 @@ def _print_result(result: Result, source: str, settings: Settings, *, json: bool
         more = "HUTCH_MAX_LOG_LINES and HUTCH_MAX_LOG_CHARS allow more"
         print_note(f"the logs were truncated; {more}")
     if result.error is None:
-        # An undefined result has no JSON representation.
+        # Print nothing for an undefined result, because it has no JSON representation.
         if result.result_json is not None:
             print_json(result.result_json)
         return

@@ -28,7 +28,7 @@ def call(url: str | None, key_env: str, method: str, path: str, **options: Any) 
 
 
 def expects_answer(command: Callable[P, int]) -> Callable[P, int]:
-    """Lets a command report an answer of the server that it cannot read."""
+    """Makes a command report a response of the server that has an unknown format."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> int:

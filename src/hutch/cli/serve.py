@@ -140,9 +140,9 @@ async def _serve(
         # Everything that was created so far lives until the end, so exclude it from garbage collection.
         gc.collect()
         gc.freeze()
-        # While a thread computes, the event loop waits up to this long for the GIL, several times in each
-        # request. While large flows were validated, `/health` took 37 ms with Python's default of 5 ms, and
-        # 24 ms with 0.5 ms (medians of 10 runs, 2 cores).
+        # While a thread computes, the event loop waits up to one switch interval for the GIL, several times
+        # in each request. While large flows were validated, `/health` took 37 ms with Python's default of 5
+        # ms, and 24 ms with 0.5 ms (medians of 10 runs, 2 cores).
         sys.setswitchinterval(0.0005)
         await _wait_for_first(serving, asyncio.create_task(signals.first.wait()))
         finished = await _drain(access, app, signals, settings.drain_seconds)
@@ -223,7 +223,7 @@ def _announce(
     if not is_loopback(host) and settings.api_key is None:
         print_note("everyone who can reach this address can run code here; set HUTCH_API_KEY")
     for file in () if project is not None else files_in_current_folder(settings):
-        # Earlier versions read these files, so an operator may still rely on them.
+        # Name these files, because earlier versions read them and an operator may still rely on them.
         remedy = f"move it to {settings.home_path}" if file.name == FILE else f"--config {file.name} uses it"
         print_note(f"{file} is not used: servers read no files of the current directory; {remedy}")
     logger.info("serving", extra={"fields": {"host": host, "port": port, "isolation": isolation}})

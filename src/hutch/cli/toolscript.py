@@ -104,7 +104,7 @@ async def _execute(settings: Settings, source: str | Path, url: str | None, requ
     request["on_output"].stop = task.cancel
     servers = project_servers(settings, current_folder())
     async with open_app(settings, servers) as app, _open_gateway(app, url) as gateway:
-        # The runner and the compiler start while the script is being read.
+        # Start the runner and the compiler while the script is being read.
         warming = [asyncio.create_task(app.scripts.warm(gateway, cwd=request["cwd"]))]
         if request["check"] or not isinstance(source, str) or may_return(source):
             warming.append(asyncio.create_task(app.scripts.checker.start()))
@@ -123,7 +123,7 @@ async def _execute(settings: Settings, source: str | Path, url: str | None, requ
 async def _open_gateway(app: App, url: str | None) -> AsyncIterator[ScriptGateway]:
     ask = prompts.TerminalPrompt().ask if prompts.can_prompt() else None
     if url is None:
-        # No other client can reach this gateway to approve calls.
+        # Ask at the terminal or deny, because no other client can reach this gateway to approve calls.
         app.gateway.approvals.ask = ask or prompts.deny_without_terminal
         yield app.script_gateway
         return

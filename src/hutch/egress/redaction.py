@@ -36,8 +36,8 @@ MIN_FORM = 6
 # searched in the rarest forms.
 MAX_PARTS = 256
 MAX_STRICT_PARTS = 8
-# Longer parts are split, because data that may be the prefix of a part is held back, and this bounds its
-# length.
+# Longer parts are split. Data that may be the start of a part is held back, so this bounds the length of that
+# data.
 MAX_PART_CHARS = 1024
 # Maximum number of redactors in the cache, and of characters in all their secrets. A character takes up to 1
 # KiB of memory.
@@ -266,7 +266,7 @@ class RedactingStream:
     def _step(self, data: bytes) -> bytes:
         search, tail = self._search, self._tail
         if tail and len(data) < search.longest:
-            # `find` would search the whole tail again. The automaton continues after it.
+            # Continue with the automaton after the tail, because `find` would search the whole tail again.
             at = self._tail_start + len(tail)
             self._node = search.automaton.scan(data, 0, len(data), self._node, self._spans, at)
             data = tail + data
@@ -281,7 +281,7 @@ class RedactingStream:
         return self._release(self._tail)
 
     def _release(self, data: bytes) -> bytes:
-        """Redacts and returns `data` without its new tail, which is kept."""
+        """Redacts and returns `data`, except for its new tail, which is held back."""
         size = len(data) - (self._search.automaton.depth(self._node) if self._node != ROOT else 0)
         offset, spans = self._tail_start, self._spans
         self._tail, self._tail_start = data[size:], offset + size

@@ -174,8 +174,9 @@ class ConfigFile:
             command=self._required_text(fields, "command", path),
             args=self._texts(fields, "args", path),
             env=self._table(fields, "env", path, self._check_variable),
-            # Relative to the configuration file. In the current directory, which may be a checkout of another
-            # person's repository, programs such as npx and `python -m` would run its code.
+            # The folder is relative to the configuration file, not to the current directory. The current
+            # directory may be a checkout of another person's repository, and programs such as npx and `python
+            # -m` would run code in it.
             cwd=str(self.path.absolute().parent / Path(cwd or "").expanduser()),
         )
 

@@ -214,7 +214,7 @@ class McpConnection:
         self._end(ServerUnreachable(message))
 
     def _on_error(self, error: BaseException) -> None:
-        # The failed call is known only if it is the only call in progress.
+        # The error does not say which call failed. So it counts only if one call is in progress.
         self._never_sent |= self.calls == 1 and error_messages.never_sent(error)
         if not (self._process is not None and error_messages.is_consequence(error)):
             self._end(error_messages.unreachable_error(self.config, error))
@@ -236,8 +236,8 @@ class McpConnection:
         if reason is not None:
             self._end(ServerUnreachable(reason))
         elif self._ready.done() and self._posts_expected > 0:
-            # The answer to the POST tells whether the server has received the call. A restarted server
-            # refuses the call, and the call can then be repeated.
+            # Wait for the answer to the POST, which tells whether the server has received the call. A
+            # restarted server refuses the call, which can then be repeated.
             self._loop.call_later(CLOSE_SECONDS, self._shut_down)
         elif self._ready.done():
             self._shut_down()

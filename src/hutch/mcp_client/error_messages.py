@@ -85,7 +85,7 @@ def unreachable_error(config: ServerConfig, error: BaseException) -> ServerUnrea
         return refusal_error(config, status, error.message)
     if SSE_TOO_LARGE in str(error):
         # Over SSE, the SDK closes the whole connection after an oversized event.
-        return ServerUnreachable(f"{TOO_LARGE} what SSE can carry", "too_large")
+        return ServerUnreachable(f"{TOO_LARGE} the limit for one event over SSE", "too_large")
     if isinstance(error, httpx2.TransportError) and isinstance(transport, HttpConfig):
         return ServerUnreachable(f"{transport.public_url} cannot be reached: {one_line(error)}")
     if isinstance(error, ValidationError):
@@ -112,7 +112,7 @@ def failed_call(config: ServerConfig, tool: str, error: MCPError | ValidationErr
     if isinstance(error.data, TransportFault):
         return UpstreamError(config.name, tool, error.message, kind=error.data.kind)
     if TOO_LARGE in error.message or SSE_TOO_LARGE in error.message:
-        return UpstreamError(config.name, tool, f"{TOO_LARGE} what is allowed", kind="too_large")
+        return UpstreamError(config.name, tool, f"{TOO_LARGE} the limit for one message", kind="too_large")
     if error.code == CONNECTION_CLOSED:
         message = f"the server was lost before it answered: {error.message}"
         return UpstreamError(config.name, tool, message, kind="lost")

@@ -102,7 +102,7 @@ async def call_tool(
         params.input_responses, params.request_state = retry
     request = CallToolRequest(params=params)
     callback = None if on_progress is None else _async_callback(on_progress)
-    # The SDK sends the current context of OpenTelemetry in `_meta`.
+    # Make `trace` the current context of OpenTelemetry, because the SDK sends that context in `_meta`.
     with nullcontext() if trace is None else opentelemetry_context(trace):
         return await session.send_request(request, _RESULT_ADAPTER, progress_callback=callback)
 

@@ -278,7 +278,8 @@ class PackageManager:
             yield staging
         finally:
             if staging.tasks:
-                # The caller was cancelled while a thread was working in the folder.
+                # The caller was cancelled while a thread was working in the folder. Remove the folder when
+                # the thread has ended.
                 task = asyncio.create_task(self._discard_after(staging))
                 self._discarding.add(task)
                 task.add_done_callback(self._discarding.discard)

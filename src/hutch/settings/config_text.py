@@ -1,4 +1,4 @@
-"""Content of a configuration file. It is read once, so that the content that was checked is the one used."""
+"""Content of a configuration file. The file is read only once, so that the checked content is used."""
 
 from __future__ import annotations
 
@@ -54,5 +54,5 @@ def read_config_text(path: Path, *, regular: bool = True) -> ConfigText | None:
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
-    # Opening a FIFO without a writer would wait for one.
+    # O_NONBLOCK, because opening a FIFO would otherwise wait for a writer.
     return os.open(path, flags | os.O_NONBLOCK)

@@ -59,7 +59,7 @@ _LISTS = ("allowed_hosts", "allowed_origins", "egress_allow", "egress_http_hosts
 _TABLES = ("metadata", "package_egress", "approvals", "record_protocols", "record_keys", "worker_places")
 # HUTCH_DENO and HUTCH_BWRAP name binaries; they are not settings.
 _BINARIES = ("deno", "bwrap")
-# Read by other modules.
+# HUTCH_* variables that other modules read.
 _OTHER_VARIABLES = ("master_key",)
 
 # A value and the place where it was set. Error messages name the place.
@@ -102,7 +102,8 @@ def load_with_sources(
     in_file = {} if path is None else _from_file(path)
     for named_values in (values, in_file):
         _check_names(named_values)
-    # A file has typed values; in the environment everything is text.
+    # Check the types of the file's values strictly. Below, text is converted too, because all values from the
+    # environment are text.
     _convert({key: value for key, value in in_file.items() if key not in values}, strict=True)
     values = {**in_file, **values}
     if project is not None:

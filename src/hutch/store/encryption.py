@@ -82,7 +82,8 @@ class ColumnEncryption:
         try:
             return await _decrypt(method(cipher), text, context)
         except VaultError:
-            # The text may be encrypted with a key that was added meanwhile.
+            # Try again with reloaded keys, because the text may be encrypted with a key that was added
+            # meanwhile.
             return await _decrypt(method(await self._reload(cipher)), text, context)
 
     async def ready(self) -> Cipher:
@@ -97,7 +98,8 @@ class ColumnEncryption:
         try:
             return await self._reload(cipher)
         except VaultError as error:
-            # The loaded keys can still be used, because replaced keys are kept for a while.
+            # Continue with the loaded keys. They can still be used, because replaced keys are kept for a
+            # while.
             logger.warning("the keys of flows could not be reloaded: %s", error)
             self._loaded_at = monotonic()
             return cipher

@@ -52,8 +52,8 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Quota(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Limits of one owner or key. None means that the next limit applies: for a key that of its owner, for an
-    owner that of the settings. 0 means no limit.
+    """Limits of one owner or key. If a limit of a key is None, the limit of its owner applies. If a limit of
+    an owner is None, the limit in the settings applies. 0 means no limit.
     """
 
     max_concurrent_executions: Count | None = None

@@ -15,7 +15,8 @@ logger = logging.getLogger("hutch.store")
 
 META_KEY = "retention_clock"
 MAX_STEP = timedelta(days=1)
-"""A reading that is ahead of the last trusted one by more than this is trusted only after `CONFIRMED_AFTER`.
+"""Maximum step ahead that is trusted at once. A reading that is further ahead of the last trusted one is
+trusted only after `CONFIRMED_AFTER`.
 """
 CONFIRMED_AFTER = timedelta(days=1)
 MAX_GAP = timedelta(days=8)
@@ -30,17 +31,17 @@ class _State(msgspec.Struct, frozen=True):
     ahead_since: datetime | None = None
     """First reading after the clock jumped ahead."""
     ahead: datetime | None = None
-    """Last reading since then."""
+    """Last reading since the clock jumped ahead."""
 
 
 class RetentionClock:
     """System clock that follows a jump far ahead only after a day.
 
     A wrong clock would make all records look old, and deleted records cannot be restored. So after a jump
-    ahead, this clock stands still until the system clock has run for a day from there. It follows a clock
-    that is set back immediately, because an earlier time deletes less. Its state is in the database, so that
-    restarts do not reset it, and so that a server with a wrong clock does not delete records that other
-    servers keep.
+    ahead, this clock stands still until the system clock has run for a day from there. If the system clock is
+    set back, this clock follows at once, because an earlier time deletes less. Its state is in the database,
+    so that restarts do not reset it, and so that a server with a wrong clock does not delete records that
+    other servers keep.
     """
 
     def __init__(self, meta: MetaTable, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
@@ -62,7 +63,8 @@ class RetentionClock:
                 format_rfc3339(reading),
             )
         if _differs(new, state):
-            # If another server has written meanwhile, its state is as good as this one.
+            # Ignore a failed swap: another server has written meanwhile, and its state is as good as this
+            # one.
             await self._meta.swap(META_KEY, text, _encode(new))
         return format_rfc3339(new.trusted + timedelta(seconds=plus_seconds))
 

@@ -50,8 +50,8 @@ class Store:
     def __init__(
         self, database: Database, *, shares_rate_limits: bool, load_cipher: LoadCipher | None = None
     ) -> None:
-        """Creates a store. `load_cipher` loads the keys of flows and their runs, which cannot be read without
-        it.
+        """Creates a store. `load_cipher` loads the keys of flows and their runs. Without it, flows and runs
+        cannot be read.
         """
         self._database = database
         self._load_cipher = load_cipher

@@ -99,7 +99,8 @@ class WriteBehindQueue:
 
     async def flush(self) -> None:
         """Writes all queued rows. If that fails, raises StoreError and keeps the rows in the queue."""
-        # Records of runs that have just ended are added in the next iteration of the event loop.
+        # Let the event loop run once, because it adds the records of runs that have just ended in its next
+        # iteration.
         await asyncio.sleep(0)
         async with self._writing:
             while self._runs:
@@ -177,5 +178,5 @@ class WriteBehindQueue:
             UPDATE api_keys SET last_used_at = :at
             WHERE id = :id AND (last_used_at IS NULL OR last_used_at < :at)
         """
-        # All servers update the keys in the same order. Otherwise they would block each other.
+        # Update the keys in the same order on all servers. Otherwise they would block each other.
         await self._database.write_many(sql, [{"id": id, "at": at} for id, at in sorted(uses.items())])

@@ -129,7 +129,7 @@ def hint(value: str) -> str:
     Only the part after the last separator is used: the token of `Bearer …`, or the value of the last cookie.
     """
     if re.match(r"basic\s", value, re.I):
-        # The value is Base64 that ends with the password.
+        # Show nothing, because the value is Base64 that ends with the password.
         return ""
     last = _SEPARATOR.split(value)[-1]
     return last[-HINT_CHARS:] if len(last) >= MIN_CHARS_FOR_HINT else ""

@@ -151,7 +151,7 @@ def _parse_encrypted(text: str) -> tuple[str, bytes]:
 
 
 def _associated_data(key: EncryptionKey, context: tuple[str, ...]) -> bytes:
-    # JSON, because two different lists never have the same encoding.
+    # Encode the list as JSON, so that different contexts never give the same bytes.
     return msgspec.json.encode([FORMAT, key.id, *context])
 
 

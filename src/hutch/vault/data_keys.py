@@ -24,7 +24,8 @@ FLOWS_OWNER = "journal"
 """Used instead of a user id for the data keys of flows."""
 FLOWS_META_KEY = "vault.journal"
 """Key of the meta table under which the data keys of flows are stored."""
-# Much longer than any process keeps using a user's row after reading it.
+# Time for which replaced keys are kept. It is much longer than any process uses a user's row after reading
+# it.
 GRACE_SECONDS = 3600
 
 

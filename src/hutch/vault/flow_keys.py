@@ -37,7 +37,7 @@ PIECE_BYTES = 512 * 1024
 stall the event loop for 30 to 90 ms, also from a thread.
 """
 _SEPARATOR = "\n"
-# The results of steps may contain lone surrogates.
+# Encode lone surrogates too, because the results of steps may contain them.
 _SURROGATES = "surrogatepass"
 
 

@@ -17,8 +17,8 @@ async def has_encrypted_data(store: Store) -> bool:
 
 
 async def check(store: Store, master: MasterKeys) -> None:
-    """Raises VaultError if the store was encrypted with other master keys. If it has no check value yet,
-    stores one.
+    """Raises VaultError if the store was encrypted with other master keys. If the store has no check value
+    yet, adds one.
     """
     encrypted = await store.meta.get(META_KEY)
     if encrypted is None:

@@ -113,7 +113,7 @@ def _write_temporary(file: Path, data: bytes) -> Path:
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "wb") as stream:
-            # The umask may have removed permissions.
+            # Set the mode again, because the umask may have removed permissions.
             os.fchmod(stream.fileno(), 0o600)
             stream.write(data)
             stream.flush()

@@ -21,7 +21,7 @@ from hutch.vault import credentials, crypto, data_keys, flow_keys, master_key_ch
 from hutch.vault.data_keys import DataKeys
 from hutch.vault.vault import Vault
 
-# Attempts if other rotations interfere.
+# Maximum number of attempts to add a data key while other rotations change the user.
 ATTEMPTS = 20
 # Number of passes over all credentials. Another process may store a credential with an older key meanwhile.
 # The next pass, or the next rotation, encrypts it again.

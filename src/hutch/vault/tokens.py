@@ -82,7 +82,8 @@ class Tokens:
         try:
             return crypto.decrypt(self._keys, text, *context)
         except crypto.KeyMissing:
-            # Another process may have added a master key and used it for this token.
+            # Load the master keys again, because another process may have added one and used it for this
+            # token.
             del self._keys
             return crypto.decrypt(self._keys, text, *context)
 

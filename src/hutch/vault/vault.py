@@ -19,7 +19,7 @@ from hutch.vault.credentials import Secret
 from hutch.vault.crypto import MasterKeys
 from hutch.vault.data_keys import DataKeys, create_data_key, decrypt_data_keys
 
-# Attempts if other processes change the data meanwhile.
+# Maximum number of attempts while other processes change the data.
 ATTEMPTS = 4
 # Number of users whose decrypted data keys are cached.
 MAX_CACHED_USERS = 1_000

@@ -78,7 +78,7 @@ _KIND_NOTE = "a credential that is not a header needs --kind cookie, auth_token,
 
 
 def _set_command(user: str, key: str, kind: str | None = None) -> str:
-    # The author of the ability chose the key, and people paste this command into a shell.
+    # Quote the key, because the author of the ability chose it and people paste this command into a shell.
     option = "" if kind is None else f"--kind {kind} "
     return f"`hutch credential set --user {shlex.quote(user)} {option}{shlex.quote(key)}`"
 

@@ -60,7 +60,7 @@ def _print_import(option: str, result: ImportResult) -> int:
         for credential in ability.credentials:
             needed.setdefault(credential, []).append(ability.ability_id)
     for credential, users in needed.items():
-        # The names come from the document, and people paste this command into a shell.
+        # Quote the names, because they come from the document and people paste this command into a shell.
         command = f"hutch credential set --user NAME --kind {credential.kind} {shlex.quote(credential.key)}"
         hint = f" (enter {credential.hint})" if credential.hint else ""
         who = users[0] if len(users) == 1 else f"{users[0]} and {len(users) - 1} more"

@@ -41,7 +41,7 @@ class ImportedAbility(msgspec.Struct, frozen=True):
     definition: dict[str, Any]
     credentials: list[NeededCredential]
     http_address: str | None = None
-    """Host and port of an API that is reached over http, which has to be allowed. Otherwise None."""
+    """Host and port that have to be allowed, because the API is reached over http. None for https."""
 
     @property
     def ability_id(self) -> str:
@@ -60,7 +60,9 @@ def http_address(parts: SplitResult) -> str | None:
 
 
 def make_id(candidates: Iterable[str], taken: Iterable[str] = ()) -> str:
-    """Returns an ability id made from the first candidate that can be one. Adds a number if it is taken."""
+    """Returns an ability id made from the first candidate that gives a valid id. Adds a number if that id is
+    taken.
+    """
     ids = (re.sub(r"[^A-Za-z0-9]+", "_", text).strip("_")[:_MAX_ID_CHARS] for text in candidates)
     ability_id = next((each for each in ids if each and id_error(each) is None), "ability")
     used, number, unique = set(taken), 1, ability_id

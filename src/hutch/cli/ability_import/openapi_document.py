@@ -15,7 +15,7 @@ from hutch.text import cut
 
 MAX_DOCUMENT_BYTES = 32 * 1024 * 1024
 MAX_YAML_BYTES = 4 * 1024 * 1024
-"""Decoding YAML takes about a hundred times as long as decoding JSON."""
+"""Maximum size of a YAML document. Decoding YAML takes about a hundred times as long as decoding JSON."""
 MAX_DOWNLOAD_SECONDS = 60.0
 _OPTION = "--openapi"
 _MAX_REFERENCES = 20

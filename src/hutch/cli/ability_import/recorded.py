@@ -197,8 +197,9 @@ class RequestImporter:
         return samples
 
     def _parse_body(self, data: str, headers: dict[str, str]) -> dict[str, _Sample]:
-        """Returns the members of a body. Adds the type if it is missing: that of a form, which curl sends by
-        default, unless the body is a JSON object, whose secrets would be part of the name of a form's field.
+        """Returns the members of a body. Adds a missing Content-Type: JSON if the body is a JSON object,
+        otherwise that of a form, as curl does. In a form, the JSON object would become the name of a field,
+        and its secrets with it.
         """
         given = next((value for name, value in headers.items() if name.lower() == "content-type"), None)
         try:

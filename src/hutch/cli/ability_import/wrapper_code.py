@@ -8,7 +8,7 @@ import msgspec
 
 from hutch.cli.ability_import.models import js
 
-# A value such as `..` would change the path that the ability requests.
+# Refuses values such as `..`, which would change the path that the ability requests.
 PATH_SEGMENT = """\
 function segment(value) {
   const text = [value].flat().map((item) => encodeURIComponent(item)).join(",");

@@ -138,7 +138,8 @@ def _load_given_flow(arguments: FlowRunArguments) -> tuple[Flow, Path, dict[str,
         )
     except InvalidFlow as error:
         wire = rep_error(error.rep_code, error.message, details=error.details)
-        # Only the validation also checks the parameters of a flow that has other problems.
+        # Suggest the validation, because a run does not check the parameters of a flow that has other
+        # problems.
         remedy = "" if arguments.file is None else f"`hutch flow validate {arguments.file}` checks everything"
         raise RunRejected(EXIT_INVALID_FLOW, wire, remedy) from None
 

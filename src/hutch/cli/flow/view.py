@@ -23,7 +23,7 @@ FINISHED_STATES: tuple[StepState, ...] = ("succeeded", "failed", "skipped")
 TICK_SECONDS = 0.1
 _DRAW_SECONDS = 0.05
 # Maximum number of bytes that are shown of the runtime's stderr. Smaller than the buffer of a pipe, so that
-# writing does not block if nothing reads our stderr.
+# writing does not block if nothing reads the stderr of this process.
 MAX_STDERR_BYTES = 48 * 1024
 _BAR_WIDTH = 20
 _LEVELS = {"warning": "warning: ", "error": "error: "}

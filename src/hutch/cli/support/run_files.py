@@ -11,8 +11,8 @@ from hutch.session.files.model import File
 
 
 def read_input_files(paths: Sequence[Path], max_bytes: int) -> dict[str, bytes] | None:
-    """Returns contents by name, or None without paths. Reads little more than the limit, which `Hutch.run`
-    checks. Raises InvalidExecution.
+    """Returns contents by name, or None without paths. Reads at most one byte more than `max_bytes`, so that
+    `Hutch.run` refuses larger files. Raises InvalidExecution.
     """
     contents: dict[str, bytes] = {}
     left = max_bytes + 1

@@ -145,7 +145,7 @@ class FetchSession:
                 message = f"There was no answer within {self._limits.max_seconds:g} s (fetch_seconds)."
                 raise FetchError("timeout", message) from None
         except FetchError as error:
-            # The URL of a redirect may contain a secret.
+            # Redact the message, because the URL of a redirect may contain a secret.
             message = self.redactor.text(error.message)
             if self._log is not None:
                 self._log(message)

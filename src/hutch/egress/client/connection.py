@@ -106,7 +106,8 @@ class ClientConnection(asyncio.Protocol):
         if not exchange.is_reusable or self._transport.get_write_buffer_size() > 0 or self._is_closed:
             self.abort()
             return
-        # The exchange may have paused reading. Without reading, the end of the connection would go unnoticed.
+        # Resume reading if the exchange has paused it. Otherwise the end of the connection would go
+        # unnoticed.
         self._transport.resume_reading()
         self.idle_until = asyncio.get_running_loop().time() + _idle_seconds(exchange)
         self._on_free(self)

@@ -11,7 +11,8 @@ import msgspec
 from hutch.egress.addresses import Url
 from hutch.egress.client.models import FetchError, Headers, InjectedField
 
-# Decoding the names of a JSON object takes up to 40 ms for each MiB.
+# Maximum size of a JSON body to which fields are added. Decoding the names of a JSON object takes up to 40 ms
+# for each MiB.
 MAX_MERGED_BODY_BYTES = 1024 * 1024
 
 _FORM_TYPE = "application/x-www-form-urlencoded"
@@ -50,8 +51,8 @@ def merge_fields(
 
 
 def without_fields(url: Url, fields: Sequence[InjectedField]) -> Url:
-    """Removes the query fields that were added to a request from the URL that the server redirects to. Many
-    servers repeat the query in this URL, even if it leads to another host.
+    """Removes the added query fields from the URL of a redirect. Many servers repeat the query of the request
+    in this URL, even if it leads to another host.
     """
     path, mark, query = url.target.partition("?")
     added = {form for field in fields if field.place == "query" for form in _pair_forms(field)}
@@ -96,8 +97,8 @@ def _media_type(headers: Headers) -> str:
 
 
 def _has_pair(text: str, name: str) -> bool:
-    """Returns True if a query or form has a field with this name. Does not parse it, because parsing many
-    fields takes long.
+    """Returns True if a query or form has a field with this name. Does not parse the text, because parsing
+    many fields takes long.
     """
     names = "|".join(map(re.escape, (name, quote(name, safe=""), quote_plus(name))))
     return re.search(rf"(?:\A|&)(?:{names})(?:=|&|\Z)", text) is not None

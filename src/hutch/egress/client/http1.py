@@ -160,7 +160,8 @@ class HttpExchange:
             return
         self._has_head = True
         if self._has_no_body:
-            # The parser does not know that the request was HEAD, and would wait for a body.
+            # Complete the message here. The parser does not know that the request was HEAD, and would wait
+            # for a body.
             self.on_message_complete()
 
     def on_body(self, body: bytes) -> None:

@@ -93,7 +93,7 @@ class FetchResponse:
         except BadEncoding as error:
             raise self._fail(FetchError("protocol", f"The answer of {self._host}: {error}.")) from None
         except BaseException:
-            # After cancellation the state is undefined.
+            # Refuse further reads, because the state is undefined after a cancellation.
             self._failure = FetchError("closed", "The response was closed.")
             self.close()
             raise

@@ -161,7 +161,8 @@ class DnsServer:
         return await asyncio.shield(lookup)
 
     def _send(self, response: bytes, address: tuple[str, int]) -> None:
-        # The client may have closed its socket, or its buffer may be full. Then it asks again.
+        # If the client has closed its socket or its buffer is full, drop the response. A waiting client asks
+        # again.
         with contextlib.suppress(OSError):
             self._socket.sendto(response, address)
 

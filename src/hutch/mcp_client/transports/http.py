@@ -47,8 +47,9 @@ async def connect(
     results: LongResults,
     on_post_answered: Callable[[int, str], None],
 ) -> AsyncIterator[Any]:
-    """Connects and yields the SDK's pair of streams. `results` restores the results of the messages in them.
-    `on_post_answered` is called with the status code and the status line of the answer to a POST over SSE.
+    """Connects and yields the SDK's pair of streams. `results` restores the results of messages in these
+    streams. `on_post_answered` is called with the status code and the status line of the answer to a POST
+    over SSE.
     """
     own_auth = auth
     on_sse_post = on_post_answered if protocol == "sse" else None

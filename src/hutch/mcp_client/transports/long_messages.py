@@ -161,7 +161,7 @@ class EventStream(httpx2.AsyncByteStream):
         await asyncio.sleep(0)
         lines = event.split(b"\n", MAX_EVENT_LINES)
         await asyncio.sleep(0)
-        # Lines may end with a carriage return alone.
+        # Split again if a line ends with a carriage return alone, which is allowed.
         if any(b"\r" in line[:-1] for line in lines):
             lines = event.replace(b"\r", b"\n").split(b"\n", MAX_EVENT_LINES)
         if len(lines) > MAX_EVENT_LINES:

@@ -71,8 +71,7 @@ async def connect(
             loop.connect_read_pipe(lambda: output, prepare_pipe(process.stdout)),
             loop.connect_write_pipe(lambda: input, prepare_pipe(process.stdin)),
         )
-        # Shielded, because a cancellation while one pipe is being connected would leave it without an owner
-        # that closes it.
+        # Shielded, because a cancellation after only one pipe was connected would leave that pipe open.
         with anyio.CancelScope(shield=True):
             await connecting
         yield StdioReader(output, max_message_bytes, direct), StdioWriter(input), direct, process

@@ -1,4 +1,6 @@
-"""Translates failures of the installer into messages that are safe to show. They do not repeat its output."""
+"""Translates failures of the installer into messages that are safe to show, because they do not repeat the
+output of the installer.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ logger = logging.getLogger("hutch.npm")
 
 ExceededLimit = tree.TreeLimit | None
 
-# Limited, because the output contains responses of the registry.
+# Maximum size of the error output that is kept. It is limited, because it contains responses of the registry.
 MAX_ERROR_BYTES = 4096
 MAX_LINE_BYTES = 64 * 1024
 MEMORY_INTERVAL_SECONDS = 0.02

@@ -48,7 +48,7 @@ def assemble(target: Path, source: Path, manifest: LocalManifest, dependencies: 
         source.rename(installed)
         write_loader(target, name)
         return
-    # Deno runs no TypeScript inside of node_modules.
+    # Move the sources out of node_modules, because Deno runs no TypeScript there.
     source.rename(target / SOURCE_FOLDER)
     installed.symlink_to(Path(*[".."] * (1 + name.count("/")), SOURCE_FOLDER))
     write_loader(target, f"./{SOURCE_FOLDER}/{manifest.entry}")

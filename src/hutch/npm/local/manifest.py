@@ -122,8 +122,8 @@ def _is_in_registry(name: str, version: object) -> bool:
 
 
 def _find_entry(folder: Path, document: dict[str, Any], invalid: Any) -> tuple[str | None, str | None]:
-    """Returns the TypeScript file to import, or None if the package is imported by name, and a note for the
-    author, or None.
+    """Returns the TypeScript file to import and a note for the author. The file is None if the package is
+    imported by name. The note may be None.
     """
     declared, field = _declared_entry(document, invalid)
     found = _existing(folder, declared or "index.js", exact=field == "exports")

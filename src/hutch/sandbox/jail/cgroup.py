@@ -19,8 +19,8 @@ Version = Literal["v1", "v2"]
 # Name of a group. It contains pid namespace, pid and start time of its host, which tell whether the host
 # still runs.
 _NAME = re.compile(r"hutch-\d+-\d+-\d+-\d+")
-# Version 2 forbids processes in a group whose children have limits, so the host moves to a leaf group beside
-# them.
+# Version 2 forbids processes in a group whose children have limits. So the host moves to its own leaf group,
+# beside the groups of the jails.
 _HOST_LEAF = "hutch.host"
 _NEEDED = {"memory", "pids"}
 _counter = itertools.count(1)
@@ -97,8 +97,8 @@ class Cgroup:
             seen |= new
 
     def remove(self) -> bool:
-        """Removes the group. Returns False while a process in the group is still dying. Then the next
-        `create` tries again.
+        """Removes the group. Returns False while a process in the group is still dying. In that case, the
+        next `create` tries again.
         """
         done = sum(map(_remove, self._directories())) == len(self._directories())
         if not done and self not in self._leftover:

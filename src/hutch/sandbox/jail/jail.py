@@ -238,7 +238,7 @@ class Jail:
         scratch = self._scratch(launch)
         if scratch is None or not scratch.source:
             return
-        # The folder may be missing or in the process of being removed.
+        # Ignore a folder that is missing or is being removed.
         with contextlib.suppress(OSError), os.scandir(scratch.source) as entries:
             for entry in entries:
                 if entry.is_file(follow_symlinks=False):
@@ -295,7 +295,8 @@ def _check_launch(launch: Launch) -> None:
     if any("\0" in text for text in (*launch.argv, *mounted, launch.cwd)):
         raise InvalidExecution("launch", "a path or argument has a NUL character")
     for name, value in launch.env:
-        # NUL separates bubblewrap's arguments. Variables of the loader could inject code into Deno itself.
+        # Refuse NUL, which separates bubblewrap's arguments, and variables of the loader, which could inject
+        # code into Deno itself.
         if not name or "=" in name or "\0" in name + value or name.startswith(("LD_", "GLIBC_TUNABLES")):
             raise InvalidExecution("env", f"{name!r} cannot be set for a guest")
 

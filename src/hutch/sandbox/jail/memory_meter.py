@@ -53,11 +53,12 @@ class MemoryWatch:
                     self._statm_fds[pid] = os.open(f"/proc/{pid}/statm", os.O_RDONLY)
 
     def _anonymous_bytes(self, pid: int) -> int:
-        """Returns the memory of a process without mapped files. These are mostly Deno's binary, which all
-        processes share.
+        """Returns the memory of a process without mapped files, most of which are parts of Deno's binary that
+        all processes share.
         """
         try:
-            # The open file stays with this process even if its pid is reused.
+            # Read the file that is already open. Opening it by pid could open the file of another process
+            # that got the same pid.
             _, resident, shared, *_ = os.pread(self._statm_fds[pid], 256, 0).split()
         except (OSError, ValueError):
             self._forget(pid)

@@ -34,7 +34,8 @@ class NetnsListener:
     async def listen_with_dns(self, child_pid: int, port: int) -> tuple[socket.socket, socket.socket]:
         """Like `listen`, but also returns a datagram socket for the DNS queries of the jail.
 
-        It is at 127.0.0.1:53, where the C library sends its queries if there is no /etc/resolv.conf.
+        This socket is bound to 127.0.0.1:53, where the C library sends its queries if there is no
+        /etc/resolv.conf.
         """
         listener, dns = await self._open(child_pid, port, has_dns=True)
         return listener, dns

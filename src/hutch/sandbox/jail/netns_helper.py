@@ -61,7 +61,7 @@ def serve(libc: ctypes.CDLL, port: int, has_dns: bool, reply_fd: int, namespace:
 
 def bind(kind: socket.SocketKind, port: int) -> socket.socket:
     bound = socket.socket(socket.AF_INET, kind)
-    # The jail may not have brought up its loopback interface yet.
+    # Allow binding to a missing address, because the jail may not have brought up its loopback interface yet.
     bound.setsockopt(socket.IPPROTO_IP, _IP_FREEBIND, 1)
     bound.bind(("127.0.0.1", port))
     return bound

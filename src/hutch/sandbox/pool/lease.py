@@ -130,7 +130,7 @@ class Lease:
             timer = asyncio.get_running_loop().call_later(max_seconds, session.cancel)
         try:
             runner.on_output = run.on_output
-            # Sets the memory limit, so it must be called before the guest runs.
+            # Call this before the guest runs, because it sets the memory limit.
             runner.execution_started(session)
             if runner.requests is not None:
                 run.requests = runner.requests

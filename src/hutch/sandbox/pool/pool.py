@@ -138,8 +138,8 @@ class Pool:
         return Busy(message, retry_after=retry_after(len(self._waiters)))
 
     def _share_error(self, limit: str, message: str) -> RateLimited:
-        """Returns the error for an owner that has used up its share. It is not counted as `refused`, because
-        other owners can still run executions.
+        """Returns the error for an owner that has used up its share. This is not counted as `refused`,
+        because other owners can still run executions.
         """
         return RateLimited(message, retry_after=retry_after(len(self._waiters)), limit=limit)
 
@@ -173,7 +173,8 @@ class Pool:
         if runner.profile.has_preload and not runner.has_imported:
             self._drop_spares(runner.profile)
         if runner.is_used_up(result):
-            # Killing a process takes as long as a short execution, so the caller gets its result first.
+            # End the process later, because killing it takes as long as a short execution and the caller
+            # should get its result first.
             runner.unanswered_sessions.add("")
             self._call_soon(lambda: self._end(runner, "used"))
         elif session is not None and session.unresponsive and not session.done_received:
@@ -188,7 +189,9 @@ class Pool:
         self._serve_waiters(runner)
 
     def _drop_spares(self, profile: Profile) -> None:
-        """Ends the spares of a profile whose preload did not finish within a whole execution."""
+        """Ends all spares of a profile. Called if the preload took longer than a whole execution, so that
+        spares would not help.
+        """
         self.starter.spares.forget(profile)
         for spare in [*self.runners.warm.get(profile, ())]:
             self._end(spare, "idle")
@@ -207,7 +210,7 @@ class Pool:
         self.starter.start(profile)
 
     def reserve_start(self, profile: Profile) -> None:
-        """Starts one runner as soon as there is capacity. It takes precedence over runners for waiting
+        """Starts one runner as soon as there is capacity. This start takes precedence over starts for waiting
         executions, but does not evict other runners.
         """
         self.starter.reserve(profile)
@@ -308,8 +311,8 @@ class Pool:
 
     def _kept_for_newcomers(self, profile: Profile, holder: str) -> int:
         """Returns the number of unused runners that this holder must leave to newcomers, which are owners
-        that took no turn in the last round. It is one if several owners compete for the runners of a profile
-        that is kept warm.
+        that took no turn in the last round. The number is one if several owners compete for the runners of a
+        profile that is kept warm.
 
         A start takes as long as many executions, so a newcomer without a warm runner would wait for more than
         its own turn.
@@ -350,7 +353,7 @@ class Pool:
 
     def _may_skip(self, waiter: Waiter) -> bool:
         """Returns True if a runner may be free for a later waiter although none is free for this waiter, for
-        example because its owner has used up its share.
+        example because this waiter's owner has used up its share.
         """
         profile, owner = waiter.profile, waiter.owner
         holder = self.shares.holder(profile, owner)
@@ -378,7 +381,8 @@ class Pool:
 
         def end() -> None:
             if unanswered & runner.unanswered_sessions:
-                # The executions that have called no tool are started again. The others get this reason.
+                # Executions that have called no tool are started again. All others fail with the reason
+                # BLOCKED.
                 runner.multiplexer.mark_lost(BLOCKED)
                 self._end(runner, "silent")
 
@@ -450,7 +454,7 @@ class Pool:
         for profile, ready in [*self.runners.warm.items()]:
             surplus = len(ready) - self.starter.warm_target(profile)
             # With a preload, runners that have already served executions are at the start of the queue and
-            # are kept. The surplus is taken from its end.
+            # are kept. The surplus is taken from the end of the queue.
             for runner in list(reversed(ready) if profile.has_preload else ready)[: max(0, surplus)]:
                 if profile.has_preload or runner.idle_since < before:
                     self._end(runner, "idle")

@@ -27,19 +27,19 @@ class PoolShares:
         """Executions that wait for a runner, by owner."""
         self._settings = settings
         self._shared_executions = _shared_executions(settings)
-        # Separate turns, because they count different things: each execution takes its own single-use
+        # Single-use and shared processes have separate turns, because each execution takes its own single-use
         # process, but a shared process serves many executions.
         self._single_use_turns = OwnerTurns()
         self._shared_turns = OwnerTurns()
 
     def owner_key(self, owner: str) -> str:
         """Returns the owner of the shared processes that run executions of `owner`. If owners share
-        processes, it is the empty string for all of them.
+        processes, returns the empty string for every owner.
         """
         return "" if self._settings.owners_share else owner
 
     def holder(self, profile: Profile, owner: str) -> str:
-        """Returns the owner whose share a process for this owner counts against."""
+        """Returns the owner in whose share a process for `owner` is counted."""
         return owner if profile.engine_spec.own_process else self.owner_key(owner)
 
     def may_run(self, profile: Profile, owner: str) -> bool:

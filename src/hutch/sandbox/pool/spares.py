@@ -22,8 +22,9 @@ class SparePolicy:
         self._last_used: dict[Profile, float] = {}
 
     def record_use(self, profile: Profile, now: float) -> None:
-        """Records the use of a profile. If there are too many, drops the least recently used ones. The number
-        is limited because callers can create any number of profiles with different environment variables.
+        """Records the use of a profile. If there are too many profiles, drops the least recently used ones.
+        The number is limited because callers can create any number of profiles with different environment
+        variables.
         """
         if not profile.keep_spare:
             return

@@ -76,7 +76,7 @@ class RunnerStarter:
         self.fill()
 
     def reserve(self, profile: Profile) -> None:
-        """Starts one runner as soon as there is capacity. It takes precedence over runners for waiting
+        """Starts one runner as soon as there is capacity. This start takes precedence over starts for waiting
         executions, but does not evict other runners.
         """
         self._reserved.add(profile)

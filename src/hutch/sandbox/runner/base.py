@@ -83,7 +83,9 @@ class Runner(ABC):
 
     @property
     def owner_or_holder(self) -> str | None:
-        """Owner of a shared process, also while it is idle, or of the execution of a single-use process."""
+        """Owner of a shared process, even while the process is idle. For a single-use process, the owner of
+        its execution.
+        """
         return self.owner if self.owner is not None else self.holder
 
     def cpu_seconds(self) -> float | None:
@@ -105,8 +107,8 @@ class Runner(ABC):
         return b""
 
     async def collect(self) -> None:
-        """Called when an execution has ended without the runner's last message. Waits a short time for what
-        another machine knows about it.
+        """Called when an execution has ended without the runner's last message. A runner on another machine
+        waits a short time for the guest's output.
         """
         return
 

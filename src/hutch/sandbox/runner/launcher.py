@@ -133,7 +133,7 @@ class Launcher:
             return process
         except BaseException:
             if child:
-                # While it waits for --block-fd, a jail does not yet die with its parent.
+                # Kill the jail itself, because it does not die with its parent while it waits for --block-fd.
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child, signal.SIGKILL)
             if process is not None:

@@ -32,8 +32,8 @@ def with_output(result: Result, output: bytes | bytearray, limits: Limits) -> Re
 
 
 def _split_console_line(line: str) -> tuple[list[str], list[str] | None]:
-    """Splits a line into output that the guest wrote directly, which may precede a console line without a
-    line break, and console output. The console output is None if some of it was dropped.
+    """Splits a line into direct output of the guest and console output. A console line may follow direct
+    output without a line break. The console output is None if some of it was dropped.
     """
     direct, mark, encoded = line.rpartition(CONSOLE_MARK)
     if not mark:

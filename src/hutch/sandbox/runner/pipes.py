@@ -100,7 +100,7 @@ class RunnerListener:
         try:
             connection, _ = self._socket.accept()
         except OSError:
-            # No descriptor is free, or the client is gone.
+            # Try again later: no descriptor is free, or the client has closed the connection.
             self._retry = self._loop.call_later(_ACCEPT_RETRY_SECONDS, self._start_accepting)
             return
         connection.setblocking(False)

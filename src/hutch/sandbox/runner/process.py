@@ -272,7 +272,7 @@ class RunnerProcess(Runner):
             self._watch = self._meter.watch(self.pid, allowed, self._memory_exceeded)
 
     def execution_ended(self, result: Result, session: AnySession) -> Result:
-        """Adds output that the guest wrote directly to stdout or stderr to the logs, within the limits."""
+        """Adds the guest's direct output on stdout and stderr to the logs, within the limits."""
         self.idle_since = self._loop.time()
         if not self.profile.engine_spec.own_process:
             return result
@@ -454,7 +454,7 @@ class RunnerProcess(Runner):
         if self.executions and self.on_output is not None:
             self.on_output(stream, data)
         else:
-            # Output before the first execution explains a failed start.
+            # Keep output from before the first execution, because it explains a failed start.
             self._store_output(data)
 
 
@@ -466,11 +466,11 @@ def open_multiplexer(profile: Profile, channel: Channel, *, extra_seconds: float
     return Multiplexer(
         channel,
         codes=GUEST_CODES if spec.own_process else RUNNER_CODES,
-        # The start includes the package import. If that does not finish, the execution has timed out; it is
-        # not a failed start.
+        # With a preload, the start includes the package import and has no limit of its own. If the import
+        # does not finish, the execution has timed out.
         start_seconds=0.0 if profile.has_preload else START_TIMEOUT_SECONDS,
         backstop_seconds=BACKSTOP_SECONDS + extra_seconds if spec.enforces_timeout else 0.0,
-        # A package may take long to import.
+        # With a preload, silence is not limited, because a package may take long to import.
         max_silence_seconds=0.0 if profile.has_preload else MAX_SILENCE_SECONDS + extra_seconds,
         send_now=channel.send_now if isinstance(channel, LowLatencyChannel) else None,
     )

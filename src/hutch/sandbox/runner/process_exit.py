@@ -32,7 +32,7 @@ class ProcessExit(msgspec.Struct, frozen=True):
 
     def end(self, session: AnySession, profile: Profile, *, has_imported: bool) -> None:
         """Ends the session of a single-use process. `has_imported`: the profile's preload has finished."""
-        # Importing a package runs its code.
+        # An import counts as a start of the guest, because it runs the package's code.
         has_begun = session.started or (profile.has_preload and not has_imported)
         was_killed = self.signal is not None and not has_begun
         if (

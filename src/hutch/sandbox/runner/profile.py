@@ -68,10 +68,10 @@ _ENGINE_SPECS: dict[str, EngineSpec] = {
         has_neighbours=True,
         can_suspend=True,
         polls_wakeup_file=True,
-        # Guests recurse on JSPI stacks. With V8's default size, they reach about half of the depth that
-        # QuickJS allows.
-        # An unlimited young generation grows by tens of MB before it is collected.
-        # Optimising QuickJS costs V8 100 ms of a core, too much for a single execution.
+        # Stack size: guests recurse on JSPI stacks, and with V8's default size they reach about half of the
+        # depth that QuickJS allows. Semi-space size: an unlimited young generation grows by tens of MB before
+        # it is collected. Tiering budget: optimising QuickJS costs V8 100 ms of a core, too much for a single
+        # execution.
         v8_flags=(
             "--expose-gc",
             "--wasm-stack-switching-stack-size=2000",
@@ -79,8 +79,8 @@ _ENGINE_SPECS: dict[str, EngineSpec] = {
             "--wasm-tiering-budget=130000000",
         ),
     ),
-    # V8's heap limit is so high that the cgroup or the memory meter acts first. A crash of V8 proves nothing,
-    # because a guest could fake it.
+    # V8's heap limit is so high that the cgroup or the memory meter acts first. A crash of V8 would not prove
+    # that a guest exceeded its limit, because a guest could fake the crash.
     "deno": EngineSpec(
         "deno",
         "deno.js",

@@ -84,8 +84,8 @@ class PostgresDatabase:
         async with self._connection() as connection:
             try:
                 async with connection.transaction():
-                    # Turn off compilation and parallel processes, which take longer than a search: it reads
-                    # few rows of a long table.
+                    # Turn off compilation and parallel processes. Their start takes longer than a search,
+                    # which reads few rows of a long table.
                     milliseconds = int(max_seconds * 1000)
                     await connection.execute(
                         f"SET LOCAL statement_timeout = {milliseconds}; SET LOCAL jit = off;"
@@ -121,7 +121,7 @@ class PostgresDatabase:
     async def listen(self, channel: str, on_message: Callable[[], None]) -> None:
         async with self._unlimited_connection() as connection:
             await connection.execute(f"LISTEN {channel}".encode())
-            # A message before LISTEN is lost.
+            # Call it once at the start, because messages that were sent before LISTEN are lost.
             on_message()
             async for _ in connection.notifies():
                 on_message()

@@ -68,8 +68,8 @@ class SqliteDatabase:
         try:
             await database._run_in(database._writer_thread, database._open)
         except BaseException:
-            # After a cancellation, the writer thread still finishes `_open`. Then this closes the connections
-            # that it opened.
+            # After a cancellation, the writer thread still finishes `_open`. Let it close the connections
+            # after that.
             database._writer_thread.submit(database._close_connections)
             database._writer_thread.shutdown(wait=False)
             database._reader_thread.shutdown(wait=False)
@@ -232,8 +232,9 @@ class SqliteDatabase:
     def _create_file(self) -> None:
         """Creates the file with access for its owner only. SQLite gives the WAL files the same mode.
 
-        Never opens an existing file: closing it would drop the POSIX locks of all connections that this
-        process has to it, and then another process that ends would delete the WAL that they write to.
+        Never opens an existing file. Closing it would drop the POSIX locks that this process's connections
+        hold on the file. If another process then closed its last connection, it would delete the WAL while
+        these connections still use it.
         """
         try:
             self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

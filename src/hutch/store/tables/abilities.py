@@ -67,7 +67,7 @@ _CAMEL_CASE_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-
 
 def _ability_from_row(row: Values) -> Ability:
     values = dict(zip(_FIELDS, row, strict=True))
-    # SQLite has no booleans.
+    # Convert numbers to booleans, because SQLite has no booleans.
     values["shared"] = bool(values["shared"])
     values["requires_dynamic_headers"] = bool(values["requires_dynamic_headers"])
     return Ability(**values)

@@ -30,7 +30,7 @@ class QuotaTable:
         return {subject: _decode(subject, text) for subject, text in rows}
 
     async def set(self, subject: str, quota: Quota) -> None:
-        """Replaces the quota of a subject. An empty quota removes it."""
+        """Replaces the quota of a subject. An empty quota removes the row."""
         if quota == Quota():
             sql = "DELETE FROM quotas WHERE subject = :subject"
         else:
@@ -64,7 +64,7 @@ class QuotaTable:
         self._write_behind.add_usage(subject, day, usage)
 
     async def prune(self, before: str) -> None:
-        """Deletes the usage of days before this one."""
+        """Deletes the usage of days before the day `before`."""
         sql = "DELETE FROM usage_days WHERE day < :before"
         await self._database.write(SqlStatement(sql, {"before": before}))
 

@@ -20,12 +20,12 @@ from hutch.store.models import RunRow
 MAX_SCANNED = 5_000
 """Maximum number of rows that one search reads, and maximum number of rows that a count reads."""
 MAX_SCANNED_OF_OWNER = 1_000
-"""The same for filters that the index of an owner does not answer. The rows of an owner are scattered over
-the table, so reading one takes several times longer than reading neighbouring rows.
+"""Like MAX_SCANNED, for filters that the index of an owner does not answer. The rows of an owner are
+scattered over the table, so reading one takes several times longer than reading neighbouring rows.
 """
 MAX_SCANNED_SLOWLY = 500
-"""The same for a search for text, a tool or a host, which takes many times longer for each row: a text is
-compared with several columns, and tools and hosts are in another table.
+"""Like MAX_SCANNED, for a search for text, a tool or a host, which takes many times longer for each row: a
+text is compared with several columns, and tools and hosts are in another table.
 """
 SEARCH_SECONDS = 2.0
 """Time limit of one statement. MAX_SCANNED rows take much less, so only a busy machine reaches it."""
@@ -200,7 +200,7 @@ class RunSearch:
         column = _SORT_COLUMNS[query.sort]
         table = "r"
         if _target(query):
-            # The table of tools and hosts has both columns, so its runs need not be read.
+            # Read the table of tools and hosts instead of the runs, because it has both columns.
             source, table = "run_targets AS t", "t"
         sql = f"""
             SELECT {table}.{column}, {table}.run_id FROM {source} WHERE {index.sql}
@@ -316,7 +316,7 @@ def _choose_index(query: RunQuery, index: _Conditions) -> set[str]:
     if "completed" not in query.ended:
         index.add("r.outcome <> 'ok'")
         if query.ended == {"failed"}:
-            # Few runs are suspended, so walking over them is cheap.
+            # The index also contains suspended runs. They are few, so skipping them is cheap.
             index.add("r.outcome <> 'suspended'")
         if "failed" in query.ended:
             used.add("ended")

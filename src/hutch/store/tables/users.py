@@ -31,7 +31,8 @@ def _user_from_row(row: Values) -> User:
     return User(id=id, name=name, data_key=data_key, created_at=created_at)
 
 
-# A queued run that is running now ends, because its user does not exist any more.
+# Tables of the queue from which the rows of a removed user are deleted. A run in progress
+# ends too.
 _QUEUE_TABLES = (
     "schedules",
     "triggers",

@@ -90,7 +90,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     question: str
     decision: str | None
     held_until: str | None
-    """Time until which a server makes the approved call."""
+    """Time until which a server holds the call to make it, if the call was approved."""
 
 
 class CheckpointTable:
@@ -224,7 +224,9 @@ class CheckpointTable:
         return changed.row_count == 1
 
     async def request_cancel(self, run_id: str, owner: str) -> bool:
-        """Requests the cancellation of a run that a process continues. Returns False if no process does."""
+        """Requests the cancellation of a run that a process continues. Returns False if no process continues
+        the run.
+        """
         sql = """
             UPDATE checkpoints SET cancel_requested_at = :now
             WHERE run_id = :run_id AND owner = :owner AND state IN ('running', 'called')
@@ -241,7 +243,7 @@ class CheckpointTable:
     async def extend(
         self, holder: str, held_until: str, run_ids: Sequence[str], call_ids: Sequence[str]
     ) -> None:
-        """Extends the time for which a process holds runs, and approved calls that it makes."""
+        """Extends the time for which a process holds its runs and the approved calls that it is making."""
         statements = [
             SqlStatement(
                 f"UPDATE {table} SET held_until = :held_until WHERE holder = :holder AND {column} IN :ids",
@@ -270,17 +272,17 @@ class CheckpointTable:
         await self._database.write(SqlStatement(sql, {"run_id": run_id, "owner": owner}))
 
     async def answer(self, run_id: str, answers: Mapping[str, bytes], max_bytes: int) -> list[str]:
-        """Stores the results of pending calls, in one transaction, and counts them as part of the run, which
-        may have `max_bytes`. Returns the ids of the calls that do not exist, have a result, which is not
-        changed, or whose result is too large for the run.
+        """Stores the results of pending calls in one transaction. Their sizes count as part of the run, which
+        may have at most `max_bytes`. Returns the ids of calls whose result was not stored: the call does not
+        exist or already has a result, or the result is too large for the run.
         """
         statements = []
         for call_id, answer in answers.items():
             text = await self._encryption.encrypt_bytes(answer, *_answer_context(run_id, call_id))
             call = {"run_id": run_id, "call_id": call_id}
             is_missing = "run_id = :run_id AND call_id = :call_id AND answer IS NULL"
-            # The first statement locks the row of the run, so that several results at once are all counted.
-            # The last one undoes it for a result that was not stored.
+            # The first statement counts the size and locks the row of the run, so that concurrent results are
+            # all counted. The last statement subtracts the size again if the result was not stored.
             statements += [
                 SqlStatement(
                     "UPDATE checkpoints SET bytes = bytes + :bytes WHERE run_id = :run_id"
@@ -409,11 +411,12 @@ class CheckpointTable:
         *,
         is_dead: bool = False,
     ) -> bool:
-        """Stores the parts of the result of a run that `holder` has continued to its end or, with None, of a
-        suspended run, and deletes its state. With `is_dead`, only if the holder has not extended its hold.
-        Returns False if there is no such run.
+        """Stores the parts of a run's result and deletes the state of the run. The run must be held by
+        `holder` or, with None, be suspended. With `is_dead`, also requires that the holder has not extended
+        its hold. Returns False if there is no such run.
         """
-        # The column has a text that no other result has, and the result itself is in parts.
+        # Ciphertext for the column `result`. It is unique, so the other statements apply only if this call
+        # has ended the run. The result itself is stored in parts.
         mark = await self._encryption.encrypt("in parts", *_result_context(run_id))
         texts = [
             await self._encryption.encrypt_bytes(part, *_result_context(run_id, number, len(result)))
@@ -467,9 +470,9 @@ class CheckpointTable:
         return int((await self._database.scan(sql, owner=owner, run_id=other_than))[0][0])
 
     async def with_answers(self, bundle: str, protocols: Collection[str]) -> list[CheckpointRow]:
-        """Returns runs that can continue, because a call has got a result or they wait for no later result.
-        They are suspended, or were continued by a process that died before they called a tool. Only includes
-        runs of this guest bundle and these protocols.
+        """Returns runs that can continue, because a call has a result or was in flight, or because no call is
+        pending. They are suspended, or a process that continued them has died before they called a tool. Only
+        includes runs of this guest bundle and these protocols.
         """
         columns = ", ".join(f"c.{name}" for name in _FIELDS)
         sql = f"""

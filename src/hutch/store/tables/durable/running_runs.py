@@ -24,8 +24,8 @@ class RunningRunTable:
         self._database = database
 
     async def put(self, holder: str, runs: Sequence[NewRun]) -> None:
-        """Adds or replaces runs that the process `holder` executes. `runs` are the records to store if it
-        dies, without contents.
+        """Adds or replaces runs that the process `holder` executes. `runs` are the records, without contents,
+        to store if this process dies.
         """
         sql = """
             INSERT INTO running_runs (run_id, holder, seen_at, record)

@@ -54,7 +54,7 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     bundle: str
     turn: int = 0
     version: str = msgspec.field(default_factory=new_id)
-    """Random, changes with each write."""
+    """Random value that changes with each write."""
     holder: str | None = None
     held_until: str | None = None
     created_at: str = msgspec.field(default_factory=now)
@@ -100,8 +100,8 @@ class SessionTable:
         return int((await self._database.scan(sql, owner=owner))[0][0])
 
     async def state(self, row: SessionRow, turn: int) -> tuple[builtins.list[bytes], dict[int, int]]:
-        """Returns the parts of the state after a turn, none if it is not stored, and the sizes of all stored
-        states by their turns. Raises VaultError.
+        """Returns the parts of the state after a turn, and the sizes of all stored states by turn. There are
+        no parts if this state is not stored. Raises VaultError.
         """
         sql = """
             SELECT turn, LENGTH(data), CASE WHEN turn = :turn THEN data END FROM session_parts
@@ -126,9 +126,9 @@ class SessionTable:
         holder: str,
         previous: str,
     ) -> bool:
-        """Stores the states after some turns, in parts, and deletes those of all turns but `kept`. `row` has
-        the new version, and the holder from now on. Returns False if another process has used the session
-        since the version `previous`.
+        """Stores the states after some turns, in parts, and deletes the states of all turns that are not in
+        `kept`. `row` contains the new version and the new holder. Returns False if another process has used
+        the session since the version `previous`.
         """
         fields = msgspec.structs.asdict(row)
         values = {**fields, "holder": holder, "next_holder": row.holder, "previous": previous}
@@ -162,7 +162,9 @@ class SessionTable:
         return results[0].row_count == 1
 
     async def extend(self, session_key: str, holder: str, held_until: str) -> bool:
-        """Extends the time for which a process holds a session. Returns False if it does not hold it."""
+        """Extends the time for which a process holds a session. Returns False if the process does not hold
+        the session.
+        """
         sql = """
             UPDATE sessions SET held_until = :held_until
             WHERE session_key = :session_key AND holder = :holder

@@ -16,7 +16,9 @@ class StoredValueTable:
         self._encryption = encryption
 
     async def add(self, owner: str, name: str, data: bytes, expires_at: str, max_bytes: int) -> None:
-        """Stores a value. Deletes the oldest values of the owner while all have more than `max_bytes`."""
+        """Stores a value. Deletes the owner's oldest values until all of them together have at most
+        `max_bytes`.
+        """
         key = {"owner": owner, "name": name}
         parts = [data[start : start + PART_BYTES] for start in range(0, len(data), PART_BYTES)]
         encrypted = [
@@ -52,7 +54,9 @@ class StoredValueTable:
         )
 
     async def get(self, owner: str, name: str) -> bytes | None:
-        """Returns a value; None if the owner has none with this name or it expired. Raises VaultError."""
+        """Returns a value, or None if the owner has no value with this name or the value has expired. Raises
+        VaultError.
+        """
         sql = """
             SELECT p.data FROM stored_value_parts p
             JOIN stored_values v ON v.owner = p.owner AND v.name = p.name

@@ -80,7 +80,8 @@ class EndOfRun(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str
     result: bytes
     delivery: SqlStatement | None = None
-    """Adds the message. It must have no effect unless the run has ended with this generation."""
+    """Statement that adds the message. It must have no effect unless the run has ended with this generation.
+    """
 
 
 _FIELDS = tuple(QueuedRunRow.__struct_fields__)
@@ -152,7 +153,9 @@ class QueuedRunTable:
     # --- adding ---
 
     async def encrypt(self, run: NewQueuedRun) -> dict[str, Any]:
-        """Returns the values of a row. Encrypts the request, so that adding many rows takes little time."""
+        """Returns the values of a row, with the request and the webhook encrypted. Call this before the
+        transaction that adds the rows, so that the transaction is short.
+        """
         row = run.row
         webhook = None
         if run.webhook is not None:
@@ -213,7 +216,9 @@ class QueuedRunTable:
     async def take_over(
         self, run_id: str, generation: int, holder: str, lease_ms: int
     ) -> QueuedRunRow | None:
-        """Takes a run whose lease has expired. Returns None if it was renewed, or taken by another server."""
+        """Takes a run whose lease has expired. Returns None if the lease was renewed or another server has
+        taken the run.
+        """
         values = {"run_id": run_id, "generation": generation, "holder": holder, "lease_ms": lease_ms}
         (changed,) = await self._database.write(SqlStatement(_TAKE_OVER, values))
         return _row(changed.rows[0]) if changed.rows else None
@@ -227,7 +232,7 @@ class QueuedRunTable:
 
     async def renew(self, held: Mapping[str, int], lease_ms: int) -> tuple[set[str], set[str]]:
         """Renews leases, given by run and generation. Returns the runs that this server still holds, and
-        those of them that shall be cancelled.
+        those among them whose cancellation was requested.
         """
         sql = f"""
             UPDATE queued_runs SET held_until = clock_ms() + :lease_ms WHERE {_IS_HELD}
@@ -253,7 +258,7 @@ class QueuedRunTable:
         return changed.row_count == 1
 
     async def pulse(self) -> QueuePulse:
-        """Returns what there is to do, with one query."""
+        """Returns which kinds of work wait in the queue, with one query."""
         sql = """
             SELECT EXISTS (SELECT 1 FROM queued_runs WHERE state = 'queued'),
                 (SELECT MIN(due_at) FROM queued_runs WHERE state = 'delayed') - clock_ms(),
@@ -310,7 +315,7 @@ class QueuedRunTable:
 
     async def end(self, run_id: str, generation: int, end: EndOfRun, *, is_waiting: bool = False) -> bool:
         """Stores the result of a run that this server holds or, with `is_waiting`, of one that has not
-        started. Returns False if it is not in that state any more.
+        started. Returns False if the run is no longer in that state.
         """
         condition = "run_id = :run_id AND generation = :generation"
         states = "('delayed', 'queued')" if is_waiting else "('running')"
@@ -331,13 +336,13 @@ class QueuedRunTable:
         return changed[0].row_count == 1
 
     async def request_cancel(self, run_id: str) -> bool:
-        """Asks the server that holds a run to cancel it. Returns False if no server does."""
+        """Asks the server that holds a run to cancel it. Returns False if no server holds the run."""
         sql = "UPDATE queued_runs SET is_cancelled = TRUE WHERE run_id = :run_id AND state = 'running'"
         (changed,) = await self._database.write(SqlStatement(sql, {"run_id": run_id}))
         return changed.row_count == 1
 
     async def revive(self, run_id: str) -> bool:
-        """Queues a dead letter again, with all its attempts. Returns False if it is not one."""
+        """Queues a dead letter again, with all attempts. Returns False if the run is not a dead letter."""
         sql = """
             UPDATE queued_runs SET state = 'queued', attempts = 0, has_effects = FALSE, is_cancelled = FALSE,
                 generation = generation + 1, due_at = clock_ms(), deadline_at = NULL, ended_at = NULL,
@@ -348,7 +353,7 @@ class QueuedRunTable:
         return changed.row_count == 1
 
     async def discard(self, run_id: str) -> bool:
-        """Turns a dead letter into an ended run. Returns False if it is not one."""
+        """Turns a dead letter into an ended run. Returns False if the run is not a dead letter."""
         sql = "UPDATE queued_runs SET state = 'ended' WHERE run_id = :run_id AND state = 'dead'"
         (changed,) = await self._database.write(SqlStatement(sql, {"run_id": run_id}))
         return changed.row_count == 1
@@ -390,7 +395,7 @@ class QueuedRunTable:
         return await self._encryption.decrypt_bytes(rows[0][0], *_context("result", run_id))
 
     async def webhook(self, run_id: str) -> bytes | None:
-        """Returns the webhook of a run as JSON text; None if it has none. Raises VaultError."""
+        """Returns the webhook of a run as JSON text, or None if the run has no webhook. Raises VaultError."""
         sql = "SELECT webhook FROM queued_runs WHERE run_id = :run_id AND webhook IS NOT NULL"
         rows = await self._database.read(sql, run_id=run_id)
         if not rows:
@@ -426,7 +431,7 @@ class QueuedRunTable:
         try:
             text = await self._encryption.decrypt_bytes(request, *_context("request", row.run_id))
         except VaultError as error:
-            # The other runs that were taken with it must not wait for this one.
+            # Return the problem instead of raising it, so that the other runs of the same batch can start.
             return TakenRun(row, b"", now, str(error))
         return TakenRun(row, text, now)
 

@@ -38,7 +38,7 @@ class StarterRow(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     owner: str
     scopes: str | None = None
-    """JSON list of the scopes of the key that added it; None for the operator."""
+    """JSON list of the scopes of the API key that added the row; None if the operator added it."""
     name: str
     target_kind: TargetKind
     target: str

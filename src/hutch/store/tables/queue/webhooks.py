@@ -51,7 +51,7 @@ class DeliveryRow(msgspec.Struct, frozen=True, kw_only=True):
 class TakenDelivery(msgspec.Struct, frozen=True):
     row: DeliveryRow
     message: bytes | None
-    """None if it cannot be decrypted."""
+    """Message to send, or None if it cannot be decrypted."""
     now: int
     """Time of the database when the message was taken."""
 
@@ -102,7 +102,7 @@ class WebhookTable:
         return (await self._database.read(sql))[0][0]  # type: ignore[no-any-return]
 
     async def take(self, ids: Sequence[str], holder: str, lease_ms: int) -> builtins.list[TakenDelivery]:
-        """Takes messages that no other server sends."""
+        """Takes due messages for the server `holder`. Leaves out messages that another server is sending."""
         sql = f"""
             UPDATE webhook_deliveries SET holder = :holder, held_until = clock_ms() + :lease_ms
             WHERE id IN (
@@ -119,7 +119,7 @@ class WebhookTable:
             try:
                 text = await self._encryption.decrypt_bytes(message, *_context(row.id))
             except VaultError:
-                # The other messages that were taken with it must not wait for this one.
+                # Return None instead of raising the error, so that the other messages can be sent.
                 text = None
             taken.append(TakenDelivery(row, text, now))
         return taken
@@ -137,7 +137,7 @@ class WebhookTable:
         await self._database.write(SqlStatement(sql, values))
 
     async def send_again(self, id: str, days_ms: int) -> bool:
-        """Sends a message again now, and until it is delivered or the time is over."""
+        """Makes a message due now. It is retried until it is delivered or `days_ms` have passed."""
         sql = """
             UPDATE webhook_deliveries SET state = 'pending', next_at = clock_ms(), held_until = 0,
                 gives_up_at = clock_ms() + :days_ms
@@ -188,7 +188,7 @@ class WebhookTable:
         return await self._encryption.decrypt(rows[0][0], *_secret_context(owner)) if rows else None
 
     async def put_secret(self, owner: str, secret: str, *, replaces: bool) -> None:
-        """Stores the secret of an owner. Without `replaces`, an existing one stays."""
+        """Stores the secret of an owner. Without `replaces`, an existing secret stays."""
         action = "DO UPDATE SET secret = excluded.secret, created_at = excluded.created_at"
         sql = f"""
             INSERT INTO webhook_secrets (owner, secret, created_at) VALUES (:owner, :secret, clock_ms())
