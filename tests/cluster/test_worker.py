@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+from tests.cluster.test_node import RecordingConnection
 from tests.support.network.clusters import (
     FrontApp,
     NatsServer,
@@ -18,9 +20,14 @@ from tests.support.network.clusters import (
 from tests.support.processes import descendants, is_runner
 from tests.support.waiting import eventually
 
+from hutch.cluster.encryption import NodeKey
+from hutch.cluster.link import LINK_ID_BYTES, hello_packet
+from hutch.cluster.node import Node
+from hutch.cluster.worker import Worker, WorkerTraits
 from hutch.kernel.execution import Execution
 from hutch.sandbox.runner.profile import profile_for
 from hutch.session.run import RunHandle, RunLog
+from hutch.settings import Settings
 
 MIB = 2**20
 
@@ -158,3 +165,26 @@ async def test_stateful_session_keeps_its_variables(front: FrontApp) -> None:
 async def test_worker_ends_the_processes_of_its_executions(front: FrontApp, worker: WorkerProcess) -> None:
     await front.run("1", "deno")
     await eventually(lambda: not any(is_runner(pid, "deno.js") for pid in descendants(worker.pid)))
+
+
+async def test_machines_without_the_secret_are_logged_once_a_minute(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection: Any = RecordingConnection()
+    unused: Any = None
+    node = Node(Settings(cluster_secret="s" * 32), connection, "1.0.0")
+    worker = Worker(node, unused, unused, WorkerTraits("container", "bundle"))
+    key = NodeKey()
+
+    def send_hellos() -> int:
+        for _ in range(10):
+            id = os.urandom(LINK_ID_BYTES)
+            stranger = key.link_keys(node.key.public, "another secret", id).to_worker
+            worker._receive(hello_packet(id, key.public, stranger, b"content"))
+        return caplog.text.count("without the cluster's secret")
+
+    assert send_hellos() == 1
+    monkeypatch.setattr("hutch.cluster.worker.STRANGER_SECONDS", 0.0)
+    assert send_hellos() == 11
+    assert worker.lease_count == 0
+    assert connection.sent == []

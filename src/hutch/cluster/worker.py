@@ -49,6 +49,8 @@ MIN_ANNOUNCE_SECONDS = 0.05
 # Maximum number of stored ids of links, so that a recorded hello that is sent again opens no link.
 MAX_USED_LINKS = 100_000
 MAX_ANNOUNCED_PACKAGES = 64
+# Machines without the cluster's secret are logged at most this often, because each packet may be from one.
+STRANGER_SECONDS = 60.0
 
 MadeProfile = tuple[Profile, PackageDetails | None]
 
@@ -94,6 +96,7 @@ class Worker:
         self._used: Counter[PlaceKind] = Counter()
         self._is_draining = False
         self._announced_at = 0.0
+        self._stranger_logged_at = -STRANGER_SECONDS
         self._announce_timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
@@ -238,7 +241,7 @@ class Worker:
             return
         content = open_hello(packet, public_key, keys.to_worker)
         if content is None:
-            logger.warning("a machine without the cluster's secret tried to use this worker")
+            self._log_stranger()
             return
         hello = messages.decode(content, Hello)
         self._used_links[link_id] = None
@@ -264,6 +267,12 @@ class Worker:
         )
         front.requests = RelayedRequests(front.link)
         self._fronts[hello.front] = self._links[link_id] = front
+
+    def _log_stranger(self) -> None:
+        now = monotonic()
+        if now - self._stranger_logged_at >= STRANGER_SECONDS:
+            self._stranger_logged_at = now
+            logger.warning("a machine without the cluster's secret tried to use this worker")
 
     def _link_lost(self, front: FrontLink, reason: str) -> None:
         logger.warning("the link to the front %s is lost: %s", front.hello.node, reason)
