@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from hutch.kernel.execution import Execution
     from hutch.session.run import RunHandle
 
-HEADER = b"x-run-id"
+RUN_ID_HEADER = "X-Run-Id"
+_RAW_HEADER = RUN_ID_HEADER.lower().encode()
 MAX_LISTED_IDS = 50
 
 _ids: ContextVar[list[str] | None] = ContextVar("hutch_run_ids", default=None)
@@ -47,8 +48,8 @@ class RunIdHeaders:
         async def send_with_ids(message: Message) -> None:
             if message["type"] == "http.response.start" and ids:
                 headers = list(message.get("headers", ()))
-                if not any(name.lower() == HEADER for name, _ in headers):
-                    headers.append((HEADER, ", ".join(ids).encode("latin-1", "replace")))
+                if not any(name.lower() == _RAW_HEADER for name, _ in headers):
+                    headers.append((_RAW_HEADER, ", ".join(ids).encode("latin-1", "replace")))
                     message = {**message, "headers": headers}
             await send(message)
 

@@ -18,6 +18,7 @@ from hutch.http.auth import AccessControl
 from hutch.http.endpoint import HttpProtocol, RequestContext
 from hutch.http.errors import ERROR_KINDS, ApiError
 from hutch.http.lifecycle import cancel_on_disconnect
+from hutch.http.middleware.run_headers import RUN_ID_HEADER
 from hutch.http.requests import JsonBodyReader
 from hutch.http.run_results import result_json
 from hutch.http.sse import EventBuffer, encode_event, event_stream
@@ -43,7 +44,6 @@ PROTOCOL = "execbox"
 # Scope that users need in every protocol to call tools of the operator's MCP servers.
 SERVERS_SCOPE = "toolscript"
 PATH = "/run"
-RUN_ID_HEADER = "X-Run-Id"
 MAX_LABEL_CHARS = 200
 
 ProvideTools = Callable[[], Awaitable[tuple[Sequence[Provider], Mapping[str, str]]]]

@@ -11,8 +11,9 @@ import msgspec
 
 from hutch.http.auth import key_advice
 from hutch.http.errors import ApiError
+from hutch.http.middleware.run_headers import RUN_ID_HEADER
 from hutch.protocols.runs.events import RETRY_HINT, LiveEvents, encoded_events
-from hutch.protocols.runs.responses import JsonBody, ended_detail, timestamp
+from hutch.protocols.runs.responses import JsonBody, ended_detail, ended_entry, timestamp
 from hutch.queue.requests import OPTION_NAMES, REPLAYED_HEADER, parse_options, queue_caller
 from hutch.store.models import RunRow
 from hutch.store.tables.run_search import status_of
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.5
 """Interval at which a follower looks whether a queued run has started."""
-RUN_ID_HEADER = "X-Run-Id"
 _ENGINES = {"tool": "npm", "script": "script", "flow": "hutch"}
 _RUN_FIELDS = {"async", "kind", "request"}
 
@@ -69,8 +69,6 @@ class QueuedRun:
 
     @property
     def entry(self) -> dict[str, Any]:
-        from hutch.protocols.runs.responses import ended_entry
-
         return {**ended_entry(self._row, self._details), **self._open}
 
 

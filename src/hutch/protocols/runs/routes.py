@@ -18,6 +18,7 @@ from hutch.http.auth import AccessControl, key_advice
 from hutch.http.endpoint import HttpProtocol, RequestContext
 from hutch.http.errors import ApiError
 from hutch.http.lifecycle import cancel_on_disconnect
+from hutch.http.middleware.run_headers import RUN_ID_HEADER
 from hutch.http.requests import JsonBodyReader, query_flag, query_integer
 from hutch.http.routing import PrefixRoute
 from hutch.http.run_results import result_json
@@ -46,7 +47,6 @@ from hutch.session.tools.provider import Provider
 from hutch.store.models import FlowRunHead, RunRow
 from hutch.store.store import Store
 
-RUN_ID_HEADER = "X-Run-Id"
 # Protocols of runs from the command line and from Python. They have no scope, so all keys may see these runs.
 _PROTOCOLS_OF_ALL_KEYS = ("cli", "python")
 
